@@ -1,0 +1,68 @@
+# Every target sets up what it needs. PYTHON picks the interpreter, TORCH the build of torch that is installed first
+# (another package asking for torch would otherwise pull whatever is newest).
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check lint types derived format bench proto clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+
+$(VENV)/.torch: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/.torch
+	$(BIN)/python -m pip install --quiet --group demo --editable '.[server,trainer]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --group dev --editable '.[server,trainer]'
+	@touch $@
+
+DEMO_ARGS ?=
+
+demo: $(VENV)/.demo  ## set up, then watch a small language model learn arithmetic through the data plane (about 4 minutes)
+	$(BIN)/python examples/grpo/run.py $(DEMO_ARGS)
+
+test: check $(VENV)/.dev  ## set up, lint, check types, run the tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-slow: $(VENV)/.dev  ## the long versions: minutes of state machines and soak
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m slow
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/test_state_machine.py
+
+check: lint types derived  ## everything that needs no running
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy proto dataplane_server client trainer_adapter scripts examples tests
+
+derived: $(VENV)/.dev
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py --check
+	$(BIN)/python scripts/unasync.py --check
+
+format: $(VENV)/.dev  ## sort imports, format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(VENV)/.dev  ## generate the contract's modules and the blocking client
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py
+	$(BIN)/python scripts/unasync.py
+
+bench: $(VENV)/.dev  ## print what claims cost and how fast they wake
+	$(BIN)/python benchmarks/claim_wakeups.py
+
+clean:  ## remove everything that is not tracked: environment, caches, runs
+	rm -rf $(VENV) runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,30 @@
+"""How channels are opened: addresses and settings."""
+
+from __future__ import annotations
+
+_MAX_MESSAGE_BYTES = 20 << 20
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),  # a host that vanished without a word is noticed within half a minute
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_retries", 0),  # our own retries keep the request_id and know the deadline
+    ("grpc.use_local_subchannel_pool", 1),  # clients of one process do not share a connection's fate
+)
+
+
+def checked_target(target: str) -> str:
+    """The address in gRPC's form. Raises ValueError unless it is unix:///path or host:port."""
+    if target.startswith("unix:"):
+        path = target.removeprefix("unix:").removeprefix("//")
+        if path.startswith("/"):
+            return f"unix://{path}"
+    else:
+        host, separator, port = target.rpartition(":")
+        if host and separator and port.isdigit() and "/" not in target:
+            return target
+    raise ValueError(f"{target!r} is not an address: write unix:///path or host:port")

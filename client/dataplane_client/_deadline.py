@@ -1,0 +1,34 @@
+"""One deadline for all attempts of a call, and the pauses between them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+from dataplane_client.options import ClientOptions
+
+ANSWER_MARGIN_S = 2.0
+"""How much longer than a wait on the server the call itself may take, so that the server's own answer ("too few rows
+are ready, because ...") arrives instead of a bare deadline."""
+
+
+class Deadline:
+    """A point in time, `timeout_s` seconds from its making."""
+
+    def __init__(self, timeout_s: float) -> None:
+        if not timeout_s >= 0:
+            raise ValueError(f"timeout_s must not be negative, got {timeout_s}")
+        self._at = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._at - time.monotonic())
+
+
+def backoff_pauses(options: ClientOptions) -> Iterator[float]:
+    """Seconds to pause after the first attempt, the second, and so on, for ever."""
+    pause = options.first_backoff_s
+    while True:
+        yield pause * (0.5 + random.random() / 2)  # noqa: S311  # spreads load, keeps no secret
+        pause = min(2 * pause, options.max_backoff_s)

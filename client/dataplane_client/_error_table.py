@@ -1,0 +1,68 @@
+"""From gRPC statuses to our exceptions: the one translator. No grpc exception leaves the client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from dataplane_client.errors import (
+    ClaimNotFoundError,
+    ClaimTimeoutError,
+    DataPlaneError,
+    DeadlineError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfSpaceError,
+    PreconditionError,
+    SupersededError,
+    UnavailableError,
+)
+
+_DETAILS_KEY = "grpc-status-details-bin"
+
+BY_REASON: dict[str, type[DataPlaneError]] = {
+    "CLAIM_NOT_FOUND": ClaimNotFoundError,
+    "CLAIM_TIMEOUT": ClaimTimeoutError,
+}
+"""Reasons that have a class of their own; the others follow their status."""
+
+BY_CODE: dict[grpc.StatusCode, type[DataPlaneError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidArgumentError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.FAILED_PRECONDITION: PreconditionError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: OutOfSpaceError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.ABORTED: SupersededError,
+}
+"""Statuses that do not stand here are InternalError."""
+
+
+def translated(error: grpc.RpcError, verb: str, target: str) -> DataPlaneError:
+    """Our exception for a failed call; its message begins with the verb and names the server."""
+    code = error.code()
+    status = _status(error)
+    info, retry_after_s = error_details_pb2.ErrorInfo(), None
+    for detail in status.details:
+        retry = error_details_pb2.RetryInfo()
+        if detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+        else:
+            detail.Unpack(info)
+    kind = BY_REASON.get(info.reason) or BY_CODE.get(code, InternalError)
+    return kind(
+        f"{verb} at {target}: {error.details() or code.name}",
+        reason=info.reason,
+        details=info.metadata,
+        retry_after_s=retry_after_s,
+    )
+
+
+def _status(error: grpc.RpcError) -> status_pb2.Status:
+    metadata: Any = error.trailing_metadata() or ()  # pairs, whatever the type stubs say
+    packed = next((value for key, value in metadata if key == _DETAILS_KEY), b"")
+    return status_pb2.Status.FromString(packed)

@@ -1,0 +1,125 @@
+"""Reading and building nested tensors whose rows are ragged in dim 1, ``(N, j, *trailing)``.
+
+The rows of such a tensor are runs of one values buffer. Torch has several ways to store them: one after the other,
+with holes between (``narrow``), as a window on a larger buffer (a slice of a batch), or, in the older strided layout,
+as unrelated tensors. ``read_jagged`` reduces all of them to values, starts and lengths. ``build_jagged`` always records
+the shortest and longest row: without them torch pads to the total number of entries.
+
+Two nested tensors can be combined element by element only if they hold the *same* offsets tensor, so callers that
+build several fields of one batch pass one ``RowSplit`` to all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+
+from dataplane_client._rows import Int64Array, gather_rows
+
+
+class _JaggedLayout(Protocol):
+    """What torch adds to a tensor of the jagged layout; its stubs do not tell."""
+
+    def offsets(self) -> torch.Tensor: ...
+
+    def lengths(self) -> torch.Tensor | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JaggedRows:
+    """Row i is ``values[starts[i] : starts[i] + lengths[i]]``; values keeps its autograd history."""
+
+    values: torch.Tensor
+    starts: Int64Array
+    lengths: Int64Array
+
+    def packed(self) -> torch.Tensor:
+        """Exactly the entries of the rows, one after the other; a view of values where the rows already lie so."""
+        ends = self.starts + self.lengths
+        if len(ends) and not np.array_equal(ends[:-1], self.starts[1:]):
+            return gather_rows(self.values, self.starts, self.lengths)
+        return self.values[self.starts[0] : ends[-1]] if len(ends) else self.values[:0]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSplit:
+    """The lengths of N rows and the N + 1 offsets, on the device of the values, that fields of one batch share."""
+
+    lengths: Int64Array
+    offsets: torch.Tensor
+
+
+def split_rows(lengths: Int64Array, device: torch.device) -> RowSplit:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return RowSplit(lengths, torch.from_numpy(offsets).to(device))
+
+
+def split_like(nested: torch.Tensor, lengths: Int64Array, device: torch.device) -> RowSplit:
+    """The split of a nested tensor whose row lengths these are; an equal one where new values cannot share its offsets,
+    because it has holes, is a window on larger values, or lives on another device.
+    """
+    if nested.layout is torch.jagged and nested.device == device:
+        jagged = cast("_JaggedLayout", nested)
+        if jagged.lengths() is None and int(jagged.offsets()[0]) == 0:
+            return RowSplit(lengths, jagged.offsets())
+    return split_rows(lengths, device)
+
+
+def build_jagged(values: torch.Tensor, split: RowSplit) -> torch.Tensor:
+    """The nested tensor of rows that lie one after the other in values, which is not copied."""
+    longest = int(split.lengths.max(initial=0))
+    shortest = int(split.lengths.min(initial=longest))
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets=split.offsets, min_seqlen=shortest, max_seqlen=longest
+    )
+
+
+def read_jagged(tensor: torch.Tensor, field: str) -> JaggedRows:
+    """The rows of a nested tensor of either layout. Costs one device-to-host copy of the offsets.
+
+    Raises ValueError, naming the field, if another dim than dim 1 is ragged or the offsets do not fit the values.
+    """
+    if tensor.layout is not torch.jagged:
+        return _read_strided(tensor, field)
+    sizes: list[object] = list(tensor.shape)
+    ragged_dim = next(dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt))
+    if ragged_dim != 1:
+        raise ValueError(f"field {field!r}: ragged in dim {ragged_dim}, only dim 1 may be; transpose it back first")
+    jagged = cast("_JaggedLayout", tensor)
+    offsets, lengths = _to_array(jagged.offsets()), jagged.lengths()
+    row_lengths = np.diff(offsets) if lengths is None else _to_array(lengths)
+    rows = JaggedRows(tensor.values(), offsets[:-1], row_lengths)
+    _check_bounds(rows, field)
+    return rows
+
+
+def _to_array(tensor: torch.Tensor) -> Int64Array:
+    return tensor.detach().to("cpu", torch.int64).numpy()
+
+
+def _check_bounds(rows: JaggedRows, field: str) -> None:
+    total = rows.values.shape[0]
+    wrong = (rows.lengths < 0) | (rows.starts < 0) | (rows.lengths > total - rows.starts)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"field {field!r}, row {row}: {rows.lengths[row]} entries from entry {rows.starts[row]} on, "
+            f"but values has {total} entries"
+        )
+
+
+def _read_strided(tensor: torch.Tensor, field: str) -> JaggedRows:
+    rows = tensor.unbind()
+    for index, row in enumerate(rows):
+        if row.dim() == 0 or row.shape[1:] != rows[0].shape[1:]:
+            raise ValueError(
+                f"field {field!r}, row {index}: shape {tuple(row.shape)} is ragged beyond dim 1 of the batch; "
+                f"row 0 has {tuple(rows[0].shape)}"
+            )
+    lengths = np.array([row.shape[0] for row in rows], np.int64)
+    values = torch.cat(rows) if rows else torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return JaggedRows(values, np.cumsum(lengths) - lengths, lengths)

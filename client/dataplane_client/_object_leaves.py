@@ -1,0 +1,149 @@
+"""Object fields: one value per row, as TensorDict leaves and as msgpack bytes.
+
+A value travels if msgpack carries it and gives it back equal and of the same type: None, bool, int within 64 bits,
+float, str, bytes, and lists and dicts of these, with str keys, at most 128 deep. Types are compared exactly. Tuples,
+bytearrays, subclasses (enums, OrderedDict) and NumPy scalars would come back as something else and are refused, not
+converted. The same rule holds when bytes are read, so msgpack's extension types are refused and no code comes from
+the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Final
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_non_tensor
+
+from dataplane_client._rows import Int64Array
+
+ObjectArray = npt.NDArray[np.object_]
+
+_MAX_DEPTH: Final = 128
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+_CARRIED: Final = "None, bool, int, float, str, bytes, list and dict do"
+
+
+def unwrap_wire_stripped_payload(item: object) -> object:
+    """The payload of a NonTensorData item; any other item unchanged.
+
+    An encoder that keeps only a TensorDict's tensors turns NonTensorData(None) into an empty TensorDict without batch
+    dims; exactly that becomes None.
+    """
+    non_tensors = getattr(item, "_non_tensordict", None)
+    if isinstance(non_tensors, dict) and "data" in non_tensors:
+        return non_tensors["data"]
+    if isinstance(item, TensorDictBase) and item.batch_dims == 0 and not list(item.keys()):
+        return None
+    return item
+
+
+def is_object_leaf(leaf: object) -> bool:
+    return is_non_tensor(leaf) or (isinstance(leaf, np.ndarray) and leaf.dtype == object)
+
+
+def count_rows(leaf: object) -> int | None:
+    """The leading dim of a tensor, an array or an object leaf; None if the leaf has none."""
+    if isinstance(leaf, torch.Tensor):
+        return int(leaf.size(0)) if leaf.dim() else None
+    payload = unwrap_wire_stripped_payload(leaf)
+    if isinstance(payload, np.ndarray) and payload.dtype == object:
+        return len(payload) if payload.ndim else None
+    if isinstance(leaf, NonTensorData | NonTensorStack) and leaf.batch_size:
+        return int(leaf.batch_size[0])
+    return None
+
+
+def object_rows(field: str, leaf: object, n_rows: int) -> ObjectArray:
+    """The values of the rows, ``(n_rows,)``; a NonTensorData payload other than an object array stands for every row.
+
+    Raises ValueError, naming the field, if the leaf has another number of rows.
+    """
+    if isinstance(leaf, NonTensorStack):
+        return _filled(field, [_stack_item(item) for item in leaf.unbind(0)], n_rows)
+    payload = unwrap_wire_stripped_payload(leaf)
+    if not (isinstance(payload, np.ndarray) and payload.dtype == object):
+        return _filled(field, list(repeat(payload, n_rows)), n_rows)
+    if payload.ndim != 1 or len(payload) != n_rows:
+        raise ValueError(f"field {field!r}: object array of shape {payload.shape}, but there are {n_rows} rows")
+    return payload
+
+
+def _stack_item(item: object) -> object:
+    """One row of a stack; a row that is itself a stack is how a TensorDict stores lists of equal length."""
+    return item.tolist() if isinstance(item, NonTensorStack) else unwrap_wire_stripped_payload(item)
+
+
+def _filled(field: str, items: Sequence[object], n_rows: int) -> ObjectArray:
+    if len(items) != n_rows:
+        raise ValueError(f"field {field!r}: {len(items)} objects, but there are {n_rows} rows")
+    rows = np.empty(n_rows, object)
+    for row, item in enumerate(items):  # by index: numpy would look into lists
+        rows[row] = item
+    return rows
+
+
+def pack_objects(field: str, rows: ObjectArray) -> tuple[Int64Array, bytes]:
+    """The msgpack bytes of all rows, one after the other, and the bytes of each.
+
+    Raises TypeError for a type and ValueError for a value that does not travel, naming the field and the row.
+    """
+    packed = [_pack(field, row, value) for row, value in enumerate(rows)]
+    return np.array([len(data) for data in packed], np.int64), b"".join(packed)
+
+
+def _pack(field: str, row: int, value: object) -> bytes:
+    try:
+        _check_carried(value, 0)
+        packed: bytes = msgpack.packb(value)
+    except TypeError as error:
+        raise TypeError(f"field {field!r}, row {row}: {error}") from error
+    except (ValueError, OverflowError) as error:  # lone surrogates, integers outside 64 bits, too deep
+        raise ValueError(f"field {field!r}, row {row}: {error}") from error
+    return packed
+
+
+def _check_carried(value: object, depth: int) -> None:
+    if type(value) in _SCALARS:
+        return
+    if type(value) is not list and type(value) is not dict:
+        raise TypeError(f"{_type_name(value)} does not travel; {_CARRIED}")
+    if depth == _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                raise TypeError(f"dict key of type {_type_name(key)}, only str travels")
+    for item in value.values() if type(value) is dict else value:
+        _check_carried(item, depth + 1)
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def unpack_objects(field: str, lengths: Int64Array, values: memoryview) -> list[object]:
+    """The inverse of pack_objects; lengths must sum to the size of values.
+
+    No row can make it allocate more than a small multiple of the row's own bytes. Raises ValueError, naming the field
+    and the row, for bytes that are not exactly one msgpack value that pack_objects could have written.
+    """
+    begins = (np.cumsum(lengths) - lengths).tolist()
+    return [
+        _unpack(field, row, values[begin : begin + size])
+        for row, (begin, size) in enumerate(zip(begins, lengths.tolist(), strict=True))
+    ]
+
+
+def _unpack(field: str, row: int, data: memoryview) -> object:
+    try:
+        value: object = msgpack.unpackb(data, strict_map_key=True)  # its own limits are the size of data
+        _check_carried(value, 0)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"field {field!r}, row {row}: not valid msgpack: {error}") from error
+    return value

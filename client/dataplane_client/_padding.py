@@ -1,0 +1,53 @@
+"""Rectangles from ragged or too narrow fields, filled up on the right with a pad value.
+
+The pad value is converted once to the field's dtype. For integer and bool fields it must be a value of that dtype, and
+it arrives there exactly, also beyond 2**53; for floating-point fields torch rounds it to the nearest value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dataplane_client._jagged import JaggedRows
+from dataplane_client._rows import pad_rows
+
+_TWO_IN_A_BYTE = getattr(torch, "float4_e2m1fn_x2", None)
+
+
+def pad_jagged(field: str, rows: JaggedRows, pad_value: float, min_width: int) -> torch.Tensor:
+    """``(N, width, *trailing)`` with width the longest row, at least min_width."""
+    width = max(int(rows.lengths.max(initial=0)), min_width)
+    return pad_rows(rows.values, rows.starts, rows.lengths, width, pad_element(field, rows.values.dtype, pad_value))
+
+
+def widen(field: str, tensor: torch.Tensor, pad_value: float, width: int) -> torch.Tensor:
+    """The tensor with dim 1 extended to width, which must not be smaller."""
+    n_rows, old_width = tensor.shape[:2]
+    values = tensor.reshape(n_rows * old_width, *tensor.shape[2:])
+    starts = np.arange(n_rows, dtype=np.int64) * old_width
+    lengths = np.full(n_rows, old_width, np.int64)
+    return pad_rows(values, starts, lengths, width, pad_element(field, tensor.dtype, pad_value))
+
+
+def pad_element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tensor:
+    """The pad value as a tensor of one element. Raises ValueError, naming the field, if dtype cannot hold it."""
+    if dtype.is_complex:
+        return torch.tensor([pad_value, 0], dtype=dtype.to_real()).view(dtype)
+    if dtype.is_floating_point and dtype is not _TWO_IN_A_BYTE:
+        return torch.tensor([pad_value], dtype=dtype)
+    low, high = _integer_range(dtype)
+    if not low <= pad_value <= high or int(pad_value) != pad_value:
+        raise ValueError(f"field {field!r}: pad value {pad_value!r} is no value of {dtype}")
+    if dtype is _TWO_IN_A_BYTE:
+        return torch.zeros(1, dtype=torch.uint8).view(dtype)
+    return torch.tensor([int(pad_value)], dtype=dtype)
+
+
+def _integer_range(dtype: torch.dtype) -> tuple[int, int]:
+    if dtype is _TWO_IN_A_BYTE:
+        return 0, 0  # torch converts no number to this type; two zeros are the zero byte
+    if dtype is torch.bool:
+        return 0, 1
+    info = torch.iinfo(dtype)
+    return info.min, info.max

@@ -1,0 +1,86 @@
+"""Batches in, batches out: the calls that trainers and rollout workers make most, above the plain verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dataplane_client._sync.client import DataPlaneClient
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.codec import materialize, pack_jagged_fields
+from dataplane_client.columns_layout import Layout
+from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.first_write import FirstWrite, ObjectArray
+from dataplane_client.meta import KVBatchMeta, Tag
+
+
+def read_columns(
+    client: DataPlaneClient,
+    meta: KVBatchMeta,
+    select_fields: Sequence[str],
+    *,
+    layout: Layout = "padded",
+    pad_value_dict: Mapping[str, int | float] | None = None,
+    pad_to_seqlen: int = 0,
+    timeout_s: float | None = None,
+) -> BatchedDataDict[Any]:
+    """Read fields of a meta's rows as a batch.
+
+    Ragged fields come padded to the longest row, or to pad_to_seqlen tokens where that is more, with the field's entry
+    of pad_value_dict (0 where it has none); with layout="jagged" they stay nested tensors. Errors as get_samples.
+    """
+    td = client.get_data(meta, select_fields, timeout_s=timeout_s)
+    return materialize(td, layout, dict(pad_value_dict or {}), pad_to_seqlen)
+
+
+def write_columns(
+    client: DataPlaneClient,
+    meta: KVBatchMeta,
+    fields: Mapping[str, torch.Tensor | ObjectArray],
+    *,
+    timeout_s: float | None = None,
+) -> None:
+    """Write columns under a meta's rows: one row for each of its ids and in its order; no fields is a no-op.
+
+    Tensors (N, max(sequence_lengths), ...) are stored jagged, by the meta's lengths; others as they are. Errors as
+    put_samples.
+    """
+    if not fields:
+        return
+    lengths = None if meta.sequence_lengths is None else torch.tensor(meta.sequence_lengths, dtype=torch.int64)
+    try:
+        packed = pack_jagged_fields(dict(fields), lengths=lengths)
+    except ValueError as error:
+        raise InvalidArgumentError(f"write_columns into {meta.partition_id!r}: {error}") from None
+    client.put_samples(meta.sample_ids, meta.partition_id, packed, timeout_s=timeout_s)
+
+
+def kv_first_write(
+    batch: Mapping[str, torch.Tensor | ObjectArray],
+    *,
+    sample_ids: Sequence[str],
+    dp_client: DataPlaneClient,
+    partition_id: str,
+    extra_info: Mapping[str, object] | None = None,
+    task_name: str = "train",
+    pad_to_multiple: int = 1,
+    tags: Sequence[Mapping[str, Tag]] | None = None,
+    timeout_s: float | None = None,
+) -> KVBatchMeta:
+    """Put a finished rollout batch: the rows' first fields, lengths and tags in one atomic put.
+
+    batch: right-padded tensors and object arrays with one row for each id; it must hold `input_lengths` (N,), the
+    tokens of each row, and `sample_mask` (N,). Tensors (N, S, ...) are stored jagged where S is the longest row or that
+    rounded up to pad_to_multiple. The meta that is returned names task_name, all fields, the lengths and the tags, and
+    its extra_info holds the width to which every rank should pad (`global_forward_pad_seqlen`) beside the caller's.
+
+    Raises ValueError for a missing field, and for ids or tags whose number "must match batch size"; else as
+    put_samples.
+    """
+    write = FirstWrite(batch, sample_ids, tags, pad_to_multiple)
+    meta = dp_client.put_samples(
+        write.sample_ids, partition_id, write.packed, tags, sequence_lengths=write.lengths, timeout_s=timeout_s
+    )
+    return write.receipt(meta, task_name, extra_info or {})

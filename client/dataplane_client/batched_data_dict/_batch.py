@@ -1,0 +1,355 @@
+"""The batch type that trainers pass around.
+
+Rows are samples; the columns are a plain dictionary (see _columns for what may be one). Methods that return a batch
+leave their source alone; reorder_data, truncate_tensors and to() change the batch in place. The three metadata
+attributes say how a shard's rows form microbatches (see _sharding); shard_by_batch_size sets them, get_batch reduces
+them to one global batch, and no other method carries them over.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import UserDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+
+import numpy as np
+import torch
+
+from dataplane_client.batched_data_dict import _sharding
+from dataplane_client.batched_data_dict._args import DynamicBatchingArgs, SequencePackingArgs
+from dataplane_client.batched_data_dict._columns import (
+    as_ints,
+    first_column_rows,
+    require_equal_rows,
+    slice_rows,
+    take_rows,
+)
+from dataplane_client.batched_data_dict._concat import concat_batches
+from dataplane_client.batched_data_dict._gather import gather_columns
+from dataplane_client.packed_tensor import PackedTensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
+
+SpecT = TypeVar("SpecT")
+RowIndices = Sequence[int] | torch.Tensor
+
+
+class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
+    """Columns by name. SpecT is a TypedDict that tells the reader which ones; nothing checks it.
+
+    Not a dict: test for collections.abc.Mapping.
+    """
+
+    ADDITIONAL_OPTIONAL_KEY_TENSORS: ClassVar[list[str]] = ["token_type_ids", "mm_token_type_ids"]
+    """Plain tensors that belong to a model's multimodal arguments."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As dict()."""
+        self.micro_batch_indices: _sharding.MicroBatchIndices | None = None
+        self.micro_batch_lengths: _sharding.MicroBatchLengths | None = None
+        self.elem_counts_per_gb: list[int] | None = None
+        super().__init__(*args, **kwargs)
+
+    # --- looking ---
+
+    @property
+    def size(self) -> int:
+        """Rows of the first column; 0 without columns."""
+        return first_column_rows(self.data)
+
+    def get_dict(self) -> dict[str, Any]:
+        """The underlying dictionary itself."""
+        return self.data
+
+    def get_multimodal_dict(self, as_tensors: bool = False, device: torch.device | str | None = None) -> dict[str, Any]:
+        """The PackedTensor columns and the optional token-type columns; other tensors are left out.
+
+        as_tensors concatenates each PackedTensor (None when all its rows are). What is returned lies on device when one
+        is given; this batch stays where it is.
+        """
+        packed = {key: value for key, value in self.data.items() if isinstance(value, PackedTensor)}
+        found: dict[str, Any] = {
+            key: value.as_tensor(device) if as_tensors else _moved(value, device) for key, value in packed.items()
+        }
+        for key in self.ADDITIONAL_OPTIONAL_KEY_TENSORS:
+            if key in self.data and key not in found:
+                found[key] = self.data[key] if device is None else self.data[key].to(device)
+        return found
+
+    # --- rows of one batch ---
+
+    def slice(self, start: int, end: int) -> SlicedDataDict[SpecT]:
+        """Rows [start, end). Tensors are views of this batch's and must have end rows (AssertionError otherwise);
+        lists and arrays end where they end.
+        """
+        return SlicedDataDict(slice_rows(self.data, start, end))
+
+    def get_batch(self, batch_idx: int, batch_size: int | None = None) -> SlicedDataDict[SpecT]:
+        """Global batch batch_idx with its microbatches.
+
+        Of packed data (elem_counts_per_gb is set) the rows recorded for it, whatever batch_size says; otherwise the
+        batch_idx-th batch_size rows.
+        """
+        if self.elem_counts_per_gb is not None:
+            if self.micro_batch_indices is None:
+                raise AssertionError("micro_batch_indices must be present when elem_counts_per_gb is")
+            if not 0 <= batch_idx < len(self.elem_counts_per_gb):
+                raise IndexError(f"batch_idx {batch_idx} of {len(self.elem_counts_per_gb)} global batches")
+            start = sum(self.elem_counts_per_gb[:batch_idx])
+            batch = self.slice(start, start + self.elem_counts_per_gb[batch_idx])
+            batch.elem_counts_per_gb = [self.elem_counts_per_gb[batch_idx]]
+        elif batch_size is None:
+            raise TypeError("get_batch needs batch_size unless the data is packed")
+        else:
+            batch = self.slice(batch_idx * batch_size, (batch_idx + 1) * batch_size)
+        if self.micro_batch_indices is not None and self.micro_batch_lengths is not None:
+            batch.micro_batch_indices = [self.micro_batch_indices[batch_idx]]
+            batch.micro_batch_lengths = [self.micro_batch_lengths[batch_idx]]
+        return batch
+
+    def select_indices(self, indices: RowIndices) -> Self:
+        """The rows named, in the order named, repeats allowed. Tensors and arrays are copies."""
+        return type(self)(take_rows(self.data, as_ints(indices, "row indices")))
+
+    def chunk(self, rank: int, chunks: int) -> SlicedDataDict[SpecT]:
+        """A copy of the rank-th of equally large parts; AssertionError when rows do not divide or rank is not one."""
+        rows = require_equal_rows(self.data, "chunk: batch sizes are not the same")
+        if chunks < 1 or rows % chunks:
+            raise AssertionError(f"batch size ({rows}) is not a multiple of chunks ({chunks})")
+        if not 0 <= rank < chunks:
+            raise AssertionError(f"index OOB: rank {rank} of {chunks} chunks")
+        part = rows // chunks
+        return SlicedDataDict(take_rows(self.data, list(range(rank * part, (rank + 1) * part))))
+
+    def reorder_data(self, indices: RowIndices) -> None:
+        """Send row p to indices[p], in place: the inverse of select_indices.
+
+        It puts rows back that were dealt out: indices[p] is where row p came from. AssertionError when the sizes
+        differ, ValueError when indices are not a permutation; the batch is then unchanged.
+        """
+        complaint = "Batch sizes are not the same"
+        rows = require_equal_rows(self.data, complaint)
+        targets = as_ints(indices, "row indices")
+        if len(targets) != rows:
+            raise AssertionError(f"{complaint}: the batch has {rows} rows, {len(targets)} indices were given")
+        sources = sorted(range(rows), key=targets.__getitem__)
+        if any(targets[source] != row for row, source in enumerate(sources)):
+            raise ValueError(f"indices to reorder {rows} rows must hold each of 0 to {rows - 1} once")
+        self.data.update(take_rows(self.data, sources))
+
+    def repeat_interleave(self, num_repeats: int) -> Self:
+        """Every row num_repeats times in succession. List and object elements are deep copies, one a repeat."""
+        if num_repeats < 0:
+            raise ValueError(f"num_repeats must be nonnegative, got {num_repeats}")
+        for key, value in self.data.items():
+            if isinstance(value, PackedTensor):
+                raise NotImplementedError(f"repeat_interleave: column {key!r} is a PackedTensor")
+        rows = require_equal_rows(self.data, "Batch sizes are not the same")
+        repeated = take_rows(self.data, [row for row in range(rows) for _ in range(num_repeats)])
+        return type(self)({key: _with_own_elements(value) for key, value in repeated.items()})
+
+    def truncate_tensors(self, dim: int, truncated_len: int) -> None:
+        """Cut every tensor that has dimension dim to its first truncated_len positions there, in place (views).
+
+        ValueError when one of them is shorter; the batch is then unchanged.
+        """
+        cut: dict[str, torch.Tensor] = {}
+        for key, value in self.data.items():
+            if not isinstance(value, torch.Tensor) or value.ndim <= dim:
+                continue
+            if value.is_nested:
+                raise TypeError(f"column {key!r} is a nested tensor, which cannot be truncated: pad it first")
+            if value.shape[dim] < truncated_len:
+                raise ValueError(f"column {key!r} has {value.shape[dim]} positions in dim {dim}, not {truncated_len}")
+            cut[key] = value.narrow(dim, 0, truncated_len)
+        self.data.update(cut)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move tensors and PackedTensors in place; returns self."""
+        for key, value in self.data.items():
+            if isinstance(value, (torch.Tensor, PackedTensor)):
+                self.data[key] = value.to(device)
+        return self
+
+    # --- several batches ---
+
+    @classmethod
+    def from_batches(
+        cls,
+        batches: Sequence[Mapping[str, Any]],
+        pad_value_dict: Mapping[str, float] | None = None,
+    ) -> Self:
+        """All rows of all batches, keys sorted. Tensors of two or more dimensions are padded on the right of dim 1 to
+        the longest with the column's value in pad_value_dict (default 0).
+
+        Batches without rows may lack columns; a column missing from another batch is a KeyError.
+        """
+        return cls(concat_batches(batches, pad_value_dict or {}))
+
+    def all_gather(self, group: torch.distributed.ProcessGroup) -> Self:
+        """The rows of all ranks of group in rank order, on every rank; a collective call.
+
+        Ranks may have different numbers of rows, but the same columns, dtypes and row shapes: ValueError on every rank
+        otherwise, NotImplementedError for PackedTensors and nested tensors. Results carry no gradients.
+        """
+        return type(self)(gather_columns(self.data, group))
+
+    @overload
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        dynamic_batching_args: None = None,
+        sequence_packing_args: None = None,
+    ) -> list[SlicedDataDict[SpecT]]: ...
+
+    @overload
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        *,
+        dynamic_batching_args: DynamicBatchingArgs,
+        sequence_packing_args: None = None,
+    ) -> tuple[list[SlicedDataDict[SpecT]], list[int]]: ...
+
+    @overload
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        dynamic_batching_args: None = None,
+        *,
+        sequence_packing_args: SequencePackingArgs,
+    ) -> tuple[list[SlicedDataDict[SpecT]], list[int]]: ...
+
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        dynamic_batching_args: DynamicBatchingArgs | None = None,
+        sequence_packing_args: SequencePackingArgs | None = None,
+    ) -> list[SlicedDataDict[SpecT]] | tuple[list[SlicedDataDict[SpecT]], list[int]]:
+        """Deal every batch_size rows (default: all) out to shards; shard k holds part k of each in turn, as copies.
+
+        Without arguments for microbatches, a list of shards. Otherwise the shards, with microbatch metadata, and the
+        row numbers in dealt order, so that reorder_data(them) on from_batches(shards) restores the original order
+        (with dynamic batching only when batch_size is left out: the order is then chunk by chunk, not shard by shard).
+        Arrays become lists. AssertionError when rows or sizes do not match; the docstring of _sharding has the rules.
+        """
+        if shards < 1:
+            raise ValueError(f"shards must be positive, got {shards}")
+        if allow_uneven_shards and batch_size is not None:
+            raise AssertionError("batch_size must be None when allow_uneven_shards is set")
+        if dynamic_batching_args is not None and sequence_packing_args is not None:
+            raise AssertionError("dynamic_batching_args and sequence_packing_args cannot be passed together")
+        total = require_equal_rows(self.data, "Batch sizes are not the same across the rollout batch")
+        # Dynamic batching pairs the p-th rows of all shards, so there its shards must be even.
+        uneven = allow_uneven_shards and dynamic_batching_args is None
+        chunks = _sharding.cut_into_chunks(total, shards, batch_size, uneven=uneven)
+        if dynamic_batching_args is not None:
+            lengths = self._lengths(dynamic_batching_args["input_lengths_key"])
+            width = self._width(dynamic_batching_args["input_key"])
+            plans, order = _sharding.plan_dynamic(lengths, width, chunks, shards, dynamic_batching_args)
+            return self._deal(plans), order
+        if sequence_packing_args is not None:
+            lengths = self._lengths(sequence_packing_args["input_lengths_key"])
+            plans, order = _sharding.plan_packed(lengths, chunks, shards, sequence_packing_args)
+            return self._deal(plans), order
+        return self._deal(_sharding.plan_plain(chunks, shards))
+
+    def _lengths(self, key: str) -> list[int]:
+        lengths = as_ints(self.data[key], f"column {key!r}")
+        for row, length in enumerate(lengths):
+            if length < 0:
+                raise ValueError(f"length {length} in row {row} of column {key!r} is negative")
+        return lengths
+
+    def _width(self, key: str) -> int:
+        tensor = self.data[key]
+        if not isinstance(tensor, torch.Tensor) or tensor.is_nested or tensor.ndim < 2:
+            raise TypeError(f"dynamic batching needs a rectangular tensor of rows x positions in column {key!r}")
+        return tensor.shape[1]
+
+    def _deal(self, plans: list[_sharding.ShardPlan]) -> list[SlicedDataDict[SpecT]]:
+        return [self._shard(plan) for plan in plans]
+
+    def _shard(self, plan: _sharding.ShardPlan) -> SlicedDataDict[SpecT]:
+        columns = take_rows(self.data, plan.rows)
+        shard: SlicedDataDict[SpecT] = SlicedDataDict(
+            {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in columns.items()}
+        )
+        shard.micro_batch_indices = plan.micro_batch_indices
+        shard.micro_batch_lengths = plan.micro_batch_lengths
+        shard.elem_counts_per_gb = plan.elem_counts_per_gb
+        return shard
+
+    # --- microbatches ---
+
+    def make_microbatch_iterator(self, microbatch_size: int) -> Iterator[SlicedDataDict[SpecT]]:
+        """Consecutive slices of microbatch_size rows. AssertionError at the first next() when rows do not divide."""
+        if microbatch_size < 1 or self.size % microbatch_size:
+            raise AssertionError(
+                f"batch size ({self.size}) is not a multiple of the provided microbatch size ({microbatch_size})"
+            )
+        for start in range(0, self.size, microbatch_size):
+            yield self.slice(start, start + microbatch_size)
+
+    def make_microbatch_iterator_with_dynamic_shapes(self, sequence_dim: int = 1) -> Iterator[SlicedDataDict[SpecT]]:
+        """Slices of one global batch by its metadata, every tensor cut along sequence_dim to the microbatch's length.
+
+        AssertionError at the first next() unless the batch holds the metadata of exactly one global batch.
+        """
+        spans, lengths = self._only_chunk()
+        for (start, end), length in zip(spans, lengths, strict=True):
+            microbatch = self.slice(start, end)
+            microbatch.truncate_tensors(dim=sequence_dim, truncated_len=length)
+            yield microbatch
+
+    def get_microbatch_iterator_dynamic_shapes_len(self) -> int:
+        return len(self._only_chunk()[0])
+
+    def make_microbatch_iterator_for_packable_sequences(self) -> Iterator[SlicedDataDict[SpecT]]:
+        """Slices of one global batch by its metadata, each to be packed into one row by the caller; nothing is cut.
+
+        AssertionError at the first next() unless the batch holds the metadata of exactly one global batch.
+        """
+        for start, end in self._only_chunk()[0]:
+            yield self.slice(start, end)
+
+    def get_microbatch_iterator_for_packable_sequences_len(self) -> tuple[int, int]:
+        """The number of microbatches, and the tokens of the fullest one."""
+        spans, lengths = self._only_chunk()
+        return len(spans), max(lengths)
+
+    def _only_chunk(self) -> tuple[list[list[int]], list[int]]:
+        indices, lengths = self.micro_batch_indices, self.micro_batch_lengths
+        if indices is None or lengths is None or len(indices) != 1 or len(lengths) != 1:
+            chunks = 0 if indices is None else len(indices)
+            raise AssertionError(f"microbatches are made of one global batch at a time, found metadata of {chunks}")
+        return indices[0], lengths[0]
+
+
+class SlicedDataDict(BatchedDataDict[SpecT]):
+    """A batch that was cut or dealt out of another one."""
+
+
+def _moved(packed: PackedTensor, device: torch.device | str | None) -> PackedTensor:
+    return packed if device is None else packed.slice(range(len(packed))).to(device)
+
+
+def _with_own_elements(column: Any) -> Any:
+    if isinstance(column, list):
+        return [copy.deepcopy(element) for element in column]
+    if isinstance(column, np.ndarray) and column.dtype == object:
+        own = np.empty_like(column)
+        for i, element in np.ndenumerate(column):
+            own[i] = copy.deepcopy(element)
+        return own
+    return column

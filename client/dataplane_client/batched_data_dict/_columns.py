@@ -1,0 +1,89 @@
+"""The kinds of column a batch may hold, and what a row is in each.
+
+- tensor: rows lie along dim 0. torch.jagged nested tensors too (see _jagged).
+- PackedTensor: one entry is one row.
+- list and ndarray (object arrays above all): one element along the first axis is one row.
+
+Anything else is refused with a TypeError that names the column as soon as its rows are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataplane_client.batched_data_dict._jagged import JaggedPicker, JaggedSlicer
+from dataplane_client.packed_tensor import PackedTensor
+
+Columns = Mapping[str, Any]
+
+
+def count_rows(key: str, value: object) -> int:
+    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 0:
+        return int(value.shape[0])
+    if isinstance(value, (PackedTensor, list)):
+        return len(value)
+    kind = f"0-d {type(value).__name__}" if isinstance(value, (torch.Tensor, np.ndarray)) else type(value).__name__
+    raise TypeError(f"column {key!r} has no rows: expected a tensor, PackedTensor, list or ndarray, got a {kind}")
+
+
+def first_column_rows(columns: Columns) -> int:
+    """Rows of the first column, 0 without columns."""
+    return next((count_rows(key, value) for key, value in columns.items()), 0)
+
+
+def require_equal_rows(columns: Columns, complaint: str) -> int:
+    """The number of rows of every column; AssertionError opening with complaint when they differ."""
+    rows = {key: count_rows(key, value) for key, value in columns.items()}
+    sizes = sorted(set(rows.values()))
+    if len(sizes) > 1:
+        raise AssertionError(f"{complaint}, found sizes: {sizes} ({rows})")
+    return sizes[0] if sizes else 0
+
+
+def as_ints(values: Sequence[int] | torch.Tensor | np.ndarray[Any, Any], name: str) -> list[int]:
+    """Row indices or lengths as Python ints. Masks are refused: a list would take them for rows 0 and 1."""
+    ints = values.tolist() if isinstance(values, (torch.Tensor, np.ndarray)) else list(values)
+    if not isinstance(ints, list) or any(isinstance(i, (bool, list, float)) for i in ints):
+        raise TypeError(f"{name} must be a flat sequence of integers")
+    return ints
+
+
+def slice_rows(columns: Columns, start: int, end: int) -> dict[str, Any]:
+    """Rows [start, end). Tensors are views and must have end rows; lists and arrays end where they end."""
+    if not 0 <= start <= end:
+        raise ValueError(f"a slice of rows needs 0 <= start <= end, got start {start} and end {end}")
+    jagged = JaggedSlicer(start, end)
+    return {key: _slice(key, value, start, end, jagged) for key, value in columns.items()}
+
+
+def _slice(key: str, value: Any, start: int, end: int, jagged: JaggedSlicer) -> Any:
+    rows = count_rows(key, value)
+    if isinstance(value, (torch.Tensor, PackedTensor)) and end > rows:
+        raise AssertionError(f"slice end {end} is greater than the shape of the tensor {key!r}, which has {rows} rows")
+    if isinstance(value, PackedTensor):
+        return value.slice(range(start, end))
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return jagged(key, value)
+    return value[start:end]
+
+
+def take_rows(columns: Columns, rows: list[int]) -> dict[str, Any]:
+    """The rows named, in the order named. Tensors and arrays are copies; lists and PackedTensors share their rows."""
+    index = torch.tensor(rows, dtype=torch.int64)
+    jagged = JaggedPicker(rows)
+    return {key: _take(key, value, index, rows, jagged) for key, value in columns.items()}
+
+
+def _take(key: str, value: Any, index: torch.Tensor, rows: list[int], jagged: JaggedPicker) -> Any:
+    count_rows(key, value)
+    if isinstance(value, torch.Tensor):
+        return jagged(key, value) if value.is_nested else value[index.to(value.device)]
+    if isinstance(value, PackedTensor):
+        return value.slice(rows)
+    if isinstance(value, np.ndarray):
+        return value[index.numpy()]
+    return [value[row] for row in rows]

@@ -1,0 +1,265 @@
+"""Between the rectangular tensors of trainers and the ragged layout of the wire.
+
+Writers strip padding before a put (``pack_jagged_fields``, ``pack_per_token_field``), so it is neither stored nor sent.
+Readers get rectangles back from ``materialize``, which is the only place where padding is paid for. A *per-token* field
+has one entry per token in dim 1; after packing, all per-token fields of a batch have the same row lengths, so they are
+padded to the same width, and the same offsets tensor, so they can be combined element by element.
+
+``N`` is the number of rows, ``S`` the padded width. Lengths are integer tensors of shape ``(N,)`` on any device; they
+are brought to the host once per call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from dataplane_client._jagged import RowSplit, build_jagged, read_jagged, split_like, split_rows
+from dataplane_client._object_leaves import (
+    ObjectArray,
+    count_rows,
+    is_object_leaf,
+    object_rows,
+    unwrap_wire_stripped_payload,
+)
+from dataplane_client._padding import pad_jagged, widen
+from dataplane_client._rows import Int64Array, gather_rows
+from dataplane_client.columns_layout import Layout
+
+if TYPE_CHECKING:
+    from dataplane_client.batched_data_dict import BatchedDataDict
+
+__all__ = [
+    "materialize",
+    "maybe_pack_jagged",
+    "pack_jagged_fields",
+    "pack_per_token_field",
+    "response_from_nested",
+    "stack_or_nest",
+    "to_nested_by_length",
+    "unwrap_wire_stripped_payload",
+]
+
+
+def to_nested_by_length(padded: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The torch.jagged nested tensor whose row i is ``padded[i, :lengths[i], ...]``, copied; a length above S means S.
+
+    Gradients flow through. Raises ValueError for a tensor that is not ``(N, S, ...)``, lengths that are not ``(N,)``,
+    and a negative length.
+    """
+    if padded.is_nested or padded.dim() < 2:
+        found = "a nested tensor" if padded.is_nested else f"shape {tuple(padded.shape)}"
+        raise ValueError(f"padded must have shape (N, S, ...), got {found}")
+    if lengths.shape != padded.shape[:1]:
+        raise ValueError(f"lengths shape must be ({padded.shape[0]},), got {tuple(lengths.shape)}")
+    row_lengths = np.minimum(_host_lengths(lengths), padded.shape[1])
+    return _nest(padded, split_rows(row_lengths, padded.device))
+
+
+def _host_lengths(lengths: torch.Tensor) -> Int64Array:
+    if lengths.dim() != 1:
+        raise ValueError(f"lengths shape must be (N,), got {tuple(lengths.shape)}")
+    if lengths.dtype is torch.bool or lengths.is_floating_point() or lengths.is_complex():
+        raise TypeError(f"lengths must be integers, got {lengths.dtype}")
+    on_host = lengths.detach().to("cpu", torch.int64).numpy()
+    if (on_host < 0).any():
+        row = int(np.argmax(on_host < 0))
+        raise ValueError(f"lengths must not be negative, row {row} has {on_host[row]}")
+    return on_host
+
+
+def _nest(padded: torch.Tensor, split: RowSplit) -> torch.Tensor:
+    n_rows, width = padded.shape[:2]
+    entries = padded.reshape(n_rows * width, *padded.shape[2:])
+    starts = np.arange(n_rows, dtype=np.int64) * width
+    return build_jagged(gather_rows(entries, starts, split.lengths), split)
+
+
+def stack_or_nest(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows of one shape stacked, ``(N, *row)``; otherwise a torch.jagged tensor, ragged in the dim where they differ.
+
+    No rows give an empty float32 tensor. Torch raises RuntimeError for rows of different rank.
+    """
+    if not tensors:
+        return torch.empty(0)
+    if all(row.shape == tensors[0].shape for row in tensors):
+        return torch.stack(list(tensors))
+    return torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
+
+
+def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The field without its padding if its shape is ``(N, max(lengths), ...)``, otherwise contiguous; detached.
+
+    The shape is all there is to go by: a feature tensor whose dim 1 happens to equal the longest row is taken for a
+    per-token field. Where the fields are known by name, use pack_per_token_field. A nested field comes back as it is.
+    """
+    row_lengths = _host_lengths(lengths)
+    if _holds_longest(val, row_lengths) and val.shape[1] == row_lengths.max():
+        return _nest(val.detach(), split_rows(row_lengths, val.device))
+    return _detach_contiguous(val)
+
+
+def pack_per_token_field(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """A field known to be per-token without its padding, however wide that is; detached.
+
+    Comes back contiguous and rectangular if it cannot be one: fewer than 2 dims, another number of rows, or narrower
+    than the longest row. A nested field comes back as it is.
+    """
+    row_lengths = _host_lengths(lengths)
+    if _holds_longest(val, row_lengths):
+        return _nest(val.detach(), split_rows(row_lengths, val.device))
+    return _detach_contiguous(val)
+
+
+def _holds_longest(val: torch.Tensor, row_lengths: Int64Array) -> bool:
+    if val.is_nested or val.dim() < 2 or len(row_lengths) == 0 or val.shape[0] != len(row_lengths):
+        return False
+    return bool(val.shape[1] >= row_lengths.max())
+
+
+def _detach_contiguous(val: torch.Tensor) -> torch.Tensor:
+    if val.is_nested:
+        return val.detach() if val.requires_grad else val
+    return val.detach().contiguous()
+
+
+def pack_jagged_fields(
+    fields: Mapping[str, torch.Tensor | ObjectArray],
+    *,
+    lengths: torch.Tensor | None,
+    token_aligned_fields: set[str] | None = None,
+) -> TensorDict:
+    """The fields in wire layout, batch size ``[N]``, ready for put_samples; tensors are detached.
+
+    With lengths, a tensor is packed as maybe_pack_jagged does, or, given token_aligned_fields, as pack_per_token_field
+    does if it is named there and left rectangular if not. Without lengths all tensors stay rectangular and N is the
+    fields' common leading dim (0 without fields). Object arrays are forwarded as they are; since a TensorDict holds
+    such an array as one value, put the result before indexing it.
+
+    Raises TypeError for any other type of field and ValueError for a field without N rows.
+    """
+    for name, val in fields.items():
+        _check_packable(name, val)
+    row_lengths = None if lengths is None else _host_lengths(lengths)
+    n_rows = _common_rows(fields) if row_lengths is None else len(row_lengths)
+    for name, val in fields.items():
+        _check_rows(name, val, n_rows)
+    if row_lengths is not None:
+        fields = _pack_per_token(fields, row_lengths, token_aligned_fields)
+    packed = {name: _detach_contiguous(val) if isinstance(val, torch.Tensor) else val for name, val in fields.items()}
+    return TensorDict(packed, batch_size=[n_rows])
+
+
+def _check_packable(name: str, val: object) -> None:
+    if isinstance(val, torch.Tensor) or (isinstance(val, np.ndarray) and val.dtype == object):
+        return
+    found = f"ndarray of {val.dtype}" if isinstance(val, np.ndarray) else type(val).__name__
+    raise TypeError(f"field {name!r}: expected a tensor or an object ndarray, got {found}")
+
+
+def _common_rows(fields: Mapping[str, torch.Tensor | ObjectArray]) -> int:
+    counts = (count_rows(val) for val in fields.values())
+    return next((count for count in counts if count is not None), 0)
+
+
+def _check_rows(name: str, val: torch.Tensor | ObjectArray, n_rows: int) -> None:
+    found_rows = count_rows(val)
+    if found_rows != n_rows:
+        found = "a 0-d value" if found_rows is None else f"{found_rows} rows"
+        raise ValueError(f"field {name!r}: batch dimension mismatch: {found}, but the batch has {n_rows} rows")
+
+
+def _pack_per_token(
+    fields: Mapping[str, torch.Tensor | ObjectArray], row_lengths: Int64Array, names: set[str] | None
+) -> dict[str, torch.Tensor | ObjectArray]:
+    splits: dict[torch.device, RowSplit] = {}
+    packed = dict(fields)
+    for name, val in fields.items():
+        if not isinstance(val, torch.Tensor) or not _holds_longest(val, row_lengths):
+            continue
+        if val.shape[1] == row_lengths.max() if names is None else name in names:
+            split = splits.setdefault(val.device, split_rows(row_lengths, val.device))
+            packed[name] = _nest(val.detach(), split)
+    return packed
+
+
+def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """The response part of per-token predictions, one jagged row of response_len per sample.
+
+    full has rows of prompt_len + response_len, response_mask of response_len; the latter's values are not read. The
+    result is shifted left by one: position j of a response holds what full holds one position before token j, where a
+    causal model predicts it. It shares response_mask's offsets, so the two can be multiplied. Gradients flow through.
+
+    Raises ValueError for a response without at least one prompt token before it.
+    """
+    for name, tensor in (("full", full), ("response_mask", response_mask)):
+        if not tensor.is_nested:
+            raise TypeError(f"{name} must be a nested tensor")
+    rows, responses = read_jagged(full, "full"), read_jagged(response_mask, "response_mask")
+    if len(rows.lengths) != len(responses.lengths):
+        raise ValueError(f"full has {len(rows.lengths)} rows, response_mask has {len(responses.lengths)}")
+    no_prompt = (responses.lengths > 0) & (responses.lengths >= rows.lengths)
+    if no_prompt.any():
+        row = int(np.argmax(no_prompt))
+        raise ValueError(
+            f"row {row}: a response of {responses.lengths[row]} tokens in a sequence of {rows.lengths[row]} "
+            "leaves no prompt token to predict its first token from"
+        )
+    starts = np.maximum(rows.starts + rows.lengths - responses.lengths - 1, 0)
+    values = gather_rows(rows.values, starts, responses.lengths)
+    return build_jagged(values, split_like(response_mask, responses.lengths, values.device))
+
+
+def materialize(
+    td: TensorDictBase,
+    layout: Layout = "padded",
+    pad_value_dict: Mapping[str, int | float] | None = None,
+    pad_to_seqlen: int = 0,
+) -> BatchedDataDict[Any]:
+    """The batch a trainer consumes: the TensorDict's top-level fields in their order.
+
+    - Nested tensors become ``(N, longest row, ...)`` in layout "padded", filled up on the right with the field's entry
+      in pad_value_dict (0 if it has none), and stay as they are in layout "jagged".
+    - With pad_to_seqlen > 0, padded and rectangular tensors of 2 or more dims whose dim 1 is smaller are filled up to
+      that width. This cannot tell a token dim from another: features ``(N, 2, 5)`` become ``(N, pad_to_seqlen, 5)``.
+    - Objects become object arrays ``(N,)``; one value without rows stands for every row.
+    - All else passes through without a copy.
+
+    Raises ValueError for an unknown layout or a pad value that the field's dtype cannot hold, and TypeError for nested
+    TensorDicts.
+    """
+    from dataplane_client.batched_data_dict import BatchedDataDict  # it builds on this package; torch-heavy
+
+    if layout not in get_args(Layout):
+        raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
+    pad_values = pad_value_dict or {}
+    columns: dict[str, torch.Tensor | ObjectArray] = {}
+    for name, leaf in td.items():
+        if is_object_leaf(leaf):
+            columns[name] = object_rows(name, leaf, _rows_of(td, leaf))
+        elif isinstance(leaf, torch.Tensor):
+            columns[name] = _materialize_tensor(name, leaf, layout, pad_values.get(name, 0), pad_to_seqlen)
+        else:
+            raise TypeError(f"field {name!r}: unexpected leaf type {type(leaf).__name__}")
+    return BatchedDataDict(columns)
+
+
+def _rows_of(td: TensorDictBase, leaf: object) -> int:
+    if td.batch_dims:
+        return int(td.batch_size[0])
+    rows = count_rows(leaf)
+    return 1 if rows is None else rows
+
+
+def _materialize_tensor(
+    name: str, leaf: torch.Tensor, layout: Layout, pad_value: float, pad_to_seqlen: int
+) -> torch.Tensor:
+    if leaf.is_nested:
+        return leaf if layout == "jagged" else pad_jagged(name, read_jagged(leaf, name), pad_value, pad_to_seqlen)
+    if leaf.dim() >= 2 and leaf.shape[1] < pad_to_seqlen:
+        return widen(name, leaf, pad_value, pad_to_seqlen)
+    return leaf

@@ -1,0 +1,62 @@
+"""The shape of one field of one put or read, free of torch so that transports and the CLI can import it.
+
+A column is one flat buffer: the bytes of row 0, then of row 1, and so on, little-endian, C order, with no gaps. What
+is needed to cut it into rows stands beside it: nothing but the row shape for dense columns, one length per row for
+jagged and object columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Kind = Literal["dense", "jagged", "object"]
+
+Layout = Literal["padded", "jagged"]
+"""How ragged fields reach the trainer: as rectangles filled up with a pad value, or as torch.jagged nested tensors."""
+
+
+ITEM_SIZES: Final = {
+    "bool": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float4_e2m1fn_x2": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of one element, by the element type's canonical name: torch's own without its ``torch.`` prefix."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WireColumn:
+    """One field of one put or read. Holding a column keeps the memory under its values alive."""
+
+    name: str
+    kind: Kind
+    dtype: str
+    """Canonical name (see dataplane_client.dtypes); empty for object columns."""
+    row_shape: tuple[int, ...]
+    """dense: the shape of one row; jagged: the shape of one entry, after the ragged dim; object: ()."""
+    lengths: npt.NDArray[np.int64] | None
+    """jagged: entries per row; object: msgpack bytes per row; dense: None."""
+    values: memoryview
+    """The bytes of all rows, contiguous, one after the other, with no gaps."""

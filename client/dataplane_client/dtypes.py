@@ -1,0 +1,60 @@
+"""The tensor element types that travel, each under one canonical name.
+
+The name is torch's own without its ``torch.`` prefix; the item size is the number of bytes of one element on the wire,
+which are the element's bytes in memory, little-endian. The table is normative: a peer that lacks torch reads columns
+by it.
+
+An element type travels if a tensor of it can be made, viewed as bytes and rebuilt from those bytes alone. Two groups
+fail that and are refused. Quantized types (``qint8``, ``quint8``, ``qint32``, ``quint4x2``, ``quint2x4``) keep their
+scale and zero point outside the bytes. Shell types (``int1`` to ``int7``, ``uint1`` to ``uint7``, ``bits*``) name a
+width for compilers and have no operations of their own. ``float4_e2m1fn_x2`` travels: one element is one byte that
+holds two values.
+
+An element type that the running torch does not know yet is left out of the table, not an import error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from dataplane_client.columns_layout import ITEM_SIZES
+
+
+@dataclass(frozen=True, slots=True)
+class WireDtype:
+    """One row of the table; item_size is in bytes."""
+
+    name: str
+    torch_dtype: torch.dtype
+    item_size: int
+
+
+WIRE_DTYPES: Final = tuple(
+    WireDtype(name, getattr(torch, name), item_size) for name, item_size in ITEM_SIZES.items() if hasattr(torch, name)
+)
+_BY_NAME: Final = {entry.name: entry for entry in WIRE_DTYPES}
+_BY_TORCH_DTYPE: Final = {entry.torch_dtype: entry for entry in WIRE_DTYPES}
+
+
+def torch_dtype(name: str, field: str | None = None) -> torch.dtype:
+    """The torch dtype of a canonical name. Raises ValueError, naming the field if given, for any other name."""
+    entry = _BY_NAME.get(name)
+    if entry is None:
+        reason = f"needs a newer torch than {torch.__version__}" if name in ITEM_SIZES else "is no element type we know"
+        raise ValueError(f"{_prefix(field)}dtype {name!r} {reason}")
+    return entry.torch_dtype
+
+
+def dtype_name(dtype: torch.dtype, field: str | None = None) -> str:
+    """The canonical name of a dtype. Raises TypeError, naming the field if given, for one that does not travel."""
+    entry = _BY_TORCH_DTYPE.get(dtype)
+    if entry is None:
+        raise TypeError(f"{_prefix(field)}dtype {dtype} does not travel: its bytes alone do not hold its values")
+    return entry.name
+
+
+def _prefix(field: str | None) -> str:
+    return "" if field is None else f"field {field!r}: "

@@ -1,0 +1,65 @@
+"""The first put of a rollout batch, prepared: what is per-token, how wide readers should pad, what the receipt says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dataplane_client.codec import pack_jagged_fields
+from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.meta import KVBatchMeta, Tag
+
+ObjectArray = npt.NDArray[np.object_]
+
+PAD_TARGET_KEY = "global_forward_pad_seqlen"
+"""Key of a meta's extra_info: the width in tokens to which every rank pads, so that all see tensors of one shape."""
+
+
+class FirstWrite:
+    """A checked batch in wire layout. Raises InvalidArgumentError for what kv_first_write refuses."""
+
+    def __init__(
+        self,
+        batch: Mapping[str, torch.Tensor | ObjectArray],
+        sample_ids: Sequence[str],
+        tags: Sequence[Mapping[str, Tag]] | None,
+        pad_to_multiple: int,
+    ) -> None:
+        lengths = _checked_lengths(batch)
+        rows = lengths.shape[0]
+        for what, count in (("sample_ids", len(sample_ids)), ("tags", rows if tags is None else len(tags))):
+            if count != rows:
+                raise InvalidArgumentError(f"kv_first_write: {count} {what} must match batch size {rows}")
+        if pad_to_multiple < 1:
+            raise InvalidArgumentError(f"kv_first_write: pad_to_multiple must be at least 1, got {pad_to_multiple}")
+        self.sample_ids = list(sample_ids)
+        self.lengths: list[int] = lengths.tolist()
+        longest = max(self.lengths, default=0)
+        self.pad_target = -(-longest // pad_to_multiple) * pad_to_multiple
+        per_token = {name for name, value in batch.items() if _width(value, rows) in {longest, self.pad_target}}
+        self.packed = pack_jagged_fields(dict(batch), lengths=lengths, token_aligned_fields=per_token)
+
+    def receipt(self, meta: KVBatchMeta, task_name: str, extra_info: Mapping[str, object]) -> KVBatchMeta:
+        """The meta of the put, for the task it is meant for."""
+        return replace(meta, task_name=task_name, extra_info={**extra_info, PAD_TARGET_KEY: self.pad_target})
+
+
+def _checked_lengths(batch: Mapping[str, torch.Tensor | ObjectArray]) -> torch.Tensor:
+    for name in ("sample_mask", "input_lengths"):
+        if not isinstance(batch.get(name), torch.Tensor):
+            raise InvalidArgumentError(f"kv_first_write: the batch must hold the tensor {name!r}")
+    lengths = batch["input_lengths"]
+    if not isinstance(lengths, torch.Tensor) or lengths.dim() != 1:
+        raise InvalidArgumentError("kv_first_write: input_lengths must have shape (N,)")
+    return lengths.detach().to("cpu", torch.int64)
+
+
+def _width(value: torch.Tensor | ObjectArray, rows: int) -> int:
+    """Size of dim 1 of a tensor with one row for each sample, -1 for anything else."""
+    if not isinstance(value, torch.Tensor) or value.is_nested or value.dim() < 2 or value.shape[0] != rows:
+        return -1
+    return int(value.shape[1])

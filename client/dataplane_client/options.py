@@ -1,0 +1,30 @@
+"""How a client behaves unless a call says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """Settings of one client; times in seconds, sizes in bytes.
+
+    timeout_s: deadline of a call that names none.
+    connect_timeout_s: how long `connect` waits for the server to come up.
+    chunk_bytes: size of the pieces in which values are sent; 1 to 4 MiB is best, 16 MiB the most a server accepts.
+    first_backoff_s, max_backoff_s: pauses between attempts while the server cannot be reached; each is twice the one
+        before, and a random half of it is left out so that clients do not return all at once.
+    """
+
+    timeout_s: float = 60.0
+    connect_timeout_s: float = 30.0
+    chunk_bytes: int = 2 << 20
+    first_backoff_s: float = 0.02
+    max_backoff_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            if not getattr(self, setting.name) > 0:
+                raise ValueError(f"{setting.name} must be positive, got {getattr(self, setting.name)!r}")
+        if self.chunk_bytes > 16 << 20:
+            raise ValueError(f"chunk_bytes must be at most {16 << 20}, got {self.chunk_bytes}")

@@ -1,0 +1,60 @@
+"""What every packer does around its algorithm: check the lengths, pack, adjust the number of bins, record metrics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from dataplane_client.packing._adjustment import adjust_bin_count
+from dataplane_client.packing._metrics import PackingMetrics
+
+
+class SequencePacker(ABC):
+    """Deals sequence ids into bins whose summed lengths never exceed bin_capacity (tokens).
+
+    After the algorithm ran, bins are split until there are at least min_bin_count of them and their number is a
+    multiple of bin_count_multiple. metrics accumulates over pack calls and is None unless collect_metrics is set.
+    """
+
+    def __init__(
+        self,
+        bin_capacity: int,
+        collect_metrics: bool = False,
+        min_bin_count: int | None = None,
+        bin_count_multiple: int | None = None,
+    ) -> None:
+        self.bin_capacity = bin_capacity
+        self.collect_metrics = collect_metrics
+        self.min_bin_count = 0 if min_bin_count is None else min_bin_count
+        self.bin_count_multiple = 1 if bin_count_multiple is None else bin_count_multiple
+        if self.min_bin_count < 0:
+            raise ValueError(f"min_bin_count must be nonnegative, got {min_bin_count}")
+        if self.bin_count_multiple < 1:
+            raise ValueError(f"bin_count_multiple must be positive, got {bin_count_multiple}")
+        self.metrics = PackingMetrics() if collect_metrics else None
+
+    def pack(self, sequence_lengths: Sequence[int]) -> list[list[int]]:
+        """Each inner list is one bin and holds indices into sequence_lengths; every index occurs once, no bin is empty.
+
+        No sequences give no bins, whatever min_bin_count says. Raises ValueError for a length that no bin can hold, and
+        when there are fewer sequences than the bins asked for.
+        """
+        lengths = list(sequence_lengths)
+        if not lengths:
+            return []
+        self._check_lengths(lengths)
+        bins = adjust_bin_count(self._pack(lengths), at_least=self.min_bin_count, multiple_of=self.bin_count_multiple)
+        if self.metrics is not None:
+            self.metrics.update(lengths, bins, self.bin_capacity)
+        return bins
+
+    def _check_lengths(self, lengths: list[int]) -> None:
+        for i, length in enumerate(lengths):
+            if length > self.bin_capacity:
+                raise ValueError(f"Sequence length {length} exceeds bin capacity {self.bin_capacity} (sequence {i})")
+            if length < 0:
+                raise ValueError(f"Sequence length {length} of sequence {i} is negative")
+
+    @abstractmethod
+    def _pack(self, lengths: list[int]) -> list[list[int]]:
+        """The algorithm: non-empty bins for a non-empty list of checked lengths."""

@@ -1,0 +1,61 @@
+"""What a server is started with. Flags are read in `cli`, nowhere else; there are no environment variables."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from dataplane_server.core.limits import Limits
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """One server.
+
+    listen: gRPC addresses, each `unix:///path` or `host:port` (port 0: the system chooses).
+    http: `host:port` of /metrics and /healthz, or None for none.
+    insecure: serve without encryption or authentication on addresses that other hosts can reach.
+    drain_grace_s: how long calls under way may take after SIGTERM, in seconds.
+    """
+
+    listen: tuple[str, ...] = ("127.0.0.1:50051",)
+    http: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    insecure: bool = False
+    drain_grace_s: float = 20.0
+
+    def validate(self) -> None:
+        """Raises ValueError that names the setting and the rule."""
+        self.limits.validate()
+        if not self.listen:
+            raise ValueError("listen: at least one address is needed")
+        if self.drain_grace_s < 0:
+            raise ValueError(f"drain_grace_s must not be negative, got {self.drain_grace_s}")
+        for address in self.listen:
+            if address.startswith("unix:"):
+                if not address.removeprefix("unix:").removeprefix("//").startswith("/"):
+                    raise ValueError(f"listen: {address!r} needs an absolute path, as in unix:///run/dataplane.sock")
+                continue
+            host, _ = host_and_port("listen", address)
+            if not self.insecure and not is_loopback(host):
+                raise ValueError(
+                    f"listen: {address!r} can be reached from other hosts, and this server neither encrypts nor "
+                    "authenticates; listen on a Unix socket or a loopback address, or allow it with insecure"
+                )
+        if self.http is not None:
+            host_and_port("http", self.http)
+
+
+def host_and_port(setting: str, address: str) -> tuple[str, int]:
+    """Split `host:port` or `[v6]:port`. Raises ValueError that names the setting."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{setting}: {address!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,48 @@
+"""Every bound of the core in one place. A call that would pass one is refused by name, never trimmed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one server. Sizes are in bytes, times in seconds."""
+
+    memory_bytes: int = 4 << 30
+    """Budget for the bytes of values: resident rows, puts under way, cleared rows that a read is still sending."""
+    max_rows: int = 4_000_000
+    """Resident rows of all partitions."""
+    max_partitions: int = 1024
+    max_fields: int = 64
+    """Fields of a partition; at most 64, since a row's produced fields are one 64-bit word."""
+    max_tasks: int = 64
+    max_rows_per_call: int = 65_536
+    max_id_bytes: int = 256
+    """Length in UTF-8 of a partition id, sample id, field or task name."""
+    max_dimensions: int = 8
+    max_tags_per_row: int = 64
+    max_tag_bytes: int = 1024
+    """Length in UTF-8 of one tag's key, or of its value when that is a str."""
+    max_waiting_claims: int = 10_000
+    max_waiting_puts: int = 1_000
+    remembered_requests: int = 16_384
+    """Answers kept for callers that repeat a call."""
+    remember_s: float = 600.0
+
+    def validate(self) -> None:
+        """Raises ValueError that names the bound and the rule."""
+        if not 0 < self.memory_bytes < 1 << 62:
+            raise ValueError(f"memory_bytes must be positive, got {self.memory_bytes}")
+        if not 1 <= self.max_fields <= 64:
+            raise ValueError(f"max_fields must be 1 to 64, got {self.max_fields}")
+        for name in (
+            "max_rows",
+            "max_partitions",
+            "max_tasks",
+            "max_rows_per_call",
+            "max_id_bytes",
+            "remembered_requests",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -1,0 +1,44 @@
+"""How the core says no.
+
+A refused call has changed nothing. `Refusal` is the only exception the core raises on purpose; its reason decides the
+status code (one table, in `service.error_table`), its metadata names partition, sample, field and rule for programs,
+its message for people. Anything else that leaves the core is a defect.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Reason(enum.Enum):
+    """Why a call was refused; the names are those of ErrorReason on the wire, where their meaning is written down."""
+
+    INVALID_REQUEST = enum.auto()
+    DUPLICATE = enum.auto()
+    ROW_COUNT_MISMATCH = enum.auto()
+    FIELD_NOT_DECLARED = enum.auto()
+    FIELD_MISMATCH = enum.auto()
+    LENGTH_MISMATCH = enum.auto()
+    MALFORMED_STREAM = enum.auto()
+    PUT_TOO_LARGE = enum.auto()
+    PARTITION_NOT_FOUND = enum.auto()
+    SAMPLE_NOT_FOUND = enum.auto()
+    FIELD_NOT_PRODUCED = enum.auto()
+    TASK_NOT_REGISTERED = enum.auto()
+    CLAIM_NOT_FOUND = enum.auto()
+    FIELD_HOLDS_VALUES = enum.auto()
+    NO_SPACE = enum.auto()
+    LIMIT_REACHED = enum.auto()
+    CLAIM_TIMEOUT = enum.auto()
+    DRAINING = enum.auto()
+    SUPERSEDED = enum.auto()
+
+
+class Refusal(Exception):
+    """A call that cannot be served as it stands, or not now."""
+
+    def __init__(self, reason: Reason, message: str, **metadata: str | int) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.metadata = {key: str(value) for key, value in metadata.items()}

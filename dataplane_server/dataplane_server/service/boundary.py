@@ -1,0 +1,92 @@
+"""The edge of the service, around every method: refusals become statuses, defects are logged, calls are measured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+from google.rpc import status_pb2
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+from dataplane_server.core.refusal import Refusal
+from dataplane_server.observe.log import get_log
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service.error_table import DETAILS_KEY, ERROR_TABLE, internal_error, status_of
+
+SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"].full_name
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class Boundary(grpc.aio.ServerInterceptor):
+    """Wraps the methods of our service; health and reflection pass through."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._log = get_log()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        service, _, verb = handler_call_details.method.removeprefix("/").partition("/")
+        if handler is None or service != SERVICE:
+            return cast("Handler | None", handler)
+        codec = (handler.request_deserializer, handler.response_serializer)
+        if handler.response_streaming:
+            stream = self._stream(verb, handler.unary_stream)
+            return grpc.unary_stream_rpc_method_handler(stream, *codec)
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._single(verb, handler.stream_unary), *codec)
+        return grpc.unary_unary_rpc_method_handler(self._single(verb, handler.unary_unary), *codec)
+
+    def _single(self, verb: str, method: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
+        async def behaviour(request: Any, context: Context) -> Any:
+            async with self._guarded(verb, context):
+                return await method(request, context)
+
+        return behaviour
+
+    def _stream(
+        self, verb: str, method: Callable[[Any, Context], AsyncGenerator[Any, None]]
+    ) -> Callable[[Any, Any], Any]:
+        async def behaviour(request: Any, context: Context) -> AsyncIterator[Any]:
+            async with self._guarded(verb, context), contextlib.aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return behaviour
+
+    @contextlib.asynccontextmanager
+    async def _guarded(self, verb: str, context: Context) -> AsyncIterator[None]:
+        began = time.monotonic()
+        code = "OK"
+        try:
+            yield
+        except Refusal as refusal:
+            code = ERROR_TABLE[refusal.reason].name
+            self._metrics.refusal(verb, refusal.reason.name)
+            await _abort(context, status_of(refusal))
+        except (asyncio.CancelledError, GeneratorExit):
+            code = "CANCELLED"
+            raise
+        except Exception:  # noqa: BLE001  # the last line of defence: logged with its stack, told without it
+            code = "INTERNAL"
+            self._log.exception("call_failed", verb=verb)
+            await _abort(context, internal_error())
+        finally:
+            self._metrics.call(verb, code, time.monotonic() - began)
+
+
+async def _abort(context: Context, status: status_pb2.Status) -> None:
+    details = ((DETAILS_KEY, status.SerializeToString()),)
+    await context.abort(_CODES[status.code], status.message, trailing_metadata=details)

@@ -1,0 +1,73 @@
+"""The one place where a refusal becomes a gRPC status.
+
+UNAVAILABLE asks the caller to repeat the call, ABORTED that it is stale, RESOURCE_EXHAUSTED to come back later (with
+a hint when), FAILED_PRECONDITION and INVALID_ARGUMENT not to repeat it as it is.
+"""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from dataplane_server.core.refusal import Reason, Refusal
+
+DOMAIN = "rl_dataplane"
+DETAILS_KEY = "grpc-status-details-bin"
+
+ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
+    Reason.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.DUPLICATE: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.ROW_COUNT_MISMATCH: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.FIELD_NOT_DECLARED: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.FIELD_MISMATCH: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.LENGTH_MISMATCH: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.MALFORMED_STREAM: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.PUT_TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.PARTITION_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.SAMPLE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.FIELD_NOT_PRODUCED: grpc.StatusCode.NOT_FOUND,
+    Reason.TASK_NOT_REGISTERED: grpc.StatusCode.NOT_FOUND,
+    Reason.CLAIM_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.FIELD_HOLDS_VALUES: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NO_SPACE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.LIMIT_REACHED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.CLAIM_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.SUPERSEDED: grpc.StatusCode.ABORTED,
+}
+
+RETRY_DELAY_S: dict[Reason, float] = {Reason.NO_SPACE: 1.0, Reason.LIMIT_REACHED: 1.0, Reason.DRAINING: 0.5}
+"""How long a caller is asked to wait before it tries again, in seconds."""
+
+
+def status_of(refusal: Refusal) -> status_pb2.Status:
+    """The status with its details: ErrorInfo always, RetryInfo where waiting helps, BadRequest where a field is to
+    blame.
+    """
+    code = ERROR_TABLE[refusal.reason]
+    info = error_details_pb2.ErrorInfo(reason=refusal.reason.name, domain=DOMAIN, metadata=refusal.metadata)
+    details = [_packed(info)]
+    if refusal.reason in RETRY_DELAY_S:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(RETRY_DELAY_S[refusal.reason] * 1e9))
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if code is grpc.StatusCode.INVALID_ARGUMENT and "field" in refusal.metadata:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=refusal.metadata["field"], description=refusal.message
+        )
+        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    return status_pb2.Status(code=code.value[0], message=refusal.message, details=details)
+
+
+def internal_error() -> status_pb2.Status:
+    """What a caller is told of a defect: that there is one. The log has the stack."""
+    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN)
+    message = "internal error; the server's log has the story"
+    return status_pb2.Status(code=grpc.StatusCode.INTERNAL.value[0], message=message, details=[_packed(info)])
+
+
+def _packed(message: object) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)  # type: ignore[arg-type]  # google.rpc is published without type information
+    return packed

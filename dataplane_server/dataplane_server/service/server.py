@@ -1,0 +1,106 @@
+"""One server: core, arena, gRPC listeners, health, reflection, HTTP; its start and its orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+
+from dataplane_server.config import ServerConfig, host_and_port
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.observe.http import HttpSide
+from dataplane_server.observe.log import get_log
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service.boundary import SERVICE, Boundary
+from dataplane_server.service.frames import MAX_CHUNK_BYTES
+from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.storage.arena import Arena
+
+_MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (
+    4 << 20
+)  # a chunk, or a header of as many ids as a call may name, and its frame
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+class Server:
+    """A server on the running event loop: `start`, then `stop` once."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        config.validate()
+        self.config = config
+        self.plane = DataPlane(config.limits, incarnation=uuid.uuid4().hex[:12])
+        self.addresses: list[str] = []
+        self.http_address: str | None = None
+        self._log = get_log()
+        self._arena = Arena(config.limits.memory_bytes)
+        self._metrics = Metrics(self.plane)
+        self._servicer = DataPlaneServicer(self.plane, self._arena, self._metrics)
+        self._health = health.aio.HealthServicer()
+        self._http = HttpSide(self._metrics, lambda: self._serving)
+        self._serving = False
+        self._grpc = grpc.aio.server(interceptors=[Boundary(self._metrics)], options=_OPTIONS)
+
+    async def start(self) -> None:
+        """Listen everywhere, then report SERVING. Raises OSError when an address cannot be had."""
+        pb_grpc.add_DataPlaneServiceServicer_to_server(self._servicer, self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._grpc)
+        self.addresses = [self._bind(address) for address in self.config.listen]
+        await self._grpc.start()
+        if self.config.http is not None:
+            host, port = host_and_port("http", self.config.http)
+            self.http_address = f"{host}:{await self._http.start(host, port)}"
+        await self._report(health_pb2.HealthCheckResponse.SERVING)
+        self._serving = True
+        self._log.info("serving", listen=self.addresses, http=self.http_address)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Drain: report NOT_SERVING, end every wait, let calls under way finish for grace_s, then close."""
+        began = time.monotonic()
+        self._serving = False
+        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._servicer.drain()
+        await self._grpc.stop(self.config.drain_grace_s if grace_s is None else grace_s)
+        await self._http.stop()
+        self._arena.close()
+        self._remove_sockets()
+        self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
+
+    async def wait_closed(self) -> None:
+        await self._grpc.wait_for_termination()
+
+    def _bind(self, address: str) -> str:
+        if address.startswith("unix:"):
+            address = f"unix://{_unix_path(address)}"
+        try:
+            port = self._grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from None
+        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+    def _remove_sockets(self) -> None:
+        for address in self.config.listen:
+            if address.startswith("unix:"):
+                with contextlib.suppress(FileNotFoundError):
+                    Path(_unix_path(address)).unlink()
+
+    async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
+
+def _unix_path(address: str) -> str:
+    return address.removeprefix("unix:").removeprefix("//")

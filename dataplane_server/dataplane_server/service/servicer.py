@@ -1,0 +1,202 @@
+"""The gRPC service: a request becomes a call of the core, the answer becomes a response.
+
+All handlers run on one event loop and call the core between two awaits, so each call is atomic. After every call that
+may have effects, `_settle` wakes the callers concerned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar, cast
+
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+
+from dataplane_server.core.calls import CommitResult, Grant, PutResult, Reservation, Waiting
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.refusal import Refusal
+from dataplane_server.core.state import superseded
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service import translate
+from dataplane_server.service.frames import SENT_CHUNK_BYTES, FrameReader, Request
+from dataplane_server.service.waiters import Waiters
+from dataplane_server.storage.arena import Arena, RunWriter, cut
+from dataplane_server.version import VERSION
+
+R = TypeVar("R", PutResult, CommitResult)
+
+
+class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
+    """Serves one core. The method comments of data_plane.proto are the contract."""
+
+    def __init__(self, plane: DataPlane, arena: Arena, metrics: Metrics) -> None:
+        self._plane = plane
+        self._arena = arena
+        self._metrics = metrics
+        self._waiters = Waiters()
+        self._started = time.monotonic()
+
+    # -- partitions ----------------------------------------------------------------------------------------------------
+
+    async def RegisterPartition(
+        self, request: pb.RegisterPartitionRequest, context: object
+    ) -> pb.RegisterPartitionResponse:
+        info = self._plane.register_partition(request.request_id, translate.definition(request), time.monotonic())
+        self._settle()
+        return pb.RegisterPartitionResponse(partition=translate.partition(info))
+
+    async def DropPartition(self, request: pb.DropPartitionRequest, context: object) -> pb.DropPartitionResponse:
+        result = self._plane.drop_partition(request.request_id, request.partition_id, time.monotonic())
+        self._settle()
+        return pb.DropPartitionResponse(dropped_rows=result.dropped_rows)
+
+    async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:
+        info = self._plane.partition_info(request.partition_id)
+        return pb.GetPartitionResponse(partition=translate.partition(info))
+
+    async def ListPartitions(self, request: pb.ListPartitionsRequest, context: object) -> pb.ListPartitionsResponse:
+        infos = self._plane.partition_infos()
+        return pb.ListPartitionsResponse(partitions=[translate.partition(info) for info in infos])
+
+    async def GetConsumptionStatus(
+        self, request: pb.GetConsumptionStatusRequest, context: object
+    ) -> pb.GetConsumptionStatusResponse:
+        info = self._plane.consumption(request.partition_id, list(request.tasks))
+        return pb.GetConsumptionStatusResponse(consumed=info.consumed, tasks=translate.task_statuses(info.tasks))
+
+    async def GetServerStatus(self, request: pb.GetServerStatusRequest, context: object) -> pb.GetServerStatusResponse:
+        totals = self._plane.totals()
+        return pb.GetServerStatusResponse(
+            version=VERSION,
+            memory_budget_bytes=totals.memory_budget_bytes,
+            memory_used_bytes=totals.memory_used_bytes,
+            rows=totals.rows,
+            uptime=translate.duration(time.monotonic() - self._started),
+            waiting_claims=totals.waiting_claims,
+            waiting_puts=totals.waiting_puts,
+        )
+
+    # -- writes --------------------------------------------------------------------------------------------------------
+
+    async def PutSamples(
+        self, request_iterator: AsyncIterator[pb.PutSamplesRequest], context: object
+    ) -> pb.PutSamplesResponse:
+        frames = FrameReader(request_iterator)
+        header = (await frames.first()).header
+        begun = self._plane.begin_put(translate.put(header), time.monotonic())
+        result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
+        self._metrics.put(header.partition_id, len(header.sample_ids), result.size_bytes)
+        return pb.PutSamplesResponse(created_rows=result.created_rows, size_bytes=result.size_bytes)
+
+    async def CommitClaim(
+        self, request_iterator: AsyncIterator[pb.CommitClaimRequest], context: object
+    ) -> pb.CommitClaimResponse:
+        frames = FrameReader(request_iterator)
+        header = (await frames.first()).header
+        begun = self._plane.begin_commit(translate.commit(header), time.monotonic())
+        result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
+        return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
+
+    async def _write(self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Request]) -> R:
+        """Take a begun write to its end: wait for room, receive the values, apply; or leave nothing behind."""
+        self._settle()
+        if not isinstance(begun, (Reservation, Waiting)):
+            return begun
+        ticket = begun.ticket
+        try:
+            reservation = await self._room(begun, wait_s)
+            await self._receive(reservation, frames)
+            return cast("R", self._plane.finish(ticket, time.monotonic()))  # a ticket finishes as what it began as
+        finally:
+            self._plane.abort_write(ticket)
+            self._settle()
+
+    async def _room(self, begun: Reservation | Waiting, wait_s: float) -> Reservation:
+        if isinstance(begun, Reservation):
+            return begun
+        give_up = self._giving_up(lambda: self._plane.give_up_write(begun.ticket))
+        return await self._waiters.wait(begun.ticket, Reservation, wait_s, give_up)
+
+    async def _receive(self, reservation: Reservation, frames: FrameReader[Request]) -> None:
+        writer = RunWriter(self._arena, reservation.runs)
+        async for data in frames.chunks(reservation.size_bytes):
+            if not self._plane.holds_reservation(reservation.ticket):
+                raise superseded()
+            writer.write(data)
+
+    async def ClearSamples(self, request: pb.ClearSamplesRequest, context: object) -> pb.ClearSamplesResponse:
+        sample_ids = translate.selection(request)
+        result = self._plane.clear_samples(request.request_id, request.partition_id, sample_ids, time.monotonic())
+        self._settle()
+        return pb.ClearSamplesResponse(cleared_rows=result.cleared_rows, size_bytes=result.size_bytes)
+
+    # -- reads ---------------------------------------------------------------------------------------------------------
+
+    async def ReadColumns(
+        self, request: pb.ReadColumnsRequest, context: object
+    ) -> AsyncIterator[pb.ReadColumnsResponse]:
+        plan = self._plane.begin_read(request.partition_id, list(request.sample_ids), list(request.fields))
+        try:
+            frame = pb.ReadColumnsResponse(header=translate.read_header(plan))
+            offset = 0
+            for data in cut(self._arena, plan.runs, SENT_CHUNK_BYTES):
+                frame.chunk.offset_bytes, frame.chunk.data = offset, data
+                offset += len(data)
+                yield frame
+                frame = pb.ReadColumnsResponse()
+            if not offset:
+                yield frame
+        finally:
+            self._plane.end_read(plan.ticket)
+            self._settle()
+        self._metrics.read(request.partition_id, len(request.sample_ids), plan.size_bytes)
+
+    # -- claims --------------------------------------------------------------------------------------------------------
+
+    async def ClaimSamples(self, request: pb.ClaimSamplesRequest, context: object) -> pb.ClaimSamplesResponse:
+        began = time.monotonic()
+        answer = self._plane.claim(translate.claim(request), began)
+        self._settle()
+        if isinstance(answer, Waiting):
+            answer = await self._wait_for_rows(answer.ticket, translate.seconds(request.wait_timeout))
+        self._metrics.claim(request.partition_id, request.task, len(answer.sample_ids), time.monotonic() - began)
+        return translate.grant(answer)
+
+    async def _wait_for_rows(self, ticket: int, wait_s: float) -> Grant:
+        give_up = self._giving_up(lambda: self._plane.give_up_claim(ticket, time.monotonic()))
+        try:
+            return await self._waiters.wait(ticket, Grant, wait_s, give_up)
+        except asyncio.CancelledError:
+            self._plane.abandon_claim(ticket, time.monotonic())
+            self._settle()
+            raise
+
+    async def ReleaseClaim(self, request: pb.ReleaseClaimRequest, context: object) -> pb.ReleaseClaimResponse:
+        result = self._plane.release_claim(request.request_id, request.claim_id, time.monotonic())
+        self._settle()
+        return pb.ReleaseClaimResponse(released_rows=result.released_rows)
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """End every wait; see DataPlane.drain."""
+        self._plane.drain(time.monotonic())
+        self._settle()
+
+    def _settle(self) -> None:
+        self._waiters.wake(self._plane.take_effects())
+
+    def _giving_up(self, give_up: Callable[[], Refusal]) -> Callable[[], Refusal]:
+        def settled() -> Refusal:
+            refusal = give_up()
+            self._settle()
+            return refusal
+
+        return settled
+
+
+def method_names() -> Sequence[str]:
+    """The service's methods, as they are named in metrics and logs."""
+    return [method.name for method in pb.DESCRIPTOR.services_by_name["DataPlaneService"].methods]

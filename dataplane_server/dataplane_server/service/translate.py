@@ -1,0 +1,208 @@
+"""Messages to values of the core and back. No decision is taken here that the core could take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgpack
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+from dataplane_server.core.calls import (
+    ClaimRequest,
+    Commit,
+    Definition,
+    FieldInfo,
+    Grant,
+    PartitionInfo,
+    Put,
+    ReadColumn,
+    ReadPlan,
+    TaskInfo,
+)
+from dataplane_server.core.columns import ColumnSpec, Int64Array, Kind, Shape
+from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.rows import Tags
+
+MAX_TAGS_BYTES = 64 * 1024
+
+_KIND: dict[int, Kind] = {
+    pb.FIELD_KIND_DENSE: "dense",
+    pb.FIELD_KIND_JAGGED: "jagged",
+    pb.FIELD_KIND_OBJECT: "object",
+}
+_KIND_NUMBER = {kind: number for number, kind in _KIND.items()}
+_DTYPE = {number: name.removeprefix("DATA_TYPE_").lower() for name, number in pb.DataType.items() if number}
+_DTYPE_NUMBER = {name: number for number, name in _DTYPE.items()}
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def definition(request: pb.RegisterPartitionRequest) -> Definition:
+    return Definition(
+        partition_id=request.partition_id,
+        fields=tuple(request.fields),
+        tasks=tuple(request.tasks),
+        num_samples=request.num_samples,
+        per_token_fields=frozenset(request.per_token_fields),
+        grpo_group_size=request.grpo_group_size if request.HasField("grpo_group_size") else None,
+        enums={field: tuple(names.names) for field, names in request.enums.items()},
+    )
+
+
+def put(header: pb.PutSamplesHeader) -> Put:
+    return Put(
+        request_id=header.request_id,
+        partition_id=header.partition_id,
+        sample_ids=list(header.sample_ids),
+        columns=[_column_spec(column) for column in header.columns],
+        tags=_tags(header.row_tags) if header.row_tags else None,
+        sequence_lengths=_int64s("sequence_lengths", header.sequence_lengths) if header.sequence_lengths else None,
+    )
+
+
+def commit(header: pb.CommitClaimHeader) -> Commit:
+    return Commit(header.request_id, header.claim_id, [_column_spec(column) for column in header.columns])
+
+
+def claim(request: pb.ClaimSamplesRequest) -> ClaimRequest:
+    if request.mode not in (pb.CLAIM_MODE_ACKNOWLEDGED, pb.CLAIM_MODE_CONSUME):
+        raise Refusal(Reason.INVALID_REQUEST, "a claim must say what delivery means (mode)")
+    return ClaimRequest(
+        request_id=request.request_id,
+        partition_id=request.partition_id,
+        task=request.task,
+        required_fields=tuple(request.required_fields),
+        batch_size=request.batch_size,
+        min_size=request.min_size if request.HasField("min_size") else request.batch_size,
+        consume=request.mode == pb.CLAIM_MODE_CONSUME,
+    )
+
+
+def selection(request: pb.ClearSamplesRequest) -> list[str] | None:
+    """The samples to clear; None for all."""
+    if request.whole_partition and request.sample_ids:
+        raise Refusal(Reason.INVALID_REQUEST, "a clear names samples or the whole partition, not both")
+    return None if request.whole_partition else list(request.sample_ids)
+
+
+def seconds(duration: Duration) -> float:
+    """A wait in seconds, never negative."""
+    return max(0.0, duration.seconds + duration.nanos / 1e9)
+
+
+def duration(value_s: float) -> Duration:
+    return Duration(seconds=int(value_s), nanos=int(value_s % 1 * 1e9))
+
+
+def _column_spec(column: pb.Column) -> ColumnSpec:
+    shape = Shape(
+        kind=_KIND.get(column.kind, "dense"),
+        dtype=_DTYPE.get(column.data_type, ""),
+        row_shape=tuple(column.row_shape),
+    )
+    if column.kind not in _KIND:
+        raise Refusal(Reason.INVALID_REQUEST, f"field {column.name!r} has no kind", field=column.name)
+    has_lengths = column.row_lengths or shape.kind != "dense"
+    return ColumnSpec(column.name, shape, _int64s(column.name, column.row_lengths) if has_lengths else None)
+
+
+def _int64s(what: str, data: bytes) -> Int64Array:
+    if len(data) % 8:
+        message = f"{what}: lengths are little-endian int64, but their {len(data)} bytes are not a multiple of 8"
+        raise Refusal(Reason.INVALID_REQUEST, message, field=what)
+    return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+
+
+def _tags(rows: Sequence[bytes]) -> list[Tags]:
+    return [_row_tags(row, packed) if packed else {} for row, packed in enumerate(rows)]
+
+
+def _row_tags(row: int, packed: bytes) -> Tags:
+    try:
+        if len(packed) > MAX_TAGS_BYTES:
+            raise ValueError(f"{len(packed)} bytes, at most {MAX_TAGS_BYTES} are kept")
+        tags = msgpack.unpackb(packed, strict_map_key=True, max_ext_len=0)
+        if not isinstance(tags, dict):
+            raise ValueError(f"not a map but {type(tags).__name__}")
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Refusal(Reason.INVALID_REQUEST, f"tags of row {row} are not a msgpack map: {error}", row=row) from None
+    return tags
+
+
+# -- responses ---------------------------------------------------------------------------------------------------------
+
+
+def read_header(plan: ReadPlan) -> pb.ReadColumnsHeader:
+    columns = [_column(column) for column in plan.columns]
+    return pb.ReadColumnsHeader(columns=columns, sequence_lengths=_bytes(plan.sequence_lengths))
+
+
+def grant(value: Grant) -> pb.ClaimSamplesResponse:
+    return pb.ClaimSamplesResponse(
+        claim_id=value.claim_id,
+        sample_ids=value.sample_ids,
+        sequence_lengths=_bytes(value.sequence_lengths),
+        row_tags=[msgpack.packb(tags) if tags else b"" for tags in value.tags],
+    )
+
+
+def partition(info: PartitionInfo) -> pb.Partition:
+    what = info.definition
+    return pb.Partition(
+        partition_id=what.partition_id,
+        fields=[_field_description(field) for field in info.fields],
+        tasks=task_statuses(info.tasks),
+        num_samples=what.num_samples,
+        grpo_group_size=what.grpo_group_size,
+        enums={field: pb.EnumNames(names=names) for field, names in what.enums.items()},
+        rows=info.rows,
+        size_bytes=info.size_bytes,
+        rows_put_total=info.rows_put_total,
+        rows_cleared_total=info.rows_cleared_total,
+    )
+
+
+def task_statuses(infos: Iterable[TaskInfo]) -> list[pb.TaskStatus]:
+    return [
+        pb.TaskStatus(
+            task=info.task,
+            untaken_rows=info.untaken_rows,
+            claimed_rows=info.claimed_rows,
+            consumed_rows=info.consumed_rows,
+            consumed_rows_total=info.consumed_rows_total,
+            waiting_claims=info.waiting_claims,
+        )
+        for info in infos
+    ]
+
+
+def _column(column: ReadColumn) -> pb.Column:
+    message = _layout(column.name, column.shape)
+    if column.shape.kind != "dense":
+        message.row_lengths = _bytes(column.entries)
+    return message
+
+
+def _field_description(info: FieldInfo) -> pb.FieldDescription:
+    message = pb.FieldDescription(name=info.name, per_token=info.per_token, rows=info.rows, size_bytes=info.size_bytes)
+    if info.shape is not None:
+        layout = _layout(info.name, info.shape)
+        message.kind, message.data_type = layout.kind, layout.data_type
+        message.row_shape.extend(layout.row_shape)
+    return message
+
+
+def _layout(name: str, shape: Shape) -> pb.Column:
+    return pb.Column(
+        name=name,
+        kind=pb.FieldKind.ValueType(_KIND_NUMBER[shape.kind]),
+        data_type=pb.DataType.ValueType(_DTYPE_NUMBER.get(shape.dtype, 0)),
+        row_shape=shape.row_shape,
+    )
+
+
+def _bytes(values: Int64Array) -> bytes:
+    return values.astype("<i8", copy=False).tobytes()

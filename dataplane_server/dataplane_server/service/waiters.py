@@ -1,0 +1,56 @@
+"""Callers that wait: from the core's tickets to coroutines.
+
+The core says "not yet" and names a ticket; the coroutine sleeps here until the effect with that ticket comes, its own
+deadline does, or its caller goes away. Everything happens on one event loop, so no two of these meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from dataplane_server.core.calls import Admitted, Effect, Failed, Grant, Granted, Reservation
+from dataplane_server.core.refusal import Refusal
+
+T = TypeVar("T", Grant, Reservation)
+
+
+class Waiters:
+    """Sleeping coroutines by ticket."""
+
+    def __init__(self) -> None:
+        self._futures: dict[int, asyncio.Future[Grant | Reservation]] = {}
+
+    async def wait(self, ticket: int, kind: type[T], timeout_s: float, give_up: Callable[[], Refusal]) -> T:
+        """Sleep until the ticket is answered. give_up is called at the deadline and says what to raise."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Grant | Reservation] = loop.create_future()
+        self._futures[ticket] = future
+        timer = loop.call_later(timeout_s, self._expire, future, give_up)
+        try:
+            answer = await future
+        finally:
+            timer.cancel()
+            del self._futures[ticket]
+        if not isinstance(answer, kind):
+            raise TypeError(f"ticket {ticket} was answered with {type(answer).__name__}, not {kind.__name__}")
+        return answer
+
+    def wake(self, effects: list[Effect]) -> None:
+        """Carry out effects of the core."""
+        for effect in effects:
+            future = self._futures.get(effect.ticket)
+            if future is None or future.done():
+                continue  # a write that was streaming when it was superseded: it notices at its next chunk
+            if isinstance(effect, Failed):
+                future.set_exception(effect.refusal)
+            elif isinstance(effect, Granted):
+                future.set_result(effect.grant)
+            elif isinstance(effect, Admitted):
+                future.set_result(effect.reservation)
+
+    @staticmethod
+    def _expire(future: asyncio.Future[Grant | Reservation], give_up: Callable[[], Refusal]) -> None:
+        if not future.done():
+            future.set_exception(give_up())

@@ -1,0 +1,91 @@
+"""A real server for tests and notebooks: real sockets, the real service, on an event loop of its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.limits import Limits
+from dataplane_server.service.server import Server
+
+_START_TIMEOUT_S = 30.0
+
+
+class ServerThread:
+    """A running server; `stop` ends it and checks the core's invariants."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dataplane-server", daemon=True)
+        self._thread.start()
+        try:
+            self.server = self._run(_started(config)).result(_START_TIMEOUT_S)
+        except BaseException:
+            self._end_loop()
+            raise
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens, in the order of the configuration."""
+        return self.server.addresses
+
+    @property
+    def http_address(self) -> str | None:
+        return self.server.http_address
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the core's state breaks a law."""
+        self._run(_checked(self.server)).result(_START_TIMEOUT_S)
+
+    def stop(self, grace_s: float = 0.5) -> None:
+        """Drain and close; raises AssertionError when the core's state breaks a law. Blocks for at most about
+        grace_s.
+        """
+        try:
+            self._run(_stopped(self.server, grace_s)).result(_START_TIMEOUT_S + grace_s)
+        finally:
+            self._end_loop()
+
+    def _run(self, coroutine: object) -> Future[Server]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)  # type: ignore[arg-type]
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_START_TIMEOUT_S)
+        self._loop.close()
+
+
+@contextlib.contextmanager
+def running_server(
+    *, listen: str = "127.0.0.1:0", memory_bytes: int = 256 << 20, limits: Limits | None = None
+) -> Iterator[str]:
+    """Run a server for the length of a `with` block and yield its address, ready for `dataplane_client.connect`.
+
+    At the end of the block the server is drained and the core's invariants are checked (AssertionError).
+    """
+    config = ServerConfig(listen=(listen,), limits=limits or Limits(memory_bytes=memory_bytes))
+    thread = ServerThread(config)
+    try:
+        yield thread.addresses[0]
+    finally:
+        thread.stop()
+
+
+async def _started(config: ServerConfig) -> Server:
+    server = Server(config)
+    await server.start()
+    return server
+
+
+async def _checked(server: Server) -> Server:
+    server.plane.check_invariants()
+    return server
+
+
+async def _stopped(server: Server, grace_s: float) -> Server:
+    await server.stop(grace_s)
+    return await _checked(server)

@@ -1,0 +1,1 @@
+"""The contract of RL Data Plane, by version. Messages and stubs only; imports nothing of ours."""

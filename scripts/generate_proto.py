@@ -1,0 +1,42 @@
+"""Generate the modules of the contract: `python scripts/generate_proto.py [--check]`.
+
+--check changes nothing and exits with 1 when what is committed is not what would be generated.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import grpc_tools
+from grpc_tools import protoc
+
+ROOT = Path(__file__).resolve().parent.parent / "proto"
+PACKAGE = "rl_dataplane/v1"
+
+
+def generate(output_root: Path) -> None:
+    """Write `*_pb2.py`, `*_pb2_grpc.py` and their stubs below output_root, at the paths of their package."""
+    bundled = Path(grpc_tools.__file__).parent / "_proto"
+    out = [f"--{kind}={output_root}" for kind in ("python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out")]
+    status = protoc.main(["protoc", f"-I{ROOT}", f"-I{bundled}", *out, f"{PACKAGE}/data_plane.proto"])
+    if status != 0:
+        raise SystemExit(status)
+
+
+def stale_files() -> list[str]:
+    """Generated files that are not what the contract says."""
+    with tempfile.TemporaryDirectory() as scratch:
+        generate(Path(scratch))
+        fresh = {path.name: path.read_text() for path in (Path(scratch) / PACKAGE).iterdir()}
+    committed = {path.name: path.read_text() for path in (ROOT / PACKAGE).glob("data_plane_pb2*")}
+    return sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        stale = stale_files()
+        print("\n".join(f"{name} is stale" for name in stale), end="\n" if stale else "")
+        raise SystemExit(1 if stale else 0)
+    generate(ROOT)

@@ -1,0 +1,364 @@
+"""BatchedDataDict: rows of one batch, whatever the kind of its columns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+import numpy as np
+import pytest
+import torch
+from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
+from dataplane_client.packed_tensor import PackedTensor
+
+Batch = BatchedDataDict[Any]
+
+
+class Spec(TypedDict):
+    ids: torch.Tensor
+
+
+def objects(*elements: object) -> np.ndarray[Any, Any]:
+    array = np.empty(len(elements), dtype=object)
+    for i, element in enumerate(elements):
+        array[i] = element
+    return array
+
+
+def four_rows() -> Batch:
+    """One column of each kind; row i holds 10 + i everywhere."""
+    return BatchedDataDict(
+        ids=torch.tensor([[10, 0], [11, 0], [12, 0], [13, 0]]),
+        logs=[{"n": 10}, {"n": 11}, {"n": 12}, {"n": 13}],
+        tags=objects([10], "11", 12, None),
+        image=PackedTensor([torch.full((i, 2), 10 + i) for i in range(4)], 0),
+    )
+
+
+def rows_of(batch: Mapping[str, Any]) -> list[int]:
+    """The rows of four_rows that batch holds, after a check that all its columns agree."""
+    numbers = [int(n) for n in batch["ids"][:, 0]]
+    assert [entry["n"] for entry in batch["logs"]] == numbers
+    assert list(batch["tags"]) == [{10: [10], 11: "11", 12: 12, 13: None}[n] for n in numbers]
+    assert [tuple(row.shape) for row in batch["image"].tensors] == [(n - 10, 2) for n in numbers]
+    return [n - 10 for n in numbers]
+
+
+def test_a_spec_can_be_given_as_a_type_argument() -> None:
+    batch = BatchedDataDict[Spec](ids=torch.zeros(3))
+    assert (type(batch), batch.size) == (BatchedDataDict, 3)
+
+
+def test_a_batch_is_a_mapping_but_no_dict() -> None:
+    batch: object = BatchedDataDict({"a": [1]})
+    assert isinstance(batch, Mapping)
+    assert not isinstance(batch, dict)
+
+
+def test_metadata_is_none_at_first() -> None:
+    batch: Batch = BatchedDataDict(a=[1])
+    assert (batch.micro_batch_indices, batch.micro_batch_lengths, batch.elem_counts_per_gb) == (None, None, None)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_metadata_survives_copying(copied: Callable[[Batch], Batch]) -> None:
+    batch: Batch = BatchedDataDict(a=[1, 2])
+    batch.micro_batch_indices = [[[0, 2]]]
+    assert copied(batch).micro_batch_indices == [[[0, 2]]]
+    assert copied(batch) == batch
+
+
+@pytest.mark.parametrize(
+    ("columns", "size"),
+    [
+        pytest.param({}, 0, id="no_columns"),
+        pytest.param({"a": torch.zeros(3, 7)}, 3, id="tensor"),
+        pytest.param({"a": [1, 2]}, 2, id="list"),
+        pytest.param({"a": objects(1, 2)}, 2, id="ndarray"),
+        pytest.param({"a": PackedTensor([torch.zeros(5), None], 0)}, 2, id="packed"),
+        pytest.param({"a": [1, 2], "b": torch.zeros(9)}, 2, id="first_column_counts"),
+    ],
+)
+def test_size_is_the_rows_of_the_first_column(columns: dict[str, Any], size: int) -> None:
+    assert BatchedDataDict[Any](columns).size == size
+
+
+def test_get_dict_is_the_underlying_dictionary() -> None:
+    batch: Batch = BatchedDataDict(a=[1])
+    batch.get_dict()["b"] = [2]
+    assert type(batch.get_dict()) is dict
+    assert batch["b"] == [2]
+
+
+@pytest.mark.parametrize(
+    "value", [3, "text", None, {"n": 1}, torch.tensor(3), np.array(3)], ids=["int", "str", "none", "dict", "0d", "0da"]
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda batch: batch.slice(0, 1),
+        lambda batch: batch.select_indices([0]),
+        lambda batch: batch.chunk(0, 1),
+        lambda batch: batch.shard_by_batch_size(1),
+    ],
+    ids=["slice", "select_indices", "chunk", "shard"],
+)
+def test_a_value_without_rows_is_refused_by_name(use: Callable[[Batch], object], value: object) -> None:
+    with pytest.raises(TypeError, match="column 'lr' has no rows"):
+        use(BatchedDataDict(ids=torch.zeros(1), lr=value))
+
+
+# --- slice ---
+
+
+def test_slice_takes_the_rows_of_every_column() -> None:
+    part = four_rows().slice(1, 3)
+    assert type(part) is SlicedDataDict
+    assert rows_of(part) == [1, 2]
+
+
+def test_slice_of_a_tensor_is_a_view() -> None:
+    batch = four_rows()
+    batch.slice(1, 3)["ids"][0, 0] = 99
+    assert batch["ids"][1, 0] == 99
+
+
+@pytest.mark.parametrize("column", [torch.zeros(4), PackedTensor([None] * 4, 0)], ids=["tensor", "packed"])
+def test_slice_beyond_the_rows_of_a_tensor_is_refused(column: object) -> None:
+    with pytest.raises(AssertionError, match="slice end 5 is greater than the shape of the tensor 'x'"):
+        BatchedDataDict[Any](x=column).slice(3, 5)
+
+
+@pytest.mark.parametrize("column", [[1, 2, 3, 4], objects(1, 2, 3, 4)], ids=["list", "ndarray"])
+def test_slice_beyond_the_end_of_a_list_ends_with_it(column: object) -> None:
+    assert list(BatchedDataDict[Any](x=column).slice(3, 9)["x"]) == [4]
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, 2), (0, -1), (3, 2)])
+def test_slice_bounds_out_of_order_are_refused(start: int, end: int) -> None:
+    with pytest.raises(ValueError, match="0 <= start <= end"):
+        four_rows().slice(start, end)
+
+
+def test_slice_does_not_carry_metadata() -> None:
+    batch = four_rows()
+    batch.micro_batch_indices, batch.micro_batch_lengths, batch.elem_counts_per_gb = [[[0, 4]]], [[2]], [4]
+    part = batch.slice(0, 4)
+    assert (part.micro_batch_indices, part.micro_batch_lengths, part.elem_counts_per_gb) == (None, None, None)
+
+
+# --- select_indices, chunk ---
+
+
+@pytest.mark.parametrize("indices", [[3, 0, 0], torch.tensor([3, 0, 0])], ids=["list", "tensor"])
+def test_select_indices_takes_the_rows_named_in_that_order(indices: list[int] | torch.Tensor) -> None:
+    assert rows_of(four_rows().select_indices(indices)) == [3, 0, 0]
+
+
+@pytest.mark.parametrize("cls", [BatchedDataDict, SlicedDataDict])
+def test_select_indices_keeps_the_class(cls: type[Batch]) -> None:
+    assert type(cls(a=[1, 2]).select_indices([1])) is cls
+
+
+def test_select_indices_copies_tensors() -> None:
+    batch = four_rows()
+    batch.select_indices([0, 1])["ids"].fill_(99)
+    assert rows_of(batch) == [0, 1, 2, 3]
+
+
+def test_select_indices_of_no_rows_keeps_every_column() -> None:
+    empty = four_rows().select_indices([])
+    assert (empty["ids"].shape, empty["logs"], empty["tags"].shape, len(empty["image"])) == ((0, 2), [], (0,), 0)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [[True, False], torch.tensor([True, False]), torch.tensor([[0]]), torch.tensor(0), [0.0]],
+    ids=["mask", "mask_tensor", "two_dims", "0d", "float"],
+)
+def test_select_indices_refuses_what_is_no_flat_list_of_integers(mask: Any) -> None:
+    with pytest.raises(TypeError, match="row indices must be a flat sequence of integers"):
+        four_rows().select_indices(mask)
+
+
+def test_chunks_are_the_consecutive_parts() -> None:
+    chunks = [four_rows().chunk(rank, 2) for rank in range(2)]
+    assert [rows_of(chunk) for chunk in chunks] == [[0, 1], [2, 3]]
+    assert {type(chunk) for chunk in chunks} == {SlicedDataDict}
+
+
+def test_chunk_returns_copies() -> None:
+    batch = four_rows()
+    batch.chunk(0, 2)["ids"].fill_(99)
+    assert rows_of(batch) == [0, 1, 2, 3]
+
+
+def test_chunk_gives_every_rank_its_single_row() -> None:
+    assert [BatchedDataDict[Any](a=[7, 8, 9]).chunk(rank, 3)["a"] for rank in range(3)] == [[7], [8], [9]]
+
+
+@pytest.mark.parametrize(("rank", "chunks"), [(5, 2), (2, 2), (-1, 2)])
+def test_chunk_refuses_a_rank_that_is_not_one(rank: int, chunks: int) -> None:
+    with pytest.raises(AssertionError, match="index OOB"):
+        BatchedDataDict[Any](a=torch.zeros(100)).chunk(rank, chunks)
+
+
+@pytest.mark.parametrize("chunks", [3, 0])
+def test_chunk_refuses_rows_that_do_not_divide(chunks: int) -> None:
+    with pytest.raises(AssertionError, match="is not a multiple of chunks"):
+        four_rows().chunk(0, chunks)
+
+
+def test_chunk_refuses_columns_of_different_lengths() -> None:
+    with pytest.raises(AssertionError, match="batch sizes are not the same"):
+        BatchedDataDict[Any](a=[1, 2], b=[1]).chunk(0, 1)
+
+
+# --- reorder_data ---
+
+
+def test_reorder_data_sends_each_row_to_its_index() -> None:
+    batch: Batch = BatchedDataDict(a=torch.tensor([10, 11, 12]))
+    batch.reorder_data([2, 0, 1])
+    assert batch["a"].tolist() == [11, 12, 10]
+
+
+@pytest.mark.parametrize("indices", [[2, 0, 3, 1], torch.tensor([2, 0, 3, 1])], ids=["list", "tensor"])
+def test_reorder_data_undoes_select_indices_in_every_column(indices: list[int] | torch.Tensor) -> None:
+    batch = four_rows().select_indices(indices)
+    batch.reorder_data(indices)
+    assert rows_of(batch) == [0, 1, 2, 3]
+    assert isinstance(batch["tags"], np.ndarray)
+
+
+def test_reorder_data_keeps_the_underlying_dictionary() -> None:
+    batch: Batch = BatchedDataDict(a=[7, 8])
+    columns = batch.get_dict()
+    batch.reorder_data([1, 0])
+    assert columns["a"] == [8, 7]
+
+
+@pytest.mark.parametrize(
+    ("columns", "indices"),
+    [
+        pytest.param({"a": [1, 2], "b": [1]}, [0, 1], id="columns"),
+        pytest.param({"a": [1, 2]}, [0, 1, 2], id="too_many_indices"),
+        pytest.param({"a": [1, 2]}, [0], id="too_few_indices"),
+    ],
+)
+def test_reorder_data_refuses_sizes_that_differ(columns: dict[str, Any], indices: list[int]) -> None:
+    with pytest.raises(AssertionError, match="Batch sizes are not the same"):
+        BatchedDataDict[Any](columns).reorder_data(indices)
+
+
+@pytest.mark.parametrize("indices", [[0, 0, 1, 2], [1, 2, 3, 4], [-1, 0, 1, 2]])
+def test_reorder_data_refuses_what_is_no_permutation_and_changes_nothing(indices: list[int]) -> None:
+    batch = four_rows()
+    with pytest.raises(ValueError, match="must hold each of 0 to 3 once"):
+        batch.reorder_data(indices)
+    assert rows_of(batch) == [0, 1, 2, 3]
+
+
+# --- repeat_interleave, truncate_tensors, to ---
+
+
+def without_image() -> Batch:
+    batch = four_rows()
+    del batch["image"]
+    return batch
+
+
+@pytest.mark.parametrize(("n", "expected"), [(2, [10, 10, 11, 11, 12, 12, 13, 13]), (1, [10, 11, 12, 13]), (0, [])])
+def test_repeat_interleave_repeats_every_row_in_succession(n: int, expected: list[int]) -> None:
+    repeated = without_image().repeat_interleave(n)
+    assert repeated["ids"][:, 0].tolist() == expected
+    assert [entry["n"] for entry in repeated["logs"]] == expected
+    assert repeated["tags"].tolist() == [{10: [10], 11: "11", 12: 12, 13: None}[n] for n in expected]
+
+
+def test_repeat_interleave_copies_list_and_object_elements_for_each_repeat() -> None:
+    batch = without_image()
+    repeated = batch.repeat_interleave(2)
+    repeated["logs"][0]["n"] = 99
+    repeated["tags"][0].append(99)
+    assert (repeated["logs"][1], repeated["tags"][1]) == ({"n": 10}, [10])
+    assert (batch["logs"][0], batch["tags"][0]) == ({"n": 10}, [10])
+
+
+def test_repeat_interleave_refuses_packed_tensors() -> None:
+    with pytest.raises(NotImplementedError, match="'image'"):
+        four_rows().repeat_interleave(2)
+
+
+def test_repeat_interleave_refuses_a_negative_number() -> None:
+    with pytest.raises(ValueError, match="num_repeats must be nonnegative"):
+        without_image().repeat_interleave(-1)
+
+
+def test_truncate_tensors_cuts_every_tensor_that_has_the_dimension() -> None:
+    batch: Batch = BatchedDataDict(
+        a=torch.zeros(2, 5), b=torch.zeros(2, 3, 4), c=torch.zeros(2), d=[[1, 2, 3, 4]] * 2, e=np.zeros((2, 5))
+    )
+    batch.truncate_tensors(dim=1, truncated_len=3)
+    assert [tuple(batch[key].shape) for key in "abce"] == [(2, 3), (2, 3, 4), (2,), (2, 5)]
+    assert batch["d"] == [[1, 2, 3, 4]] * 2
+
+
+def test_truncate_tensors_refuses_a_shorter_tensor_by_name_and_changes_nothing() -> None:
+    batch: Batch = BatchedDataDict(a=torch.zeros(2, 5), b=torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="column 'b' has 3 positions in dim 1, not 4"):
+        batch.truncate_tensors(dim=1, truncated_len=4)
+    assert batch["a"].shape == (2, 5)
+
+
+def test_to_moves_tensors_and_packed_tensors_in_place() -> None:
+    batch = four_rows()
+    assert batch.to("meta") is batch
+    assert (batch["ids"].device.type, batch["image"].tensors[0].device.type) == ("meta", "meta")
+    assert (batch["logs"][0], batch["tags"][1]) == ({"n": 10}, "11")
+
+
+# --- get_multimodal_dict ---
+
+
+def multimodal() -> Batch:
+    return BatchedDataDict(
+        input_ids=torch.zeros(2, 3),
+        pixel_values=torch.zeros(2, 3, 4, 4),
+        image=PackedTensor([torch.zeros(1, 2), torch.ones(2, 2)], 0),
+        video=PackedTensor([None, None], 0),
+        token_type_ids=torch.ones(2, 3),
+        logs=["a", "b"],
+    )
+
+
+def test_multimodal_dict_holds_packed_and_token_type_columns_only() -> None:
+    found = multimodal().get_multimodal_dict()
+    assert type(found) is dict
+    assert sorted(found) == ["image", "token_type_ids", "video"]
+    assert isinstance(found["image"], PackedTensor)
+
+
+def test_multimodal_dict_knows_both_token_type_columns() -> None:
+    batch: Batch = BatchedDataDict(mm_token_type_ids=torch.ones(2, 3), token_type_ids=torch.ones(2, 3))
+    assert sorted(batch.get_multimodal_dict()) == ["mm_token_type_ids", "token_type_ids"]
+
+
+def test_multimodal_dict_concatenates_rows_on_request() -> None:
+    found = multimodal().get_multimodal_dict(as_tensors=True)
+    assert found["image"].shape == (3, 2)
+    assert found["video"] is None
+
+
+@pytest.mark.parametrize("as_tensors", [True, False])
+def test_multimodal_dict_lies_on_the_device_asked_for_and_the_batch_stays(as_tensors: bool) -> None:
+    batch = multimodal()
+    found = batch.get_multimodal_dict(as_tensors=as_tensors, device="meta")
+    image = found["image"] if as_tensors else found["image"].tensors[0]
+    assert (image.device.type, found["token_type_ids"].device.type) == ("meta", "meta")
+    assert (batch["image"].tensors[0].device.type, batch["token_type_ids"].device.type) == ("cpu", "cpu")
+
+
+def test_multimodal_dict_of_text_is_empty() -> None:
+    assert BatchedDataDict[Any](input_ids=torch.zeros(2, 3)).get_multimodal_dict(as_tensors=True) == {}

@@ -1,0 +1,139 @@
+"""BatchedDataDict.all_gather between two real processes on gloo; see all_gather_worker.py for what each rank holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+WORKER = Path(__file__).with_name("all_gather_worker.py")
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+]
+Ranks = list[dict[str, Any]]
+
+
+def run_ranks(world_size: int, backend: str, store: Path) -> Ranks:
+    """What each rank printed: {case: {column: value}} or {case: {"error": …}}."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(rank), str(world_size), backend, str(store)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        printed = [process.communicate(timeout=60)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    return [json.loads(text) for text in printed]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    return run_ranks(2, "gloo", tmp_path_factory.mktemp("gloo") / "store")
+
+
+def same(ranks: Ranks, case: str) -> Any:
+    assert ranks[0][case] == ranks[1][case]
+    return ranks[0][case]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_every_dtype_arrive_in_rank_order(two_ranks: Ranks, dtype: str) -> None:
+    column = same(two_ranks, f"torch.{dtype}")["x"]
+    assert (column["dtype"], column["rows"]) == (f"torch.{dtype}", [[1, 0], [1, 0], [1, 1]])
+
+
+def test_floats_arrive_bit_for_bit(two_ranks: Ranks) -> None:
+    assert same(two_ranks, "bits")["x"]["bits"] == [0x7FC01234, -(2**31), 0x7FC01235, -(2**31)]
+
+
+@pytest.mark.parametrize(
+    ("case", "rows"),
+    [
+        ("flat", [10, 10, 20]),
+        ("deep", [[[0, 0], [0, 0]], [[1, 1], [1, 1]]]),
+        ("strided", [[0, 2], [1, 3], [0, 2], [1, 3]]),
+        ("one_rank_without_rows", [[1, 1, 1], [1, 1, 1]]),
+        ("no_rank_with_rows", []),
+        ("lists", [{"rank": 0}, [0], {"rank": 1}, [1]]),
+        ("objects", [{"rank": 0}, {"rank": 1}, "more"]),
+    ],
+)
+def test_columns_are_concatenated_in_rank_order(two_ranks: Ranks, case: str, rows: list[Any]) -> None:
+    assert same(two_ranks, case)["x"]["rows"] == rows
+
+
+def test_object_arrays_stay_arrays(two_ranks: Ranks) -> None:
+    assert same(two_ranks, "objects")["x"]["type"] == "ndarray"
+
+
+def test_gathered_tensors_carry_no_gradient(two_ranks: Ranks) -> None:
+    assert same(two_ranks, "gradient")["x"]["grad"] is False
+
+
+def test_the_class_is_kept(two_ranks: Ranks) -> None:
+    assert (same(two_ranks, "flat")["class"], same(two_ranks, "sliced")["class"]) == (
+        "BatchedDataDict",
+        "SlicedDataDict",
+    )
+
+
+def test_ranks_may_hold_their_columns_in_different_orders(two_ranks: Ranks) -> None:
+    result = same(two_ranks, "key_order")
+    assert (result["x"]["rows"], result["y"]["rows"]) == ([0, 1], [0, 1])
+    assert [key for key in two_ranks[1]["key_order"] if key != "class"] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "text"),
+    [
+        ("keys_differ", "ValueError", "rank 0 has columns ['x'], rank 1 has ['x', 'y']"),
+        ("dtypes_differ", "ValueError", "'x'"),
+        ("widths_differ", "ValueError", "'x'"),
+        ("kinds_differ", "ValueError", "'x'"),
+        ("packed", "NotImplementedError", "'x' of rank 0 is a PackedTensor"),
+        ("packed_on_one_rank", "NotImplementedError", "'x' of rank 1 is a PackedTensor"),
+        ("nested", "NotImplementedError", "'x' of rank 0 is a nested tensor"),
+        ("0d", "NotImplementedError", "'x' of rank 0 is a 0-d tensor"),
+    ],
+)
+def test_what_cannot_be_gathered_is_refused_on_every_rank_alike(
+    two_ranks: Ranks, case: str, error: str, text: str
+) -> None:
+    refused = same(two_ranks, case)
+    assert refused["error"] == error
+    assert text in refused["text"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rows_of_every_dtype_pass_through_nccl(tmp_path: Path) -> None:
+    (rank,) = run_ranks(1, "nccl", tmp_path / "store")
+    assert {dtype: rank[f"torch.{dtype}"]["x"]["rows"] for dtype in DTYPES} == {dtype: [[1, 0]] for dtype in DTYPES}

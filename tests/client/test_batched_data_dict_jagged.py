@@ -1,0 +1,95 @@
+"""BatchedDataDict with torch.jagged nested tensors as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from dataplane_client.batched_data_dict import BatchedDataDict
+
+Batch = BatchedDataDict[Any]
+
+
+def jagged(*lengths: int) -> torch.Tensor:
+    """Row i holds lengths[i] positions, all equal to i."""
+    values = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def rows_of(nested: torch.Tensor) -> list[list[Any]]:
+    return [row.tolist() for row in nested.unbind()]
+
+
+def twice(batch: Batch) -> Batch:
+    return BatchedDataDict.from_batches([batch, batch])
+
+
+def test_size_counts_the_rows() -> None:
+    assert BatchedDataDict[Any](a=jagged(2, 0, 3)).size == 3
+
+
+def test_slice_cuts_out_the_rows_without_copying_values() -> None:
+    batch: Batch = BatchedDataDict(a=jagged(2, 0, 3, 1))
+    part = batch.slice(1, 4)["a"]
+    assert rows_of(part) == [[], [2, 2, 2], [3]]
+    assert part.values().untyped_storage().data_ptr() == batch["a"].values().untyped_storage().data_ptr()
+
+
+def test_slice_beyond_the_rows_is_refused() -> None:
+    with pytest.raises(AssertionError, match="greater than the shape of the tensor 'a'"):
+        BatchedDataDict[Any](a=jagged(2, 3)).slice(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [
+        pytest.param(lambda batch: batch.slice(1, 3), [[], [2, 2, 2]], id="slice"),
+        pytest.param(lambda batch: batch.slice(2, 2), [], id="slice_nothing"),
+        pytest.param(lambda batch: batch.select_indices([2, 0, 0]), [[2, 2, 2], [0, 0], [0, 0]], id="select_indices"),
+        pytest.param(lambda batch: batch.select_indices([]), [], id="select_nothing"),
+        pytest.param(lambda batch: batch.chunk(1, 3), [[]], id="chunk"),
+        pytest.param(lambda batch: batch.repeat_interleave(2).slice(3, 5), [[], [2, 2, 2]], id="repeat_interleave"),
+        pytest.param(lambda batch: batch.shard_by_batch_size(3)[2], [[2, 2, 2]], id="shard"),
+        pytest.param(lambda batch: twice(batch).slice(2, 4), [[2, 2, 2], [0, 0]], id="from_batches"),
+        pytest.param(lambda batch: batch.to("cpu"), [[0, 0], [], [2, 2, 2]], id="to"),
+    ],
+)
+def test_columns_that_shared_offsets_can_still_be_added(use: Callable[[Batch], Batch], expected: list[Any]) -> None:
+    first = jagged(2, 0, 3)
+    result = use(BatchedDataDict(a=first, b=first * 10))
+    assert rows_of(result["a"]) == expected
+    assert rows_of(result["a"] + result["b"]) == [[11 * x for x in row] for row in expected]
+
+
+def test_reorder_data_moves_jagged_rows() -> None:
+    batch: Batch = BatchedDataDict(a=jagged(2, 0, 3))
+    batch.reorder_data([2, 0, 1])
+    assert rows_of(batch["a"]) == [[], [2, 2, 2], [0, 0]]
+
+
+@pytest.mark.parametrize("use", [lambda b: b.slice(1, 3), lambda b: b.select_indices([1, 2])], ids=["slice", "select"])
+def test_the_result_pads_to_its_longest_row(use: Callable[[Batch], Batch]) -> None:
+    part = use(BatchedDataDict(a=jagged(2, 3, 1, 9)))["a"]
+    assert torch.nested.to_padded_tensor(part.float(), 0.0).tolist() == [[1, 1, 1], [2, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        lambda: torch.nested.nested_tensor([torch.zeros(4, 2), torch.zeros(4, 3)], layout=torch.jagged),
+        lambda: torch.nested.narrow(torch.zeros(2, 5), 1, torch.arange(2), torch.tensor([2, 3]), layout=torch.jagged),
+    ],
+    ids=["ragged_in_dim_2", "with_holes"],
+)
+def test_other_nested_tensors_are_refused_by_name(nested: Callable[[], torch.Tensor]) -> None:
+    batch: Batch = BatchedDataDict(a=nested())
+    with pytest.raises(TypeError, match="nested tensor 'a' must have layout"):
+        batch.slice(0, 1)
+
+
+def test_truncating_a_nested_tensor_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="column 'a' is a nested tensor"):
+        BatchedDataDict[Any](a=jagged(2, 3)).truncate_tensors(dim=1, truncated_len=1)

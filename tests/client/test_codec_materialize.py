@@ -1,0 +1,221 @@
+"""From the wire's TensorDict to the trainer's batch: one test per promise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.codec import materialize, pack_jagged_fields
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torch.nested import as_nested_tensor, narrow, nested_tensor, nested_tensor_from_jagged
+
+
+def ragged(*rows: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return as_nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
+
+
+STRIDED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+
+
+def objects(*values: object) -> npt.NDArray[np.object_]:
+    array = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array
+
+
+def test_result_is_a_batched_data_dict_with_the_keys_in_order() -> None:
+    td = TensorDict({"b": torch.ones(2), "a": ragged([1], [2, 3]), "c": NonTensorStack("x", "y")}, [2])
+    batch = materialize(td)
+    assert type(batch) is BatchedDataDict
+    assert list(batch) == ["b", "a", "c"]
+
+
+def test_each_field_is_padded_with_its_own_value_and_zero_otherwise() -> None:
+    td = TensorDict({"ids": ragged([1], [2, 3]), "mask": ragged([1], [1, 1])}, [2])
+    batch = materialize(td, pad_value_dict={"ids": 9, "absent": 4})
+    assert batch["ids"].tolist() == [[1, 9], [2, 3]]
+    assert batch["mask"].tolist() == [[1, 0], [1, 1]]
+
+
+def test_integers_stay_exact() -> None:
+    td = TensorDict({"ids": ragged([2**53 + 1], [2**62 + 1, 3])}, [2])
+    assert materialize(td)["ids"].tolist() == [[2**53 + 1, 0], [2**62 + 1, 3]]
+
+
+def test_rectangular_leaf_passes_through_unchanged() -> None:
+    dense = torch.ones(2, 3)
+    assert materialize(TensorDict({"x": dense}, [2]))["x"] is dense
+
+
+def test_jagged_layout_passes_nested_leaves_through() -> None:
+    nested = ragged([1], [2, 3])
+    batch = materialize(TensorDict({"x": nested, "y": torch.ones(2, 1)}, [2]), layout="jagged", pad_to_seqlen=4)
+    assert batch["x"] is nested
+    assert batch["y"].shape == (2, 4)
+
+
+def test_unknown_layout_is_refused() -> None:
+    with pytest.raises(ValueError, match="'ragged'"):
+        materialize(TensorDict({}, [0]), layout="ragged")  # type: ignore[arg-type]
+
+
+def test_pad_to_seqlen_fills_narrower_fields_and_leaves_wider_ones() -> None:
+    td = TensorDict({"a": ragged([1], [2, 3]), "b": torch.ones(2, 3), "c": torch.ones(2, 5), "d": torch.ones(2)}, [2])
+    batch = materialize(td, pad_value_dict={"a": 7, "b": 8}, pad_to_seqlen=4)
+    assert batch["a"].tolist() == [[1, 7, 7, 7], [2, 3, 7, 7]]
+    assert batch["b"].tolist() == [[1, 1, 1, 8], [1, 1, 1, 8]]
+    assert batch["c"].shape == (2, 5)
+    assert batch["d"].shape == (2,)
+
+
+def test_pad_to_seqlen_widens_dim_1_of_features_too() -> None:
+    assert materialize(TensorDict({"x": torch.ones(3, 2, 5)}, [3]), pad_to_seqlen=6)["x"].shape == (3, 6, 5)
+
+
+def test_pad_to_seqlen_below_the_longest_row_changes_nothing() -> None:
+    assert materialize(TensorDict({"x": ragged([1], [2, 3])}, [2]), pad_to_seqlen=1)["x"].shape == (2, 2)
+
+
+def test_object_stack_becomes_an_object_array_with_lists_and_dicts_whole() -> None:
+    values = [[1, 2], {"a": 1}, None]
+    column = materialize(TensorDict({"o": NonTensorStack(*map(NonTensorData, values))}, [3]))["o"]
+    assert column.shape == (3,)
+    assert column.dtype == object
+    assert column.tolist() == values
+
+
+def test_stripped_item_of_a_stack_is_none() -> None:
+    stack = NonTensorStack(NonTensorData("a"), NonTensorData("b"))
+    stack.tensordicts[0] = TensorDict({}, [])
+    assert materialize(TensorDict({"o": stack}, [2]))["o"].tolist() == [None, "b"]
+
+
+def test_packed_object_array_comes_back_one_value_per_row() -> None:
+    td = pack_jagged_fields({"o": objects("a", [1], None)}, lengths=torch.tensor([1, 1, 1]))
+    assert materialize(td)["o"].tolist() == ["a", [1], None]
+
+
+def test_one_value_without_rows_stands_for_every_row() -> None:
+    assert materialize(TensorDict({"o": NonTensorData("hi")}, [3]))["o"].tolist() == ["hi", "hi", "hi"]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "expected"),
+    [(NonTensorData("hi"), ["hi"]), (NonTensorData(objects("a", "b")), ["a", "b"])],
+    ids=["scalar", "array"],
+)
+def test_without_batch_dims_an_object_leaf_says_its_own_rows(leaf: object, expected: list[object]) -> None:
+    assert materialize(TensorDict({"o": leaf}, []))["o"].tolist() == expected
+
+
+def test_object_array_of_another_length_is_refused_naming_field_and_numbers() -> None:
+    td = TensorDict({"o": objects("a", "b", "c")}, [3])[1:]
+    with pytest.raises(ValueError, match=r"'o'.*\(3,\).*2 rows"):
+        materialize(td)
+
+
+def test_nested_tensordict_is_refused_naming_key_and_type() -> None:
+    with pytest.raises(TypeError, match="'inner': unexpected leaf type TensorDict"):
+        materialize(TensorDict({"inner": TensorDict({"x": torch.ones(2)}, [2])}, [2]))
+
+
+def test_rows_with_holes_between_them_are_padded_without_the_holes() -> None:
+    nested = nested_tensor_from_jagged(
+        torch.arange(10), torch.tensor([0, 3, 6, 10]), lengths=torch.tensor([1, 3, 2]), min_seqlen=1, max_seqlen=3
+    )
+    assert materialize(TensorDict({"x": nested}, [3]))["x"].tolist() == [[0, 0, 0], [3, 4, 5], [6, 7, 0]]
+
+
+def test_narrowed_rows_are_padded() -> None:
+    nested = narrow(torch.arange(12).reshape(2, 6), 1, torch.tensor([1, 3]), torch.tensor([2, 3]), layout=torch.jagged)
+    assert materialize(TensorDict({"x": nested}, [2]))["x"].tolist() == [[1, 2, 0], [9, 10, 11]]
+
+
+def test_slice_of_a_batch_is_padded_to_its_own_longest_row() -> None:
+    td = TensorDict({"x": ragged([1], [2, 3], [4], [5, 6, 7])}, [4])
+    assert materialize(td[:3])["x"].tolist() == [[1, 0], [2, 3], [4, 0]]
+
+
+def test_width_does_not_rely_on_a_recorded_longest_row() -> None:
+    nested = nested_tensor_from_jagged(torch.arange(5), torch.tensor([0, 2, 5]))
+    assert materialize(TensorDict({"x": nested}, [2]))["x"].shape == (2, 3)
+
+
+@STRIDED
+def test_strided_nested_tensor_is_padded() -> None:
+    nested = nested_tensor([torch.tensor([[1, 2]]), torch.tensor([[3, 4], [5, 6]])])
+    padded = materialize(TensorDict({"x": nested}, [2]))["x"]
+    assert padded.tolist() == [[[1, 2], [0, 0]], [[3, 4], [5, 6]]]
+
+
+def test_non_contiguous_values_are_padded() -> None:
+    nested = nested_tensor_from_jagged(
+        torch.arange(6).reshape(2, 3).T, torch.tensor([0, 1, 3]), min_seqlen=1, max_seqlen=2
+    )
+    assert materialize(TensorDict({"x": nested}, [2]))["x"].tolist() == [[[0, 3], [0, 0]], [[1, 4], [2, 5]]]
+
+
+def test_pending_conjugation_is_resolved() -> None:
+    values = torch.tensor([1 + 2j, 3 - 1j, 5j]).conj()
+    nested = nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]), min_seqlen=1, max_seqlen=2)
+    assert materialize(TensorDict({"x": nested}, [2]))["x"].tolist() == [[1 - 2j, 0], [3 + 1j, -5j]]
+
+
+def test_padded_result_requires_no_grad() -> None:
+    nested = as_nested_tensor([torch.ones(1, requires_grad=True), torch.ones(2)], layout=torch.jagged)
+    assert not materialize(TensorDict({"x": nested}, [2]))["x"].requires_grad
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        ragged([[1, 2]], [[3, 4], [5, 6]]).transpose(1, 2),
+        as_nested_tensor([torch.zeros(2, 3), torch.zeros(2, 5)], layout=torch.jagged),
+    ],
+    ids=["transposed", "ragged in dim 2"],
+)
+def test_field_ragged_in_another_dim_is_refused_naming_it(nested: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="'x': ragged in dim 2"):
+        materialize(TensorDict({"x": nested}, [2]))
+
+
+@STRIDED
+@pytest.mark.parametrize(
+    "rows",
+    [[torch.zeros(1, 2), torch.zeros(1, 3)], [torch.tensor(1.0), torch.tensor(2.0)]],
+    ids=["trailing dims", "0-d rows"],
+)
+def test_strided_nested_tensor_ragged_elsewhere_is_refused_naming_it(rows: int) -> None:
+    with pytest.raises(ValueError, match="'x', row"):
+        materialize(TensorDict({"x": nested_tensor(rows)}, [2]))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "row"),
+    [([0, 2, 9], 1), ([0, 3, 1], 1), ([-1, 1, 2], 0)],
+    ids=["past the end", "decreasing", "negative"],
+)
+def test_offsets_outside_the_values_are_refused_naming_field_and_row(offsets: list[int], row: int) -> None:
+    nested = nested_tensor_from_jagged(torch.arange(5), torch.tensor(offsets), min_seqlen=0, max_seqlen=5)
+    with pytest.raises(ValueError, match=f"'x', row {row}"):
+        materialize(TensorDict({"x": nested}, [2]))
+
+
+def test_importing_the_codec_does_not_import_the_batch_type() -> None:
+    code = "import sys, dataplane_client.codec; print('dataplane_client.batched_data_dict' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
+
+
+def test_importing_the_column_layout_does_not_import_torch() -> None:
+    code = "import sys, dataplane_client.columns_layout; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"

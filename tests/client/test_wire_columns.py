@@ -1,0 +1,280 @@
+"""Round trips TensorDict -> columns -> TensorDict of dense and jagged fields, bit for bit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+import torch
+from dataplane_client.columns_layout import WireColumn
+from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.wire_columns import decode_columns, encode_columns
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch.nested import as_nested_tensor, nested_tensor, nested_tensor_from_jagged, to_padded_tensor
+
+NAMES = [entry.name for entry in WIRE_DTYPES]
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def random_values(name: str, shape: Sequence[int], seed: int = 0) -> torch.Tensor:
+    dtype = getattr(torch, name)
+    count = int(np.prod(shape)) * dtype.itemsize
+    source = torch.Generator().manual_seed(seed)
+    data = torch.randint(0, 2 if name == "bool" else 256, (count,), dtype=torch.uint8, generator=source)
+    return data.view(dtype).reshape(shape)
+
+
+def jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
+    return nested_tensor_from_jagged(
+        values, offsets=offsets, min_seqlen=min(lengths, default=0), max_seqlen=max(lengths, default=0)
+    )
+
+
+def received(columns: Sequence[WireColumn]) -> list[WireColumn]:
+    """The columns as a transport hands them over: the same bytes in writable buffers of its own."""
+    return [
+        WireColumn(c.name, c.kind, c.dtype, c.row_shape, c.lengths, memoryview(bytearray(c.values))) for c in columns
+    ]
+
+
+def round_trip(td: TensorDict | Mapping[str, object], n_rows: int) -> TensorDict:
+    return decode_columns(received(encode_columns(td)), n_rows)
+
+
+def assert_same_rows(got: torch.Tensor, sent: torch.Tensor) -> None:
+    assert got.dtype == sent.dtype
+    assert [tuple(row.shape) for row in got.unbind()] == [tuple(row.shape) for row in sent.unbind()]
+    assert [raw(row) for row in got.unbind()] == [raw(row) for row in sent.unbind()]
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 5])
+@pytest.mark.parametrize("row_shape", [(), (3,), (2, 3, 2), (0, 4)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_dense_field_comes_back_bit_for_bit(name: str, row_shape: tuple[int, ...], n_rows: int) -> None:
+    sent = random_values(name, (n_rows, *row_shape))
+    got = round_trip(TensorDict({"x": sent}, [n_rows]), n_rows)
+    assert got.batch_size == (n_rows,)
+    assert got["x"].shape == sent.shape
+    assert got["x"].dtype == sent.dtype
+    assert raw(got["x"]) == raw(sent)
+
+
+@pytest.mark.parametrize("lengths", [(), (4,), (0,), (3, 0, 1, 7, 2)], ids=str)
+@pytest.mark.parametrize("trailing", [(), (3,), (2, 3, 2)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_jagged_field_comes_back_bit_for_bit(name: str, trailing: tuple[int, ...], lengths: Sequence[int]) -> None:
+    sent = jagged(random_values(name, (sum(lengths), *trailing)), lengths)
+    got = round_trip(TensorDict({"x": sent}, [len(lengths)]), len(lengths))["x"]
+    assert got.layout is torch.jagged
+    assert_same_rows(got, sent)
+
+
+@pytest.mark.parametrize("name", ["int64", "bfloat16", "float32", "bool", "float8_e4m3fn", "uint16", "complex64"])
+def test_thousands_of_rows_come_back_bit_for_bit(name: str) -> None:
+    lengths = np.random.default_rng(3).integers(0, 9, 5000).tolist()
+    values, dense = random_values(name, (sum(lengths),)), random_values(name, (5000, 3))
+    got = round_trip(TensorDict({"j": jagged(values, lengths), "d": dense}, [5000]), 5000)
+    assert raw(got["d"]) == raw(dense)
+    assert raw(got["j"].values()) == raw(values)
+    assert got["j"].offsets().diff().tolist() == lengths
+
+
+@given(
+    lengths=st.lists(st.integers(0, 7), max_size=9),
+    trailing=st.lists(st.integers(0, 3), max_size=3),
+    name=st.sampled_from(NAMES),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_ragged_and_dense_shapes_come_back_bit_for_bit(
+    lengths: Sequence[int], trailing: tuple[int, ...], name: str, seed: int
+) -> None:
+    n_rows = len(lengths)
+    sent = {
+        "j": jagged(random_values(name, (sum(lengths), *trailing), seed), lengths),
+        "d": random_values(name, (n_rows, *trailing), seed),
+    }
+    got = round_trip(TensorDict(sent, [n_rows]), n_rows)
+    assert_same_rows(got["j"], sent["j"])
+    assert_same_rows(got["d"], sent["d"])
+
+
+NON_FINITE = {
+    torch.float16: [0x7C00, 0xFC00, 0x7C01, 0x7E00, 0xFFFF, 0x8000],
+    torch.bfloat16: [0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFFF, 0x8000],
+    torch.float32: [0x7F800000, 0xFF800000, 0x7F800001, 0x7FC00000, 0xFFFFFFFF, 0x80000000],
+    torch.float64: [0x7FF << 52, 0xFFF << 52, (0x7FF << 52) + 1, 0x7FF8 << 48, 2**64 - 1, 1 << 63],
+}
+
+
+@pytest.mark.parametrize("dtype", NON_FINITE, ids=str)
+def test_infinities_nan_payloads_and_negative_zero_keep_their_bits(dtype: torch.dtype) -> None:
+    data = b"".join(pattern.to_bytes(dtype.itemsize, "little") for pattern in NON_FINITE[dtype])
+    values = torch.frombuffer(bytearray(data), dtype=dtype)
+    got = round_trip(TensorDict({"d": values.reshape(3, 2), "j": jagged(values, (1, 3, 2))}, [3]), 3)
+    assert raw(got["d"]) == data
+    assert raw(got["j"].values()) == data
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda t: t[:, ::2], lambda t: t.transpose(0, 1), lambda t: t[1:2].expand(4, *t.shape[1:]), lambda t: t[:, 1:4]],
+    ids=["strided", "transposed", "expanded", "window"],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_non_contiguous_tensors_come_back_bit_for_bit(name: str, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    sent = view(random_values(name, (4, 6)))
+    expected = raw(view(random_values(name, (4, 6)).view(torch.uint8).reshape(4, 6, -1)))
+    n_rows = sent.shape[0]
+    got = round_trip(TensorDict({"d": sent, "j": jagged(sent, [n_rows] + [0] * (n_rows - 1))}, [n_rows]), n_rows)
+    assert raw(got["d"]) == expected
+    assert raw(got["j"].values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (torch.tensor([1 + 2j, 3 - 4j]).conj(), [1 - 2j, 3 + 4j]),
+        (torch.tensor([1 + 2j, 3 - 4j]).conj().imag, [-2.0, 4.0]),
+        (torch.tensor([1.5, 2.5], requires_grad=True), [1.5, 2.5]),
+    ],
+    ids=["conjugated", "negated", "requires grad"],
+)
+def test_pending_operations_and_gradients_are_resolved(values: torch.Tensor, expected: list[object]) -> None:
+    got = round_trip({"d": values, "j": jagged(values, (2, 0))}, 2)
+    assert got["d"].tolist() == expected
+    assert got["j"].values().tolist() == expected
+    assert not got["d"].requires_grad
+
+
+def test_column_says_how_the_bytes_are_laid_out() -> None:
+    td = TensorDict({"d": torch.zeros(2, 3, 4, dtype=torch.int16), "j": jagged(torch.zeros(5, 2), (4, 1))}, [2])
+    dense, ragged = encode_columns(td)
+    assert (dense.name, dense.kind, dense.dtype, dense.row_shape, dense.lengths) == (
+        "d",
+        "dense",
+        "int16",
+        (3, 4),
+        None,
+    )
+    assert (ragged.name, ragged.kind, ragged.dtype, ragged.row_shape) == ("j", "jagged", "float32", (2,))
+    assert ragged.lengths is not None
+    assert ragged.lengths.tolist() == [4, 1]
+    assert (dense.values.nbytes, ragged.values.nbytes) == (48, 40)
+
+
+def test_slice_sends_only_its_own_rows() -> None:
+    td = TensorDict({"j": jagged(torch.arange(1000), (300, 2, 3, 695))}, [4])[1:3]
+    (column,) = encode_columns(td)
+    assert column.values.nbytes == 5 * 8
+    assert decode_columns(received([column]), 2)["j"].values().tolist() == [300, 301, 302, 303, 304]
+
+
+def test_window_on_larger_values_sends_only_its_own_rows() -> None:
+    window = nested_tensor_from_jagged(torch.arange(9), torch.tensor([2, 3, 5]), min_seqlen=1, max_seqlen=2)
+    assert round_trip({"j": window}, 2)["j"].values().tolist() == [2, 3, 4]
+
+
+def test_holes_between_rows_are_not_sent() -> None:
+    nested = nested_tensor_from_jagged(
+        torch.arange(10), torch.tensor([0, 3, 6, 10]), lengths=torch.tensor([1, 3, 2]), min_seqlen=1, max_seqlen=3
+    )
+    assert round_trip({"j": nested}, 3)["j"].values().tolist() == [0, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_strided_nested_tensor_arrives_jagged() -> None:
+    got = round_trip({"j": nested_tensor([torch.arange(2), torch.arange(3)])}, 2)["j"]
+    assert got.layout is torch.jagged
+    assert got.values().tolist() == [0, 1, 0, 1, 2]
+
+
+def test_contiguous_tensors_are_encoded_without_a_copy() -> None:
+    dense, values = torch.arange(6.0).reshape(2, 3), torch.arange(5)
+    columns = encode_columns(TensorDict({"d": dense, "j": jagged(values, (1, 4))}, [2]))
+    addresses = [np.frombuffer(column.values, np.uint8).ctypes.data for column in columns]
+    assert addresses == [dense.data_ptr(), values.data_ptr()]
+
+
+def test_column_is_read_only_and_keeps_the_tensor_alive() -> None:
+    columns = encode_columns({"d": torch.arange(100_000)})
+    gc.collect()
+    torch.full((100_000,), -1)
+    assert columns[0].values.readonly
+    assert np.array_equal(np.frombuffer(columns[0].values, np.int64), np.arange(100_000))
+
+
+def test_decoded_tensors_live_in_the_buffer() -> None:
+    buffer = bytearray(48)
+    dense = WireColumn("d", "dense", "int64", (), None, memoryview(buffer)[:16])
+    ragged = WireColumn("j", "jagged", "int64", (), np.array([1, 3]), memoryview(buffer)[16:])
+    td = decode_columns([dense, ragged], 2)
+    td["d"][1] = 7
+    td["j"].values()[3] = 9
+    assert np.frombuffer(buffer, np.int64).tolist() == [0, 7, 0, 0, 0, 9]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [memoryview(np.arange(2).tobytes()), memoryview(bytearray(b"." + np.arange(2).tobytes()))[1:]],
+    ids=["read-only", "misaligned"],
+)
+def test_buffer_torch_cannot_use_is_copied(values: memoryview) -> None:
+    td = decode_columns([WireColumn("d", "dense", "int64", (), None, values)], 2)
+    td["d"][0] = 5
+    assert td["d"].tolist() == [5, 1]
+    assert bytes(values) == np.arange(2).tobytes()
+
+
+def test_numpy_buffers_are_accepted() -> None:
+    values = np.arange(4, dtype=np.float32).reshape(2, 2)
+    td = decode_columns([WireColumn("d", "dense", "float32", (2,), None, values.data)], 2)
+    assert td["d"].tolist() == [[0, 1], [2, 3]]
+
+
+def test_jagged_fields_with_equal_lengths_can_be_combined() -> None:
+    sent = {"a": jagged(torch.ones(3), (1, 2)), "b": jagged(torch.ones(3), (1, 2)), "c": jagged(torch.ones(3), (2, 1))}
+    got = round_trip(sent, 2)
+    assert got["a"].offsets() is got["b"].offsets()
+    assert (got["a"] + got["b"]).values().tolist() == [2, 2, 2]
+    assert got["c"].offsets().tolist() == [0, 2, 3]
+
+
+def test_torch_pads_a_decoded_field_to_its_longest_row() -> None:
+    got = round_trip({"j": jagged(torch.ones(6), (1, 3, 2))}, 3)["j"]
+    assert to_padded_tensor(got, 0.0).shape == (3, 3)
+
+
+def test_decoded_batch_stays_row_aligned_when_indexed() -> None:
+    sent = {"j": as_nested_tensor([torch.tensor([1]), torch.tensor([2, 2]), torch.tensor([3])], layout=torch.jagged)}
+    sent["d"] = torch.tensor([1, 2, 3])
+    got = round_trip(sent, 3)[torch.tensor([2, 1])]
+    assert got["d"].tolist() == [3, 2]
+    assert [row.tolist() for row in got["j"].unbind()] == [[3], [2, 2]]
+
+
+@pytest.mark.parametrize("td", [{}, TensorDict({}, [0]), TensorDict({}, [3])], ids=["mapping", "no rows", "rows"])
+def test_without_fields_there_are_no_columns(td: TensorDict | Mapping[str, object]) -> None:
+    assert encode_columns(td) == []
+
+
+def test_without_columns_there_are_rows_without_fields() -> None:
+    assert decode_columns([], 3).batch_size == (3,)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_tensors_are_sent_from_a_copy_on_the_host() -> None:
+    offsets = torch.tensor([0, 1, 3], device="cuda")
+    nested = nested_tensor_from_jagged(torch.arange(3).cuda(), offsets, min_seqlen=1, max_seqlen=2)
+    got = round_trip({"d": torch.tensor([1.0, 2.0]).cuda(), "j": nested}, 2)
+    assert got["d"].tolist() == [1, 2]
+    assert [row.tolist() for row in got["j"].unbind()] == [[0], [1, 2]]

@@ -1,0 +1,175 @@
+"""What does not travel, and columns that contradict themselves: the error names the field and the rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from dataplane_client.columns_layout import Kind, WireColumn
+from dataplane_client.wire_columns import decode_columns, encode_columns
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorData, TensorDict
+from torch.nested import as_nested_tensor, nested_tensor_from_jagged
+
+
+def not_a_bool() -> torch.Tensor:
+    return torch.tensor([0, 2], dtype=torch.uint8).view(torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "found"),
+    [
+        (TensorDict({"x": torch.ones(2)}, [2]), "TensorDict"),
+        ([1, 2], "list"),
+        ("ab", "str"),
+        (None, "NoneType"),
+        (np.ones(2), "ndarray"),
+        (torch.eye(2).to_sparse(), "sparse"),
+        (torch.ones(2, device="meta"), "meta"),
+        (torch.zeros(2, dtype=torch.uint8).view(torch.bits8), "torch.bits8"),
+        (torch.zeros(2, dtype=torch.uint8).view(vars(torch)["uint4"]), "torch.uint4"),
+    ],
+    ids=["tensordict", "list", "str", "none", "ndarray", "sparse", "meta", "bits", "shell"],
+)
+def test_leaf_that_does_not_travel_is_refused_naming_field_and_type(leaf: object, found: str) -> None:
+    with pytest.raises(TypeError, match=rf"'bad'.*{found}"):
+        encode_columns({"ok": torch.ones(2), "bad": leaf})
+
+
+def test_nested_tensordict_in_a_tensordict_is_refused_naming_it() -> None:
+    with pytest.raises(TypeError, match=r"'inner'.*TensorDict"):
+        encode_columns(TensorDict({"inner": {"x": torch.ones(2)}}, [2]))
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        torch.ones(3),
+        as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged),
+        np.array(["a", "b", "c"], object),
+        NonTensorData(np.array(["a", "b", "c"], object)),
+    ],
+    ids=["dense", "jagged", "object array", "non-tensor data"],
+)
+def test_field_with_another_number_of_rows_is_refused_naming_it_and_both_numbers(leaf: object) -> None:
+    with pytest.raises(ValueError, match=r"'bad'.*3.*2 rows"):
+        encode_columns({"ok": torch.ones(2), "bad": leaf})
+
+
+def test_field_without_rows_is_refused_naming_it() -> None:
+    with pytest.raises(ValueError, match="'bad': a 0-d tensor"):
+        encode_columns({"ok": torch.ones(2), "bad": torch.tensor(1.0)})
+
+
+@pytest.mark.parametrize(
+    "td", [TensorDict({"x": torch.ones(2)}, []), {"o": NonTensorData("hi")}], ids=["td", "mapping"]
+)
+def test_batch_that_does_not_say_its_rows_is_refused(td: TensorDict | Mapping[str, object]) -> None:
+    with pytest.raises(ValueError, match="rows"):
+        encode_columns(td)
+
+
+def test_field_ragged_in_another_dim_is_refused_naming_it() -> None:
+    nested = as_nested_tensor([torch.zeros(2, 3), torch.zeros(2, 5)], layout=torch.jagged)
+    with pytest.raises(ValueError, match="'j': ragged in dim 2"):
+        encode_columns({"j": nested})
+
+
+def test_bool_stored_as_another_byte_than_0_and_1_is_refused_on_both_ways() -> None:
+    with pytest.raises(ValueError, match=r"'mask'.*byte"):
+        encode_columns({"mask": not_a_bool()})
+    with pytest.raises(ValueError, match=r"'mask'.*byte"):
+        decode_columns([WireColumn("mask", "dense", "bool", (), None, memoryview(bytearray(b"\0\2")))], 2)
+
+
+def test_offsets_outside_the_values_are_refused_naming_field_and_row() -> None:
+    nested = nested_tensor_from_jagged(torch.arange(5), torch.tensor([0, 2, 9]), min_seqlen=2, max_seqlen=7)
+    with pytest.raises(ValueError, match="'j', row 1"):
+        encode_columns({"j": nested})
+
+
+DENSE = WireColumn("x", "dense", "int32", (2,), None, memoryview(bytearray(24)))
+JAGGED = WireColumn("x", "jagged", "int32", (2,), np.array([1, 0, 2]), memoryview(bytearray(24)))
+OBJECT = WireColumn("x", "object", "", (), np.array([1, 1, 1]), memoryview(bytearray(b"\x01\x02\x03")))
+
+
+@pytest.mark.parametrize("column", [DENSE, JAGGED, OBJECT], ids=lambda column: column.kind)
+def test_columns_of_the_tables_below_are_sound_before_they_are_spoiled(column: WireColumn) -> None:
+    assert decode_columns([column], 3).batch_size == (3,)
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "rule"),
+    [
+        (DENSE, {"values": memoryview(bytearray(23))}, "23 bytes"),
+        (DENSE, {"values": memoryview(bytearray(32))}, "32 bytes"),
+        (DENSE, {"values": memoryview(bytearray(0))}, "but 0 bytes"),
+        (DENSE, {"row_shape": (3,)}, "12 bytes"),
+        (DENSE, {"row_shape": (-1, -2)}, "negative size"),
+        (DENSE, {"row_shape": (0, 2**62), "values": memoryview(b"")}, "too large"),
+        (DENSE, {"dtype": "qint8"}, "'qint8'"),
+        (DENSE, {"dtype": ""}, "dtype ''"),
+        (DENSE, {"kind": "sparse"}, "unknown kind 'sparse'"),
+        (JAGGED, {"lengths": None}, "no lengths"),
+        (JAGGED, {"lengths": np.array([1, 2])}, "3 rows"),
+        (JAGGED, {"lengths": np.array([[1, 0, 2]])}, "3 rows"),
+        (JAGGED, {"lengths": np.array([1, -1, 3])}, "row 1: negative length -1"),
+        (JAGGED, {"lengths": np.array([1, 1, 2])}, "4 entries"),
+        (JAGGED, {"lengths": np.array([2**62, 2**62, 2**63 - 1])}, "entries of 8 bytes"),
+        (
+            JAGGED,
+            {"lengths": np.array([2**62, 2**62, 2**62]), "row_shape": (0,), "values": memoryview(b"")},
+            "too large",
+        ),
+        (OBJECT, {"lengths": None}, "no lengths"),
+        (OBJECT, {"lengths": np.array([1, 1, 2])}, "4 entries"),
+        (OBJECT, {"lengths": np.array([3, 1, -1])}, "row 2: negative length"),
+    ],
+)
+def test_column_that_contradicts_itself_is_refused_naming_field_and_rule(
+    column: WireColumn, change: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"'x'.*{rule}"):
+        decode_columns([dataclasses.replace(column, **change)], 3)
+
+
+def test_field_that_comes_twice_is_refused_naming_it() -> None:
+    with pytest.raises(ValueError, match="'x' comes twice"):
+        decode_columns([DENSE, JAGGED], 3)
+
+
+def test_negative_number_of_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1 rows"):
+        decode_columns([], -1)
+
+
+@given(
+    kind=st.sampled_from(["dense", "jagged", "object", "?"]),
+    dtype=st.sampled_from(["", "int32", "bool", "complex32", "float4_e2m1fn_x2", "nonsense"]),
+    row_shape=st.lists(st.integers(-1, 3) | st.just(2**62), max_size=3).map(tuple),
+    lengths=st.none() | st.lists(st.integers(-1, 9) | st.just(2**62), max_size=4).map(lambda x: np.array(x, np.int64)),
+    values=st.binary(max_size=40),
+    n_rows=st.integers(-1, 4),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_column_decodes_or_is_refused_with_a_value_error(
+    kind: Kind,
+    dtype: str,
+    row_shape: tuple[int, ...],
+    lengths: npt.NDArray[np.int64] | None,
+    values: bytes,
+    n_rows: int,
+) -> None:
+    column = WireColumn("x", kind, dtype, row_shape, lengths, memoryview(bytearray(values)))
+    try:
+        td = decode_columns([column], n_rows)
+    except ValueError:
+        return
+    assert td.batch_size == (n_rows,)
+    assert encode_columns(td)[0].values.nbytes <= max(len(values) * 2, len(values) + 9 * n_rows)

@@ -1,0 +1,85 @@
+"""An arena that a test owns: real bytes, and a map of those in use.
+
+Room is taken where the core says and must have been free; bytes that become free are scribbled over, so that whoever
+still reads them notices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from dataplane_server.core.space import Run
+
+ALIGNMENT = 64
+
+
+class ArenaModel:
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._bytes = bytearray(capacity)
+        self._in_use = bytearray(capacity)  # 1 where a byte is in use
+
+    @property
+    def used(self) -> int:
+        return sum(self._in_use)
+
+    def take(self, runs: Iterable[Run]) -> None:
+        for offset, size in runs:
+            assert size > 0
+            assert offset % ALIGNMENT == 0
+            assert not any(self._in_use[offset : offset + size]), "room was handed out twice"
+            self._in_use[offset : offset + size] = b"\1" * size
+
+    def free(self, runs: Iterable[Run]) -> None:
+        for offset, size in runs:
+            assert all(self._in_use[offset : offset + size]), "room was given back twice"
+            self._in_use[offset : offset + size] = bytes(size)
+            self._bytes[offset : offset + size] = b"\xdd" * size
+
+    def copy_in(self, runs: Iterable[Run], data: bytes) -> None:
+        for offset, size in runs:
+            self._bytes[offset : offset + size] = data[:size]
+            data = data[size:]
+        assert not data
+
+    def copy_out(self, runs: Iterable[Run]) -> bytes:
+        return b"".join(self._bytes[offset : offset + size] for offset, size in runs)
+
+    def may_fit(self, column_sizes: Sequence[int]) -> bool:
+        """Whether there are so many free bytes."""
+        return sum(column_sizes) <= self.capacity - self.used
+
+    def must_fit(self, column_sizes: Sequence[int]) -> bool:
+        """Whether one free range is long enough for all columns one after the other."""
+        rooms = (found.end() - aligned(found.start()) for found in re.finditer(rb"\0+", self._in_use))
+        return padded(column_sizes) <= max(rooms, default=0)
+
+    def never_fits(self, column_sizes: Sequence[int]) -> bool:
+        return padded(column_sizes) > self.capacity
+
+
+def aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def padded(column_sizes: Sequence[int]) -> int:
+    """Bytes from the first column's begin to the last one's end, each aligned; empty columns take no room."""
+    sizes = [size for size in column_sizes if size]
+    return sum(map(aligned, sizes[:-1])) + sum(sizes[-1:])
+
+
+def cut(runs: Iterable[Run], sizes: Iterable[int]) -> list[list[Run]]:
+    """The bytes of the runs dealt out in their order: pieces for each of the sizes."""
+    rest = list(runs)[::-1]
+    dealt: list[list[Run]] = []
+    for size in sizes:
+        pieces: list[Run] = []
+        while size:
+            offset, length = rest.pop()
+            pieces.append(Run(offset, min(size, length)))
+            if length > size:
+                rest.append(Run(offset + size, length - size))
+            size -= pieces[-1].size_bytes
+        dealt.append(pieces)
+    return dealt

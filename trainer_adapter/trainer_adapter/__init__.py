@@ -1,0 +1,1 @@
+"""Between the data plane and the trainer's workers."""
