@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 
+from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.options import ClientOptions
 
 ANSWER_MARGIN_S = 2.0
@@ -13,12 +14,16 @@ ANSWER_MARGIN_S = 2.0
 are ready, because ...") arrives instead of a bare deadline."""
 
 
+MAX_TIMEOUT_S = 1e9
+"""Some 30 years; beyond that the clocks of gRPC run over."""
+
+
 class Deadline:
     """A point in time, `timeout_s` seconds from its making."""
 
     def __init__(self, timeout_s: float) -> None:
-        if not timeout_s >= 0:
-            raise ValueError(f"timeout_s must not be negative, got {timeout_s}")
+        if not 0 <= timeout_s <= MAX_TIMEOUT_S:
+            raise InvalidArgumentError(f"timeout_s must be 0 to {MAX_TIMEOUT_S:.0f} seconds, got {timeout_s}")
         self._at = time.monotonic() + timeout_s
 
     @property

@@ -11,6 +11,7 @@ build several fields of one batch pass one ``RowSplit`` to all of them.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -18,6 +19,14 @@ import numpy as np
 import torch
 
 from dataplane_client._rows import Int64Array, gather_rows
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("is_fx_tracing will return true")
+
+
+# torch.nested warns, once a process, of a call that torch.nested itself makes: nothing that our callers could act on.
+logging.getLogger("torch.fx._symbolic_trace").addFilter(_is_news)
 
 
 class _JaggedLayout(Protocol):

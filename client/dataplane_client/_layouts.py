@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from rl_dataplane.v1 import data_plane_pb2 as pb
 
 from dataplane_client.columns_layout import ITEM_SIZES, Kind, WireColumn
 from dataplane_client.errors import InternalError
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _KINDS: dict[int, Kind] = {
     pb.FIELD_KIND_DENSE: "dense",

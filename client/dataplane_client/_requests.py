@@ -8,14 +8,15 @@ import uuid
 from collections.abc import ItemsView, Mapping, Sequence
 
 import msgpack
-from rl_dataplane.v1 import data_plane_pb2 as pb
 from tensordict import TensorDict, TensorDictBase
 
+from dataplane_client._arguments import checked_count, checked_name, checked_names, one_or_more
 from dataplane_client._layouts import ColumnAssembler, column_message, int64_bytes, int64s
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import InternalError, InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.wire_columns import decode_columns, encode_columns
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Fields = TensorDictBase | Mapping[str, object]
 
@@ -29,13 +30,16 @@ def wire_columns(fields: Fields | None, n_rows: int, where: str) -> list[WireCol
     """The columns of fields that must have n_rows rows. UnsupportedTypeError or InvalidArgumentError name the field."""
     if fields is None:
         return []
+    if not isinstance(fields, (TensorDictBase, Mapping)):
+        raise UnsupportedTypeError(f"{where}: fields are a TensorDict or a mapping, got {type(fields).__name__}")
+    checked_names("field name", fields.keys(), where)
     try:
         columns = encode_columns(fields)
     except TypeError as error:
         raise UnsupportedTypeError(f"{where}: {error}") from None
     except ValueError as error:
         raise InvalidArgumentError(f"{where}: {error}") from None
-    rows = _rows_of(fields, columns, n_rows)
+    rows = _rows_of(fields, n_rows)
     if rows != n_rows:
         raise InvalidArgumentError(
             f"{where}: the fields have {rows} rows, but the call names {n_rows} samples", reason="ROW_COUNT_MISMATCH"
@@ -43,7 +47,7 @@ def wire_columns(fields: Fields | None, n_rows: int, where: str) -> list[WireCol
     return columns
 
 
-def _rows_of(fields: Fields, columns: Sequence[WireColumn], n_rows: int) -> int:
+def _rows_of(fields: Fields, n_rows: int) -> int:
     if isinstance(fields, TensorDictBase):
         return int(fields.batch_size[0])
     counts = [len(value) for value in fields.values() if hasattr(value, "__len__")]
@@ -62,6 +66,8 @@ def row_tags(tags: Sequence[Mapping[str, Tag]] | None, n_rows: int, where: str) 
 
 
 def _packed_tags(row: int, tags: Mapping[str, Tag], where: str) -> bytes:
+    if not isinstance(tags, Mapping):
+        raise UnsupportedTypeError(f"{where}: the tags of row {row} are a mapping, got {type(tags).__name__}")
     items: ItemsView[object, object] = tags.items()  # whatever the annotations promise, callers hand in what they have
     for key, value in items:
         if not isinstance(key, str) or not (value is None or isinstance(value, (bool, int, float, str))):
@@ -85,7 +91,7 @@ def put_header(
 ) -> pb.PutSamplesHeader:
     return pb.PutSamplesHeader(
         request_id=new_request_id(),
-        partition_id=partition_id,
+        partition_id=checked_name("partition id", partition_id, "put_samples"),
         sample_ids=sample_ids,
         columns=[column_message(column) for column in columns],
         row_tags=tags,
@@ -93,15 +99,52 @@ def put_header(
     )
 
 
-def checked_ids(sample_ids: Sequence[str], where: str) -> list[str]:
-    """The ids as a list. A plain str is refused: it would be taken for a list of its letters."""
-    if isinstance(sample_ids, str):
-        raise UnsupportedTypeError(f"{where}: sample ids are a sequence of str, got the str {sample_ids!r}")
-    ids = list(sample_ids)
-    for sample_id in ids:
-        if not isinstance(sample_id, str):
-            raise UnsupportedTypeError(f"{where}: a sample id is a str, got {type(sample_id).__name__}")
-    return ids
+def register_request(
+    partition_id: str,
+    fields: Sequence[str],
+    num_samples: int,
+    tasks: Sequence[str],
+    grpo_group_size: int | None,
+    enums: Mapping[str, Sequence[str]],
+    per_token_fields: Sequence[str],
+) -> pb.RegisterPartitionRequest:
+    where = f"register_partition {partition_id!r}"
+    return pb.RegisterPartitionRequest(
+        request_id=new_request_id(),
+        partition_id=checked_name("partition id", partition_id, where),
+        fields=checked_names("field name", fields, where),
+        tasks=checked_names("task name", tasks, where),
+        num_samples=checked_count("num_samples", num_samples, where, least=0, most=(1 << 63) - 1),
+        grpo_group_size=None
+        if grpo_group_size is None
+        else checked_count("grpo_group_size", grpo_group_size, where, least=0, most=(1 << 32) - 1),
+        enums={
+            checked_name("field name", field, where): pb.EnumNames(names=checked_names("enum name", names, where))
+            for field, names in enums.items()
+        },
+        per_token_fields=checked_names("per-token field name", per_token_fields, where),
+    )
+
+
+def claim_request(
+    partition_id: str,
+    task_name: str,
+    required_fields: Sequence[str],
+    batch_size: int,
+    min_size: int | None,
+    mode: pb.ClaimMode.ValueType,
+) -> pb.ClaimSamplesRequest:
+    where = f"claim from {partition_id!r}"
+    rows = checked_count("batch_size", batch_size, where, least=1, most=(1 << 32) - 1)
+    return pb.ClaimSamplesRequest(
+        request_id=new_request_id(),
+        partition_id=checked_name("partition id", partition_id, where),
+        task=checked_name("task name", task_name, where),
+        required_fields=one_or_more("field name", required_fields, where),
+        batch_size=rows,
+        min_size=None if min_size is None else checked_count("min_size", min_size, where, least=1, most=rows),
+        mode=mode,
+    )
 
 
 def tensors(assembler: ColumnAssembler, n_rows: int) -> TensorDict:

@@ -10,7 +10,6 @@ from typing import Annotated, Literal, TypeVar
 import typer
 from rich.console import Console
 from rich.table import Table
-from rl_dataplane.v1 import data_plane_pb2 as pb
 
 from dataplane_client._sync.transport import Transport
 from dataplane_client.descriptions import (
@@ -22,6 +21,7 @@ from dataplane_client.descriptions import (
 )
 from dataplane_client.errors import DataPlaneError
 from dataplane_client.options import ClientOptions
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 

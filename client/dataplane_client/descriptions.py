@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl_dataplane.v1 import data_plane_pb2 as pb
-
 from dataplane_client._layouts import field_layout
 from dataplane_client.columns_layout import Kind
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
 @dataclass(frozen=True)

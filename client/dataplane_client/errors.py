@@ -96,4 +96,4 @@ class InternalError(DataPlaneError, RuntimeError):
 
 
 class ClosedError(DataPlaneError, RuntimeError):
-    """The client was closed."""
+    """The client was closed before the call or during it; of the latter nobody knows whether it took effect."""

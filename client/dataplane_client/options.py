@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
+
+_MAX_CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         for setting in fields(self):
-            if not getattr(self, setting.name) > 0:
-                raise ValueError(f"{setting.name} must be positive, got {getattr(self, setting.name)!r}")
-        if self.chunk_bytes > 16 << 20:
-            raise ValueError(f"chunk_bytes must be at most {16 << 20}, got {self.chunk_bytes}")
+            value = getattr(self, setting.name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{setting.name} must be positive and finite, got {value!r}")
+            if setting.name == "chunk_bytes" and not (isinstance(value, int) and value <= _MAX_CHUNK_BYTES):
+                raise ValueError(f"chunk_bytes must be an int of at most {_MAX_CHUNK_BYTES}, got {value!r}")

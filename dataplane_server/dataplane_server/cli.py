@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -44,7 +44,9 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve without encryption on addresses that other hosts can reach.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error; events go to stderr.")] = "info",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="The least event that goes to stderr.")
+    ] = "info",
 ) -> None:
     """Serve rollout samples to trainers until SIGTERM or SIGINT."""
     try:

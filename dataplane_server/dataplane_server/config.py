@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass, field
 
 from dataplane_server.core.limits import Limits
@@ -29,8 +30,8 @@ class ServerConfig:
         self.limits.validate()
         if not self.listen:
             raise ValueError("listen: at least one address is needed")
-        if self.drain_grace_s < 0:
-            raise ValueError(f"drain_grace_s must not be negative, got {self.drain_grace_s}")
+        if not 0 <= self.drain_grace_s < math.inf:
+            raise ValueError(f"drain_grace_s must be finite and not negative, got {self.drain_grace_s}")
         for address in self.listen:
             if address.startswith("unix:"):
                 if not address.removeprefix("unix:").removeprefix("//").startswith("/"):

@@ -77,7 +77,11 @@ def running_server(
 
 async def _started(config: ServerConfig) -> Server:
     server = Server(config)
-    await server.start()
+    try:
+        await server.start()
+    except BaseException:
+        await server.stop(0)
+        raise
     return server
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed
+
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
 from dataplane_client.packed_tensor import PackedTensor
 

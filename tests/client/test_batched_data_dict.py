@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import numpy as np
 import pytest
 import torch
+
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
 from dataplane_client.packed_tensor import PackedTensor
 
@@ -362,3 +363,8 @@ def test_multimodal_dict_lies_on_the_device_asked_for_and_the_batch_stays(as_ten
 
 def test_multimodal_dict_of_text_is_empty() -> None:
     assert BatchedDataDict[Any](input_ids=torch.zeros(2, 3)).get_multimodal_dict(as_tensors=True) == {}
+
+
+def test_packed_token_types_are_concatenated_like_any_packed_column() -> None:
+    batch: Batch = BatchedDataDict(token_type_ids=PackedTensor([torch.zeros(1), torch.ones(2)], 0))
+    assert batch.get_multimodal_dict(as_tensors=True)["token_type_ids"].tolist() == [0, 1, 1]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
 from dataplane_client.packed_tensor import PackedTensor
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
 
 Batch = BatchedDataDict[Any]

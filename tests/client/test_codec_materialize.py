@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.codec import materialize, pack_jagged_fields
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch.nested import as_nested_tensor, narrow, nested_tensor, nested_tensor_from_jagged
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.codec import materialize, pack_jagged_fields
 
 
 def ragged(*rows: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:

@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from tensordict import NonTensorData, TensorDict
+from torch.nested import as_nested_tensor, nested_tensor_from_jagged
+
 from dataplane_client.codec import (
     maybe_pack_jagged,
     pack_jagged_fields,
@@ -18,8 +21,6 @@ from dataplane_client.codec import (
     to_nested_by_length,
     unwrap_wire_stripped_payload,
 )
-from tensordict import NonTensorData, TensorDict
-from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 
 
 def rows_of(nested: torch.Tensor) -> list[Any]:

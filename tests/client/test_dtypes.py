@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from dataplane_client.dtypes import WIRE_DTYPES, WireDtype, dtype_name, torch_dtype
 
 REFUSED = [

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from dataplane_client.columns_layout import WireColumn
-from dataplane_client.wire_columns import decode_columns, encode_columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from dataplane_client.columns_layout import WireColumn
+from dataplane_client.wire_columns import decode_columns, encode_columns
 
 VALUES = [
     None,

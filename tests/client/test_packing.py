@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+
 from dataplane_client.packing import (
     ConcatenativePacker,
     FirstFitDecreasingPacker,

@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from dataplane_client.packing import PackingAlgorithm, get_packer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dataplane_client.packing import PackingAlgorithm, get_packer
 
 Lengths = list[int]
 Bins = list[list[int]]

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from dataplane_client._rows import bits, index_rows_in
-from dataplane_client.codec import materialize
-from dataplane_client.dtypes import WIRE_DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.nested import nested_tensor_from_jagged
+
+from dataplane_client._rows import bits, index_rows_in
+from dataplane_client.codec import materialize
+from dataplane_client.dtypes import WIRE_DTYPES
 
 ONE = {
     "bool": b"\x01",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from dataplane_client.batched_data_dict import (
     BatchedDataDict,
     DynamicBatchingArgs,

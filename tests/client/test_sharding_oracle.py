@@ -8,11 +8,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs, SequencePackingArgs
 from dataplane_client.packed_tensor import PackedTensor
 from dataplane_client.packing import get_packer
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 Metadata = tuple[list[int], Any, Any, Any]
 """Rows of a shard, micro_batch_indices, micro_batch_lengths, elem_counts_per_gb."""

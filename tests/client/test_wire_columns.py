@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 import torch
-from dataplane_client.columns_layout import WireColumn
-from dataplane_client.dtypes import WIRE_DTYPES
-from dataplane_client.wire_columns import decode_columns, encode_columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.nested import as_nested_tensor, nested_tensor, nested_tensor_from_jagged, to_padded_tensor
+
+from dataplane_client.columns_layout import WireColumn
+from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.wire_columns import decode_columns, encode_columns
 
 NAMES = [entry.name for entry in WIRE_DTYPES]
 

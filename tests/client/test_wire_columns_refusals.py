@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from dataplane_client.columns_layout import Kind, WireColumn
-from dataplane_client.wire_columns import decode_columns, encode_columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged
+
+from dataplane_client.columns_layout import Kind, WireColumn
+from dataplane_client.wire_columns import decode_columns, encode_columns
 
 
 def not_a_bool() -> torch.Tensor:

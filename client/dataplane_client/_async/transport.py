@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import grpc
-from rl_dataplane.v1 import data_plane_pb2 as pb
-from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
-from dataplane_client._async.runtime import open_channel, sleep
+from dataplane_client._async.runtime import CALL_ENDED, open_channel, sleep
 from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
 from dataplane_client._error_table import translated
 from dataplane_client._layouts import ColumnAssembler
 from dataplane_client.errors import ClosedError, InternalError, UnavailableError
 from dataplane_client.options import ClientOptions
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 Response = TypeVar("Response")
 
@@ -81,16 +81,22 @@ class AsyncTransport:
     async def _attempts(
         self, verb: str, attempt: Callable[[float], Awaitable[Response]], timeout_s: float | None
     ) -> Response:
-        if self.closed:
-            raise ClosedError(f"{verb} at {self.target}: the client was closed")
         deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
         pauses = backoff_pauses(self.options)
         while True:
+            self._check_open(verb)
             try:
                 return await attempt(deadline.left_s)
-            except grpc.RpcError as rpc_error:
-                error = translated(rpc_error, verb, self.target)
+            except CALL_ENDED as ended:
+                self._check_open(verb)
+                if not isinstance(ended, grpc.RpcError):
+                    raise
+                error = translated(ended, verb, self.target)
                 pause_s = next(pauses)
                 if not isinstance(error, UnavailableError) or deadline.left_s <= pause_s:
                     raise error from None
             await sleep(pause_s)
+
+    def _check_open(self, verb: str) -> None:
+        if self.closed:
+            raise ClosedError(f"{verb} at {self.target}: the client was closed") from None

@@ -6,13 +6,12 @@ import contextlib
 from types import TracebackType
 from typing import Literal
 
-from rl_dataplane.v1 import data_plane_pb2 as pb
-
 from dataplane_client._layouts import chunks, column_message, commit_frames
 from dataplane_client._requests import Fields, new_request_id, wire_columns
 from dataplane_client._sync.transport import Transport
 from dataplane_client.errors import DataPlaneError, PreconditionError
 from dataplane_client.meta import KVBatchMeta
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
 class Claim:

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from rl_dataplane.v1 import data_plane_pb2 as pb
 from tensordict import TensorDict
 
+from dataplane_client._arguments import checked_lengths, checked_name, checked_names, one_or_more
 from dataplane_client._layouts import chunks, put_frames
 from dataplane_client._requests import (
     Fields,
-    checked_ids,
+    claim_request,
     claimed_meta,
     new_request_id,
     put_header,
+    register_request,
     row_tags,
     tensors,
     wire_columns,
@@ -27,9 +28,10 @@ from dataplane_client._requests import (
 from dataplane_client._sync.claim import Claim
 from dataplane_client._sync.transport import Transport
 from dataplane_client.descriptions import PartitionDescription, ServerStatus, partition_description, server_status
-from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError
 from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.options import ClientOptions
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
 def connect(target: str, **options: float) -> DataPlaneClient:
@@ -99,22 +101,8 @@ class DataPlaneClient:
         Registering again keeps the rows, resets the cursors of all tasks and voids open claims. Raises
         PreconditionError when it would drop a field in which rows hold values.
         """
-        for what, names in (
-            ("fields", fields),
-            ("consumer_tasks", consumer_tasks),
-            ("per_token_fields", per_token_fields),
-        ):
-            if isinstance(names, str):
-                raise UnsupportedTypeError(f"register_partition: {what} is a sequence of str, got the str {names!r}")
-        request = pb.RegisterPartitionRequest(
-            request_id=new_request_id(),
-            partition_id=partition_id,
-            fields=fields,
-            tasks=consumer_tasks,
-            num_samples=num_samples,
-            grpo_group_size=grpo_group_size,
-            enums={field: pb.EnumNames(names=names) for field, names in (enums or {}).items()},
-            per_token_fields=per_token_fields,
+        request = register_request(
+            partition_id, fields, num_samples, consumer_tasks, grpo_group_size, enums or {}, per_token_fields
         )
         response = self._transport.unary("RegisterPartition", request, timeout_s)
         return partition_description(response.partition)
@@ -123,12 +111,14 @@ class DataPlaneClient:
         """Remove a partition with its rows, claims and definition; how many rows went. One that is not there is
         fine.
         """
-        request = pb.DropPartitionRequest(request_id=new_request_id(), partition_id=partition_id)
+        request = pb.DropPartitionRequest(
+            request_id=new_request_id(), partition_id=checked_name("partition id", partition_id, "drop_partition")
+        )
         return int((self._transport.unary("DropPartition", request, timeout_s)).dropped_rows)
 
     def partition(self, partition_id: str, *, timeout_s: float | None = None) -> PartitionDescription:
         """Describe a partition. Raises NotFoundError."""
-        request = pb.GetPartitionRequest(partition_id=partition_id)
+        request = pb.GetPartitionRequest(partition_id=checked_name("partition id", partition_id, "partition"))
         return partition_description((self._transport.unary("GetPartition", request, timeout_s)).partition)
 
     def partitions(self, *, timeout_s: float | None = None) -> list[PartitionDescription]:
@@ -164,9 +154,10 @@ class DataPlaneClient:
         an unknown partition.
         """
         where = f"put_samples into {partition_id!r}"
-        ids = checked_ids(sample_ids, where)
+        ids = checked_names("sample id", sample_ids, where)
+        lengths = checked_lengths(sequence_lengths, ids, where)
         columns = wire_columns(fields, len(ids), where)
-        header = put_header(partition_id, ids, columns, row_tags(tags, len(ids), where), sequence_lengths)
+        header = put_header(partition_id, ids, columns, row_tags(tags, len(ids), where), lengths)
         chunk_bytes = self._transport.options.chunk_bytes
         self._transport.send("PutSamples", header, lambda: put_frames(header, chunks(columns, chunk_bytes)), timeout_s)
         return KVBatchMeta(
@@ -174,7 +165,7 @@ class DataPlaneClient:
             task_name=None,
             sample_ids=ids,
             fields=[column.name for column in columns],
-            sequence_lengths=None if sequence_lengths is None else [int(length) for length in sequence_lengths],
+            sequence_lengths=lengths,
             tags=None if tags is None else [dict(mapping) for mapping in tags],
         )
 
@@ -193,12 +184,13 @@ class DataPlaneClient:
         InvalidArgumentError for an empty selection or a field that is not declared.
         """
         where = f"get_samples from {partition_id!r}"
-        ids = checked_ids(sample_ids, where)
-        names = [select_fields] if isinstance(select_fields, str) else list(select_fields)
+        ids = checked_names("sample id", sample_ids, where)
+        names = one_or_more("field name", select_fields, where)
         if not names:
             raise InvalidArgumentError(f"{where}: select_fields is empty; name the fields to read")
         if not ids:
             raise InvalidArgumentError(f"{where}: no sample ids")
+        partition_id = checked_name("partition id", partition_id, where)
         request = pb.ReadColumnsRequest(partition_id=partition_id, sample_ids=ids, fields=names)
         return tensors(self._transport.read(request, timeout_s), len(ids))
 
@@ -217,11 +209,15 @@ class DataPlaneClient:
         self, sample_ids: Sequence[str] | None, partition_id: str, *, timeout_s: float | None = None
     ) -> int:
         """Remove rows, claimed or not (None: all of the partition); how many there were. Unknown ids are fine."""
-        ids = None if sample_ids is None else checked_ids(sample_ids, f"clear_samples in {partition_id!r}")
+        where = f"clear_samples in {partition_id!r}"
+        ids = None if sample_ids is None else checked_names("sample id", sample_ids, where)
         if ids is not None and not ids:
             return 0
         request = pb.ClearSamplesRequest(
-            request_id=new_request_id(), partition_id=partition_id, sample_ids=ids or (), whole_partition=ids is None
+            request_id=new_request_id(),
+            partition_id=checked_name("partition id", partition_id, where),
+            sample_ids=ids or (),
+            whole_partition=ids is None,
         )
         return int((self._transport.unary("ClearSamples", request, timeout_s)).cleared_rows)
 
@@ -244,9 +240,8 @@ class DataPlaneClient:
         Raises ClaimTimeoutError with nothing taken when timeout_s passes first, NotFoundError for an unknown partition
         or task, InvalidArgumentError for an undeclared field or sizes that make no sense.
         """
-        request = _claim_request(partition_id, task_name, required_fields, batch_size, pb.CLAIM_MODE_ACKNOWLEDGED)
-        if min_size is not None:
-            request.min_size = min_size
+        mode = pb.CLAIM_MODE_ACKNOWLEDGED
+        request = claim_request(partition_id, task_name, required_fields, batch_size, min_size, mode)
         response = self._transport.unary("ClaimSamples", request, timeout_s, waits=True)
         meta = claimed_meta(response, partition_id, task_name, required_fields, None)
         return Claim(self._transport, response.claim_id, meta)
@@ -266,7 +261,8 @@ class DataPlaneClient:
         Waits as `claim` does for exactly batch_size rows. Not blocking: a meta without rows when they are not there.
         dp_rank is handed on in the meta's extra_info; which rows are taken does not depend on it.
         """
-        request = _claim_request(partition_id, task_name, required_fields, batch_size, pb.CLAIM_MODE_CONSUME)
+        mode = pb.CLAIM_MODE_CONSUME
+        request = claim_request(partition_id, task_name, required_fields, batch_size, None, mode)
         try:
             if blocking:
                 response = self._transport.unary("ClaimSamples", request, timeout_s, waits=True)
@@ -284,21 +280,9 @@ class DataPlaneClient:
         """Whether the announced num_samples rows have been put and each of the tasks has consumed all that are
         there.
         """
-        names = [task_names] if isinstance(task_names, str) else list(task_names)
-        request = pb.GetConsumptionStatusRequest(partition_id=partition_id, tasks=names)
+        where = f"check_consumption_status of {partition_id!r}"
+        request = pb.GetConsumptionStatusRequest(
+            partition_id=checked_name("partition id", partition_id, where),
+            tasks=one_or_more("task name", task_names, where),
+        )
         return bool((self._transport.unary("GetConsumptionStatus", request, timeout_s)).consumed)
-
-
-def _claim_request(
-    partition_id: str, task_name: str, required_fields: Sequence[str], batch_size: int, mode: pb.ClaimMode.ValueType
-) -> pb.ClaimSamplesRequest:
-    if batch_size < 1:
-        raise InvalidArgumentError(f"a claim needs batch_size >= 1, got {batch_size}")
-    return pb.ClaimSamplesRequest(
-        request_id=new_request_id(),
-        partition_id=partition_id,
-        task=task_name,
-        required_fields=[required_fields] if isinstance(required_fields, str) else list(required_fields),
-        batch_size=batch_size,
-        mode=mode,
-    )

@@ -8,6 +8,9 @@ import grpc
 
 from dataplane_client._channel import CHANNEL_OPTIONS, checked_target
 
+CALL_ENDED = (grpc.RpcError, ValueError)
+"""What a call that fails raises. grpc says ValueError when another thread has closed the channel."""
+
 
 def open_channel(target: str) -> grpc.Channel:
     """A channel without encryption; nothing is sent before the first call."""

@@ -1,7 +1,8 @@
-"""Modified first-fit decreasing: at most 71/60 of the optimal number of bins, against 11/9 for first-fit decreasing.
+"""Modified first-fit decreasing: it saves bins where long sequences leave room for two short ones.
 
-After D. S. Johnson and M. R. Garey, "A 71/60 theorem for bin packing", Journal of Complexity 1 (1985). Sequences are
-classed by the capacity C: large > C/2, medium > C/3, small > C/6, tiny. Five steps:
+After D. S. Johnson and M. R. Garey, "A 71/60 theorem for bin packing", Journal of Complexity 1 (1985). Step 5 is ours:
+theirs is first-fit decreasing, and the bound of the title is theirs too. Sequences are classed by the capacity C: large
+> C/2, medium > C/3, small > C/6, tiny. Five steps:
 
 1. every large sequence opens a bin, longest first;
 2. each bin, forward, takes the longest medium that fits, one at most;
@@ -115,7 +116,7 @@ def _pack_leftovers(items: list[_Item], capacity: int) -> list[list[int]]:
 
 
 class ModifiedFirstFitDecreasingPacker(SequencePacker):
-    """The packer to prefer for training: nearly optimal bins, and repeatable. Lengths must be positive."""
+    """Lengths must be positive. The packing depends on nothing but the lengths and their order."""
 
     def _pack(self, lengths: list[int]) -> list[list[int]]:
         if self.bin_capacity <= 0:

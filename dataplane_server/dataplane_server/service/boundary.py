@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 from google.rpc import status_pb2
-from rl_dataplane.v1 import data_plane_pb2 as pb
 
 from dataplane_server.core.refusal import Refusal
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.error_table import DETAILS_KEY, ERROR_TABLE, internal_error, status_of
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"].full_name
 _CODES = {code.value[0]: code for code in grpc.StatusCode}

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
 
-from rl_dataplane.v1 import data_plane_pb2 as pb
-
 from dataplane_server.core.refusal import Reason, Refusal
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 MAX_CHUNK_BYTES = 16 << 20
 SENT_CHUNK_BYTES = 2 << 20

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import socket
 import time
 import uuid
 from pathlib import Path
@@ -10,7 +13,6 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 from dataplane_server.config import ServerConfig, host_and_port
 from dataplane_server.core.plane import DataPlane
@@ -21,6 +23,7 @@ from dataplane_server.service.boundary import SERVICE, Boundary
 from dataplane_server.service.frames import MAX_CHUNK_BYTES
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 _MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (
     4 << 20
@@ -58,7 +61,8 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._grpc)
-        self.addresses = [self._bind(address) for address in self.config.listen]
+        for address in self.config.listen:
+            self.addresses.append(self._bind(address))
         await self._grpc.start()
         if self.config.http is not None:
             host, port = host_and_port("http", self.config.http)
@@ -79,12 +83,11 @@ class Server:
         self._remove_sockets()
         self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
 
-    async def wait_closed(self) -> None:
-        await self._grpc.wait_for_termination()
-
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
-            address = f"unix://{_unix_path(address)}"
+            path = _unix_path(address)
+            _check_nobody_listens(path)
+            address = f"unix://{path}"
         try:
             port = self._grpc.add_insecure_port(address)
         except RuntimeError as error:
@@ -92,7 +95,7 @@ class Server:
         return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
     def _remove_sockets(self) -> None:
-        for address in self.config.listen:
+        for address in self.addresses:  # those that are ours
             if address.startswith("unix:"):
                 with contextlib.suppress(FileNotFoundError):
                     Path(_unix_path(address)).unlink()
@@ -104,3 +107,11 @@ class Server:
 
 def _unix_path(address: str) -> str:
     return address.removeprefix("unix:").removeprefix("//")
+
+
+def _check_nobody_listens(path: str) -> None:
+    """GRPC takes over a socket file without asking, also that of a living server. Raises OSError when one answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        if probe.connect_ex(path) in (0, errno.EAGAIN):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import TypeVar, cast
-
-from rl_dataplane.v1 import data_plane_pb2 as pb
-from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 from dataplane_server.core.calls import CommitResult, Grant, PutResult, Reservation, Waiting
 from dataplane_server.core.plane import DataPlane
@@ -24,6 +21,8 @@ from dataplane_server.service.frames import SENT_CHUNK_BYTES, FrameReader, Reque
 from dataplane_server.service.waiters import Waiters
 from dataplane_server.storage.arena import Arena, RunWriter, cut
 from dataplane_server.version import VERSION
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 R = TypeVar("R", PutResult, CommitResult)
 
@@ -50,6 +49,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def DropPartition(self, request: pb.DropPartitionRequest, context: object) -> pb.DropPartitionResponse:
         result = self._plane.drop_partition(request.request_id, request.partition_id, time.monotonic())
         self._settle()
+        self._metrics.forget_partition(request.partition_id)
         return pb.DropPartitionResponse(dropped_rows=result.dropped_rows)
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:
@@ -195,8 +195,3 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             return refusal
 
         return settled
-
-
-def method_names() -> Sequence[str]:
-    """The service's methods, as they are named in metrics and logs."""
-    return [method.name for method in pb.DESCRIPTOR.services_by_name["DataPlaneService"].methods]

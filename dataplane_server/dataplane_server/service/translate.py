@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 import msgpack
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
-from rl_dataplane.v1 import data_plane_pb2 as pb
 
 from dataplane_server.core.calls import (
     ClaimRequest,
@@ -24,6 +23,7 @@ from dataplane_server.core.calls import (
 from dataplane_server.core.columns import ColumnSpec, Int64Array, Kind, Shape
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.rows import Tags
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 MAX_TAGS_BYTES = 64 * 1024
 

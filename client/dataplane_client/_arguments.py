@@ -1,0 +1,64 @@
+"""Checks of names and numbers that callers hand in, before a message is made of them.
+
+Types are checked exactly, since a wrong one would travel as something else: a str for a list of its letters, a float
+for an integer. `where` begins each error's message and says which call it was. Limits are the server's business.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+
+_MAX_LENGTH = (1 << 31) - 1
+
+
+def checked_names(what: str, names: Iterable[str], where: str) -> list[str]:
+    """Names of samples, fields or tasks as a list; a plain str is refused."""
+    if isinstance(names, str):
+        raise UnsupportedTypeError(f"{where}: {what}s are a sequence of str, got the str {names!r}")
+    return [checked_name(what, name, where) for name in names]
+
+
+def one_or_more(what: str, names: Iterable[str], where: str) -> list[str]:
+    """Like checked_names, but a plain str is one name."""
+    return checked_names(what, [names] if isinstance(names, str) else names, where)
+
+
+def checked_name(what: str, name: str, where: str) -> str:
+    if not isinstance(name, str):
+        raise UnsupportedTypeError(f"{where}: a {what} is a str, got {type(name).__name__}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"{where}: {what} {name!r} has no UTF-8 form") from None
+    return name
+
+
+def checked_count(what: str, count: int, where: str, *, least: int, most: int) -> int:
+    try:
+        checked = operator.index(count)
+    except TypeError:
+        raise UnsupportedTypeError(f"{where}: {what} is an int, got {type(count).__name__}") from None
+    if not least <= checked <= most:
+        raise InvalidArgumentError(f"{where}: {what} must be {least} to {most}, got {checked}")
+    return checked
+
+
+def checked_lengths(lengths: Sequence[int] | None, sample_ids: Sequence[str], where: str) -> list[int] | None:
+    """Tokens of each row, -1 where unknown."""
+    if lengths is None:
+        return None
+    try:
+        checked = [operator.index(length) for length in lengths]
+    except TypeError as error:
+        raise UnsupportedTypeError(f"{where}: sequence_lengths are ints: {error}") from None
+    if len(checked) != len(sample_ids):
+        message = f"{where}: {len(checked)} sequence_lengths, but the call names {len(sample_ids)} samples"
+        raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
+    for sample_id, length in zip(sample_ids, checked, strict=True):
+        if not -1 <= length <= _MAX_LENGTH:
+            message = f"{where}: sample {sample_id!r}: sequence length {length} is not within -1 and {_MAX_LENGTH}"
+            raise InvalidArgumentError(message)
+    return checked

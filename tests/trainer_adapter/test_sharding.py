@@ -1,0 +1,102 @@
+"""Sharding of metas: every row once, plans handed on, the order restored."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dataplane_client.batched_data_dict import DynamicBatchingArgs, SequencePackingArgs
+from dataplane_client.meta import KVBatchMeta
+from trainer_adapter.sharding import shard_meta_for_dp
+
+
+def meta_of(lengths: list[int] | None, rows: int | None = None) -> KVBatchMeta:
+    count = len(lengths or []) if rows is None else rows
+    return KVBatchMeta(
+        "train",
+        "train",
+        [f"s{row}" for row in range(count)],
+        sequence_lengths=lengths,
+        extra_info={"step": 3},
+        tags=[{"row": row} for row in range(count)],
+    )
+
+
+PACKING = SequencePackingArgs(
+    max_tokens_per_microbatch=32,
+    input_key="input_ids",
+    input_lengths_key="input_lengths",
+    algorithm="modified_first_fit_decreasing",
+    sequence_length_pad_multiple=4,
+)
+DYNAMIC = DynamicBatchingArgs(
+    max_tokens_per_microbatch=32, sequence_length_round=4, input_key="input_ids", input_lengths_key="input_lengths"
+)
+LENGTHS = [2, 8, 4, 16, 28, 32, 2, 32]
+
+
+def test_without_planning_ranks_get_consecutive_parts_of_each_global_batch() -> None:
+    metas, unsorted = shard_meta_for_dp(meta_of([1] * 8), dp_world=2, batch_size=4)
+    assert [meta.sample_ids for meta in metas] == [["s0", "s1", "s4", "s5"], ["s2", "s3", "s6", "s7"]]
+    assert unsorted == [0, 1, 4, 5, 2, 3, 6, 7]
+
+
+def test_one_global_batch_in_order_needs_no_undoing() -> None:
+    metas, unsorted = shard_meta_for_dp(meta_of([3, 1, 2, 5]), dp_world=2)
+    assert [meta.sample_ids for meta in metas] == [["s0", "s1"], ["s2", "s3"]]
+    assert unsorted is None
+
+
+def test_packing_deals_the_documented_bins_and_hands_the_plan_on() -> None:
+    metas, _ = shard_meta_for_dp(meta_of(LENGTHS), dp_world=2, batch_size=4, sequence_packing_args=PACKING)
+    assert [meta.sample_ids for meta in metas] == [["s3", "s1", "s0", "s5", "s4"], ["s2", "s7", "s6"]]
+    assert metas[0].extra_info == {
+        "step": 3,
+        "micro_batch_indices": [[[0, 3]], [[0, 1], [1, 2]]],
+        "micro_batch_lengths": [[28], [32, 28]],
+        "elem_counts_per_gb": [3, 2],
+    }
+
+
+def test_dynamic_batching_is_not_capped_by_the_placeholder() -> None:
+    metas, _ = shard_meta_for_dp(meta_of(LENGTHS), dp_world=2, dynamic_batching_args=DYNAMIC)
+    for meta in metas:
+        assert meta.extra_info["micro_batch_indices"] == [[[0, 2], [2, 3], [3, 4]]]
+        assert meta.extra_info["micro_batch_lengths"] == [[8, 28, 32]]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_row_goes_to_one_rank_with_its_length_and_tags_and_comes_back_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    world = rng.choice([1, 2, 4])
+    lengths = [rng.randint(1, 32) for _ in range(world * rng.randint(1, 12))]
+    packing, dynamic = rng.choice([(None, None), (PACKING, None), (None, DYNAMIC)])
+    metas, unsorted = shard_meta_for_dp(
+        meta_of(lengths), dp_world=world, sequence_packing_args=packing, dynamic_batching_args=dynamic
+    )
+    rows = [
+        (i, n, t) for m in metas for i, n, t in zip(m.sample_ids, m.sequence_lengths or [], m.tags or [], strict=True)
+    ]
+    restored = rows if unsorted is None else [rows[position] for position in unsorted]
+    assert restored == [(f"s{row}", length, {"row": row}) for row, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize(
+    ("meta", "fragment"),
+    [(meta_of([]), "without rows"), (meta_of(None, rows=2), "sequence_lengths")],
+    ids=["no rows", "no lengths"],
+)
+def test_a_meta_that_cannot_be_sharded_is_refused(meta: KVBatchMeta, fragment: str) -> None:
+    with pytest.raises(ValueError, match=fragment):
+        shard_meta_for_dp(meta, dp_world=2)
+
+
+def test_packing_and_dynamic_batching_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="exclude"):
+        shard_meta_for_dp(meta_of([1, 2]), dp_world=2, sequence_packing_args=PACKING, dynamic_batching_args=DYNAMIC)
+
+
+def test_rows_that_cannot_be_dealt_evenly_are_refused() -> None:
+    with pytest.raises(AssertionError, match="not a multiple of shards"):
+        shard_meta_for_dp(meta_of([1, 2, 3]), dp_world=2)
