@@ -1,0 +1,22 @@
+"""Writes `problems.jsonl` anew: `python examples/grpo/make_problems.py`. The same file comes out every time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from word_problems import draw_problems
+
+PROBLEMS_FILE = Path(__file__).with_name("problems.jsonl")
+COUNT = 360
+
+
+def problem_lines() -> str:
+    rows = ({"question": problem.question, "answer": problem.answer} for problem in draw_problems(COUNT, seed=0))
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PROBLEMS_FILE
+    target.write_text(problem_lines(), encoding="utf-8")

@@ -1,0 +1,63 @@
+"""Problems with checkable answers, read from a JSON Lines file, and the prompt made of a question."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from reward import reference_answer
+
+
+@dataclass(frozen=True)
+class Problem:
+    question: str
+    answer: Decimal
+
+
+def load_problems(path: Path) -> list[Problem]:
+    """One problem a line: `{"question": str, "answer": number or text}`; empty lines are skipped.
+
+    Raises ValueError naming the line and the field, also when the file holds no problem.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    problems = [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not problems:
+        raise ValueError(f"{path}: no problems in it")
+    return problems
+
+
+def _parse_line(path: Path, number: int, line: str) -> Problem:
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict) or not isinstance(row.get("question"), str) or "answer" not in row:
+            raise ValueError("expected an object with a text 'question' and an 'answer'")
+        return Problem(row["question"], reference_answer(row["answer"]))
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number}: {error}") from error
+
+
+def prompt_text(question: str) -> str:
+    return f"{question}\n"
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
+    """The tokens after which a response is sampled; they open with the begin-of-sequence token where there is one."""
+    ids = tokenizer.encode(prompt_text(question), add_special_tokens=False)
+    return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
+
+
+def prompt_batches(problems: Sequence[Problem], batch_size: int, seed: int) -> Iterator[list[Problem]]:
+    """Endless batches; every problem once in each pass over the file, each pass shuffled anew."""
+    rng = random.Random(seed)
+    waiting: list[Problem] = []
+    while True:
+        while len(waiting) < batch_size:
+            waiting.extend(rng.sample(problems, len(problems)))
+        yield waiting[:batch_size]
+        waiting = waiting[batch_size:]

@@ -1,0 +1,61 @@
+"""What a run shows: a progress bar while it works, a table of its steps, the account of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from controller import StepResult
+
+_COLUMNS = (
+    ("step", 4, "{step}"),
+    ("reward", 6, "{reward:.3f}"),
+    ("trained", 7, "{trained_rows}"),
+    ("dropped", 7, "{dropped_rows}"),
+    ("loss", 8, "{loss:+.4f}"),
+    ("grad norm", 9, "{grad_norm:.3f}"),
+    ("tokens/s", 8, "{tokens_per_s:,.0f}"),
+    ("MB moved", 8, "{moved_mb:.2f}"),
+    ("padding avoided", 15, "{padding_avoided:.0%}"),
+    ("s", 5, "{seconds:.1f}"),
+)
+
+
+def progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:>8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
+
+
+def heading() -> str:
+    return "  ".join(f"{name:>{width}}" for name, width, _ in _COLUMNS)
+
+
+def line(result: StepResult, moved_mb: float) -> str:
+    """One step as a line of the table; moved_mb: megabytes put and read at the server during the step."""
+    values = {
+        **vars(result),
+        "tokens_per_s": result.tokens / max(result.seconds, 1e-9),
+        "moved_mb": moved_mb,
+        "padding_avoided": 1 - result.mean_tokens / max(result.longest_tokens, 1),
+    }
+    return "  ".join(f"{form.format(**values):>{width}}" for _, width, form in _COLUMNS)
+
+
+def account(put: int, fates: Sequence[tuple[str, int]]) -> Table:
+    """Every rollout row and what became of it."""
+    table = Table(title="every rollout row", box=None, title_justify="left", title_style="bold", show_header=False)
+    table.add_row("put", f"{put:,}")
+    for name, rows in fates:
+        table.add_row(f"  {name}", f"{rows:,}")
+    balanced = put == sum(rows for _, rows in fates)
+    table.add_row("balance", "[green]every row accounted for[/green]" if balanced else "[red]rows are missing[/red]")
+    return table

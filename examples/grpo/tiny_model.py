@@ -1,0 +1,89 @@
+"""A causal language model small enough to learn arithmetic on one CPU core in a minute, and a real tokenizer for it.
+
+Both are made here and written in the Hugging Face layout, so that whoever loads them (`from_pretrained`) cannot tell
+them from a downloaded model. The model has the shape of Qwen2 with tied embeddings. The tokenizer is a byte-level BPE
+trained on the texts given to it: any string encodes and decodes back unchanged, and every digit is one token, so that
+a number is read digit by digit as it is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from settings import ModelSettings
+
+BOS, EOS, PAD = "<s>", "</s>", "<pad>"
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with at most `vocab_size` entries; `encode` adds no special token by itself."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, shape: ModelSettings, seed: int) -> Qwen2ForCausalLM:
+    """Random fp32 weights, the same for the same seed; leaves torch's global generator seeded."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.max_positions,
+        tie_word_embeddings=True,
+        initializer_range=shape.initializer_range,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(config)
+
+
+def save_tiny_model(folder: Path, texts: Iterable[str], shape: ModelSettings, seed: int) -> None:
+    """Writes config, safetensors weights and tokenizer into `folder`, made if absent."""
+    tokenizer = train_tokenizer(texts, shape.vocab_size)
+    make_model(tokenizer, shape, seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Any local causal language model and its tokenizer, in fp32 and evaluation mode; never asks the network.
+
+    Raises ValueError when the tokenizer has no end-of-sequence token: a rollout could not end.
+    A tokenizer without a padding token pads with end-of-sequence; padding is told from text by lengths, never by id.
+    """
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"model {folder}: its tokenizer has no end-of-sequence token, which rollouts need to end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    return model.eval(), tokenizer

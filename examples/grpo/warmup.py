@@ -1,0 +1,81 @@
+"""Supervised warm-up: a random model is never rewarded for anything, so it first imitates worked solutions.
+
+The worked problems are drawn afresh and none of them is a training problem of the reinforcement learning that follows:
+what that phase earns on its problems was not memorised here. Like text from the wild, most solutions break off after
+some line and never state an answer. The model learns to break off as well; reinforcement learning, which sees answers
+only, has to teach it to finish and to calculate with care.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from logprobs import global_mean, response_mask, token_logprobs
+from problem_file import Problem, prompt_ids, prompt_text
+from token_batch import TokenBatch, pad_samples
+from word_problems import KINDS, WordProblem, draw_problem
+
+BROKEN_OFF = 0.6
+"""Share of the solutions that break off after a random line."""
+_TOKENIZER_PROBLEMS = 400
+
+
+def worked_problems(seed: int, without: Collection[str] = ()) -> Iterator[WordProblem]:
+    """Endless; the kinds come at random, and no question is one of `without`."""
+    rng = random.Random(seed)
+    kinds = list(KINDS)
+    while True:
+        problem = draw_problem(rng, rng.choice(kinds))
+        if problem.question not in without:
+            yield problem
+
+
+def tokenizer_texts(problems: Iterable[Problem]) -> list[str]:
+    """What a tokenizer should be trained on: the prompts of `problems`, and some worked problems."""
+    worked = islice(worked_problems(seed=0), _TOKENIZER_PROBLEMS)
+    solved = [prompt_text(problem.question) + problem.solution for problem in worked]
+    return [*(prompt_text(problem.question) for problem in problems), *solved]
+
+
+def imitated_solution(problem: WordProblem, rng: random.Random) -> str:
+    lines = problem.solution.split("\n")
+    kept = rng.randint(1, len(lines) - 1) if rng.random() < BROKEN_OFF else len(lines)
+    return "\n".join(lines[:kept])
+
+
+def warmup_batches(
+    tokenizer: PreTrainedTokenizerBase, batch_size: int, seed: int, without: Collection[str]
+) -> Iterator[TokenBatch]:
+    """Endless batches of `batch_size` worked problems; a sample's response is the solution to imitate."""
+    rng = random.Random(seed)
+    problems = worked_problems(seed, without)
+    while True:
+        drawn = list(islice(problems, batch_size))
+        solutions = [imitated_solution(problem, rng) for problem in drawn]
+        yield pad_samples(
+            [prompt_ids(tokenizer, problem.question) for problem in drawn],
+            [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in solutions],
+            tokenizer.pad_token_id,
+        )
+
+
+def supervised_loss(
+    next_token_logits: Tensor, data: Mapping[str, Tensor], global_valid_seqs: Tensor, global_valid_toks: Tensor
+) -> tuple[Tensor, dict[str, float]]:
+    """Mean negative log-likelihood of the response tokens, normalised like the policy loss.
+
+    `data` holds `input_ids` and `token_mask` [B,S] and `sample_mask` [B].
+    """
+    mask = response_mask(data["token_mask"], data["sample_mask"])
+    loss = -global_mean(token_logprobs(next_token_logits, data["input_ids"]), mask, global_valid_toks)
+    metrics = {
+        "loss": loss.item(),
+        "num_unmasked_tokens": float(mask.sum()),
+        "num_valid_samples": float(data["sample_mask"].sum()),
+    }
+    return loss, metrics
