@@ -123,7 +123,7 @@ class Controller:
             meta = self._patiently(self._claim_rollouts)
             self._hand_out(next(problems), weight_version=step - 1)
             kept, reward, tokens = self._judge(meta)
-            self._order("train", kept.size, tokens, self._settings.lr, publish=step)
+            self._order("train", kept.size, tokens, self._settings.lr_at(step, steps), publish=step)
             report = self._reports()[0]
             if kept.size:
                 self._client.clear_samples(kept.sample_ids, ROLLOUTS)

@@ -30,18 +30,18 @@ class GrpoSettings:
     steps, prompts_per_step, group_size: GRPO steps, prompts in each, rollouts of a prompt.
     optimizer_steps_per_batch: how many parts a step's rollouts are trained on in.
     clip_low, clip_high: the range of the probability ratio is 1 - clip_low to 1 + clip_high.
-    temperature, max_new_tokens: of sampling.
+    lr: learning rate of the first GRPO step. temperature, max_new_tokens: of sampling.
     micro_batch_tokens: padded tokens of a forward pass at most. max_grad_norm: L2, before the optimizer step.
     """
 
     warmup_steps: int = 550
     warmup_batch_size: int = 32
     warmup_lr: float = 5e-3
-    steps: int = 80
+    steps: int = 60
     prompts_per_step: int = 16
     group_size: int = 8
     optimizer_steps_per_batch: int = 2
-    lr: float = 5e-4
+    lr: float = 7e-4
     clip_low: float = 0.2
     clip_high: float = 0.28
     temperature: float = 1.0
@@ -52,3 +52,7 @@ class GrpoSettings:
     def warmup_lr_at(self, step: int) -> float:
         """Up over 20 steps, then linearly down to a tenth."""
         return self.warmup_lr * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / self.warmup_steps)
+
+    def lr_at(self, step: int, steps: int) -> float:
+        """From step 1 linearly down to a tenth at the last one: late steps see few groups that teach anything."""
+        return self.lr * (1 - 0.9 * (step - 1) / max(steps - 1, 1))
