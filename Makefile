@@ -46,7 +46,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev
-	$(BIN)/mypy proto dataplane_server client trainer_adapter scripts examples tests
+	$(BIN)/mypy proto dataplane_server client trainer_adapter scripts examples benchmarks tests
 
 derived: $(VENV)/.dev
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py --check

@@ -37,6 +37,7 @@ BY_CODE: dict[grpc.StatusCode, type[DataPlaneError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: OutOfSpaceError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.CANCELLED: UnavailableError,  # a server that ends does so to calls it has not begun; we never do
     grpc.StatusCode.ABORTED: SupersededError,
 }
 """Statuses that do not stand here are InternalError."""

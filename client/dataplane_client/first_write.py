@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from dataplane_client.codec import pack_jagged_fields
-from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta, Tag
 
 ObjectArray = npt.NDArray[np.object_]
@@ -20,7 +20,7 @@ PAD_TARGET_KEY = "global_forward_pad_seqlen"
 
 
 class FirstWrite:
-    """A checked batch in wire layout. Raises InvalidArgumentError for what kv_first_write refuses."""
+    """A checked batch in wire layout. Raises ValueError and TypeError for what kv_first_write refuses."""
 
     def __init__(
         self,
@@ -55,6 +55,8 @@ def _checked_lengths(batch: Mapping[str, torch.Tensor | ObjectArray]) -> torch.T
     lengths = batch["input_lengths"]
     if not isinstance(lengths, torch.Tensor) or lengths.dim() != 1:
         raise InvalidArgumentError("kv_first_write: input_lengths must have shape (N,)")
+    if lengths.dtype is torch.bool or lengths.is_floating_point() or lengths.is_complex():
+        raise UnsupportedTypeError(f"kv_first_write: input_lengths must be integers, got {lengths.dtype}")
     return lengths.detach().to("cpu", torch.int64)
 
 

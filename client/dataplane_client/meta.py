@@ -70,7 +70,8 @@ class KVBatchMeta:
         if len(rows) != self.size:
             raise ValueError(f"tags for {len(rows)} rows, but the meta has {self.size}")
         held = self.tags if self.tags is not None else [{} for _ in rows]
-        return replace(self, tags=[{**old, **new} for old, new in zip(held, rows, strict=True)])
+        stamped = [{**old, **new} for old, new in zip(held, rows, strict=True)]
+        return replace(self, tags=stamped, extra_info=dict(self.extra_info))
 
     def subset(self, indices: Iterable[int]) -> KVBatchMeta:
         """The rows at the given positions, in that order. Raises IndexError outside 0 to size - 1."""
@@ -91,7 +92,8 @@ class KVBatchMeta:
 
     def with_fields(self, fields: Sequence[str] | None) -> KVBatchMeta:
         """With other fields named."""
-        return replace(self, fields=None if fields is None else list(fields))
+        named = None if fields is None else list(fields)
+        return replace(self, fields=named, extra_info=dict(self.extra_info))
 
     @staticmethod
     def concat(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:

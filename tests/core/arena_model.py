@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from dataplane_server.core.space import Run
-
-ALIGNMENT = 64
+from dataplane_server.core.space import ALIGNMENT, Run
 
 
 class ArenaModel:
@@ -52,11 +50,20 @@ class ArenaModel:
 
     def must_fit(self, column_sizes: Sequence[int]) -> bool:
         """Whether one free range is long enough for all columns one after the other."""
-        rooms = (found.end() - aligned(found.start()) for found in re.finditer(rb"\0+", self._in_use))
-        return padded(column_sizes) <= max(rooms, default=0)
+        return padded(column_sizes) <= longest_room(self._in_use)
 
     def never_fits(self, column_sizes: Sequence[int]) -> bool:
         return padded(column_sizes) > self.capacity
+
+
+def free_ranges(in_use: bytes | bytearray) -> list[tuple[int, int]]:
+    """(start, end) of each longest run of zeros."""
+    return [found.span() for found in re.finditer(rb"\0+", in_use)]
+
+
+def longest_room(in_use: bytes | bytearray) -> int:
+    """Bytes of the longest free range, counted from its first aligned offset."""
+    return max((end - aligned(start) for start, end in free_ranges(in_use)), default=0)
 
 
 def aligned(offset: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from dataplane_server.core.calls import (
     ClaimRequest,
     Commit,
@@ -184,6 +185,15 @@ class PartitionModel:
         self._leave_views(rows, self.definition.tasks)
         self.cleared_total += len(rows)
         return len(rows), size, freed
+
+    def why_not_read(self, sample_ids: Sequence[str], names: Sequence[str]) -> set[Reason]:
+        rows = [self.rows.get(sample_id) for sample_id in sample_ids]
+        reasons = set() if all(rows) else {Reason.SAMPLE_NOT_FOUND}
+        if not set(names) <= set(self.definition.fields):
+            reasons.add(Reason.FIELD_NOT_DECLARED)
+        if any(row and not set(names) <= row.values.keys() for row in rows):
+            reasons.add(Reason.FIELD_NOT_PRODUCED)
+        return reasons
 
     # -- description ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import enum
 
+MAX_MESSAGE = 1000
+MAX_METADATA_VALUE = 256
+"""In characters; a refusal repeats names that callers gave, however long, and travels in a header of a few KiB."""
+
 
 class Reason(enum.Enum):
     """Why a call was refused; the names are those of ErrorReason on the wire, where their meaning is written down."""
@@ -38,7 +42,9 @@ class Refusal(Exception):
     """A call that cannot be served as it stands, or not now."""
 
     def __init__(self, reason: Reason, message: str, **metadata: str | int) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[:MAX_MESSAGE]}..."
         super().__init__(message)
         self.reason = reason
         self.message = message
-        self.metadata = {key: str(value) for key, value in metadata.items()}
+        self.metadata = {key: str(value)[:MAX_METADATA_VALUE] for key, value in metadata.items()}

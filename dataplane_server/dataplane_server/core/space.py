@@ -2,7 +2,9 @@
 
 Pure numbers; the bytes themselves lie in `storage`. A range is handed out at a 64-byte boundary and given back in any
 pieces, whole rows or runs of them, so clearing most rows of a put frees their bytes although a few stay. Free ranges
-are kept maximal (neighbours are merged at once) and in bins by power of two.
+are kept maximal (neighbours are merged at once). Those that contain an aligned offset are kept in bins, by the power
+of two of the bytes from that offset to their end, so that every range of a larger bin is long enough; the slivers
+between columns are in no bin.
 
 Costs: allocate and free are O(1) dictionary work while a larger bin has a range; only a nearly full, fragmented arena
 makes `allocate` search a bin. Recently freed ranges are preferred: their pages are warm.
@@ -84,11 +86,13 @@ class Space:
         return iter(self._end_of.items())
 
     def _find(self, size: int) -> int | None:
+        if size > self.free:
+            return None
         own = size.bit_length() - 1
         quick = itertools.islice(reversed(self._bins[own]), _QUICK_LOOK)
-        larger = itertools.chain.from_iterable(reversed(b) for b in self._bins[own + 1 :])
+        larger = itertools.chain.from_iterable(reversed(b) for b in self._bins[own + 1 :])  # the first will do
         for start in itertools.chain(quick, larger, self._bins[own]):
-            if align(start) + size <= self._end_of[start]:
+            if size <= self._end_of[start] - align(start):
                 return start
         return None
 
@@ -98,11 +102,9 @@ class Space:
         placed = 0
         ends = np.cumsum(row_bytes)
         for start, end in self._longest_first():
-            if end - start < row_bytes[placed]:
-                break
             room = end - align(start)
-            if room <= 0:
-                continue
+            if room < row_bytes[placed]:
+                break
             before = int(ends[placed - 1]) if placed else 0
             upto = int(np.searchsorted(ends, before + room, side="right"))
             piece = row_bytes[placed:upto]
@@ -115,9 +117,9 @@ class Space:
         return None
 
     def _longest_first(self) -> Iterator[tuple[int, int]]:
-        """Free ranges, sorted bin by bin, so that a caller who needs few pays for few."""
+        """Ranges with room, sorted bin by bin, so that a caller who needs few pays for few."""
         for ranges in reversed(self._bins):
-            yield from sorted(((start, self._end_of[start]) for start in ranges), key=lambda r: r[0] - r[1])
+            yield from sorted(((start, self._end_of[start]) for start in ranges), key=lambda r: align(r[0]) - r[1])
 
     def _take(self, start: int, size: int) -> int:
         """Take `size` bytes (perhaps none) from the free range that begins at `start`; it must be long enough."""
@@ -134,12 +136,16 @@ class Space:
     def _add(self, start: int, end: int) -> None:
         self._end_of[start] = end
         self._start_of[end] = start
-        self._bins[(end - start).bit_length() - 1][start] = None
+        room = end - align(start)
+        if room > 0:
+            self._bins[room.bit_length() - 1][start] = None
 
     def _remove(self, start: int) -> int:
         end = self._end_of.pop(start)
         del self._start_of[end]
-        del self._bins[(end - start).bit_length() - 1][start]
+        room = end - align(start)
+        if room > 0:
+            del self._bins[room.bit_length() - 1][start]
         return end
 
 

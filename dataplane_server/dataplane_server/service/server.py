@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
 import time
 import uuid
-from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -80,7 +78,6 @@ class Server:
         await self._grpc.stop(self.config.drain_grace_s if grace_s is None else grace_s)
         await self._http.stop()
         self._arena.close()
-        self._remove_sockets()
         self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
 
     def _bind(self, address: str) -> str:
@@ -94,12 +91,6 @@ class Server:
             raise OSError(f"cannot listen on {address}: {error}") from None
         return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
-    def _remove_sockets(self) -> None:
-        for address in self.addresses:  # those that are ours
-            if address.startswith("unix:"):
-                with contextlib.suppress(FileNotFoundError):
-                    Path(_unix_path(address)).unlink()
-
     async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", SERVICE):
             await self._health.set(name, status)
@@ -110,7 +101,9 @@ def _unix_path(address: str) -> str:
 
 
 def _check_nobody_listens(path: str) -> None:
-    """GRPC takes over a socket file without asking, also that of a living server. Raises OSError when one answers."""
+    """Raises OSError when a server answers on the socket file, which gRPC would take over without asking. A file that
+    a killed server left is taken over; one's own is removed by gRPC as it stops listening.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         if probe.connect_ex(path) in (0, errno.EAGAIN):

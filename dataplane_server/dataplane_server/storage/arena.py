@@ -7,6 +7,7 @@ budget.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterable
 
@@ -27,7 +28,8 @@ class Arena:
     def close(self) -> None:
         """Give the memory back; views must not be used afterwards."""
         self._view.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):  # a call that was cut off still holds a view: it goes when that goes
+            self._map.close()
 
 
 class RunWriter:

@@ -1,0 +1,139 @@
+"""One family of errors: each keeps the builtin names that callers catch, survives pickling, and knows its status."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from dataplane_client import errors
+from dataplane_client._error_table import BY_CODE, BY_REASON, translated
+from dataplane_client.errors import (
+    ClaimNotFoundError,
+    ClaimTimeoutError,
+    DataPlaneError,
+    DeadlineError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfSpaceError,
+    PreconditionError,
+    SupersededError,
+    UnavailableError,
+    UnsupportedTypeError,
+)
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+FAMILY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DataPlaneError)]
+
+
+class Failed(grpc.RpcError):
+    """A failed call as gRPC raises it."""
+
+    def __init__(self, code: grpc.StatusCode, message: str | None, details: status_pb2.Status | None = None) -> None:
+        super().__init__()
+        self._code, self._message, self._details = code, message, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str | None:
+        return self._message
+
+    def trailing_metadata(self) -> tuple[Any, ...]:
+        other = ("x-proxy", "seen")
+        if self._details is None:
+            return (other,)
+        return (other, ("grpc-status-details-bin", self._details.SerializeToString()))
+
+
+def details(*messages: object) -> status_pb2.Status:
+    status = status_pb2.Status()
+    for message in messages:
+        packed = any_pb2.Any()
+        packed.Pack(message)  # type: ignore[arg-type]  # google.rpc is published without type information
+        status.details.append(packed)
+    return status
+
+
+# -- the family --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (InvalidArgumentError, ValueError),
+        (UnsupportedTypeError, TypeError),
+        (NotFoundError, KeyError),
+        (ClaimNotFoundError, KeyError),
+        (PreconditionError, RuntimeError),
+        (DeadlineError, TimeoutError),
+        (ClaimTimeoutError, TimeoutError),
+        (OutOfSpaceError, TimeoutError),
+        (UnavailableError, ConnectionError),
+        (SupersededError, RuntimeError),
+        (InternalError, RuntimeError),
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_an_error_is_catchable_by_its_builtin_name(kind: type[DataPlaneError], builtin: type[Exception]) -> None:
+    assert issubclass(kind, builtin)
+    assert issubclass(kind, DataPlaneError)
+
+
+@pytest.mark.parametrize("kind", FAMILY, ids=lambda kind: kind.__name__)
+def test_an_error_survives_pickling(kind: type[DataPlaneError]) -> None:
+    error = kind("what happened", reason="WHY", details={"field": "x"}, retry_after_s=1.5)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301  # trainers raise errors across processes
+    assert type(again) is kind
+    assert (str(again), again.reason, again.details, again.retry_after_s) == (
+        "what happened",
+        "WHY",
+        {"field": "x"},
+        1.5,
+    )
+
+
+@pytest.mark.parametrize("kind", FAMILY, ids=lambda kind: kind.__name__)
+def test_an_error_prints_its_message_without_quotes(kind: type[DataPlaneError]) -> None:
+    assert str(kind("partition 'p' is not there")) == "partition 'p' is not there"
+
+
+# -- from statuses -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
+def test_every_status_becomes_an_error_of_ours(code: grpc.StatusCode) -> None:
+    error = translated(Failed(code, "why"), "PutSamples", "host:1")
+    assert type(error) is BY_CODE.get(code, InternalError)
+    assert str(error) == "PutSamples at host:1: why"
+    assert (error.reason, error.details, error.retry_after_s) == ("", {}, None)
+
+
+def test_a_status_without_words_is_named() -> None:
+    assert str(translated(Failed(grpc.StatusCode.UNKNOWN, None), "Put", "t")) == "Put at t: UNKNOWN"
+
+
+@pytest.mark.parametrize("reason", BY_REASON)
+def test_reasons_with_a_class_of_their_own_go_before_the_status(reason: str) -> None:
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="rl_dataplane")
+    error = translated(Failed(grpc.StatusCode.UNKNOWN, "why", details(info)), "Claim", "t")
+    assert type(error) is BY_REASON[reason]
+
+
+def test_such_reasons_are_those_of_the_contract() -> None:
+    assert {f"ERROR_REASON_{reason}" for reason in BY_REASON} <= set(pb.ErrorReason.keys())
+
+
+def test_all_details_are_taken_whatever_their_order() -> None:
+    retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1, nanos=500_000_000))
+    info = error_details_pb2.ErrorInfo(reason="NO_SPACE", domain="rl_dataplane", metadata={"free_bytes": "7"})
+    request = error_details_pb2.BadRequest()
+    error = translated(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", details(retry, request, info)), "Put", "t")
+    assert type(error) is OutOfSpaceError
+    assert (error.reason, error.details, error.retry_after_s) == ("NO_SPACE", {"free_bytes": "7"}, 1.5)

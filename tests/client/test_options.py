@@ -1,0 +1,93 @@
+"""Settings, deadlines, pauses and addresses: what a client refuses before it opens a connection."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from dataplane_client._channel import checked_target
+from dataplane_client._deadline import MAX_TIMEOUT_S, Deadline, backoff_pauses
+from dataplane_client.client import connect
+from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.options import ClientOptions
+
+SETTINGS = [setting.name for setting in dataclasses.fields(ClientOptions)]
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_must_be_positive_and_finite(setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{setting} must be positive and finite, got {value}"):
+        ClientOptions(**{setting: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [1.5, (16 << 20) + 1], ids=str)
+def test_chunks_are_whole_bytes_and_at_most_16_mib(value: float) -> None:
+    with pytest.raises(ValueError, match=f"chunk_bytes must be an int of at most 16777216, got {value}"):
+        ClientOptions(chunk_bytes=value)  # type: ignore[arg-type]
+    assert ClientOptions(chunk_bytes=16 << 20).chunk_bytes == 16 << 20
+
+
+def test_connect_refuses_a_bad_setting_before_it_waits_for_the_server() -> None:
+    with pytest.raises(ValueError, match="timeout_s must be positive"):
+        connect("127.0.0.1:1", timeout_s=0)
+
+
+def test_connect_refuses_an_unknown_setting_by_name() -> None:
+    with pytest.raises(TypeError, match="'timeout'"):
+        connect("127.0.0.1:1", timeout=1.0)
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan"), float("inf"), 2 * MAX_TIMEOUT_S], ids=str)
+def test_a_deadline_lies_in_the_finite_future(timeout_s: float) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"timeout_s must be 0 to 1000000000 seconds"):
+        Deadline(timeout_s)
+
+
+def test_time_left_falls_and_never_below_zero() -> None:
+    deadline = Deadline(60.0)
+    assert 59.0 < deadline.left_s <= 60.0
+    assert deadline.left_s <= 60.0
+    assert Deadline(0.0).left_s == 0.0
+
+
+def test_pauses_double_up_to_the_maximum_less_a_random_half() -> None:
+    options = ClientOptions(first_backoff_s=0.1, max_backoff_s=0.5)
+    for full, pause in zip([0.1, 0.2, 0.4, 0.5, 0.5, 0.5], backoff_pauses(options), strict=False):
+        assert full / 2 <= pause <= full
+
+
+def test_pauses_of_two_callers_differ() -> None:
+    options = ClientOptions()
+    assert list(itertools.islice(backoff_pauses(options), 8)) != list(itertools.islice(backoff_pauses(options), 8))
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "address"),
+    [
+        ("127.0.0.1:50051", "127.0.0.1:50051"),
+        ("dataplane.example:443", "dataplane.example:443"),
+        ("[::1]:50051", "[::1]:50051"),
+        ("unix:///run/dataplane.sock", "unix:///run/dataplane.sock"),
+        ("unix:/run/dataplane.sock", "unix:///run/dataplane.sock"),
+    ],
+)
+def test_an_address_is_taken_as(target: str, address: str) -> None:
+    assert checked_target(target) == address
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["", "dataplane", "host:", ":50051", "host:port", "http://host:1", "unix:relative", "unix://host", "unix:"],
+)
+def test_an_address_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match="is not an address: write unix:///path or host:port"):
+        connect(target)

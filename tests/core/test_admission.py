@@ -1,0 +1,212 @@
+"""Room for puts: never more than the budget, first come first served, given when rows are cleared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls import Admitted, Effect, Put, PutResult, Reservation, Waiting
+from dataplane_server.core.refusal import Reason
+from dataplane_server.core.space import ALIGNMENT
+
+
+@pytest.fixture
+def full(new_caller: Callable[..., Caller]) -> Caller:
+    """A data plane of 256 bytes, all in use by rows s1 to s4, 64 bytes each."""
+    caller: Caller = new_caller(memory_bytes=256)
+    caller.register()
+    caller.put_rows(["s1", "s2", "s3", "s4"], "a", size=64)
+    return caller
+
+
+def waits(caller: Caller, size: int) -> int:
+    waiting = caller.begin_put(put_of(caller, size))
+    assert isinstance(waiting, Waiting)
+    return waiting.ticket
+
+
+def put_of(caller: Caller, size: int) -> Put:
+    request_id = caller.request_id()
+    return caller.put_call([f"new-{request_id}"], {"a": [size]})
+
+
+def admitted(effects: list[Effect]) -> list[int]:
+    assert all(isinstance(effect, Admitted) for effect in effects)
+    return [effect.ticket for effect in effects]
+
+
+def test_a_put_as_large_as_the_budget_is_admitted_by_an_empty_arena(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(memory_bytes=100)
+    caller.register()
+    assert caller.put_rows(["s1"], "a", size=100).size_bytes == 100
+
+
+def test_a_put_larger_than_the_budget_is_refused_at_once(full: Caller) -> None:
+    with full.refuses(Reason.PUT_TOO_LARGE, "257", "256"):
+        full.begin_put(put_of(full, 257))
+
+
+def test_a_put_of_columns_that_cannot_be_aligned_within_the_budget_is_refused_at_once(
+    new_caller: Callable[..., Caller],
+) -> None:
+    caller = new_caller(memory_bytes=ALIGNMENT + 30)
+    caller.register()
+    with caller.refuses(Reason.PUT_TOO_LARGE, "32 bytes", f"{ALIGNMENT + 31} with each column aligned"):
+        caller.begin_put(caller.put_call(["s1"], {"a": [1], "b": [31]}))
+    caller.put(caller.put_call(["s1"], {"a": [1], "b": [30]}))
+
+
+def test_a_put_that_waits_is_admitted_when_rows_are_cleared(full: Caller) -> None:
+    ticket = waits(full, 100)
+    full.clear(["s1"])
+    assert full.plane.take_effects() == []
+    full.clear(["s2"])
+    (effect,) = full.plane.take_effects()
+    assert isinstance(effect, Admitted)
+    assert effect.ticket == effect.reservation.ticket == ticket
+    assert effect.reservation.size_bytes == 100
+    assert full.finish(ticket) == PutResult(1, 100)
+
+
+def test_room_may_lie_in_pieces(full: Caller) -> None:
+    request = full.put_call(["x", "y"], {"a": [64, 64]})
+    full.clear(["s1"])
+    waiting = full.begin_put(request)
+    assert isinstance(waiting, Waiting)
+    full.clear(["s3"])
+    (effect,) = full.plane.take_effects()
+    assert isinstance(effect, Admitted)
+    assert sorted(effect.reservation.runs) == [(0, 64), (128, 64)]
+
+
+def test_a_put_with_room_for_its_first_column_only_waits_and_holds_nothing(full: Caller) -> None:
+    full.clear(["s1", "s3"])
+    ticket = full.begin_put(full.put_call(["x"], {"a": [64], "b": [65]}))
+    assert isinstance(ticket, Waiting)
+    assert full.used == 128
+    full.plane.check_invariants()
+
+
+def test_puts_are_admitted_in_the_order_in_which_they_came(full: Caller) -> None:
+    tickets = [waits(full, size) for size in (64, 32, 64)]
+    full.clear()
+    assert admitted(full.plane.take_effects()) == tickets
+
+
+def test_a_small_put_does_not_overtake_a_large_one(full: Caller) -> None:
+    large, small = waits(full, 190), waits(full, 1)
+    full.clear(["s1", "s2"])
+    assert full.plane.take_effects() == []
+    assert isinstance(full.begin_put(put_of(full, 1)), Waiting)
+    full.clear(["s3", "s4"])
+    assert admitted(full.plane.take_effects())[:2] == [large, small]
+
+
+def test_a_put_without_bytes_waits_for_nobody(full: Caller) -> None:
+    waits(full, 64)
+    assert full.put(full.put_call(["s1"], tags=[{"k": 1}])) == PutResult(0, 0)
+    assert full.put(full.put_call(["s9"], {"a": [0]})) == PutResult(1, 0)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        pytest.param(lambda caller, ticket: caller.plane.give_up_write(ticket), id="gave up"),
+        pytest.param(lambda caller, ticket: caller.plane.abort_write(ticket), id="was aborted"),
+    ],
+)
+def test_those_behind_a_put_that_left_the_line_are_served(full: Caller, leave: Callable[[Caller, int], None]) -> None:
+    full.clear(["s1"])
+    head, second, third = waits(full, 200), waits(full, 30), waits(full, 65)
+    leave(full, head)
+    assert admitted(full.plane.take_effects()) == [second]
+    assert full.plane.totals().waiting_puts == 1
+    leave(full, third)
+    assert full.plane.totals().waiting_puts == 0
+
+
+def test_a_repeated_put_that_waits_goes_to_the_end_of_the_line(full: Caller) -> None:
+    put = put_of(full, 64)
+    first, other = full.begin_put(put), waits(full, 64)
+    again = full.begin_put(put)
+    assert isinstance(first, Waiting)
+    assert isinstance(again, Waiting)
+    assert [effect.ticket for effect in full.plane.take_effects()] == [first.ticket]
+    full.clear(["s1", "s2"])
+    assert admitted(full.plane.take_effects()) == [other, again.ticket]
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        pytest.param(lambda caller: caller.clear(["s1"]), id="clear"),
+        pytest.param(lambda caller: caller.plane.drop_partition(caller.request_id(), "p", 0.0), id="drop"),
+        pytest.param(lambda caller: caller.put(caller.put_call(["s1"], {"a": [0]})), id="overwrite"),
+    ],
+)
+def test_whatever_frees_bytes_admits_who_waits(full: Caller, free: Callable[[Caller], object]) -> None:
+    full.register(partition_id="q")
+    waiting = full.begin_put(full.put_call(["x"], {"a": [64]}, partition_id="q"))
+    assert isinstance(waiting, Waiting)
+    free(full)
+    assert admitted(full.plane.take_effects()) == [waiting.ticket]
+
+
+def test_the_end_of_a_read_of_cleared_rows_admits_who_waits(full: Caller) -> None:
+    plan = full.read(["s1", "s2"], "a")
+    ticket = waits(full, 64)
+    full.clear(["s1", "s2"])
+    assert full.plane.take_effects() == []
+    full.plane.end_read(plan.ticket)
+    assert admitted(full.plane.take_effects()) == [ticket]
+
+
+def test_an_aborted_reservation_admits_who_waits(full: Caller) -> None:
+    full.clear(["s1"])
+    reservation = full.begin_put(put_of(full, 64))
+    assert isinstance(reservation, Reservation)
+    ticket = waits(full, 64)
+    full.plane.abort_write(reservation.ticket)
+    assert admitted(full.plane.take_effects()) == [ticket]
+
+
+def test_a_commit_with_columns_waits_in_the_same_line(full: Caller) -> None:
+    put = waits(full, 64)
+    commit = full.plane.begin_commit(full.commit_call(full.take("a").claim_id, {"b": [64]}), 0.0)
+    assert isinstance(commit, Waiting)
+    full.clear(["s3", "s4"])
+    assert admitted(full.plane.take_effects()) == [put, commit.ticket]
+
+
+def test_the_deadline_of_a_put_is_told_with_the_room_there_is(full: Caller) -> None:
+    full.put(full.put_call(["s4"], {"a": [0]}))
+    first = waits(full, 100)
+    waits(full, 1)
+    refusal = full.plane.give_up_write(first)
+    assert refusal.reason is Reason.NO_SPACE
+    for words in ("holds 100 bytes", "64 of the memory budget of 256", "1 other puts wait"):
+        assert words in refusal.message
+    assert refusal.metadata == {"size_bytes": "100", "free_bytes": "64", "memory_budget_bytes": "256"}
+    full.plane.take_effects()
+
+
+def test_clearing_398_of_400_rows_frees_their_bytes(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(memory_bytes=400 * 100)
+    caller.register()
+    ids = [f"s{i}" for i in range(400)]
+    caller.put_rows(ids, "a", size=100)
+    ticket = waits(caller, 350 * 50)
+    caller.clear([*ids[:123], *ids[124:301], *ids[302:]])
+    assert caller.used == 200 + 350 * 50
+    assert admitted(caller.plane.take_effects()) == [ticket]
+
+
+def test_puts_under_way_count_against_the_budget(full: Caller) -> None:
+    full.clear()
+    reservation = full.begin_put(put_of(full, 200))
+    assert isinstance(reservation, Reservation)
+    assert full.used == 200
+    waits(full, 100)
+    assert full.used == 200

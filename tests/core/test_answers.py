@@ -1,0 +1,152 @@
+"""Calls that are repeated with the same request_id: applied once, answered as the first time, for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.answers import Answers
+from dataplane_server.core.calls import ClaimRequest, Commit, Definition, Grant, Put, Reservation
+from dataplane_server.core.limits import Limits
+from dataplane_server.core.refusal import Reason, Refusal
+
+
+@pytest.fixture
+def three() -> Answers:
+    """Answers to requests 1, 2, 3 given at 1, 2, 3 seconds; three are kept, for ten seconds."""
+    answers = Answers(Limits(remembered_requests=3, remember_s=10.0))
+    for second in (1, 2, 3):
+        answers.remember(str(second), "put", f"answer {second}", float(second))
+    return answers
+
+
+def test_an_answer_is_kept_for_its_time(three: Answers) -> None:
+    assert three.recall("1", "put", 11.0) == "answer 1"
+    assert three.recall("1", "put", 11.1) is None
+    assert three.recall("2", "put", 11.1) == "answer 2"
+    assert len(three) == 2
+
+
+def test_the_oldest_answer_makes_room(three: Answers) -> None:
+    three.remember("4", "put", "answer 4", 3.0)
+    assert [three.recall(name, "put", 3.0) for name in "1234"] == [None, "answer 2", "answer 3", "answer 4"]
+
+
+def test_a_request_id_belongs_to_one_verb(three: Answers) -> None:
+    with pytest.raises(Refusal, match="'1' was used for put and cannot be used for clear") as caught:
+        three.recall("1", "clear", 3.0)
+    assert caught.value.reason is Reason.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 65, "é" * 33], ids=["empty", "long", "long in bytes"])
+def test_a_malformed_request_id_is_refused(three: Answers, request_id: str) -> None:
+    with pytest.raises(Refusal, match="1 to 64 bytes"):
+        three.recall(request_id, "put", 3.0)
+
+
+def test_the_longest_request_id_is_fine(three: Answers) -> None:
+    assert three.recall("é" * 32, "put", 3.0) is None
+
+
+# -- each verb ---------------------------------------------------------------------------------------------------------
+
+
+def register(caller: Caller) -> object:
+    return caller.plane.register_partition("again", Definition("p", ("a", "b"), ("train",)), caller.now)
+
+
+def drop(caller: Caller) -> object:
+    return caller.plane.drop_partition("again", "p", caller.now)
+
+
+def put(caller: Caller) -> object:
+    call = caller.put_call(["s1", "new"], {"a": [3, 4]})
+    answer = caller.begin_put(Put("again", "p", call.sample_ids, call.columns))
+    return caller.finish(answer.ticket) if isinstance(answer, Reservation) else answer
+
+
+def claim(caller: Caller) -> object:
+    return caller.claim(ClaimRequest("again", "p", "train", ("a",), 2, 1))
+
+
+def commit(caller: Caller) -> object:
+    return caller.plane.begin_commit(Commit("again", "c-2"), caller.now)
+
+
+def commit_with_columns(caller: Caller) -> object:
+    answer = caller.plane.begin_commit(Commit("again", "c-2", caller.commit_call("", {"b": [2]}).columns), caller.now)
+    return caller.finish(answer.ticket) if isinstance(answer, Reservation) else answer
+
+
+def release(caller: Caller) -> object:
+    return caller.plane.release_claim("again", "c-2", caller.now)
+
+
+def clear(caller: Caller) -> object:
+    return caller.plane.clear_samples("again", "p", ["s1", "nothing"], caller.now)
+
+
+@pytest.fixture
+def busy(new_caller: Callable[..., Caller]) -> Caller:
+    """A data plane with rows s1 (in claim c-2) and s2."""
+    caller: Caller = new_caller()
+    caller.register(tasks=("train",))
+    caller.put_rows(["s1", "s2"], "a")
+    assert caller.take("a").claim_id == "c-2"
+    return caller
+
+
+@pytest.mark.parametrize("call", [register, drop, put, claim, commit, commit_with_columns, release, clear])
+def test_a_repeated_call_is_answered_as_before_and_applied_once(busy: Caller, call: Callable[[Caller], object]) -> None:
+    busy.now = 5.0
+    first = call(busy)
+    after = busy.state()
+    busy.now += 600.0
+    again = call(busy)
+    assert repr(again) == repr(first)
+    assert busy.state() == after
+    assert busy.plane.take_effects() == []
+
+
+def test_a_repeated_claim_gives_the_same_claim_though_rows_came_since(busy: Caller) -> None:
+    first = claim(busy)
+    busy.put_rows(["s3", "s4"], "a")
+    again = claim(busy)
+    assert isinstance(first, Grant)
+    assert isinstance(again, Grant)
+    assert (again.claim_id, again.sample_ids) == (first.claim_id, ("s2",))
+
+
+def test_a_claim_that_waited_is_remembered_when_it_is_granted(busy: Caller) -> None:
+    request = busy.claim_call("a", batch_size=2)
+    busy.claim(request)
+    busy.put_rows(["s3"], "a")
+    busy.plane.take_effects()
+    again = busy.claim(request)
+    assert isinstance(again, Grant)
+    assert again.sample_ids == ("s2", "s3")
+    assert busy.plane.totals().open_claims == 2
+
+
+def test_a_refused_call_is_not_remembered(busy: Caller) -> None:
+    with busy.refuses(Reason.PARTITION_NOT_FOUND):
+        busy.plane.clear_samples("again", "later", None, 0.0)
+    busy.register(partition_id="later")
+    assert busy.plane.clear_samples("again", "later", None, 0.0).cleared_rows == 0
+
+
+def test_an_aborted_put_is_not_remembered(busy: Caller) -> None:
+    call = busy.put_call(["s3"], {"a": [3]})
+    reservation = busy.begin_put(call)
+    assert isinstance(reservation, Reservation)
+    busy.plane.abort_write(reservation.ticket)
+    assert busy.put(call).created_rows == 1
+
+
+def test_a_request_id_of_another_verb_is_refused(busy: Caller) -> None:
+    clear(busy)
+    for call in (register, drop, put, claim, commit, release):
+        with busy.refuses(Reason.INVALID_REQUEST, "'again'", "clear"):
+            call(busy)

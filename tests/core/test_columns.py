@@ -1,0 +1,154 @@
+"""What a column may look like, how many bytes it has, and which shapes can share a field."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.core.caller import int64
+
+from dataplane_server.core.columns import DTYPE_BYTES, MAX_ENTRIES, ColumnSpec, Shape, make_column
+from dataplane_server.core.limits import Limits
+from dataplane_server.core.refusal import Reason, Refusal
+
+SCALAR = Shape("dense", "float32", ())
+OBJECT = Shape("object", "", ())
+
+
+def dense(*row_shape: int, dtype: str = "float32") -> Shape:
+    return Shape("dense", dtype, row_shape)
+
+
+def jagged(*trailing: int, dtype: str = "float32") -> Shape:
+    return Shape("jagged", dtype, trailing)
+
+
+@pytest.mark.parametrize(
+    ("held", "new", "shared"),
+    [
+        pytest.param(dense(3), dense(3), dense(3), id="the same dense shape stays"),
+        pytest.param(dense(3), dense(5), jagged(), id="dense rows of another length make the field jagged"),
+        pytest.param(dense(3), jagged(), jagged(), id="jagged rows make a dense field jagged"),
+        pytest.param(jagged(), dense(3), jagged(), id="a jagged field takes dense rows and stays jagged"),
+        pytest.param(jagged(), jagged(), jagged(), id="the same jagged shape stays"),
+        pytest.param(dense(3, 4), dense(5, 4), jagged(4), id="further dimensions stay"),
+        pytest.param(dense(0, 4), dense(5, 4), jagged(4), id="an empty first dimension is a length like any other"),
+        pytest.param(SCALAR, SCALAR, SCALAR, id="scalars stay scalars"),
+        pytest.param(OBJECT, OBJECT, OBJECT, id="objects stay objects"),
+        pytest.param(dense(3, 4), dense(3, 5), None, id="further dimensions must agree"),
+        pytest.param(dense(3, 4), dense(3), None, id="the rank of dense rows must agree"),
+        pytest.param(dense(3, 4), jagged(), None, id="the rank of jagged rows must agree"),
+        pytest.param(jagged(4), jagged(5), None, id="the trailing shape of jagged rows must agree"),
+        pytest.param(SCALAR, jagged(), None, id="a scalar has no first dimension to vary"),
+        pytest.param(jagged(), SCALAR, None, id="nor does a jagged field take scalars"),
+        pytest.param(SCALAR, dense(1), None, id="a scalar is not a row of one"),
+        pytest.param(dense(3), dense(3, dtype="int32"), None, id="element types must agree"),
+        pytest.param(jagged(), jagged(dtype="float16"), None, id="element types of jagged rows must agree"),
+        pytest.param(OBJECT, jagged(dtype="uint8"), None, id="objects are not bytes"),
+        pytest.param(dense(3), OBJECT, None, id="arrays are not objects"),
+    ],
+)
+def test_shapes_widen_from_dense_to_jagged_and_no_further(held: Shape, new: Shape, shared: Shape | None) -> None:
+    assert held.widened(new) == shared
+
+
+@pytest.mark.parametrize(
+    ("shape", "lengths", "row_bytes"),
+    [
+        pytest.param(SCALAR, None, [4, 4], id="scalars"),
+        pytest.param(dense(3), None, [12, 12], id="vectors"),
+        pytest.param(dense(3, 2, 5), None, [120, 120], id="more dimensions"),
+        pytest.param(dense(0), None, [0, 0], id="empty rows"),
+        pytest.param(dense(3, 0), None, [0, 0], id="rows of empty entries"),
+        pytest.param(jagged(), [0, 7], [0, 28], id="jagged"),
+        pytest.param(jagged(2, 3), [1, 2], [24, 48], id="jagged with a trailing shape"),
+        pytest.param(OBJECT, [5, 0], [5, 0], id="objects are as long as their bytes"),
+        pytest.param(jagged(dtype="bfloat16"), [3, 1], [6, 2], id="two-byte elements"),
+        pytest.param(jagged(dtype="complex128"), [3, 1], [48, 16], id="sixteen-byte elements"),
+    ],
+)
+def test_bytes_of_each_row(shape: Shape, lengths: list[int] | None, row_bytes: list[int]) -> None:
+    spec = ColumnSpec("x", shape, None if lengths is None else int64(lengths))
+    column = make_column(spec, 2, Limits())
+    assert column.row_bytes.tolist() == row_bytes
+    assert column.size_bytes == sum(row_bytes)
+
+
+def test_the_size_of_a_column_is_exact_where_the_bytes_of_its_rows_overflow() -> None:
+    column = make_column(ColumnSpec("x", jagged(1 << 18, 1 << 20), int64([MAX_ENTRIES] * 9)), 9, Limits())
+    assert column.size_bytes == 9 * MAX_ENTRIES << 40
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES.keys() & np.sctypeDict.keys()))
+def test_elements_have_as_many_bytes_as_numpy_gives_them(dtype: str) -> None:
+    assert DTYPE_BYTES[dtype] == np.dtype(dtype).itemsize
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "word"),
+    [
+        pytest.param(ColumnSpec("x", Shape("", "int8", ())), Reason.INVALID_REQUEST, "kind", id="no kind"),  # type: ignore[arg-type]
+        pytest.param(ColumnSpec("x", dense(dtype="")), Reason.INVALID_REQUEST, "element type", id="no element type"),
+        pytest.param(ColumnSpec("x", dense(dtype="int7")), Reason.INVALID_REQUEST, "element type", id="unknown type"),
+        pytest.param(
+            ColumnSpec("x", Shape("object", "int8", ()), int64([1, 1])),
+            Reason.INVALID_REQUEST,
+            "element type",
+            id="object with an element type",
+        ),
+        pytest.param(
+            ColumnSpec("x", Shape("object", "", (2,)), int64([1, 1])),
+            Reason.INVALID_REQUEST,
+            "row shape",
+            id="object with a row shape",
+        ),
+        pytest.param(
+            ColumnSpec("x", dense(*[1] * 9)), Reason.INVALID_REQUEST, "9 dimensions", id="more than eight dimensions"
+        ),
+        pytest.param(ColumnSpec("x", dense(1 << 31)), Reason.INVALID_REQUEST, "too large", id="a row too long"),
+        pytest.param(
+            ColumnSpec("x", jagged(1 << 20, 1 << 20), int64([1, 1])),
+            Reason.INVALID_REQUEST,
+            "too large",
+            id="an entry too large",
+        ),
+        pytest.param(
+            ColumnSpec("x", dense(3), int64([3, 3])), Reason.INVALID_REQUEST, "dense", id="dense with row lengths"
+        ),
+        pytest.param(ColumnSpec("x", jagged()), Reason.ROW_COUNT_MISMATCH, "0 rows", id="jagged without row lengths"),
+        pytest.param(
+            ColumnSpec("x", OBJECT, int64([1])), Reason.ROW_COUNT_MISMATCH, "1 rows", id="lengths of too few rows"
+        ),
+        pytest.param(
+            ColumnSpec("x", jagged(), int64([1, 1, 1])), Reason.ROW_COUNT_MISMATCH, "3 rows", id="of too many rows"
+        ),
+        pytest.param(ColumnSpec("x", jagged(), int64([1, -1])), Reason.INVALID_REQUEST, "row 1", id="negative length"),
+        pytest.param(
+            ColumnSpec("x", jagged(), int64([1 << 31, 1])), Reason.INVALID_REQUEST, "row 0", id="length over 31 bits"
+        ),
+    ],
+)
+def test_a_malformed_column_is_refused_by_field_and_rule(spec: ColumnSpec, reason: Reason, word: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        make_column(spec, 2, Limits())
+    assert caught.value.reason is reason
+    assert "'x'" in caught.value.message
+    assert word in caught.value.message
+    assert caught.value.metadata["field"] == "x"
+
+
+def test_a_column_of_the_greatest_rank_and_length_is_fine() -> None:
+    make_column(ColumnSpec("x", dense(MAX_ENTRIES, *[1] * 7)), 2, Limits())
+    make_column(ColumnSpec("x", jagged(*[1] * 8), int64([0, MAX_ENTRIES])), 2, Limits())
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        pytest.param(SCALAR, "dense float32 ()", id="scalar"),
+        pytest.param(dense(3, 4), "dense float32 (3, 4)", id="dense"),
+        pytest.param(jagged(4), "jagged float32 (*, 4)", id="jagged"),
+        pytest.param(OBJECT, "object", id="object"),
+    ],
+)
+def test_shapes_are_told_as_people_write_them(shape: Shape, text: str) -> None:
+    assert str(shape) == text

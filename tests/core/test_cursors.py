@@ -1,0 +1,186 @@
+"""White-box tests of rows, views and tasks: slots that are reused, queues that stay short, views that are rebuilt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.core.caller import Caller, int64
+
+from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.rows import RowTable
+from dataplane_server.core.space import Space
+from dataplane_server.core.tasks import CLAIMED, CONSUMED, MAX_VIEWS, Task, Waiter
+
+
+@pytest.fixture
+def rows() -> RowTable:
+    return RowTable("p", Space(1000))
+
+
+@pytest.fixture
+def task(rows: RowTable) -> Task:
+    return Task("train", rows)
+
+
+def add(rows: RowTable, *sample_ids: str, produced: int = 1) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    slots, _ = rows.find_or_create(sample_ids)
+    rows["produced"][slots] |= np.uint64(produced)
+    return slots
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_found_in_the_order_asked(rows: RowTable) -> None:
+    slots = add(rows, "x", "y", "z")
+    assert rows.find(["z", "x"]).tolist() == [slots[2], slots[0]]
+    assert rows.find_existing(["z", "w"]).tolist() == [slots[2], -1]
+    assert rows.ids(slots) == ["x", "y", "z"]
+    assert len(rows) == 3
+    assert "y" in rows
+
+
+def test_the_first_row_that_is_missing_is_named(rows: RowTable) -> None:
+    add(rows, "x")
+    with pytest.raises(Refusal, match="'p' has no sample 'v' \\(and 1 more") as caught:
+        rows.find(["x", "v", "w"])
+    assert caught.value.reason is Reason.SAMPLE_NOT_FOUND
+
+
+def test_a_table_grows_and_keeps_what_is_known_of_its_rows(rows: RowTable) -> None:
+    slots = add(rows, *(f"r{i}" for i in range(60)), produced=3)
+    rows["sequence_length"][slots] = np.arange(60)
+    add(rows, *(f"s{i}" for i in range(1000)))
+    again = rows.find([f"r{i}" for i in range(60)])
+    assert rows["sequence_length"][again].tolist() == list(range(60))
+    assert set(rows["produced"][again].tolist()) == {3}
+    assert len(set(rows.all_slots().tolist())) == 1060
+
+
+def test_rows_are_listed_in_order_of_arrival_though_slots_are_reused(rows: RowTable) -> None:
+    add(rows, "a", "b", "c")
+    rows.remove(rows.find(["b"]))
+    add(rows, "d", "a", "b")
+    assert rows.ids(rows.all_slots()) == ["a", "c", "d", "b"]
+
+
+def test_a_reused_slot_knows_nothing_of_its_former_row(rows: RowTable) -> None:
+    slots = add(rows, "x", produced=7)
+    rows.merge_tags(int(slots[0]), {"k": 1})
+    rows["sequence_length"][slots] = 9
+    stamp = rows.stamp(slots)
+    rows.remove(slots)
+    again, _ = rows.find_or_create(["y"])
+    assert again.tolist() == slots.tolist()
+    assert rows.tags(int(again[0])) == {}
+    assert (rows["produced"][again[0]], rows["sequence_length"][again[0]]) == (0, -1)
+    assert rows.still(slots, stamp).tolist() == [False]
+
+
+def test_a_pinned_slot_is_not_reused_until_its_last_reader_lets_go(rows: RowTable) -> None:
+    slots = add(rows, "x")
+    rows.pin(slots)
+    rows.pin(slots)
+    rows.remove(slots)
+    rows.unpin(slots)
+    others = add(rows, *(f"r{i}" for i in range(63)))
+    assert slots[0] not in others
+    rows.unpin(slots)
+    assert add(rows, "y").tolist() == slots.tolist()
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_view_counts_and_queues_what_is_ready(rows: RowTable, task: Task) -> None:
+    slots = add(rows, "x", "y", "z", produced=1)
+    rows["produced"][slots[1]] |= np.uint64(2)
+    assert task.view(1).queued() == slots.tolist()
+    assert task.view(3).queued() == [slots[1]]
+    assert (task.view(1).ready, task.view(3).ready) == (3, 1)
+
+
+def test_what_one_view_takes_leaves_the_others(rows: RowTable, task: Task) -> None:
+    slots = add(rows, "x", "y", produced=3)
+    views = [task.view(mask) for mask in (1, 2, 3)]
+    task.take(views[0].first(1), CLAIMED)
+    for view in views:
+        assert view.queued() == [slots[1]]
+        assert view.ready == 1
+
+
+@pytest.mark.parametrize("times", [1, 5000])
+def test_a_queue_does_not_grow_with_rows_given_back(rows: RowTable, task: Task, times: int) -> None:
+    add(rows, *(f"r{i}" for i in range(8)))
+    claims, idle = task.view(1), task.view(0)
+    order = idle.queued()
+    for _ in range(times):
+        slots = claims.first(8)
+        task.take(slots, CLAIMED)
+        task.give_back(slots)
+    assert idle.queued()[:8] == order
+    assert len(idle._queue) <= 4 * 1024
+    taken = idle.first(8)
+    task.take(taken, CLAIMED)
+    assert taken.tolist() == order
+    assert idle.queued() == []
+
+
+def test_a_queue_whose_rows_were_given_back_at_different_times_is_compacted_to_one_entry_a_row(
+    rows: RowTable, task: Task
+) -> None:
+    slots = add(rows, *(f"r{i}" for i in range(100)))
+    view = task.view(0)
+    for _ in range(30):
+        for slot in slots.tolist():
+            task.take(int64([slot]), CLAIMED)
+            task.give_back(int64([slot]))
+    task.take(slots[:1], CLAIMED)
+    assert len(view._queue) <= 2 * 100 + 1024
+    assert sorted(set(view.queued())) == sorted(slots[1:].tolist())
+
+
+def test_idle_views_beyond_the_most_kept_are_forgotten_and_rebuilt(rows: RowTable, task: Task) -> None:
+    slots = add(rows, "x", "y", produced=(1 << 40) - 1)
+    for bit in range(MAX_VIEWS + 8):
+        task.view(1 << bit)
+    assert len(list(task.views)) == MAX_VIEWS
+    task.take(slots[:1], CONSUMED)
+    assert task.view(1).queued() == [slots[1]]
+    assert len(list(task.views)) == MAX_VIEWS
+
+
+def test_a_view_that_somebody_waits_at_is_never_forgotten(rows: RowTable, task: Task) -> None:
+    for bit in range(MAX_VIEWS):
+        task.view(1 << bit).waiters[bit] = Waiter(bit, 1, 1)
+    task.view(1 << 40)
+    assert len(list(task.views)) == MAX_VIEWS + 1
+    assert task.waiting() == MAX_VIEWS
+
+
+def test_a_forgotten_view_leaves_no_column_behind(caller: Caller) -> None:
+    fields = [f"f{i}" for i in range(MAX_VIEWS + 9)]
+    caller.register(fields, ("t",), partition_id="q")
+    caller.put_rows(["s1"], *fields, partition_id="q")
+    for name in fields:
+        caller.claim(caller.claim_call(name, task="t", partition_id="q", consume=True))
+        caller.plane.take_effects()
+    columns = caller.plane._state.partitions["q"].rows._columns
+    assert sum(name.startswith("ready:") for name in columns) <= caller.plane.totals().waiting_claims + MAX_VIEWS
+
+
+def test_dropped_tasks_and_fields_leave_no_column_behind(caller: Caller) -> None:
+    columns = caller.plane._state.partitions["p"].rows._columns
+    caller.register(("a",), ())
+    bare = set(columns)
+    for round_ in range(3):
+        caller.register(("a", f"b{round_}"), (f"t{round_}",))
+        caller.claim(caller.claim_call(f"b{round_}", task=f"t{round_}"))
+        caller.register(("a",), (f"t{round_}",))
+        caller.register(("a", f"c{round_}"), (f"t{round_}",))
+        caller.claim(caller.claim_call("a", f"c{round_}", task=f"t{round_}"))
+        caller.register(("a",), (f"t{round_}",))
+        assert not [name for name in columns if name.startswith("ready:")]
+    caller.register(("a",), ())
+    caller.plane.take_effects()
+    assert set(columns) == bare

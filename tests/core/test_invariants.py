@@ -1,0 +1,132 @@
+"""White-box tests of the laws: a state that was tampered with is noticed, and the law that broke is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls import Failed
+from dataplane_server.core.partition import Partition
+from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.tasks import CONSUMED, Waiter
+
+
+@pytest.fixture
+def caller(new_caller: Callable[..., Caller]) -> Caller:
+    """A data plane with rows s1 (claimed), s2 and s3; not from the fixture that checks it again at the end."""
+    one = Caller(new_caller().plane.limits)
+    one.register(("a", "b"), ("train",), per_token_fields=frozenset("a"))
+    one.put_rows(["s1", "s2", "s3"], "a", "b", size=5)
+    one.take("a")
+    one.plane.check_invariants()
+    return one
+
+
+def partition(caller: Caller) -> Partition:
+    return caller.plane._state.partitions["p"]
+
+
+def leak_room(caller: Caller) -> None:
+    caller.plane._state.space.allocate(10)
+
+
+def free_twice(caller: Caller) -> None:
+    caller.plane._state.space.release(0, 5)
+
+
+def overlap(caller: Caller) -> None:
+    partition(caller).rows["offset:0"][:] = 0
+
+
+def miscount_rows(caller: Caller) -> None:
+    partition(caller).fields["b"].rows += 1
+
+
+def miscount_bytes(caller: Caller) -> None:
+    partition(caller).fields["b"].size_bytes += 1
+
+
+def lose_a_put(caller: Caller) -> None:
+    partition(caller).rows_put_total -= 1
+
+
+def lose_a_row(caller: Caller) -> None:
+    partition(caller).rows["alive"][partition(caller).rows.find(["s3"])] = False
+
+
+def change_a_length(caller: Caller) -> None:
+    partition(caller).rows["sequence_length"][partition(caller).rows.find(["s3"])] = 6
+
+
+def consume_behind_the_claim(caller: Caller) -> None:
+    partition(caller).tasks["train"].states[partition(caller).rows.find(["s1"])] = CONSUMED
+
+
+def hand_out_twice(caller: Caller) -> None:
+    claims = caller.plane._claims._open
+    claims["second"] = next(iter(claims.values()))
+
+
+def forget_in_line(caller: Caller) -> None:
+    view = next(partition(caller).tasks["train"].views)
+    view._queue.clear()
+
+
+def miscount_in_line(caller: Caller) -> None:
+    next(partition(caller).tasks["train"].views).ready -= 1
+
+
+def leave_waiting(caller: Caller) -> None:
+    next(partition(caller).tasks["train"].views).waiters[99] = Waiter(99, 1, 1)
+
+
+def leave_effects(caller: Caller) -> None:
+    caller.plane._state.effects.append(Failed(1, Refusal(Reason.DRAINING, "")))
+
+
+def let_a_put_wait_for_nothing(caller: Caller) -> None:
+    caller.clear()
+    caller.plane._writes.admission._waiting[99] = ()
+
+
+def part_free_ranges(caller: Caller) -> None:
+    space = caller.plane._state.space
+    (start, end) = max(space.free_ranges())
+    space._remove(start)
+    space._add(start, start + 64)
+    space._add(start + 64, end)
+
+
+def produce_behind_the_view(caller: Caller) -> None:
+    partition(caller).rows["produced"][partition(caller).rows.find(["s3"])] &= ~np.uint64(1)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "law"),
+    [
+        (leak_room, "are the bytes in use"),
+        (free_twice, "are the bytes in use"),
+        (overlap, "no two values overlap"),
+        (miscount_rows, "rows that hold field 'b' are counted"),
+        (miscount_bytes, "bytes of field 'b' are counted"),
+        (lose_a_put, "put = cleared \\+ resident"),
+        (lose_a_row, "every id has one live slot"),
+        (change_a_length, "per-token field 'a' has its row's length"),
+        (consume_behind_the_claim, "a row is claimed exactly while a claim holds it"),
+        (hand_out_twice, "no row is in two claims"),
+        (forget_in_line, "exactly the ready rows are queued"),
+        (miscount_in_line, "ready rows are counted"),
+        (leave_waiting, "nobody waits for rows that are there"),
+        (leave_effects, "effects were not taken"),
+        (let_a_put_wait_for_nothing, "a put waits for an empty arena"),
+        (part_free_ranges, "free ranges are disjoint and maximal"),
+        (produce_behind_the_view, "rows that hold field 'a' are counted"),
+    ],
+)
+def test_a_broken_law_is_named(caller: Caller, tamper: Callable[[Caller], None], law: str) -> None:
+    tamper(caller)
+    with pytest.raises(AssertionError, match=law):
+        caller.plane.check_invariants()

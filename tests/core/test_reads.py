@@ -1,0 +1,128 @@
+"""Reads hold the bytes they name until they end; nobody waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.arena_model import aligned, cut
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls import ClearResult, ReadPlan
+from dataplane_server.core.refusal import Reason
+from dataplane_server.core.space import Run
+
+B = aligned(12)
+
+
+@pytest.fixture
+def three(caller: Caller) -> Caller:
+    """Rows s1, s2, s3 with 3, 4, 5 bytes in a, from offset 0, and 1, 0, 2 bytes in b, from the next aligned offset."""
+    caller.put(caller.put_call(["s1", "s2", "s3"], {"a": [3, 4, 5], "b": [1, 0, 2]}))
+    return caller
+
+
+def places(plan: ReadPlan) -> list[list[Run]]:
+    """Pieces of each value, column after column."""
+    return cut(plan.runs, [int(n) for column in plan.columns for n in column.entries])
+
+
+def test_a_read_names_the_bytes_of_each_row_in_the_order_asked(three: Caller) -> None:
+    plan = three.read(["s3", "s1", "s2"], "b", "a")
+    assert [column.name for column in plan.columns] == ["b", "a"]
+    assert [column.entries.tolist() for column in plan.columns] == [[2, 1, 0], [5, 3, 4]]
+    assert places(plan) == [[Run(B + 1, 2)], [Run(B, 1)], [], [Run(7, 5)], [Run(0, 3)], [Run(3, 4)]]
+    assert plan.size_bytes == 15
+
+
+def test_rows_that_lie_side_by_side_are_one_run(three: Caller) -> None:
+    assert three.read(["s1", "s2", "s3"], "a", "b").runs == (Run(0, 12), Run(B, 3))
+
+
+def test_a_read_of_empty_values_has_no_bytes(three: Caller) -> None:
+    plan = three.read(["s2"], "b")
+    assert (plan.runs, plan.size_bytes) == ((), 0)
+
+
+def test_bytes_of_cleared_rows_return_when_the_read_ends(three: Caller) -> None:
+    plan = three.read(["s1", "s2"], "a")
+    assert three.clear(["s1", "s2", "s3"]) == ClearResult(3, 15)
+    assert three.used == 3 + 4 + 1
+    three.plane.end_read(plan.ticket)
+    assert three.used == 0
+
+
+def test_bytes_that_were_overwritten_return_when_the_read_ends(three: Caller) -> None:
+    plan = three.read(["s1"], "a")
+    three.put(three.put_call(["s1"], {"a": [10]}))
+    assert three.used == 15 + 10
+    assert three.read(["s1"], "a").columns[0].entries.tolist() == [10]
+    three.plane.end_read(plan.ticket)
+    three.plane.end_read(plan.ticket)
+    assert three.used == 15 + 10, "the second read pins the row still"
+
+
+def test_bytes_that_two_reads_hold_return_with_the_last(three: Caller) -> None:
+    first, second = three.read(["s1", "s2"], "a"), three.read(["s2", "s3"], "a")
+    three.clear()
+    three.plane.end_read(first.ticket)
+    assert three.used == 4 + 5 + 0 + 2
+    three.plane.end_read(second.ticket)
+    assert three.used == 0
+
+
+def test_room_that_a_read_holds_is_not_handed_out(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(memory_bytes=128)
+    caller.register()
+    caller.put_rows(["s1", "s2"], "a", size=64)
+    plan = caller.read(["s1"], "a")
+    caller.clear()
+    assert caller.put_rows(["s3"], "a", size=64).size_bytes == 64
+    assert caller.read(["s3"], "a").runs == (Run(64, 64),)
+    assert plan.runs == (Run(0, 64),)
+
+
+@pytest.mark.parametrize("readers", [0, 1, 50])
+def test_a_clear_counts_the_same_whoever_reads(three: Caller, readers: int) -> None:
+    for _ in range(readers):
+        three.read(["s1", "s2", "s3"], "a", "b")
+    assert three.clear() == ClearResult(3, 15)
+    assert three.plane.partition_info("p").size_bytes == 0
+
+
+def test_a_read_of_a_dropped_partition_holds_its_bytes(three: Caller) -> None:
+    plan = three.read(["s1"], "a")
+    three.plane.drop_partition(three.request_id(), "p", 0.0)
+    three.register()
+    assert three.used == 4, "the row's bytes in both fields"
+    three.plane.end_read(plan.ticket)
+    assert three.used == 0
+
+
+def test_ending_a_read_twice_or_one_that_never_began_changes_nothing(three: Caller) -> None:
+    kept, ended = three.read(["s1"], "a"), three.read(["s1"], "a")
+    three.clear(["s1"])
+    three.plane.end_read(ended.ticket)
+    three.plane.end_read(ended.ticket)
+    three.plane.end_read(1 << 40)
+    assert three.used == 15
+    three.plane.end_read(kept.ticket)
+    assert three.used == 11
+
+
+def test_a_refused_read_pins_nothing(three: Caller) -> None:
+    with three.refuses(Reason.SAMPLE_NOT_FOUND, "'s9'"):
+        three.read(["s1", "s9"], "a")
+    three.put_rows(["s4"], "a")
+    with three.refuses(Reason.FIELD_NOT_PRODUCED, "'s4'", "'b'"):
+        three.read(["s1", "s4"], "a", "b")
+    three.clear()
+    assert three.used == 0
+
+
+def test_a_read_begun_before_a_put_finishes_shows_the_rows_as_they_were(three: Caller) -> None:
+    put = three.put_call(["s1"], {"a": [30]})
+    reservation = three.begin_put(put)
+    plan = three.read(["s1"], "a")
+    three.finish(reservation.ticket)  # type: ignore[union-attr]
+    assert places(plan) == [[Run(0, 3)]]

@@ -1,0 +1,388 @@
+"""Every reason to refuse a call: named by reason, told with partition, sample, field and rule, and nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from tests.core.caller import BYTES, Caller, int64
+
+from dataplane_server.core.calls import Put, Reservation, Waiting
+from dataplane_server.core.columns import ColumnSpec, Shape
+from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.space import ALIGNMENT
+
+LONG = "x" * 100_000
+
+
+@dataclass(frozen=True)
+class World:
+    """Partition p with tasks train and score, fields a, b (both per-token) and c; rows s1 and s2 hold a and b.
+
+    There is room for 4 KiB, 2 partitions, 3 rows, one waiting put and one waiting claim. claim_id is open on s1.
+    """
+
+    caller: Caller
+    claim_id: str
+
+    def put(self, lengths: dict[str, list[int]], *sample_ids: str, partition_id: str = "p") -> None:
+        self.caller.begin_put(self.caller.put_call(sample_ids, lengths, partition_id=partition_id))
+
+    def put_call(self, *columns: ColumnSpec, sample_ids: tuple[str, ...] = ("s1",), **more: object) -> None:
+        put = Put(self.caller.request_id(), "p", sample_ids, columns, **more)  # type: ignore[arg-type]
+        self.caller.begin_put(put)
+
+    def fill(self) -> None:
+        """Take what columns a and b, which begin at aligned offsets, have left of the memory."""
+        put = self.caller.put_call(["s2"], {"c": [4096 - 2 * ALIGNMENT]})
+        assert isinstance(self.caller.begin_put(put), Reservation)
+
+
+@pytest.fixture
+def world(new_caller: Callable[..., Caller]) -> Iterator[World]:
+    caller = new_caller(memory_bytes=4096, max_partitions=2, max_rows=3, max_waiting_puts=1, max_waiting_claims=1)
+    caller.register(("a", "b", "c"), ("train", "score"), per_token_fields=frozenset("ab"))
+    caller.put(caller.put_call(["s1", "s2"], {"a": [3, 4], "b": [3, 4]}))
+    yield World(caller, caller.take("a").claim_id)
+    caller.plane.check_invariants()
+
+
+def objects_in_a_per_token_field(world: World) -> None:
+    world.caller.register(("a",), partition_id="q", per_token_fields=frozenset("a"))
+    with world.caller.refuses(Reason.FIELD_MISMATCH, "'q'", "'a'", "objects"):
+        columns = [ColumnSpec("a", Shape("object", "", ()), int64([3]))]
+        world.caller.begin_put(Put(world.caller.request_id(), "q", ["s"], columns))
+
+
+def larger_than_the_memory_with_alignment(world: World) -> None:
+    world.caller.register(("x", "y"), partition_id="q")
+    with world.caller.refuses(Reason.PUT_TOO_LARGE, "4096", str(ALIGNMENT + 4095)):
+        world.put({"x": [1], "y": [4095]}, "s", partition_id="q")
+
+
+def commit_after_clear(world: World) -> None:
+    commit = world.caller.commit_call(world.claim_id, {"c": [1]})
+    world.caller.clear(["s1"])
+    with world.caller.refuses(Reason.SAMPLE_NOT_FOUND, "'p'", "'s1'", world.claim_id, "was cleared"):
+        world.caller.plane.begin_commit(commit, 0.0)
+
+
+def per_token_declared_late(world: World) -> None:
+    world.caller.put_rows(["s1"], "c", size=9)
+    with world.caller.refuses(Reason.FIELD_HOLDS_VALUES, "'p'", "'c'", "per-token"):
+        world.caller.register(("a", "b", "c"), ("train", "score"), per_token_fields=frozenset("abc"))
+
+
+def partitions_over_the_bound(world: World) -> None:
+    world.caller.register(partition_id="q")
+    with world.caller.refuses(Reason.LIMIT_REACHED, "2 partitions"):
+        world.caller.register(partition_id="r")
+
+
+def claims_over_the_bound(world: World) -> None:
+    assert isinstance(world.caller.claim(world.caller.claim_call("c")), Waiting)
+    with world.caller.refuses(Reason.LIMIT_REACHED, "1 claims wait"):
+        world.caller.claim(world.caller.claim_call("c"))
+
+
+def puts_over_the_bound(world: World) -> None:
+    world.fill()
+    assert isinstance(world.caller.begin_put(world.caller.put_call(["s1"], {"c": [100]})), Waiting)
+    with world.caller.refuses(Reason.LIMIT_REACHED, "1 puts wait"):
+        world.put({"c": [100]}, "s1")
+
+
+def wait_for_rows_of_a_draining_server(world: World) -> None:
+    world.caller.plane.drain(0.0)
+    with world.caller.refuses(Reason.DRAINING, "shutting down"):
+        world.caller.claim(world.caller.claim_call("c"))
+
+
+def wait_for_room_of_a_draining_server(world: World) -> None:
+    world.fill()
+    world.caller.plane.drain(0.0)
+    with world.caller.refuses(Reason.DRAINING, "shutting down"):
+        world.put({"c": [100]}, "s1")
+
+
+R = Reason
+REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = [
+    ("malformed", lambda w: w.put({"a": [3]}, ""), R.INVALID_REQUEST, ("sample id", "1 to 256 bytes")),
+    (
+        "too many tags",
+        lambda w: w.put_call(tags=[{f"key{i}": 1 for i in range(65)}]),
+        R.INVALID_REQUEST,
+        ("'s1'", "64 tags"),
+    ),
+    ("tag of no scalar", lambda w: w.put_call(tags=[{"key": [1]}]), R.INVALID_REQUEST, ("'s1'", "'key'")),
+    (
+        "length out of range",
+        lambda w: w.put_call(ColumnSpec("a", BYTES, int64([-1]))),
+        R.INVALID_REQUEST,
+        ("'a'", "row 0", "-1"),
+    ),
+    ("token count out of range", lambda w: w.put_call(sequence_lengths=int64([-2])), R.INVALID_REQUEST, ("'s1'", "-2")),
+    (
+        "token count over 31 bits",
+        lambda w: w.put_call(sequence_lengths=int64([1 << 31])),
+        R.INVALID_REQUEST,
+        ("'s1'", str(1 << 31)),
+    ),
+    (
+        "batch of none",
+        lambda w: w.caller.claim(w.caller.claim_call("a", batch_size=0)),
+        R.INVALID_REQUEST,
+        ("batch_size 0",),
+    ),
+    (
+        "least over most",
+        lambda w: w.caller.claim(w.caller.claim_call("a", batch_size=1, min_size=2)),
+        R.INVALID_REQUEST,
+        ("min_size 2", "batch_size 1"),
+    ),
+    (
+        "least of none",
+        lambda w: w.caller.claim(w.caller.claim_call("a", batch_size=1, min_size=0)),
+        R.INVALID_REQUEST,
+        ("min_size 0",),
+    ),
+    (
+        "batch over the bound",
+        lambda w: w.caller.claim(w.caller.claim_call("a", batch_size=65_537, min_size=1)),
+        R.INVALID_REQUEST,
+        ("batch_size 65537", "65536"),
+    ),
+    ("read of no field", lambda w: w.caller.read(["s1"]), R.INVALID_REQUEST, ("'p'", "no field")),
+    ("read of no sample", lambda w: w.caller.read([], "a"), R.INVALID_REQUEST, ("this one 0",)),
+    ("clear of no sample", lambda w: w.caller.clear([]), R.INVALID_REQUEST, ("this one 0",)),
+    ("consumption of no task", lambda w: w.caller.plane.consumption("p", []), R.INVALID_REQUEST, ("'p'", "no task")),
+    (
+        "call without request id",
+        lambda w: w.caller.plane.clear_samples("", "p", None, 0.0),
+        R.INVALID_REQUEST,
+        ("request_id", "got 0"),
+    ),
+    (
+        "long request id",
+        lambda w: w.caller.plane.clear_samples("x" * 65, "p", None, 0.0),
+        R.INVALID_REQUEST,
+        ("request_id", "got 65"),
+    ),
+    ("sample twice", lambda w: w.put({"a": [3, 3]}, "s1", "s1"), R.DUPLICATE, ("sample id 's1'",)),
+    (
+        "field twice",
+        lambda w: w.put_call(ColumnSpec("a", BYTES, int64([3])), ColumnSpec("a", BYTES, int64([3]))),
+        R.DUPLICATE,
+        ("field 'a'",),
+    ),
+    (
+        "required field twice",
+        lambda w: w.caller.claim(w.caller.claim_call("a", "a")),
+        R.DUPLICATE,
+        ("required field 'a'",),
+    ),
+    ("read field twice", lambda w: w.caller.read(["s1"], "a", "a"), R.DUPLICATE, ("field 'a'",)),
+    ("read sample twice", lambda w: w.caller.read(["s1", "s1"], "a"), R.DUPLICATE, ("sample id 's1'",)),
+    ("task twice", lambda w: w.caller.plane.consumption("p", ["train", "train"]), R.DUPLICATE, ("task 'train'",)),
+    (
+        "lengths of another number of rows",
+        lambda w: w.put({"a": [3, 3]}, "s1"),
+        R.ROW_COUNT_MISMATCH,
+        ("'a'", "2 rows", "1 samples"),
+    ),
+    (
+        "tags of another number of rows",
+        lambda w: w.put_call(tags=[{}, {}]),
+        R.ROW_COUNT_MISMATCH,
+        ("tags", "2 rows", "1 samples"),
+    ),
+    (
+        "token counts of another number of rows",
+        lambda w: w.put_call(sequence_lengths=int64([3, 3])),
+        R.ROW_COUNT_MISMATCH,
+        ("sequence lengths", "2 rows", "1 samples"),
+    ),
+    (
+        "commit of another number of rows",
+        lambda w: w.caller.plane.begin_commit(w.caller.commit_call(w.claim_id, {"c": [1, 1]}), 0.0),
+        R.ROW_COUNT_MISMATCH,
+        ("'c'", "2 rows", "1 samples"),
+    ),
+    ("undeclared field put", lambda w: w.put({"z": [3]}, "s1"), R.FIELD_NOT_DECLARED, ("'p'", "'z'", "a, b, c")),
+    (
+        "undeclared field claimed",
+        lambda w: w.caller.claim(w.caller.claim_call("z")),
+        R.FIELD_NOT_DECLARED,
+        ("'p'", "'z'", "a, b, c"),
+    ),
+    ("undeclared field read", lambda w: w.caller.read(["s1"], "z"), R.FIELD_NOT_DECLARED, ("'p'", "'z'", "a, b, c")),
+    (
+        "undeclared field committed",
+        lambda w: w.caller.plane.begin_commit(w.caller.commit_call(w.claim_id, {"z": [1]}), 0.0),
+        R.FIELD_NOT_DECLARED,
+        ("'p'", "'z'", "a, b, c"),
+    ),
+    (
+        "undeclared per token field",
+        lambda w: w.caller.register(("a", "b", "c"), partition_id="q", per_token_fields=frozenset("z")),
+        R.FIELD_NOT_DECLARED,
+        ("'q'", "'z'", "per-token"),
+    ),
+    (
+        "floats over bytes",
+        lambda w: w.put_call(ColumnSpec("a", Shape("jagged", "float32", ()), int64([3]))),
+        R.FIELD_MISMATCH,
+        ("'p'", "'a'", "jagged float32 (*)", "jagged uint8 (*)"),
+    ),
+    (
+        "objects over bytes",
+        lambda w: w.put_call(ColumnSpec("a", Shape("object", "", ()), int64([3]))),
+        R.FIELD_MISMATCH,
+        ("'p'", "'a'", "object"),
+    ),
+    (
+        "lengths that differ",
+        lambda w: w.put({"a": [3, 3], "b": [3, 5]}, "s1", "s2"),
+        R.LENGTH_MISMATCH,
+        ("'p'", "'s2'", "'a' has 3", "'b' has 5"),
+    ),
+    (
+        "length against what is stored",
+        lambda w: w.put({"a": [3, 5]}, "s1", "s2"),
+        R.LENGTH_MISMATCH,
+        ("'p'", "'s2'", "'a' has 5", "'b' as stored has 4"),
+    ),
+    (
+        "token count against what is stored",
+        lambda w: w.put_call(sequence_lengths=int64([5]), sample_ids=("s2",)),
+        R.LENGTH_MISMATCH,
+        ("'p'", "'s2'", "sequence_lengths has 5", "has 4"),
+    ),
+    ("larger than the memory", lambda w: w.put({"c": [4097]}, "s1"), R.PUT_TOO_LARGE, ("4097", "4096")),
+    (
+        "too large to be counted in 64 bits",
+        lambda w: w.put_call(ColumnSpec("c", Shape("jagged", "uint8", (1 << 20, 1 << 20)), int64([(1 << 31) - 1]))),
+        R.PUT_TOO_LARGE,
+        (str(((1 << 31) - 1) << 40), "4096"),
+    ),
+    (
+        "partition put to",
+        lambda w: w.put({"a": [3]}, "s1", partition_id="nowhere"),
+        R.PARTITION_NOT_FOUND,
+        ("'nowhere'",),
+    ),
+    (
+        "partition read",
+        lambda w: w.caller.plane.begin_read("nowhere", ["s1"], ["a"]),
+        R.PARTITION_NOT_FOUND,
+        ("'nowhere'",),
+    ),
+    (
+        "partition claimed from",
+        lambda w: w.caller.claim(w.caller.claim_call("a", partition_id="nowhere")),
+        R.PARTITION_NOT_FOUND,
+        ("'nowhere'",),
+    ),
+    ("partition cleared", lambda w: w.caller.clear(partition_id="nowhere"), R.PARTITION_NOT_FOUND, ("'nowhere'",)),
+    ("partition described", lambda w: w.caller.plane.partition_info("nowhere"), R.PARTITION_NOT_FOUND, ("'nowhere'",)),
+    (
+        "partition asked for consumption",
+        lambda w: w.caller.plane.consumption("nowhere", ["train"]),
+        R.PARTITION_NOT_FOUND,
+        ("'nowhere'",),
+    ),
+    ("sample read", lambda w: w.caller.read(["s1", "s9", "s8"], "a"), R.SAMPLE_NOT_FOUND, ("'p'", "'s9'", "1 more")),
+    (
+        "field read",
+        lambda w: w.caller.read(["s1", "s2"], "a", "c"),
+        R.FIELD_NOT_PRODUCED,
+        ("'p'", "'s1'", "'c'", "1 more"),
+    ),
+    (
+        "task claimed for",
+        lambda w: w.caller.claim(w.caller.claim_call("a", task="nobody")),
+        R.TASK_NOT_REGISTERED,
+        ("'p'", "'nobody'", "train, score"),
+    ),
+    (
+        "task asked for consumption",
+        lambda w: w.caller.plane.consumption("p", ["train", "nobody"]),
+        R.TASK_NOT_REGISTERED,
+        ("'p'", "'nobody'", "train, score"),
+    ),
+    ("claim committed", lambda w: w.caller.commit("claim-9"), R.CLAIM_NOT_FOUND, ("'claim-9'",)),
+    (
+        "claim committed with columns",
+        lambda w: w.caller.plane.begin_commit(w.caller.commit_call("claim-9", {"c": [1]}), 0.0),
+        R.CLAIM_NOT_FOUND,
+        ("'claim-9'",),
+    ),
+    ("claim released", lambda w: w.caller.release("claim-9"), R.CLAIM_NOT_FOUND, ("'claim-9'",)),
+    (
+        "field dropped",
+        lambda w: w.caller.register(("a", "c"), ("train", "score")),
+        R.FIELD_HOLDS_VALUES,
+        ("'p'", "2 rows", "'b'", "clear them first"),
+    ),
+    (
+        "rows over the bound",
+        lambda w: w.put({"c": [3, 3, 3]}, "s2", "s3", "s4"),
+        R.LIMIT_REACHED,
+        ("2 rows", "at most 3"),
+    ),
+    ("finish of what is not under way", lambda w: w.caller.finish(1 << 40), R.SUPERSEDED, ("request_id",)),
+]
+AFTER_A_CHANGE: list[tuple[Callable[[World], None], Reason]] = [
+    (objects_in_a_per_token_field, R.FIELD_MISMATCH),
+    (larger_than_the_memory_with_alignment, R.PUT_TOO_LARGE),
+    (commit_after_clear, R.SAMPLE_NOT_FOUND),
+    (per_token_declared_late, R.FIELD_HOLDS_VALUES),
+    (partitions_over_the_bound, R.LIMIT_REACHED),
+    (claims_over_the_bound, R.LIMIT_REACHED),
+    (puts_over_the_bound, R.LIMIT_REACHED),
+    (wait_for_rows_of_a_draining_server, R.DRAINING),
+    (wait_for_room_of_a_draining_server, R.DRAINING),
+]
+"""These change something first and assert in their own body that what then is refused changes nothing."""
+
+
+@pytest.mark.parametrize(("call", "reason", "words"), [pytest.param(*case, id=name) for name, *case in REFUSED])
+def test_a_refused_call_says_why_and_changes_nothing(
+    world: World, call: Callable[[World], object], reason: Reason, words: tuple[str, ...]
+) -> None:
+    with world.caller.refuses(reason, *words):
+        call(world)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.__name__.replace("_", " ")) for case, _ in AFTER_A_CHANGE])
+def test_a_call_refused_after_a_change_says_why_and_changes_nothing(
+    world: World, case: Callable[[World], None]
+) -> None:
+    case(world)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda c: c.plane.partition_info(LONG), id="partition"),
+        pytest.param(lambda c: c.claim(c.claim_call("a", task=LONG)), id="task"),
+        pytest.param(lambda c: c.claim(c.claim_call(LONG)), id="required field"),
+        pytest.param(lambda c: c.read(["s1"], LONG), id="field"),
+        pytest.param(lambda c: c.read(["s1"], LONG, LONG), id="field twice"),
+        pytest.param(lambda c: c.commit(LONG), id="claim"),
+        pytest.param(lambda c: c.put_rows([LONG], "a"), id="sample"),
+    ],
+)
+def test_a_refusal_is_short_however_long_the_name_it_tells(world: World, call: Callable[[Caller], object]) -> None:
+    with pytest.raises(Refusal) as caught:
+        call(world.caller)
+    assert len(caught.value.message) < 1200
+    assert all(len(value) <= 256 for value in caught.value.metadata.values())
+
+
+def test_every_reason_of_the_core_is_tested_here() -> None:
+    told_at_deadlines = {Reason.NO_SPACE, Reason.CLAIM_TIMEOUT}  # test_admission, test_claims
+    not_of_the_core = {Reason.MALFORMED_STREAM}  # frames are the service's business
+    tested = {reason for _, _, reason, _ in REFUSED} | {reason for _, reason in AFTER_A_CHANGE}
+    assert tested | told_at_deadlines | not_of_the_core == set(Reason)

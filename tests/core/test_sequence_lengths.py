@@ -1,0 +1,122 @@
+"""One length a row: what a row's per-token fields and its given length have to agree on, and who may change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.columns import ColumnSpec, Shape
+from dataplane_server.core.refusal import Reason
+
+
+@pytest.fixture
+def caller(new_caller: Callable[..., Caller]) -> Caller:
+    """A data plane with partition p: tokens and mask have one entry a token, note has not."""
+    one: Caller = new_caller()
+    one.register(("tokens", "mask", "note"), per_token_fields=frozenset({"tokens", "mask"}))
+    return one
+
+
+def lengths(caller: Caller) -> list[int]:
+    ids = ["s1", "s2"][: caller.plane.partition_info("p").rows]
+    caller.put_rows(ids, "note")
+    plan = caller.read(ids, "note")
+    caller.plane.end_read(plan.ticket)
+    return [int(length) for length in plan.sequence_lengths]
+
+
+def test_a_per_token_field_tells_the_length_of_its_rows(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1", "s2"], {"tokens": [3, 0]}))
+    assert lengths(caller) == [3, 0]
+
+
+def test_a_given_length_is_kept_where_no_per_token_field_tells_it(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1", "s2"], {"note": [9, 9]}, sequence_lengths=[3, -1]))
+    assert lengths(caller) == [3, -1]
+
+
+def test_an_unknown_length_leaves_a_known_one(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], sequence_lengths=[3]))
+    caller.put(caller.put_call(["s1"], {"note": [1]}, sequence_lengths=[-1]))
+    caller.put(caller.put_call(["s1"], {"note": [1]}))
+    assert lengths(caller) == [3]
+
+
+def test_a_given_length_changes_where_no_per_token_field_holds_it(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], sequence_lengths=[3]))
+    caller.put(caller.put_call(["s1"], sequence_lengths=[5]))
+    assert lengths(caller) == [5]
+
+
+def test_a_first_per_token_field_overrules_a_length_given_before(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], sequence_lengths=[3]))
+    caller.put(caller.put_call(["s1"], {"tokens": [5]}))
+    assert lengths(caller) == [5]
+
+
+def test_a_put_that_replaces_every_per_token_field_may_change_the_length(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], {"tokens": [3], "mask": [3]}))
+    caller.put(caller.put_call(["s1"], {"tokens": [5], "mask": [5]}))
+    assert lengths(caller) == [5]
+
+
+def test_the_only_per_token_field_of_a_row_may_change_its_length(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], {"tokens": [3]}))
+    caller.put(caller.put_call(["s1"], {"tokens": [5]}, sequence_lengths=[5]))
+    assert lengths(caller) == [5]
+
+
+def test_a_field_that_is_not_per_token_has_any_length(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], {"tokens": [3], "note": [40]}))
+    assert lengths(caller) == [3]
+
+
+def test_a_dense_per_token_field_has_as_many_tokens_as_its_first_dimension(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], columns=[ColumnSpec("tokens", Shape("dense", "int32", (7, 2)))]))
+    assert lengths(caller) == [7]
+
+
+@pytest.mark.parametrize(
+    ("before", "put", "given", "words"),
+    [
+        pytest.param({}, {"tokens": [3, 4], "mask": [3, 5]}, None, ("'tokens' has 4", "'mask' has 5"), id="in one put"),
+        pytest.param({}, {"tokens": [3, 4]}, [3, 5], ("'tokens' has 4", "sequence_lengths has 5"), id="with the given"),
+        pytest.param({"mask": [3, 5]}, {"tokens": [3, 4]}, None, ("has 4", "'mask' as stored has 5"), id="with stored"),
+        pytest.param({"mask": [3, 5]}, {}, [-1, 4], ("sequence_lengths has 4", "'mask' as stored has 5"), id="given"),
+        pytest.param({"tokens": [3, 5]}, {"tokens": [9, 4]}, [9, 3], ("'tokens' has 4", "has 3"), id="while replaced"),
+    ],
+)
+def test_lengths_that_disagree_are_refused_by_sample_and_both_sources(
+    caller: Caller,
+    before: dict[str, list[int]],
+    put: dict[str, list[int]],
+    given: list[int] | None,
+    words: tuple[str, ...],
+) -> None:
+    caller.put(caller.put_call(["s1", "s2"], before))
+    with caller.refuses(Reason.LENGTH_MISMATCH, "'p'", "'s2'", *words):
+        caller.put(caller.put_call(["s1", "s2"], put, sequence_lengths=given))
+
+
+def test_a_commit_must_agree_with_the_lengths_of_its_rows(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1", "s2"], {"tokens": [3, 4]}))
+    claim_id = caller.take("tokens", batch_size=2).claim_id
+    with caller.refuses(Reason.LENGTH_MISMATCH, "'s2'", "'mask' has 5"):
+        caller.plane.begin_commit(caller.commit_call(claim_id, {"mask": [3, 5]}), 0.0)
+
+
+def test_a_field_may_stop_being_per_token_and_then_have_any_length(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], {"tokens": [3], "mask": [3]}))
+    caller.register(("tokens", "mask", "note"), per_token_fields=frozenset({"tokens"}))
+    caller.put(caller.put_call(["s1"], {"mask": [9]}))
+    assert lengths(caller) == [3]
+
+
+def test_a_field_no_row_holds_may_become_per_token(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], {"tokens": [3]}))
+    caller.register(("tokens", "mask", "note"), per_token_fields=frozenset({"tokens", "note"}))
+    with caller.refuses(Reason.LENGTH_MISMATCH, "'note' has 4"):
+        caller.put(caller.put_call(["s1"], {"note": [4]}))
+    caller.put(caller.put_call(["s1"], {"note": [3]}))

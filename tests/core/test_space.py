@@ -1,0 +1,185 @@
+"""Room in the arena: what is handed out was free, what is given back becomes free, whatever the order."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.arena_model import free_ranges, longest_room
+from tests.core.caller import int64
+
+from dataplane_server.core.space import ALIGNMENT, Run, Space, merged_runs
+
+PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+class SpaceAndByteMap:
+    """A space beside a map with one entry a byte. Rows in use are kept one by one."""
+
+    def __init__(self, capacity: int) -> None:
+        self.space = Space(capacity)
+        self.in_use = bytearray(capacity)
+        self.rows: list[Run] = []
+
+    def allocate(self, sizes: Sequence[int]) -> bool:
+        offsets = self.space.allocate_rows(int64(sizes))
+        if offsets is None:
+            assert sum(sizes) > longest_room(self.in_use), "there is a range that is long enough"
+            return False
+        for offset, size in zip(offsets.tolist(), sizes, strict=True):
+            assert not any(self.in_use[offset : offset + size])
+            assert offset + size <= self.space.capacity
+            self.in_use[offset : offset + size] = b"\1" * size
+            if size:
+                self.rows.append(Run(offset, size))
+        return True
+
+    def release(self, choices: Sequence[int]) -> None:
+        chosen = list(dict.fromkeys(choice % len(self.rows) for choice in choices)) if self.rows else []
+        gone = [self.rows[index] for index in chosen]
+        self.rows = [row for row in self.rows if row not in gone]
+        for offset, size in gone:
+            self.in_use[offset : offset + size] = bytes(size)
+        self.space.release_rows(int64([row.offset for row in gone]), int64([row.size_bytes for row in gone]))
+
+    def check(self) -> None:
+        assert self.space.used == sum(self.in_use)
+        assert self.space.free == self.in_use.count(0)
+        assert sorted(self.space.free_ranges()) == free_ranges(self.in_use)
+
+
+sizes_of_rows = st.lists(st.integers(0, 150), min_size=1, max_size=8)
+steps = st.lists(st.tuples(st.booleans(), sizes_of_rows), min_size=1, max_size=40)
+
+
+@settings(PROFILE)
+@given(capacity=st.integers(1, 2000), steps=steps)
+def test_any_sequence_of_allocations_and_releases_agrees_with_a_byte_map(
+    capacity: int, steps: list[tuple[bool, list[int]]]
+) -> None:
+    both = SpaceAndByteMap(capacity)
+    for allocate, numbers in steps:
+        if allocate:
+            both.allocate(numbers)
+        else:
+            both.release(numbers)
+        both.check()
+    both.release(range(len(both.rows)))
+    assert list(both.space.free_ranges()) == [(0, capacity)]
+
+
+def test_a_long_history_in_a_nearly_full_arena_agrees_with_a_byte_map() -> None:
+    both, dice, admitted = SpaceAndByteMap(20_000), random.Random(7), 0
+    for _ in range(1500):
+        admitted += both.allocate([dice.choice((0, 1, 63, 64, 65, 300)) for _ in range(dice.randrange(1, 12))])
+        if dice.random() < 0.2:
+            both.release([dice.randrange(1000) for _ in range(dice.randrange(1, 40))])
+        both.check()
+    assert 500 < admitted < 1400, "the arena was full at times, and had room at others"
+
+
+def test_rows_lie_one_after_the_other_from_an_aligned_offset() -> None:
+    space = Space(1000)
+    space.allocate(1)
+    offsets = space.allocate_rows(int64([10, 0, 20, 5]))
+    assert offsets is not None
+    assert offsets.tolist() == [ALIGNMENT, ALIGNMENT + 10, ALIGNMENT + 10, ALIGNMENT + 30]
+    assert space.used == 36
+
+
+def test_bytes_before_an_aligned_offset_stay_free() -> None:
+    space = Space(200)
+    space.allocate(1)
+    space.allocate(20)
+    assert sorted(space.free_ranges()) == [(1, ALIGNMENT), (ALIGNMENT + 20, 200)]
+
+
+def test_slivers_before_aligned_offsets_are_never_searched() -> None:
+    space = Space(100_000)
+    for _ in range(1000):
+        space.allocate(1)
+    assert len(list(space.free_ranges())) == 1000
+    assert sum(map(len, space._bins)) == 1
+
+
+def test_rows_are_scattered_when_no_range_is_long_enough_for_all() -> None:
+    space = Space(640)
+    offsets = space.allocate_rows(int64([64] * 10))
+    assert offsets is not None
+    space.release_rows(offsets[[1, 4, 5, 8]], int64([64] * 4))
+    scattered = space.allocate_rows(int64([64, 64, 50, 64]))
+    assert scattered is not None
+    assert sorted(scattered.tolist()) == [64, 256, 320, 512]
+    assert all(offset % ALIGNMENT == 0 for offset in scattered.tolist())
+
+
+def test_a_row_is_never_split() -> None:
+    space = Space(640)
+    offsets = space.allocate_rows(int64([64] * 10))
+    assert offsets is not None
+    space.release_rows(offsets[[1, 4, 8]], int64([64] * 3))
+    assert space.free == 192
+    assert space.allocate_rows(int64([65])) is None
+
+
+def test_rows_that_cannot_be_scattered_leave_nothing_behind() -> None:
+    space = Space(640)
+    offsets = space.allocate_rows(int64([64] * 10))
+    assert offsets is not None
+    space.release_rows(offsets[[1, 4, 5, 8]], int64([64] * 4))
+    before = sorted(space.free_ranges())
+    assert space.allocate_rows(int64([64, 64, 100])) is None
+    assert sorted(space.free_ranges()) == before
+    assert space.used == 6 * 64
+
+
+def test_what_is_left_of_a_range_serves_a_smaller_row_that_follows() -> None:
+    space = Space(1024)
+    offsets = space.allocate_rows(int64([64] * 16))
+    assert offsets is not None
+    space.release_rows(offsets[[0, 1, 2, 3, 8, 9, 10]], int64([64] * 7))
+    scattered = space.allocate_rows(int64([128, 192, 128]))
+    assert scattered is not None
+    assert scattered.tolist() == [0, 512, 128]
+
+
+def test_rows_without_bytes_take_no_room_in_a_full_arena() -> None:
+    space = Space(64)
+    space.allocate(64)
+    offsets = space.allocate_rows(int64([0, 0]))
+    assert offsets is not None
+    assert space.used == 64
+
+
+def test_rows_freed_one_by_one_give_everything_back() -> None:
+    space = Space(100_000)
+    sizes = int64([random.Random(1).randrange(1, 200) for _ in range(400)])
+    offsets = space.allocate_rows(sizes)
+    assert offsets is not None
+    order = random.Random(2).sample(range(400), 400)
+    for row in order[:398]:
+        space.release(int(offsets[row]), int(sizes[row]))
+    assert space.used == sizes[order[398:]].sum()
+    for row in order[398:]:
+        space.release(int(offsets[row]), int(sizes[row]))
+    assert list(space.free_ranges()) == [(0, 100_000)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "runs"),
+    [
+        pytest.param([], [], id="nothing"),
+        pytest.param([(5, 0), (0, 0)], [], id="empty pieces vanish"),
+        pytest.param([(0, 4), (4, 4), (8, 2)], [(0, 10)], id="adjacent pieces become one"),
+        pytest.param([(0, 4), (99, 0), (4, 4)], [(0, 8)], id="an empty piece between does not part them"),
+        pytest.param([(4, 4), (0, 4)], [(4, 4), (0, 4)], id="order is kept"),
+        pytest.param([(0, 4), (5, 4)], [(0, 4), (5, 4)], id="a gap parts"),
+    ],
+)
+def test_runs_are_as_few_as_can_be_and_in_order(pieces: list[tuple[int, int]], runs: list[tuple[int, int]]) -> None:
+    offsets, sizes = int64([offset for offset, _ in pieces]), int64([size for _, size in pieces])
+    assert merged_runs(offsets, sizes) == [Run(*run) for run in runs]

@@ -1,0 +1,209 @@
+"""The end of a server: calls under way finish, waits end, nothing is left lying about."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import pytest
+import torch
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import UnavailableError
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+
+Eventually = Callable[[Callable[[], object]], None]
+
+SIZE = 1 << 20
+
+
+class Command(Protocol):
+    banner: str
+    log: str
+
+    def end(self, number: signal.Signals = ...) -> int: ...
+
+
+@pytest.fixture
+def listen(tmp_path: Path) -> str:
+    return f"unix://{tmp_path}/dataplane.sock"
+
+
+@pytest.fixture
+def command(start_command: Callable[..., Command], listen: str) -> Command:
+    return start_command("--listen", listen, "--grace", "10")
+
+
+@pytest.fixture
+def flow(command: Command, listen: str) -> Iterator[DataPlaneClient]:
+    with connect(listen, timeout_s=1.0) as client:
+        client.register_partition("p", ["x"], 0, ["train"])
+        yield client
+
+
+class HeldPut:
+    """A put of one row whose second half waits to be let go."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.let_go = threading.Event()
+        stub: Any = pb_grpc.DataPlaneServiceStub(channel)
+        self.call = stub.PutSamples.future(self._frames(), timeout=60)
+
+    def _frames(self) -> Iterator[pb.PutSamplesRequest]:
+        column = pb.Column(name="x", kind=pb.FIELD_KIND_DENSE, data_type=pb.DATA_TYPE_UINT8, row_shape=[2 * SIZE])
+        header = pb.PutSamplesHeader(request_id="held", partition_id="p", sample_ids=["held"], columns=[column])
+        yield pb.PutSamplesRequest(header=header, chunk=pb.Chunk(data=bytes(SIZE)))
+        self.let_go.wait(60)
+        yield pb.PutSamplesRequest(chunk=pb.Chunk(offset_bytes=SIZE, data=bytes(SIZE)))
+
+
+@pytest.fixture
+def held_put(flow: DataPlaneClient, listen: str, eventually: Eventually) -> Iterator[HeldPut]:
+    with grpc.insecure_channel(listen) as channel:
+        put = HeldPut(channel)
+        eventually(lambda: flow.server_status().memory_used_bytes == 2 * SIZE)
+        yield put
+        put.let_go.set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_ends_an_idle_server_at_once(
+    command: Command, flow: DataPlaneClient, listen: str, number: signal.Signals
+) -> None:
+    assert command.end(number) == 0
+    assert not Path(listen.removeprefix("unix://")).exists()
+    assert '"event": "stopped"' in command.log
+
+
+def test_a_call_under_way_finishes_after_sigterm(
+    command: Command, held_put: HeldPut, threads: ThreadPoolExecutor
+) -> None:
+    ended = threads.submit(command.end)
+    time.sleep(0.3)
+    assert not ended.done()
+    held_put.let_go.set()
+    assert held_put.call.result(20).created_rows == 1
+    assert ended.result(20) == 0
+
+
+def test_no_call_is_taken_after_sigterm(
+    command: Command,
+    flow: DataPlaneClient,
+    held_put: HeldPut,
+    listen: str,
+    threads: ThreadPoolExecutor,
+    eventually: Eventually,
+) -> None:
+    ended = threads.submit(command.end)
+    eventually(lambda: not Path(listen.removeprefix("unix://")).exists())
+    with pytest.raises(UnavailableError):
+        flow.server_status(timeout_s=0.2)
+    with pytest.raises(UnavailableError):
+        connect(listen, connect_timeout_s=0.2)
+    held_put.let_go.set()
+    assert ended.result(20) == 0
+
+
+def test_a_successor_may_take_the_socket_while_the_old_server_drains(
+    command: Command,
+    held_put: HeldPut,
+    listen: str,
+    start_command: Callable[..., Command],
+    threads: ThreadPoolExecutor,
+    eventually: Eventually,
+) -> None:
+    ended = threads.submit(command.end)
+    eventually(lambda: not Path(listen.removeprefix("unix://")).exists())
+    start_command("--listen", listen)
+    held_put.let_go.set()
+    assert held_put.call.result(20).created_rows == 1
+    assert ended.result(20) == 0
+    with connect(listen) as client:
+        assert client.partitions() == []
+
+
+def test_a_call_that_outlasts_the_grace_is_cut_and_the_end_is_still_clean(
+    start_command: Callable[..., Command], tmp_path: Path, eventually: Eventually
+) -> None:
+    listen = f"unix://{tmp_path}/short.sock"
+    command = start_command("--listen", listen, "--grace", "0.2")
+    with connect(listen) as client, grpc.insecure_channel(listen) as channel:
+        client.register_partition("p", ["x"], 0, [])
+        put = HeldPut(channel)
+        eventually(lambda: client.server_status().memory_used_bytes == 2 * SIZE)
+        assert command.end() == 0
+        put.let_go.set()
+        assert isinstance(put.call.exception(20), grpc.RpcError)
+    assert "Traceback" not in command.log
+
+
+def test_claims_and_puts_that_wait_end_at_sigterm_with_a_word_of_why(
+    command: Command, flow: DataPlaneClient, listen: str, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    flow.put_samples(["full"], "p", {"x": torch.zeros(1, 64 << 20, dtype=torch.uint8)}, timeout_s=20.0)
+    with grpc.insecure_channel(listen) as channel:
+        stub: Any = pb_grpc.DataPlaneServiceStub(channel)
+        claim = pb.ClaimSamplesRequest(request_id="c", partition_id="p", task="train", batch_size=2)
+        claim.mode = pb.CLAIM_MODE_ACKNOWLEDGED
+        claim.wait_timeout.FromSeconds(60)
+        column = pb.Column(name="x", kind=pb.FIELD_KIND_DENSE, data_type=pb.DATA_TYPE_UINT8, row_shape=[SIZE])
+        put = pb.PutSamplesHeader(request_id="r", partition_id="p", sample_ids=["s"], columns=[column])
+        put.wait_timeout.FromSeconds(60)
+        waiting = [
+            stub.ClaimSamples.future(claim, timeout=60),
+            stub.PutSamples.future(iter([pb.PutSamplesRequest(header=put)]), timeout=60),
+        ]
+        eventually(lambda: flow.server_status().waiting_claims + flow.server_status().waiting_puts == 2)
+        assert command.end() == 0
+        for call in waiting:
+            assert call.exception(20).code() is grpc.StatusCode.UNAVAILABLE
+            assert "shutting down" in call.exception(20).details()
+
+
+def test_a_client_whose_claim_waits_retries_and_then_says_unavailable(
+    command: Command, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    claim = threads.submit(flow.claim, "p", "train", ["x"], 1, timeout_s=1.5)
+    eventually(lambda: flow.server_status().waiting_claims == 1)
+    assert command.end() == 0
+    assert isinstance(claim.exception(20), UnavailableError)
+
+
+def test_under_load_every_call_succeeds_or_is_told_that_the_server_is_gone(
+    command: Command, flow: DataPlaneClient, listen: str, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    def put_until_the_end(worker: int) -> tuple[int, BaseException]:
+        with connect(listen, timeout_s=0.5) as own:
+            succeeded = 0
+            try:
+                for succeeded in range(1_000_000):
+                    own.put_samples([f"{worker}-{succeeded % 50}"], "p", {"x": torch.zeros(1, 1000)})
+            except BaseException as error:  # noqa: BLE001  # whatever it is, the test looks at it
+                return succeeded, error
+        raise AssertionError
+
+    workers = [threads.submit(put_until_the_end, worker) for worker in range(8)]
+    eventually(lambda: flow.partition("p").rows_put_total >= 100)
+    assert command.end() == 0
+    for worker in workers:
+        succeeded, error = worker.result(60)
+        assert succeeded > 0
+        assert type(error) is UnavailableError
+    assert "Traceback" not in command.log
+
+
+def test_a_server_killed_without_grace_leaves_a_socket_that_the_next_one_takes_over(
+    command: Command, flow: DataPlaneClient, listen: str, start_command: Callable[..., Command]
+) -> None:
+    assert command.end(signal.SIGKILL) == -signal.SIGKILL
+    assert Path(listen.removeprefix("unix://")).exists()
+    start_command("--listen", listen)
+    with connect(listen) as client:
+        assert client.partitions() == []

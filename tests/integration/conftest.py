@@ -1,0 +1,144 @@
+"""Real servers on real sockets. Whatever a test does, the core's laws hold when its server stops."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nested import nested_tensor
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import DataPlaneError
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.limits import Limits
+from dataplane_server.testing import ServerThread, running_server
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def listen(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the test's server is to listen."""
+    return "127.0.0.1:0" if request.param == "tcp" else f"unix://{tmp_path}/dataplane.sock"
+
+
+@pytest.fixture
+def address(listen: str) -> Iterator[str]:
+    """A running server."""
+    with running_server(listen=listen) as address:
+        yield address
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[DataPlaneClient]:
+    """A blocking client of it."""
+    with connect(address, timeout_s=20.0) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(address: str) -> AsyncIterator[aio.AsyncDataPlaneClient]:
+    """An asynchronous client of it."""
+    async with await aio.connect(address, timeout_s=20.0) as client:
+        yield client
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., ServerThread]]:
+    """Start further servers: settings of ServerConfig by name, or of Limits."""
+    with contextlib.ExitStack() as running:
+
+        def start(listen: tuple[str, ...] = ("127.0.0.1:0",), http: str | None = None, **limits: int) -> ServerThread:
+            server = ServerThread(ServerConfig(listen=listen, http=http, limits=Limits(**limits)))
+            running.callback(server.stop)
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def small_server(start_server: Callable[..., ServerThread]) -> ServerThread:
+    """A server with a memory budget of 64 KiB."""
+    return start_server(memory_bytes=64 << 10)
+
+
+@pytest.fixture
+def small_client(small_server: ServerThread) -> Iterator[DataPlaneClient]:
+    """A client of `small_server`."""
+    with connect(small_server.addresses[0], timeout_s=20.0) as client:
+        yield client
+
+
+@pytest.fixture
+def unchanged() -> Callable[[DataPlaneClient], AbstractContextManager[None]]:
+    """A block after which the server describes itself and all partitions as before."""
+
+    @contextlib.contextmanager
+    def check(client: DataPlaneClient) -> Iterator[None]:
+        before = client.partitions(), replace(client.server_status(), uptime_s=0.0)
+        yield
+        assert (client.partitions(), replace(client.server_status(), uptime_s=0.0)) == before
+
+    return check
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], object]], None]:
+    """Wait until something holds; fail after 20 s."""
+
+    def wait(holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 20.0
+        while not holds():
+            assert time.monotonic() < deadline, "it never happened"
+            time.sleep(0.002)
+
+    return wait
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that block."""
+    with ThreadPoolExecutor(max_workers=64) as pool:
+        yield pool
+
+
+@pytest.fixture
+def filled(client: DataPlaneClient) -> DataPlaneClient:
+    """Partition p with rows a, b, c of 2, 3, 1 tokens and a field of every kind; `logprobs`, declared per-token like
+    `tokens`, is not produced yet.
+    """
+    fields = ["tokens", "logprobs", "reward", "image", "text"]
+    client.register_partition("p", fields, 3, ["train"], per_token_fields=["tokens", "logprobs"])
+    text = np.array(["x", None, True], object)
+    tokens = nested_tensor([torch.arange(2), torch.arange(3), torch.arange(1)], layout=torch.jagged)
+    columns = {"tokens": tokens, "reward": torch.zeros(3), "image": torch.zeros(3, 4, 5), "text": text}
+    client.put_samples(["a", "b", "c"], "p", columns, [{"version": 1}] * 3)
+    return client
+
+
+@pytest.fixture
+def assert_refused(
+    filled: DataPlaneClient, unchanged: Callable[[DataPlaneClient], AbstractContextManager[None]]
+) -> Callable[..., None]:
+    """Check that a call on `filled` fails as the first exception class, which derives from the second, with a message
+    that holds the fragments, and that it changes nothing.
+    """
+
+    def check(
+        call: Callable[[DataPlaneClient], object],
+        kinds: tuple[type[DataPlaneError], type[Exception]],
+        fragments: Sequence[str],
+    ) -> None:
+        with unchanged(filled), pytest.raises(kinds[1]) as caught:
+            call(filled)
+        assert type(caught.value) is kinds[0]
+        assert [fragment for fragment in fragments if fragment not in str(caught.value)] == [], str(caught.value)
+
+    return check

@@ -1,0 +1,189 @@
+"""Connections that break, servers that are late or never come: what is retried, for how long, and what stays behind."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import (
+    DataPlaneError,
+    DeadlineError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfSpaceError,
+    UnavailableError,
+)
+from dataplane_server.testing import ServerThread, running_server
+
+Eventually = Callable[[Callable[[], object]], None]
+
+MIB = 1 << 20
+SOON_S = 10.0
+"""Far above any deadline given here, far below the client's default."""
+
+
+class Proxy(Protocol):
+    address: str
+    swallow: set[str]
+    cut_after: dict[str, int]
+    cuts_left: int
+
+    def reset_connections(self) -> None: ...
+
+
+def values(rows: int) -> dict[str, torch.Tensor]:
+    return {"a": torch.arange(rows * MIB).to(torch.uint8).reshape(rows, MIB)}
+
+
+IDS = [f"s{row}" for row in range(8)]
+
+
+# -- streams that are cut ----------------------------------------------------------------------------------------------
+
+
+def test_a_put_cut_in_mid_chunk_is_repeated_and_arrives_whole(
+    client: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy
+) -> None:
+    client.register_partition("p", ["a"], 0, [])
+    proxy.cut_after, proxy.cuts_left = {"requests": 3 * MIB + 1000}, 2
+    shaky.put_samples(IDS, "p", values(8))
+    assert proxy.cuts_left == 0
+    assert torch.equal(client.get_samples(IDS, "p", ["a"])["a"], values(8)["a"])
+    assert client.server_status().memory_used_bytes == 8 * MIB
+
+
+def test_a_put_that_is_cut_again_and_again_leaves_nothing_behind(
+    client: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, eventually: Eventually
+) -> None:
+    client.register_partition("p", ["a"], 0, [])
+    proxy.cut_after, proxy.cuts_left = {"requests": 3 * MIB + 1000}, 1_000_000
+    began = time.monotonic()
+    with pytest.raises(UnavailableError):
+        shaky.put_samples(IDS, "p", values(8), timeout_s=1.0)
+    assert time.monotonic() - began < SOON_S
+    eventually(lambda: client.server_status().memory_used_bytes == 0)
+    assert client.partition("p").rows == 0
+
+
+def test_a_read_cut_in_mid_chunk_is_repeated_and_arrives_whole(
+    client: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, eventually: Eventually
+) -> None:
+    client.register_partition("p", ["a"], 0, [])
+    client.put_samples(IDS, "p", values(8))
+    proxy.cut_after, proxy.cuts_left = {"answers": 3 * MIB + 1000}, 2
+    assert torch.equal(shaky.get_samples(IDS, "p", ["a"])["a"], values(8)["a"])
+    assert proxy.cuts_left == 0
+    client.clear_samples(None, "p")
+    eventually(lambda: client.server_status().memory_used_bytes == 0)
+
+
+def test_a_claim_whose_connection_breaks_while_it_waits_goes_on_waiting(
+    client: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    client.register_partition("p", ["a"], 0, ["train"])
+    claim = threads.submit(shaky.claim, "p", "train", ["a"], 1)
+    for _ in range(3):
+        eventually(lambda: client.server_status().waiting_claims == 1)
+        proxy.reset_connections()
+        eventually(lambda: client.server_status().waiting_claims == 0)
+    eventually(lambda: client.server_status().waiting_claims == 1)
+    client.put_samples(["s"], "p", {"a": torch.zeros(1)})
+    assert claim.result(20).meta.sample_ids == ["s"]
+
+
+# -- servers that do not answer ----------------------------------------------------------------------------------------
+
+
+def test_connect_waits_for_a_server_that_comes_late(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    listen = f"unix://{tmp_path}/late.sock"
+    connecting = threads.submit(connect, listen, connect_timeout_s=20.0)
+    time.sleep(0.3)
+    assert not connecting.done()
+    with running_server(listen=listen), connecting.result(20) as client:
+        assert client.partitions() == []
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:1", "unix:///nonexistent/dataplane.sock"], ids=["tcp", "unix"])
+def test_connect_gives_up_in_time_on_a_server_that_never_comes(target: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match=target) as caught:
+        connect(target, connect_timeout_s=0.5)
+    assert isinstance(caught.value, ConnectionError)
+    assert time.monotonic() - began < SOON_S
+
+
+async def test_the_asynchronous_connect_gives_up_in_time_too() -> None:
+    began = time.monotonic()
+    with pytest.raises(UnavailableError):
+        await aio.connect("127.0.0.1:1", connect_timeout_s=0.5)
+    assert time.monotonic() - began < SOON_S
+
+
+def test_calls_go_on_when_the_server_comes_back(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    listen = f"unix://{tmp_path}/again.sock"
+    with running_server(listen=listen):
+        client = connect(listen, timeout_s=20.0)
+    status = threads.submit(client.server_status)
+    time.sleep(0.3)
+    assert not status.done()
+    with running_server(listen=listen), client:
+        assert status.result(20).rows == 0
+
+
+@pytest.mark.parametrize("direction", ["requests", "answers"])
+def test_a_call_into_a_black_hole_ends_at_its_deadline(shaky: DataPlaneClient, proxy: Proxy, direction: str) -> None:
+    proxy.swallow = {direction}
+    began = time.monotonic()
+    with pytest.raises(DeadlineError):
+        shaky.server_status(timeout_s=0.5)
+    assert 0.5 <= time.monotonic() - began < SOON_S
+
+
+def test_a_claim_into_a_black_hole_ends_a_little_after_its_deadline(
+    client: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy
+) -> None:
+    client.register_partition("p", ["a"], 0, ["train"])
+    proxy.swallow = {"answers"}
+    began = time.monotonic()
+    with pytest.raises(DeadlineError):
+        shaky.claim("p", "train", ["a"], 1, timeout_s=0.2)
+    assert time.monotonic() - began < SOON_S
+
+
+# -- what is not retried -----------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[str, Callable[[DataPlaneClient], object], type[DataPlaneError]]] = {
+    "INVALID_ARGUMENT": ("PutSamples", lambda c: c.put_samples(["a", "a"], "p"), InvalidArgumentError),
+    "NOT_FOUND": ("GetPartition", lambda c: c.partition("nope"), NotFoundError),
+    "RESOURCE_EXHAUSTED": ("RegisterPartition", lambda c: c.register_partition("q", ["a"], 0, []), OutOfSpaceError),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_a_refused_call_is_made_once(start_server: Callable[..., ServerThread], code: str) -> None:
+    verb, call, kind = REFUSED[code]
+    server = start_server(http="127.0.0.1:0", max_partitions=1)
+    with connect(server.addresses[0]) as client:
+        client.register_partition("p", ["a"], 0, [])
+        with pytest.raises(kind):
+            call(client)
+    assert ended_calls(server, verb, code) == 1
+
+
+def ended_calls(server: ServerThread, verb: str, code: str) -> float:
+    with urllib.request.urlopen(f"http://{server.http_address}/metrics") as response:
+        families = text_string_to_metric_families(response.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+    return sum(
+        s.value for s in samples if s.name == "dataplane_calls_total" and s.labels == {"verb": verb, "code": code}
+    )

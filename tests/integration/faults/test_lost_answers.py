@@ -1,0 +1,188 @@
+"""A call whose answer is lost is repeated, and applied once: what others did meanwhile is not undone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+import pytest
+import torch
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient
+
+T = TypeVar("T")
+Eventually = Callable[[Callable[[], object]], None]
+LoseAnswer = Callable[[Callable[[], T], Callable[[], object], Callable[[], object]], T]
+
+
+class Proxy(Protocol):
+    swallow: set[str]
+
+    def reset_connections(self) -> None: ...
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    client.register_partition("p", ["a", "b"], 4, ["train"])
+    client.put_samples(["w", "x", "y", "z"], "p", {"a": torch.zeros(4)})
+    return client
+
+
+@pytest.fixture
+def lose_answer(proxy: Proxy, threads: ThreadPoolExecutor, eventually: Eventually) -> LoseAnswer[object]:
+    """Make a call whose first answer is lost; meanwhile, once it has taken effect, something else happens."""
+
+    def lose(call: Callable[[], object], applied: Callable[[], object], meanwhile: Callable[[], object]) -> object:
+        proxy.swallow = {"answers"}
+        future: Future[object] = threads.submit(call)
+        eventually(applied)
+        meanwhile()
+        assert not future.done()
+        proxy.reset_connections()
+        return future.result(20)
+
+    return lose
+
+
+def value(client: DataPlaneClient, sample: str) -> float:
+    return float(client.get_samples([sample], "p", ["a"])["a"][0])
+
+
+def nothing() -> None:
+    return None
+
+
+def test_a_put_is_applied_once(flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]) -> None:
+    lose_answer(
+        lambda: shaky.put_samples(["x"], "p", {"a": torch.ones(1)}),
+        lambda: value(flow, "x") == 1.0,
+        lambda: flow.put_samples(["x"], "p", {"a": torch.full((1,), 2.0)}),
+    )
+    assert value(flow, "x") == 2.0
+
+
+def test_a_put_of_a_new_row_is_counted_once(
+    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
+) -> None:
+    lose_answer(
+        lambda: shaky.put_samples(["new"], "p", {"a": torch.ones(1)}),
+        lambda: flow.partition("p").rows == 5,
+        lambda: flow.clear_samples(["new"], "p"),
+    )
+    assert (flow.partition("p").rows, flow.partition("p").rows_put_total) == (4, 5)
+
+
+def test_a_claim_gets_the_same_rows(
+    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
+) -> None:
+    claimed: list[list[str]] = []
+    lose_answer(
+        lambda: claimed.append(shaky.claim("p", "train", ["a"], 2).meta.sample_ids),
+        lambda: flow.partition("p").task("train").claimed_rows == 2,
+        lambda: claimed.append(flow.claim("p", "train", ["a"], 2).meta.sample_ids),
+    )
+    assert claimed == [["y", "z"], ["w", "x"]]
+    assert flow.partition("p").task("train").claimed_rows == 4
+
+
+def test_a_claim_that_consumes_on_delivery_gets_the_same_rows(
+    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
+) -> None:
+    claimed: list[list[str]] = []
+    lose_answer(
+        lambda: claimed.append(shaky.claim_meta("p", "train", ["a"], 2).sample_ids),
+        lambda: flow.partition("p").task("train").consumed_rows == 2,
+        nothing,
+    )
+    assert claimed == [["w", "x"]]
+    assert flow.partition("p").task("train").consumed_rows_total == 2
+
+
+def test_a_commit_is_applied_once_and_answers_as_the_first_time(
+    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
+) -> None:
+    claim = shaky.claim("p", "train", ["a"], 2)
+    consumed = lose_answer(
+        lambda: claim.commit({"b": torch.ones(2)}),
+        lambda: flow.partition("p").task("train").consumed_rows == 2,
+        lambda: flow.put_samples(["w"], "p", {"b": torch.full((1,), 5.0)}),
+    )
+    assert (consumed, claim.state) == (2, "committed")
+    assert flow.get_samples(["w", "x"], "p", ["b"])["b"].tolist() == [5.0, 1.0]
+
+
+def test_a_release_is_applied_once(
+    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
+) -> None:
+    claim = shaky.claim("p", "train", ["a"], 2)
+    released = lose_answer(
+        claim.release,
+        lambda: flow.partition("p").task("train").untaken_rows == 4,
+        lambda: flow.claim("p", "train", ["a"], 2),
+    )
+    assert (released, claim.state) == (2, "released")
+    assert flow.partition("p").task("train").claimed_rows == 2
+
+
+def test_a_clear_does_not_hit_rows_that_were_put_meanwhile(
+    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
+) -> None:
+    cleared = lose_answer(
+        lambda: shaky.clear_samples(None, "p"),
+        lambda: flow.partition("p").rows == 0,
+        lambda: flow.put_samples(["x"], "p", {"a": torch.ones(1)}),
+    )
+    assert cleared == 4
+    assert flow.partition("p").rows == 1
+
+
+def test_a_registration_does_not_reset_cursors_twice(
+    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
+) -> None:
+    lose_answer(
+        lambda: shaky.register_partition("p", ["a", "b"], 99, ["train"]),
+        lambda: flow.partition("p").num_samples == 99,
+        lambda: flow.claim("p", "train", ["a"], 3),
+    )
+    assert flow.partition("p").task("train").claimed_rows == 3
+
+
+def test_a_drop_does_not_hit_a_partition_that_was_registered_meanwhile(
+    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
+) -> None:
+    dropped = lose_answer(
+        lambda: shaky.drop_partition("p"),
+        lambda: flow.partitions() == [],
+        lambda: flow.register_partition("p", ["a"], 0, []),
+    )
+    assert dropped == 4
+    assert [partition.partition_id for partition in flow.partitions()] == ["p"]
+
+
+# -- the asynchronous client -------------------------------------------------------------------------------------------
+
+
+async def test_the_asynchronous_client_repeats_a_put_and_it_is_applied_once(
+    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: Proxy, eventually: Eventually
+) -> None:
+    proxy.swallow = {"answers"}
+    put = asyncio.create_task(async_shaky.put_samples(["x"], "p", {"a": torch.ones(1)}))
+    await asyncio.to_thread(lambda: eventually(lambda: value(flow, "x") == 1.0))
+    await asyncio.to_thread(lambda: flow.put_samples(["x"], "p", {"a": torch.full((1,), 2.0)}))
+    proxy.reset_connections()
+    assert (await put).sample_ids == ["x"]
+    assert value(flow, "x") == 2.0
+
+
+async def test_the_asynchronous_client_repeats_a_claim_and_gets_the_same_rows(
+    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: Proxy, eventually: Eventually
+) -> None:
+    proxy.swallow = {"answers"}
+    claim = asyncio.create_task(async_shaky.claim("p", "train", ["a"], 2))
+    await asyncio.to_thread(lambda: eventually(lambda: flow.partition("p").task("train").claimed_rows == 2))
+    proxy.reset_connections()
+    assert (await claim).meta.sample_ids == ["w", "x"]
+    assert flow.partition("p").task("train").claimed_rows == 2

@@ -1,0 +1,180 @@
+"""Rollout batches through a real server: padded in, ragged stored, padded out; and the way of one training step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dataplane_client import BatchedDataDict, aio
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.codec import pack_per_token_field
+from dataplane_client.columns import kv_first_write, read_columns, write_columns
+from dataplane_client.errors import DataPlaneError, InvalidArgumentError
+
+IDS = ["u0_g0", "u0_g1", "u1_g0"]
+LENGTHS = [2, 5, 3]
+PER_TOKEN = ["input_ids", "logprobs"]
+FIELDS = [*PER_TOKEN, "reward", "input_lengths", "sample_mask", "problem"]
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    client.register_partition("p", FIELDS, 3, ["prev_lp", "train"], grpo_group_size=2, per_token_fields=PER_TOKEN)
+    return client
+
+
+def batch(width: int = 5) -> BatchedDataDict[object]:
+    """Three right-padded rows; what lies beyond a row's length is 99 and must not travel."""
+    tokens = torch.full((3, width), 99)
+    for row, length in enumerate(LENGTHS):
+        tokens[row, :length] = torch.arange(length) + 10 * row
+    return BatchedDataDict(
+        {
+            "input_ids": tokens,
+            "reward": torch.tensor([0.0, 1.0, 0.5]),
+            "input_lengths": torch.tensor(LENGTHS),
+            "sample_mask": torch.ones(3),
+            "problem": np.array([{"answer": 4}, {"answer": 4}, None], object),
+        }
+    )
+
+
+def write(client: DataPlaneClient, width: int = 5, pad_to_multiple: int = 1) -> None:
+    kv_first_write(
+        batch(width),
+        sample_ids=IDS,
+        dp_client=client,
+        partition_id="p",
+        pad_to_multiple=pad_to_multiple,
+        tags=[{"version": 3}] * 3,
+    )
+
+
+def test_a_batch_comes_back_padded_with_what_the_reader_asks_for(flow: DataPlaneClient) -> None:
+    write(flow)
+    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
+    got = read_columns(flow, meta, ["input_ids", "reward", "problem"], pad_value_dict={"input_ids": -7})
+    assert got["input_ids"].tolist() == [
+        [0, 1, -7, -7, -7],
+        [10, 11, 12, 13, 14],
+        [20, 21, 22, -7, -7],
+    ]
+    assert got["reward"].tolist() == [0.0, 1.0, 0.5]
+    assert list(got["problem"]) == [{"answer": 4}, {"answer": 4}, None]
+
+
+def test_padding_does_not_travel(flow: DataPlaneClient) -> None:
+    write(flow, width=64, pad_to_multiple=64)
+    assert {field.name: field.size_bytes for field in flow.partition("p").fields}["input_ids"] == sum(LENGTHS) * 8
+
+
+def test_a_reader_may_pad_further_or_not_at_all(flow: DataPlaneClient) -> None:
+    write(flow)
+    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
+    assert read_columns(flow, meta, ["input_ids"], pad_to_seqlen=8)["input_ids"].shape == (3, 8)
+    ragged = read_columns(flow, meta, ["input_ids"], layout="jagged")["input_ids"]
+    assert [len(row) for row in ragged.unbind()] == LENGTHS
+
+
+def test_a_claim_knows_lengths_and_tags_of_the_batch(flow: DataPlaneClient) -> None:
+    write(flow)
+    meta = flow.claim("p", "train", ["input_ids", "reward"], 3).meta
+    assert (meta.sequence_lengths, meta.tags) == (LENGTHS, [{"version": 3}] * 3)
+
+
+def test_written_columns_are_ragged_by_the_metas_lengths_and_complete_the_next_stage(flow: DataPlaneClient) -> None:
+    write(flow)
+    with flow.claim("p", "prev_lp", ["input_ids"], 3) as claim:
+        logprobs = torch.arange(15.0).reshape(3, 5)
+        write_columns(flow, claim.meta, {"logprobs": logprobs})
+    meta = flow.claim("p", "train", ["input_ids", "logprobs"], 3, timeout_s=0).meta
+    got = flow.get_samples(meta.sample_ids, "p", ["logprobs"])["logprobs"]
+    assert [row.tolist() for row in got.unbind()] == [[0.0, 1.0], [5.0, 6.0, 7.0, 8.0, 9.0], [10.0, 11.0, 12.0]]
+
+
+def test_a_commit_takes_packed_columns(flow: DataPlaneClient) -> None:
+    write(flow)
+    claim = flow.claim("p", "prev_lp", ["input_ids"], 3)
+    packed = pack_per_token_field(torch.ones(3, 5), torch.tensor(LENGTHS))
+    assert claim.commit({"logprobs": packed}) == 3
+    assert flow.partition("p").fields[1].size_bytes == sum(LENGTHS) * 4
+
+
+def test_writing_no_columns_is_no_call(flow: DataPlaneClient) -> None:
+    write(flow)
+    meta = flow.claim("p", "train", [], 3).meta
+    write_columns(flow, meta, {})
+    flow.close()
+    write_columns(flow, meta, {})
+
+
+def test_columns_of_other_rows_than_the_metas_are_refused(flow: DataPlaneClient) -> None:
+    write(flow)
+    meta = flow.claim("p", "train", [], 3).meta
+    with pytest.raises(InvalidArgumentError, match=r"write_columns into 'p': field 'reward'.*2 rows"):
+        write_columns(flow, meta, {"reward": torch.zeros(2)})
+
+
+def test_get_data_reads_the_metas_fields_unless_told_otherwise(flow: DataPlaneClient) -> None:
+    write(flow)
+    meta = flow.claim("p", "train", ["reward"], 3).meta
+    assert list(flow.get_data(meta).keys()) == ["reward"]
+    assert list(flow.get_data(meta, ["input_ids"]).keys()) == ["input_ids"]
+
+
+@pytest.mark.parametrize("fields", [None, []], ids=str)
+def test_get_data_never_means_all_fields(flow: DataPlaneClient, fields: list[str] | None) -> None:
+    write(flow)
+    meta = flow.claim("p", "train", ["reward"], 3).meta.with_fields(fields)
+    with pytest.raises(ValueError, match=r"neither select_fields nor meta\.fields names a field"):
+        flow.get_data(meta)
+
+
+def test_a_partition_describes_what_it_holds(flow: DataPlaneClient) -> None:
+    write(flow)
+    described = flow.partition("p")
+    tokens, reward, problem = described.fields[0], described.fields[2], described.fields[5]
+    assert (tokens.kind, tokens.dtype, tokens.row_shape, tokens.per_token) == ("jagged", "int64", (), True)
+    assert (reward.kind, reward.dtype, reward.row_shape, reward.rows) == ("dense", "float32", (), 3)
+    assert (problem.kind, problem.dtype) == ("object", "")
+    assert (described.num_samples, described.grpo_group_size, described.rows) == (3, 2, 3)
+    assert [status.task for status in described.tasks] == ["prev_lp", "train"]
+    with pytest.raises(KeyError, match="eval"):
+        described.task("eval")
+
+
+def test_enum_names_are_kept_for_readers(client: DataPlaneClient) -> None:
+    described = client.register_partition("p", ["verdict"], 0, [], enums={"verdict": ["wrong", "right"]})
+    assert described.enums == {"verdict": ("wrong", "right")}
+    assert client.partition("p") == described
+
+
+async def test_the_asynchronous_helpers_do_the_same(
+    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
+) -> None:
+    written = await aio.kv_first_write(batch(), sample_ids=IDS, dp_client=async_client, partition_id="p")
+    assert written.extra_info == {"global_forward_pad_seqlen": 5}
+    await aio.write_columns(async_client, written, {"logprobs": torch.ones(3, 5)})
+    got = await aio.read_columns(async_client, written, ["logprobs"], pad_value_dict={"logprobs": -1.0})
+    assert got["logprobs"].sum() == sum(LENGTHS) - (15 - sum(LENGTHS))
+
+
+# -- the client itself -------------------------------------------------------------------------------------------------
+
+
+def test_a_client_shows_its_state_in_one_line_and_closes_twice(client: DataPlaneClient) -> None:
+    assert repr(client) == f"<DataPlaneClient {client.target} open>"
+    client.close()
+    client.close()
+    assert repr(client) == f"<DataPlaneClient {client.target} closed>"
+    with pytest.raises(DataPlaneError, match="was closed"):
+        client.partitions()
+
+
+async def test_an_asynchronous_client_shows_its_state_too(async_client: aio.AsyncDataPlaneClient) -> None:
+    assert repr(async_client) == f"<AsyncDataPlaneClient {async_client.target} open>"
+    await async_client.close()
+    await async_client.close()
+    with pytest.raises(DataPlaneError, match="was closed"):
+        await async_client.partitions()

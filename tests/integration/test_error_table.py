@@ -1,0 +1,113 @@
+"""Every reason for a refusal, sent through a real server and client: one class of error for each, details included."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from dataplane_client import aio
+from dataplane_client.errors import (
+    ClaimNotFoundError,
+    ClaimTimeoutError,
+    DataPlaneError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfSpaceError,
+    PreconditionError,
+    SupersededError,
+    UnavailableError,
+)
+from dataplane_server.core.limits import Limits
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service.boundary import Boundary
+from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+
+EXPECTED: dict[Reason, type[DataPlaneError]] = {
+    Reason.INVALID_REQUEST: InvalidArgumentError,
+    Reason.DUPLICATE: InvalidArgumentError,
+    Reason.ROW_COUNT_MISMATCH: InvalidArgumentError,
+    Reason.FIELD_NOT_DECLARED: InvalidArgumentError,
+    Reason.FIELD_MISMATCH: InvalidArgumentError,
+    Reason.LENGTH_MISMATCH: InvalidArgumentError,
+    Reason.MALFORMED_STREAM: InvalidArgumentError,
+    Reason.PUT_TOO_LARGE: InvalidArgumentError,
+    Reason.PARTITION_NOT_FOUND: NotFoundError,
+    Reason.SAMPLE_NOT_FOUND: NotFoundError,
+    Reason.FIELD_NOT_PRODUCED: NotFoundError,
+    Reason.TASK_NOT_REGISTERED: NotFoundError,
+    Reason.CLAIM_NOT_FOUND: ClaimNotFoundError,
+    Reason.FIELD_HOLDS_VALUES: PreconditionError,
+    Reason.NO_SPACE: OutOfSpaceError,
+    Reason.LIMIT_REACHED: OutOfSpaceError,
+    Reason.CLAIM_TIMEOUT: ClaimTimeoutError,
+    Reason.DRAINING: UnavailableError,
+    Reason.SUPERSEDED: SupersededError,
+}
+RETRIED_LATER = {Reason.NO_SPACE, Reason.LIMIT_REACHED, Reason.DRAINING}
+
+
+class Refusing(DataPlaneServicer):
+    """Refuses every description for the reason that the partition is named after."""
+
+    async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:  # noqa: N802
+        if request.partition_id == "defect":
+            raise ZeroDivisionError("a secret of the server")
+        raise Refusal(Reason[request.partition_id], "why it is so", sample_id="s")
+
+    async def ReadColumns(self, request: object, context: object) -> AsyncIterator[pb.ReadColumnsResponse]:  # noqa: N802
+        yield pb.ReadColumnsResponse()
+        raise Refusal(Reason.SAMPLE_NOT_FOUND, "in the middle of the stream")
+
+
+@pytest.fixture
+async def refusing() -> AsyncIterator[aio.AsyncDataPlaneClient]:
+    """A client of a server that refuses."""
+    plane = DataPlane(Limits())
+    metrics = Metrics(plane)
+    server = grpc.aio.server(interceptors=[Boundary(metrics)])
+    pb_grpc.add_DataPlaneServiceServicer_to_server(Refusing(plane, Arena(4096), metrics), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with await aio.connect(f"127.0.0.1:{port}", timeout_s=0.2) as client:
+        yield client
+    await server.stop(0)
+
+
+def test_every_reason_is_expected_as_something() -> None:
+    assert set(EXPECTED) == set(Reason)
+
+
+@pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.name)
+async def test_a_refusal_arrives_as_its_error(refusing: aio.AsyncDataPlaneClient, reason: Reason) -> None:
+    with pytest.raises(DataPlaneError) as caught:
+        await refusing.partition(reason.name)
+    error = caught.value
+    assert type(error) is EXPECTED[reason]
+    assert str(error) == f"GetPartition at {refusing.target}: why it is so"
+    assert (error.reason, error.details) == (reason.name, {"sample_id": "s"})
+    assert (error.retry_after_s is not None) is (reason in RETRIED_LATER)
+
+
+async def test_a_refusal_in_the_middle_of_a_stream_arrives_too(refusing: aio.AsyncDataPlaneClient) -> None:
+    with pytest.raises(NotFoundError, match="in the middle of the stream"):
+        await refusing.get_samples(["s"], "p", ["x"])
+
+
+async def test_a_defect_is_logged_with_its_stack_and_told_without(
+    refusing: aio.AsyncDataPlaneClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, "dataplane_server"), pytest.raises(InternalError) as caught:
+        await refusing.partition("defect")
+    assert "secret" not in str(caught.value)
+    assert caught.value.reason == "INTERNAL"
+    assert "ZeroDivisionError: a secret of the server" in caplog.text
+    assert '"verb": "GetPartition"' in caplog.text

@@ -1,0 +1,54 @@
+"""Hundreds of claims that wait cost nobody anything: puts, reads and other claims go on, each row is claimed once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, connect
+
+Eventually = Callable[[Callable[[], object]], None]
+
+CLAIMERS = 200
+
+
+async def wait_for_rows(address: str, connected: list[int], claimed: list[str]) -> None:
+    """200 clients with a connection each, every one of which waits for one row and commits it."""
+
+    async def claimer(number: int) -> None:
+        async with await aio.connect(address) as client:
+            connected.append(number)
+            async with await client.claim("p", "train", ["x"], 1) as claim:
+                claimed.extend(claim.meta.sample_ids)
+
+    await asyncio.gather(*(claimer(number) for number in range(CLAIMERS)))
+
+
+def test_200_waiting_clients_get_one_row_each_while_puts_reads_and_other_claims_go_on(
+    address: str, client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    client.register_partition("p", ["x", "y"], CLAIMERS, ["train", "eval"])
+    connected: list[int] = []
+    claimed: list[str] = []
+    waiting = threads.submit(asyncio.run, wait_for_rows(address, connected, claimed))
+    eventually(lambda: client.server_status().waiting_claims == CLAIMERS)
+    assert len(connected) == CLAIMERS
+
+    ids = [f"s{row}" for row in range(CLAIMERS)]
+    with connect(address) as producer:
+        for begin in range(0, CLAIMERS, 20):
+            producer.put_samples(ids[begin : begin + 20], "p", {"y": torch.zeros(20)})
+            assert producer.get_samples(ids[begin : begin + 20], "p", ["y"])["y"].shape == (20,)
+            assert producer.claim("p", "eval", ["y"], 20, timeout_s=5.0).commit() == 20
+        assert client.server_status().waiting_claims == CLAIMERS
+        for begin in range(0, CLAIMERS, 20):
+            producer.put_samples(ids[begin : begin + 20], "p", {"x": torch.zeros(20)})
+
+    waiting.result(60)
+    assert sorted(claimed) == sorted(ids)
+    assert client.check_consumption_status("p", ["train", "eval"])
+    assert client.server_status().waiting_claims == 0

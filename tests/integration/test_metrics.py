@@ -1,0 +1,175 @@
+"""What Prometheus is told: counters move with the calls, and names follow its conventions."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import NotFoundError
+from dataplane_server.testing import ServerThread
+
+Eventually = Callable[[Callable[[], object]], None]
+
+FIELDS = {"x": torch.zeros(4, 10), "y": torch.zeros(4)}
+IDS = ["a", "b", "c", "d"]
+BYTES = 4 * 11 * 4
+
+
+@pytest.fixture
+def server(start_server: Callable[..., ServerThread]) -> ServerThread:
+    return start_server(http="127.0.0.1:0", memory_bytes=1 << 20)
+
+
+@pytest.fixture
+def flow(server: ServerThread) -> Iterator[DataPlaneClient]:
+    with connect(server.addresses[0], timeout_s=20.0) as client:
+        client.register_partition("p", ["x", "y"], 4, ["train"])
+        yield client
+
+
+def families(server: ServerThread) -> dict[str, Metric]:
+    with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=20) as response:
+        return {family.name: family for family in text_string_to_metric_families(response.read().decode())}
+
+
+def value(server: ServerThread, name: str, **labels: str) -> float:
+    """The sample of these labels, 0 where there is none."""
+    samples = [sample for family in families(server).values() for sample in family.samples]
+    return sum(sample.value for sample in samples if (sample.name, sample.labels) == (name, labels))
+
+
+@pytest.fixture
+def after_traffic(server: ServerThread, flow: DataPlaneClient) -> ServerThread:
+    """A server that has seen a put, a read, a claim with commit, a clear of one row, and a refusal."""
+    flow.put_samples(IDS, "p", FIELDS)
+    flow.get_samples(IDS[:2], "p", ["x"])
+    flow.claim("p", "train", ["x"], 3).commit()
+    flow.clear_samples(["a"], "p")
+    with pytest.raises(NotFoundError):
+        flow.get_samples(["gone"], "p", ["x"])
+    return server
+
+
+MOVED: dict[str, tuple[dict[str, str], float]] = {
+    "dataplane_put_call_rows_total": ({"partition": "p"}, 4),
+    "dataplane_put_bytes_total": ({"partition": "p"}, BYTES),
+    "dataplane_read_rows_total": ({"partition": "p"}, 2),
+    "dataplane_read_bytes_total": ({"partition": "p"}, 2 * 10 * 4),
+    "dataplane_claims_total": ({"partition": "p", "task": "train"}, 1),
+    "dataplane_claim_rows_total": ({"partition": "p", "task": "train"}, 3),
+    "dataplane_claim_wait_seconds_count": ({"task": "train"}, 1),
+    "dataplane_rows_put_total": ({"partition": "p"}, 4),
+    "dataplane_rows_cleared_total": ({"partition": "p"}, 1),
+    "dataplane_rows_consumed_total": ({"partition": "p", "task": "train"}, 3),
+    "dataplane_rows": ({"partition": "p"}, 3),
+    "dataplane_stored_bytes": ({"partition": "p"}, BYTES * 3 / 4),
+    "dataplane_memory_used_bytes": ({}, BYTES * 3 / 4),
+    "dataplane_memory_budget_bytes": ({}, 1 << 20),
+    "dataplane_partitions": ({}, 1),
+    "dataplane_open_claims": ({}, 0),
+    "dataplane_call_seconds_count": ({"verb": "ReadColumns"}, 2),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_the_calls_show_in(after_traffic: ServerThread, name: str) -> None:
+    labels, expected = MOVED[name]
+    assert value(after_traffic, name, **labels) == expected
+
+
+@pytest.mark.parametrize(("state", "rows"), [("untaken", 1), ("claimed", 0), ("consumed", 2)])
+def test_rows_of_a_task_are_counted_by_state(after_traffic: ServerThread, state: str, rows: int) -> None:
+    assert value(after_traffic, "dataplane_task_rows", partition="p", task="train", state=state) == rows
+
+
+def test_calls_are_counted_by_verb_and_code_and_refusals_by_reason(after_traffic: ServerThread) -> None:
+    assert value(after_traffic, "dataplane_calls_total", verb="PutSamples", code="OK") == 1
+    assert value(after_traffic, "dataplane_calls_total", verb="ReadColumns", code="OK") == 1
+    assert value(after_traffic, "dataplane_calls_total", verb="ReadColumns", code="NOT_FOUND") == 1
+    assert value(after_traffic, "dataplane_refusals_total", verb="ReadColumns", reason="SAMPLE_NOT_FOUND") == 1
+
+
+def test_waiting_claims_show_while_they_wait_and_their_wait_is_measured(
+    server: ServerThread, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    claim = threads.submit(flow.claim, "p", "train", ["x"], 4)
+    eventually(lambda: value(server, "dataplane_waiting_claims") == 1)
+    flow.put_samples(IDS, "p", FIELDS)
+    claim.result(20)
+    assert value(server, "dataplane_waiting_claims") == 0
+    assert value(server, "dataplane_open_claims") == 1
+    assert value(server, "dataplane_claim_wait_seconds_sum", task="train") > 0
+
+
+def test_a_dropped_partition_takes_its_series_with_it(after_traffic: ServerThread, flow: DataPlaneClient) -> None:
+    flow.drop_partition("p")
+    left = [sample for family in families(after_traffic).values() for sample in family.samples]
+    assert [sample.name for sample in left if sample.labels.get("partition") == "p"] == []
+
+
+def test_names_of_callers_make_no_series_unless_they_are_registered(
+    server: ServerThread, flow: DataPlaneClient
+) -> None:
+    for number in range(5):
+        with pytest.raises(NotFoundError):
+            flow.put_samples(["a"], f"unknown-{number}")
+        with pytest.raises(NotFoundError):
+            flow.claim("p", f"unknown-{number}", [], 1)
+    labels = [str(sample.labels) for family in families(server).values() for sample in family.samples]
+    assert [text for text in labels if "unknown" in text] == []
+
+
+# -- conventions -------------------------------------------------------------------------------------------------------
+
+_KINDS = {"counter", "gauge", "histogram"}
+_OTHER_UNITS = re.compile(
+    r"(milli|micro|nano)seconds|_(ms|us|ns|minutes|hours|kb|mb|gb|kib|mib|gib|kilobytes|percent)\b"
+)
+
+
+@pytest.fixture
+def ours(after_traffic: ServerThread) -> dict[str, Metric]:
+    return {name: family for name, family in families(after_traffic).items() if name.startswith("dataplane_")}
+
+
+def test_every_metric_has_help_and_a_type(ours: dict[str, Metric]) -> None:
+    assert len(ours) > 15
+    assert {name: family.type for name, family in ours.items() if family.type not in _KINDS} == {}
+    assert [name for name, family in ours.items() if not family.documentation.endswith(".")] == []
+
+
+def test_names_are_snake_case_in_base_units_and_do_not_name_their_type(ours: dict[str, Metric]) -> None:
+    assert [name for name in ours if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name)] == []
+    assert [name for name in ours if _OTHER_UNITS.search(name)] == []
+    assert [name for name in ours if re.search(r"_(counter|gauge|histogram|summary)", name)] == []
+
+
+def test_counters_and_they_alone_end_in_total(ours: dict[str, Metric]) -> None:
+    for name, family in ours.items():
+        names = {sample.name for sample in family.samples if not sample.name.endswith("_created")}
+        if family.type == "counter":
+            assert names == {f"{name}_total"}
+        else:
+            assert [sample for sample in names if sample.endswith("_total")] == []
+
+
+def test_histograms_measure_seconds_in_rising_buckets(ours: dict[str, Metric]) -> None:
+    histograms = [family for family in ours.values() if family.type == "histogram"]
+    assert {family.name for family in histograms} == {"dataplane_call_seconds", "dataplane_claim_wait_seconds"}
+    for family in histograms:
+        bounds = [float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")]
+        width = bounds.index(float("inf")) + 1
+        assert bounds[:width] == sorted(set(bounds[:width]))
+
+
+def test_label_names_are_plain_words(ours: dict[str, Metric]) -> None:
+    labels = {label for family in ours.values() for sample in family.samples for label in sample.labels}
+    assert [label for label in labels if not re.fullmatch(r"[a-z]+", label)] == []

@@ -1,0 +1,229 @@
+"""Bad puts are refused at the boundary: the error names partition, sample, field and rule, and nothing changes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from tensordict import TensorDict
+from torch.nested import nested_tensor_from_jagged
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import InvalidArgumentError, NotFoundError, UnsupportedTypeError
+
+KEY = (NotFoundError, KeyError)
+TYPE = (UnsupportedTypeError, TypeError)
+VALUE = (InvalidArgumentError, ValueError)
+
+LONG = "é" * 129
+"""258 bytes."""
+
+
+def jagged(lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    offsets = torch.tensor([0, *np.cumsum(lengths)])
+    return nested_tensor_from_jagged(torch.zeros(int(offsets[-1]), dtype=dtype), offsets=offsets)
+
+
+def objects(*values: object) -> npt.NDArray[np.object_]:
+    array = np.empty(len(values), object)
+    for row, value in enumerate(values):
+        array[row] = value
+    return array
+
+
+def refused(name: str, kinds: tuple[type, type], fragments: Sequence[str], **put: object) -> object:
+    """A put, by the arguments of put_samples that differ from a harmless one, and how it is refused."""
+    return pytest.param(put, kinds, fragments, id=name)
+
+
+int64 = partial(jagged, dtype=torch.int64)
+BITS = torch.zeros(3, dtype=torch.uint8).view(torch.bits8)
+
+COLUMNS = [
+    refused("rows fewer than ids", VALUE, ["'p'", "2 rows", "3 samples"], fields={"reward": torch.zeros(2)}),
+    refused(
+        "a batch size other than the ids",
+        VALUE,
+        ["'p'", "4 rows", "3 samples"],
+        fields=TensorDict({"reward": torch.zeros(4)}, batch_size=[4]),
+    ),
+    refused(
+        "fields that differ in rows",
+        VALUE,
+        ["'p'", "'image'", "2 rows"],
+        fields={"reward": torch.zeros(3), "image": torch.zeros(2, 4, 5)},
+    ),
+    refused(
+        "another element type",
+        VALUE,
+        ["'p'", "'reward'", "int64", "float32"],
+        fields={"reward": torch.zeros(3, dtype=torch.int64)},
+    ),
+    refused("another rank", VALUE, ["'p'", "'reward'", "(1)", "()"], fields={"reward": torch.zeros(3, 1)}),
+    refused(
+        "another trailing shape", VALUE, ["'p'", "'image'", "(4, 6)", "(4, 5)"], fields={"image": torch.zeros(3, 4, 6)}
+    ),
+    refused(
+        "ragged rows where rows are scalars",
+        VALUE,
+        ["'p'", "'reward'", "jagged", "dense"],
+        fields={"reward": jagged([1, 2, 1])},
+    ),
+    refused("tensors where objects were", VALUE, ["'p'", "'text'", "object"], fields={"text": torch.zeros(3)}),
+    refused("objects where tensors were", VALUE, ["'p'", "'reward'", "object"], fields={"reward": objects(1, 2, 3)}),
+    refused(
+        "objects in a per-token field",
+        VALUE,
+        ["'p'", "'logprobs'", "per-token"],
+        fields={"logprobs": objects(1, 2, 3)},
+    ),
+    refused("an undeclared field", VALUE, ["'p'", "'rewards'", "reward,"], fields={"rewards": torch.zeros(3)}),
+    refused("fields in a list", TYPE, ["'p'", "TensorDict", "list"], fields=[torch.zeros(3)]),
+    refused("a field name that is no str", TYPE, ["'p'", "field name", "int"], fields={7: torch.zeros(3)}),
+    refused("nested mappings", VALUE, ["'p'", "'text'"], fields={"text": {"x": torch.zeros(3)}}),
+]
+
+LENGTHS = [
+    refused(
+        "a per-token field against the row's length",
+        VALUE,
+        ["'p'", "'b'", "'logprobs' has 4", "'tokens' as stored has 3", "per-token"],
+        fields={"logprobs": jagged([2, 4, 1])},
+    ),
+    refused(
+        "two per-token fields of one put",
+        VALUE,
+        ["'p'", "'c'", "'tokens' has 3", "'logprobs' has 4"],
+        fields={"tokens": int64([1, 2, 3]), "logprobs": jagged([1, 2, 4])},
+    ),
+    refused(
+        "a dense per-token field", VALUE, ["'p'", "'b'", "'logprobs' has 2"], fields={"logprobs": torch.zeros(3, 2)}
+    ),
+    refused(
+        "sequence_lengths against a per-token field",
+        VALUE,
+        ["'p'", "'c'", "sequence_lengths has 9"],
+        fields={"tokens": int64([1, 2, 3])},
+        sequence_lengths=[1, 2, 9],
+    ),
+    refused(
+        "sequence_lengths against the row's length",
+        VALUE,
+        ["'p'", "'a'", "sequence_lengths has 7", "'tokens' as stored has 2"],
+        sequence_lengths=[7, 3, 1],
+    ),
+    refused("a negative length", VALUE, ["'p'", "'b'", "-2"], sequence_lengths=[1, -2, 3]),
+    refused("an enormous length", VALUE, ["'p'", "'c'", str(1 << 80)], sequence_lengths=[1, 2, 1 << 80]),
+    refused("too few lengths", VALUE, ["'p'", "2 sequence_lengths", "3 samples"], sequence_lengths=[1, 2]),
+    refused("no lengths", VALUE, ["'p'", "0 sequence_lengths", "3 samples"], sequence_lengths=[]),
+    refused("fractional lengths", TYPE, ["'p'", "sequence_lengths", "float"], sequence_lengths=[1, 2.5, 3]),
+]
+
+OBJECTS = [
+    refused(name, kinds, ["'p'", "'text'", "row 1", fragment], fields={"text": objects("fine", value, "fine")})
+    for name, value, kinds, fragment in (
+        ("a set", {1}, TYPE, "set"),
+        ("a tuple", (1, 2), TYPE, "tuple"),
+        ("a date", dt.date(2026, 1, 1), TYPE, "datetime.date"),
+        ("a function", len, TYPE, "builtin_function"),
+        ("a class", int, TYPE, "type"),
+        ("a NumPy scalar", np.float32(1), TYPE, "numpy.float32"),
+        ("a dict with int keys", {1: 2}, TYPE, "dict key of type int"),
+        ("a tensor in a list", [torch.zeros(1)], TYPE, "torch.Tensor"),
+        ("an integer beyond 64 bits", 1 << 64, VALUE, "nteger"),
+        ("a lone surrogate", "\ud800", VALUE, "surrogates"),
+    )
+]
+
+LEAVES = [
+    refused("an element type without values", TYPE, ["'p'", "'reward'", "bits8"], fields={"reward": BITS}),
+    refused("a sparse tensor", TYPE, ["'p'", "'image'", "sparse"], fields={"image": torch.zeros(3, 4, 5).to_sparse()}),
+    refused(
+        "a tensor without rows",
+        VALUE,
+        ["'p'", "'reward'", "0-d"],
+        fields={"text": objects(1, 2, 3), "reward": torch.tensor(1.0)},
+    ),
+    refused("a list", VALUE, ["'p'", "'text'"], fields={"text": ["a", "b", "c"]}),
+]
+
+NAMES = [
+    refused("an unknown partition", KEY, ["'nope'", "register"], partition_id="nope"),
+    refused("a partition id that is no str", TYPE, ["partition id", "int"], partition_id=7),
+    refused("no ids", VALUE, ["1 to 65536", " 0"], sample_ids=[]),
+    refused("too many ids", VALUE, ["65536", "65537"], sample_ids=[str(i) for i in range(65_537)]),
+    refused("an id that stands twice", VALUE, ["'a'", "twice"], sample_ids=["a", "z", "a"]),
+    refused("an empty id", VALUE, ["1 to 256 bytes", "0"], sample_ids=["a", "", "c"]),
+    refused("an over-long id", VALUE, ["1 to 256 bytes", "258", "ééé"], sample_ids=["a", LONG, "c"]),
+    refused("ids in one str", TYPE, ["'p'", "sample id", "'abc'"], sample_ids="abc"),
+    refused("an id that is no str", TYPE, ["'p'", "sample id", "int"], sample_ids=["a", 2, "c"]),
+    refused("an id without UTF-8 form", VALUE, ["'p'", "sample id", "UTF-8"], sample_ids=["a", "\ud800", "c"]),
+]
+
+TAGS = [
+    refused("tags of two rows", VALUE, ["'p'", "2 rows", "3 samples"], tags=[{"n": 1}] * 2),
+    refused("a tag that is a list", TYPE, ["'p'", "'n'", "row 1", "list"], tags=[{}, {"n": [1]}, {}]),
+    refused("a key that is no str", TYPE, ["'p'", "1", "row 2"], tags=[{}, {}, {1: 2}]),
+    refused("tags that are no mapping", TYPE, ["'p'", "row 0", "str"], tags=["n", {}, {}]),
+    refused("a mapping for all rows", TYPE, ["'p'", "row 0", "str"], tags={"x": 1, "y": 2, "z": 3}),
+    refused("a value beyond 64 bits", VALUE, ["'c'", "'n'", "64 bits"], tags=[{}, {}, {"n": 1 << 63}]),
+    refused("a value of 1,025 bytes", VALUE, ["'a'", "'n'", "1024"], tags=[{"n": "x" * 1025}, {}, {}]),
+    refused("an empty key", VALUE, ["'b'", "1 to 1024"], tags=[{}, {"": 1}, {}]),
+    refused("more than 64 tags", VALUE, ["'p'", "'b'", "64"], tags=[{}, {str(i): i for i in range(64)}, {}]),
+]
+
+
+@pytest.mark.parametrize(("put", "kinds", "fragments"), [*COLUMNS, *LENGTHS, *OBJECTS, *LEAVES, *NAMES, *TAGS])
+def test_a_put_is_refused_for(
+    assert_refused: Callable[..., None],
+    put: Mapping[str, object],
+    kinds: tuple[type, type],
+    fragments: Sequence[str],
+) -> None:
+    arguments = {"sample_ids": ["a", "b", "c"], "partition_id": "p", **put}
+    assert_refused(lambda client: client.put_samples(**arguments), kinds, fragments)
+
+
+@pytest.mark.parametrize(("put", "kinds", "fragments"), [COLUMNS[3], LENGTHS[0], OBJECTS[0], NAMES[0], NAMES[4]])
+async def test_the_asynchronous_client_refuses_a_put_for(
+    async_client: aio.AsyncDataPlaneClient,
+    filled: DataPlaneClient,
+    put: dict[str, object],
+    kinds: tuple[type, type],
+    fragments: Sequence[str],
+) -> None:
+    arguments = {"sample_ids": ["a", "b", "c"], "partition_id": "p", **put}
+    before = filled.partitions()
+    with pytest.raises(kinds[1]) as caught:
+        await async_client.put_samples(**arguments)  # type: ignore[arg-type]
+    assert type(caught.value) is kinds[0]
+    assert [fragment for fragment in fragments if fragment not in str(caught.value)] == []
+    assert filled.partitions() == before
+
+
+@pytest.mark.parametrize(("put", "kinds", "fragments"), [COLUMNS[3], LENGTHS[0], COLUMNS[10]])
+def test_a_commit_with_columns_is_refused_like_a_put_and_the_claim_stays_open_for(
+    filled: DataPlaneClient, put: Mapping[str, object], kinds: tuple[type, type], fragments: Sequence[str]
+) -> None:
+    claim = filled.claim("p", "train", [], 3)
+    before = filled.partitions()
+    with pytest.raises(kinds[1]) as caught:
+        claim.commit(put["fields"])  # type: ignore[arg-type]
+    assert type(caught.value) is kinds[0]
+    assert [fragment for fragment in fragments if fragment not in str(caught.value)] == []
+    assert filled.partitions() == before
+    assert claim.release() == 3
+
+
+def test_a_refused_put_of_new_rows_creates_none_of_them(filled: DataPlaneClient) -> None:
+    with pytest.raises(InvalidArgumentError, match="'reward'"):
+        filled.put_samples(["x", "y"], "p", {"image": torch.zeros(2, 4, 5), "reward": torch.zeros(2, 2)})
+    assert filled.partition("p").rows == 3
+    with pytest.raises(KeyError, match="'x'"):
+        filled.get_samples(["x"], "p", ["image"])

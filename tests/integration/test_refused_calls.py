@@ -1,0 +1,200 @@
+"""Bad reads, claims, definitions and status queries: the error names what is wrong and the rule; nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import (
+    ClaimTimeoutError,
+    InvalidArgumentError,
+    NotFoundError,
+    PreconditionError,
+    UnsupportedTypeError,
+)
+
+KEY = (NotFoundError, KeyError)
+TYPE = (UnsupportedTypeError, TypeError)
+VALUE = (InvalidArgumentError, ValueError)
+STATE = (PreconditionError, RuntimeError)
+LATE = (ClaimTimeoutError, TimeoutError)
+
+LONG = "x" * 257
+
+
+def refused(name: str, kinds: tuple[type, type], fragments: Sequence[str], **arguments: object) -> object:
+    """A call, by the arguments that differ from a harmless one, and how it is refused."""
+    return pytest.param(arguments, kinds, fragments, id=name)
+
+
+READS = [
+    refused("an unknown partition", KEY, ["'nope'", "register"], partition_id="nope"),
+    refused("an unknown sample", KEY, ["'p'", "'z'"], sample_ids=["a", "z"]),
+    refused("several unknown samples", KEY, ["'p'", "'y'", "1 more"], sample_ids=["a", "y", "z"]),
+    refused("an unproduced field", KEY, ["'p'", "'b'", "'logprobs'"], sample_ids=["b"], select_fields=["logprobs"]),
+    refused("an undeclared field", VALUE, ["'p'", "'nope'", "reward,"], select_fields=["nope"]),
+    refused("no field", VALUE, ["'p'", "select_fields"], select_fields=[]),
+    refused("no sample", VALUE, ["'p'", "no sample"], sample_ids=[]),
+    refused("a sample that stands twice", VALUE, ["'a'", "twice"], sample_ids=["a", "b", "a"]),
+    refused("a field that stands twice", VALUE, ["'text'", "twice"], select_fields=["text", "text"]),
+    refused("an over-long id", VALUE, ["1 to 256", "257"], sample_ids=[LONG]),
+    refused("ids in one str", TYPE, ["'p'", "'abc'"], sample_ids="abc"),
+    refused("a field that is no str", TYPE, ["'p'", "int"], select_fields=[3]),
+    refused("a negative timeout", VALUE, ["timeout_s", "-1"], timeout_s=-1),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kinds", "fragments"), READS)
+def test_a_read_is_refused_for(
+    assert_refused: Callable[..., None], arguments: dict[str, object], kinds: tuple[type, type], fragments: list[str]
+) -> None:
+    read: dict[str, object] = {"sample_ids": ["a"], "partition_id": "p", "select_fields": ["reward"], **arguments}
+    assert_refused(lambda client: client.get_samples(**read), kinds, fragments)
+
+
+@pytest.mark.parametrize(("arguments", "kinds", "fragments"), READS[:4])
+async def test_the_asynchronous_client_refuses_a_read_for(
+    async_client: aio.AsyncDataPlaneClient,
+    filled: DataPlaneClient,
+    arguments: dict[str, object],
+    kinds: tuple[type, type],
+    fragments: list[str],
+) -> None:
+    read: dict[str, object] = {"sample_ids": ["a"], "partition_id": "p", "select_fields": ["reward"], **arguments}
+    with pytest.raises(kinds[1]) as caught:
+        await async_client.get_samples(**read)  # type: ignore[arg-type]
+    assert type(caught.value) is kinds[0]
+    assert [fragment for fragment in fragments if fragment not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kinds", "fragments"),
+    [
+        refused("an unknown partition", KEY, ["'nope'"], partition_id="nope"),
+        refused("an unregistered task", KEY, ["'p'", "'eval'", "train"], task_name="eval"),
+        refused("an undeclared field", VALUE, ["'p'", "'nope'"], required_fields=["nope"]),
+        refused("a field that stands twice", VALUE, ["'text'", "twice"], required_fields=["text", "text"]),
+        refused("no rows", VALUE, ["'p'", "batch_size", "0"], batch_size=0),
+        refused("a negative number of rows", VALUE, ["'p'", "batch_size", "-1"], batch_size=-1),
+        refused("more rows than a call may name", VALUE, ["65536", "65537"], batch_size=65_537),
+        refused("more rows than a message can say", VALUE, ["'p'", "batch_size", str(1 << 40)], batch_size=1 << 40),
+        refused("half a row", TYPE, ["'p'", "batch_size", "float"], batch_size=0.5),
+        refused("a minimum of none", VALUE, ["'p'", "min_size", "0"], min_size=0),
+        refused("a minimum above the maximum", VALUE, ["'p'", "min_size", "3"], min_size=3),
+        refused("a negative timeout", VALUE, ["timeout_s", "-1"], timeout_s=-1),
+        refused("an endless timeout", VALUE, ["timeout_s", "inf"], timeout_s=float("inf")),
+        refused("a timeout that is no number", VALUE, ["timeout_s", "nan"], timeout_s=float("nan")),
+        refused("rows that lack a field", LATE, ["'p'", "'train'", "'logprobs'"], required_fields=["logprobs"]),
+        refused("more rows than there are", LATE, ["'p'", "'train'", "4 ready rows", "3 of 3"], batch_size=4),
+    ],
+)
+def test_a_claim_is_refused_for(
+    assert_refused: Callable[..., None], arguments: dict[str, object], kinds: tuple[type, type], fragments: list[str]
+) -> None:
+    claim: dict[str, object] = {
+        "partition_id": "p",
+        "task_name": "train",
+        "required_fields": ["tokens"],
+        "batch_size": 2,
+        "timeout_s": 0.0,
+        **arguments,
+    }
+    assert_refused(lambda client: client.claim(**claim), kinds, fragments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kinds", "fragments"),
+    [
+        refused("no name", VALUE, ["partition id", "1 to 256 bytes"], partition_id=""),
+        refused("an over-long name", VALUE, ["partition id", "257"], partition_id=LONG),
+        refused("a name that is no str", TYPE, ["partition id", "NoneType"], partition_id=None),
+        refused("no fields", VALUE, ["'q'", "1 to 64 fields"], fields=[]),
+        refused("65 fields", VALUE, ["'q'", "1 to 64 fields", "65"], fields=[f"f{i}" for i in range(65)]),
+        refused("65 tasks", VALUE, ["'q'", "0 to 64 tasks", "65"], consumer_tasks=[f"t{i}" for i in range(65)]),
+        refused("a field that stands twice", VALUE, ["'x'", "twice"], fields=["x", "y", "x"]),
+        refused("a task that stands twice", VALUE, ["'t'", "twice"], consumer_tasks=["t", "t"]),
+        refused("a nameless field", VALUE, ["field name", "1 to 256 bytes"], fields=["x", ""]),
+        refused("an over-long task name", VALUE, ["task name", "257"], consumer_tasks=[LONG]),
+        refused("fields in one str", TYPE, ["'q'", "field name", "'x'"], fields="x"),
+        refused("tasks in one str", TYPE, ["'q'", "task name", "'train'"], consumer_tasks="train"),
+        refused("an undeclared per-token field", VALUE, ["'q'", "'y'"], per_token_fields=["y"]),
+        refused("a negative number of rows", VALUE, ["'q'", "num_samples", "-1"], num_samples=-1),
+        refused("half a row", TYPE, ["'q'", "num_samples", "float"], num_samples=0.5),
+        refused("a negative group size", VALUE, ["'q'", "grpo_group_size", "-1"], grpo_group_size=-1),
+        refused("enum names that are no str", TYPE, ["'q'", "enum name", "int"], enums={"x": [1]}),
+        refused(
+            "dropping a field that rows hold",
+            STATE,
+            ["'p'", "'reward'", "3 rows"],
+            partition_id="p",
+            fields=["tokens", "logprobs", "image", "text"],
+        ),
+        refused(
+            "making a field that rows hold per-token",
+            STATE,
+            ["'p'", "'image'", "per-token"],
+            partition_id="p",
+            fields=["tokens", "logprobs", "reward", "image", "text"],
+            per_token_fields=["tokens", "image"],
+        ),
+    ],
+)
+def test_a_definition_is_refused_for(
+    assert_refused: Callable[..., None], arguments: dict[str, object], kinds: tuple[type, type], fragments: list[str]
+) -> None:
+    definition: dict[str, object] = {
+        "partition_id": "q",
+        "fields": ["x"],
+        "num_samples": 1,
+        "consumer_tasks": ["train"],
+        **arguments,
+    }
+    assert_refused(lambda client: client.register_partition(**definition), kinds, fragments)
+
+
+OTHERS: dict[str, tuple[Callable[[DataPlaneClient], object], tuple[type, type], list[str]]] = {
+    "clear of an id that stands twice": (lambda c: c.clear_samples(["a", "a"], "p"), VALUE, ["'a'", "twice"]),
+    "clear in an unknown partition": (lambda c: c.clear_samples(None, "nope"), KEY, ["'nope'"]),
+    "clear of ids in one str": (lambda c: c.clear_samples("abc", "p"), TYPE, ["'p'", "'abc'"]),
+    "clear of an over-long id": (lambda c: c.clear_samples([LONG], "p"), VALUE, ["257"]),
+    "description of an unknown partition": (lambda c: c.partition("nope"), KEY, ["'nope'"]),
+    "description of no str": (lambda c: c.partition(b"p"), TYPE, ["partition id", "bytes"]),  # type: ignore[arg-type]
+    "drop of no str": (lambda c: c.drop_partition(None), TYPE, ["partition id", "NoneType"]),  # type: ignore[arg-type]
+    "status of an unknown partition": (lambda c: c.check_consumption_status("nope", ["train"]), KEY, ["'nope'"]),
+    "status of an unregistered task": (
+        lambda c: c.check_consumption_status("p", ["train", "eval"]),
+        KEY,
+        ["'p'", "'eval'"],
+    ),
+    "status of no task": (lambda c: c.check_consumption_status("p", []), VALUE, ["'p'", "no task"]),
+    "status of a task that stands twice": (
+        lambda c: c.check_consumption_status("p", ["train", "train"]),
+        VALUE,
+        ["'train'", "twice"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_refused_is_the(assert_refused: Callable[..., None], name: str) -> None:
+    assert_refused(*OTHERS[name])
+
+
+def test_a_refusal_carries_reason_and_details_for_programs(filled: DataPlaneClient) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        filled.get_samples(["b"], "p", ["logprobs"])
+    error = caught.value
+    assert error.reason == "FIELD_NOT_PRODUCED"
+    assert error.details == {"partition_id": "p", "sample_id": "b", "field": "logprobs"}
+    assert error.retry_after_s is None
+    assert str(error).startswith(f"ReadColumns at {filled.target}: ")
+
+
+def test_clearing_unknown_samples_and_dropping_unknown_partitions_is_fine(filled: DataPlaneClient) -> None:
+    assert filled.clear_samples(["a", "z"], "p") == 1
+    assert filled.clear_samples([], "p") == 0
+    assert filled.drop_partition("nope") == 0
+    assert filled.partition("p").rows == 2

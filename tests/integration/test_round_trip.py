@@ -1,0 +1,218 @@
+"""What is put comes back bit for bit: every element type, layout and awkward shape, through a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from tensordict import TensorDict
+from torch.nested import nested_tensor_from_jagged
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_server.testing import running_server
+
+DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}
+FIELDS = [f"{kind}.{name}" for kind in ("dense", "jagged") for name in DTYPES]
+
+
+@pytest.fixture(scope="module", params=["tcp", "unix"])
+def shared_client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DataPlaneClient]:
+    """One server for the tests of this module; every test begins with a new partition."""
+    listen = {"tcp": "127.0.0.1:0", "unix": f"unix://{tmp_path_factory.mktemp('socket')}/dataplane.sock"}[request.param]
+    with running_server(listen=listen) as address, connect(address) as client:
+        yield client
+
+
+# -- making values -----------------------------------------------------------------------------------------------------
+
+
+def tensor(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """Random bits, so that float types hold NaN, infinities and denormals too."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    source = torch.Generator().manual_seed(size)
+    bits = torch.randint(0, 2 if dtype is torch.bool else 256, (size,), dtype=torch.uint8, generator=source)
+    return bits.view(dtype).reshape(*shape)
+
+
+def lengths_of(rows: int) -> npt.NDArray[np.int64]:
+    """Lengths from 0 to 4, differing."""
+    return np.arange(rows, dtype=np.int64) * 7 % 5
+
+
+def nested(values: torch.Tensor, lengths: npt.NDArray[np.int64]) -> torch.Tensor:
+    return nested_tensor_from_jagged(values, offsets=torch.tensor([0, *np.cumsum(lengths)]))
+
+
+def jagged(dtype: torch.dtype, lengths: npt.NDArray[np.int64], trailing: Sequence[int] = ()) -> torch.Tensor:
+    return nested(tensor(dtype, (int(lengths.sum()), *trailing)), lengths)
+
+
+def every_second(dtype: torch.dtype, rows: int) -> torch.Tensor:
+    """A strided view of (rows, 3), none of whose rows lie next to one another."""
+    return tensor(dtype, (2 * rows, 3))[::2]
+
+
+CASES: dict[str, tuple[int, Callable[[torch.dtype], tuple[torch.Tensor, torch.Tensor]]]] = {
+    "empty rows": (6, lambda d: (tensor(d, (6, 0)), jagged(d, np.array([0, 3, 0, 0, 2, 0])))),
+    "only empty rows": (3, lambda d: (tensor(d, (3, 2, 0)), jagged(d, np.zeros(3, np.int64)))),
+    "one row": (1, lambda d: (tensor(d, (1, 3)), jagged(d, np.array([4])))),
+    "one entry a row": (4, lambda d: (tensor(d, (4,)), jagged(d, np.ones(4, np.int64)))),
+    "5,000 rows": (5000, lambda d: (tensor(d, (5000, 2)), jagged(d, lengths_of(5000)))),
+    "every second row of a buffer": (10, lambda d: (every_second(d, 10), nested(every_second(d, 20), lengths_of(10)))),
+    "transposed buffer": (5, lambda d: (tensor(d, (3, 5)).T, nested(tensor(d, (2, 10)).T, lengths_of(5)))),
+    "3-D trailing shape": (7, lambda d: (tensor(d, (7, 2, 3, 2)), jagged(d, lengths_of(7), (2, 3, 2)))),
+}
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def content(value: torch.Tensor) -> tuple[object, ...]:
+    """Everything there is to know of a tensor: element type, kind, shape or lengths, and the bytes."""
+    values, lengths = value, None
+    if value.is_nested:
+        values, lengths = value.values(), value.offsets().diff().tolist()  # type: ignore[attr-defined]  # nested only
+    plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+    return value.dtype, lengths, tuple(values.shape), values.view(plain[value.dtype.itemsize]).numpy().tobytes()
+
+
+def assert_same(got: TensorDict, sent: Mapping[str, torch.Tensor]) -> None:
+    for name, value in sent.items():
+        assert content(got.get(name)) == content(value), name
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", DTYPES)
+def test_dense_and_jagged_tensors_come_back_bit_for_bit(shared_client: DataPlaneClient, name: str, case: str) -> None:
+    rows, make = CASES[case]
+    dense, ragged = make(DTYPES[name])
+    sent = {"dense": dense, "jagged": ragged}
+    ids = [f"s{row}" for row in range(rows)]
+    shared_client.drop_partition("p")
+    shared_client.register_partition("p", list(sent), rows, ["train"])
+    shared_client.put_samples(ids, "p", sent)
+    assert_same(shared_client.get_samples(ids, "p", list(sent)), sent)
+
+
+SPECIAL = {
+    torch.float16: [0x7C00, 0xFC00, 0x7E00, 0x7C01, 0xFFFF, 0x8000, 0x0001],
+    torch.bfloat16: [0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x8000, 0x0001],
+    torch.float32: [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x80000000, 1],
+    torch.float64: [0x7FF << 52, 0xFFF << 52, 0x7FF8 << 48, (0x7FF << 52) + 1, (1 << 64) - 1, 1 << 63, 1],
+    torch.float8_e4m3fn: [0x7F, 0xFF, 0x80, 0x01],
+    torch.float8_e4m3fnuz: [0x80, 0xFF, 0x7F, 0x01],
+    torch.float8_e5m2: [0x7C, 0xFC, 0x7D, 0xFF, 0x80, 0x01],
+    torch.float8_e5m2fnuz: [0x80, 0xFF, 0x7F, 0x01],
+    torch.float8_e8m0fnu: [0xFF, 0x00, 0x7F],
+}
+"""Infinities, quiet and signalling NaN with and without payload, negative zero, the smallest denormal."""
+
+
+@pytest.mark.parametrize("dtype", SPECIAL, ids=str)
+def test_nan_payloads_infinities_and_signed_zeros_keep_their_bits(
+    shared_client: DataPlaneClient, dtype: torch.dtype
+) -> None:
+    patterns = SPECIAL[dtype]
+    data = b"".join(pattern.to_bytes(dtype.itemsize, "little") for pattern in patterns)
+    values = torch.frombuffer(bytearray(data), dtype=dtype)
+    sent = {"dense": values, "jagged": nested(values, np.ones(len(patterns), np.int64))}
+    ids = [f"s{row}" for row in range(len(patterns))]
+    shared_client.drop_partition("p")
+    shared_client.register_partition("p", list(sent), 0, [])
+    shared_client.put_samples(ids, "p", sent)
+    assert_same(shared_client.get_samples(ids, "p", list(sent)), sent)
+
+
+def test_rows_come_back_in_the_order_of_the_request(shared_client: DataPlaneClient) -> None:
+    values = {"x": torch.arange(300).reshape(100, 3), "y": jagged(torch.int32, lengths_of(100))}
+    ids = [f"s{row}" for row in range(100)]
+    shared_client.drop_partition("p")
+    shared_client.register_partition("p", ["x", "y"], 100, [])
+    shared_client.put_samples(ids, "p", values)
+    order = np.random.default_rng(0).permutation(100)[:60].tolist()
+    got = shared_client.get_samples([ids[row] for row in order], "p", ["y", "x"])
+    assert list(got.keys()) == ["y", "x"]
+    assert torch.equal(got["x"], values["x"][order])
+    assert [row.tolist() for row in got["y"].unbind()] == [values["y"].unbind()[row].tolist() for row in order]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 997, 1 << 16, 16 << 20], ids=lambda size: f"{size} bytes")
+def test_the_size_of_chunks_does_not_show(address: str, chunk_bytes: int) -> None:
+    rows = 2 if chunk_bytes == 1 else 300
+    sent = {"x": tensor(torch.float32, (rows, 50)), "y": jagged(torch.bfloat16, lengths_of(rows), (9,))}
+    ids = [f"s{row}" for row in range(rows)]
+    with connect(address, chunk_bytes=chunk_bytes) as client:
+        client.register_partition("p", ["x", "y"], rows, [])
+        client.put_samples(ids, "p", sent)
+        assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
+
+
+def test_values_of_many_chunks_come_back(address: str) -> None:
+    sent = {"x": tensor(torch.uint8, (7, 1_300_000)), "y": tensor(torch.int64, (7, 100_001))}
+    ids = [f"s{row}" for row in range(7)]
+    with connect(address) as client:
+        client.register_partition("p", ["x", "y"], 7, [])
+        client.put_samples(ids, "p", sent)
+        assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
+
+
+async def test_every_element_type_comes_back_through_the_asynchronous_client(
+    async_client: aio.AsyncDataPlaneClient,
+) -> None:
+    sent = {}
+    for name, dtype in DTYPES.items():
+        sent[f"dense.{name}"] = tensor(dtype, (20, 3))
+        sent[f"jagged.{name}"] = jagged(dtype, lengths_of(20), (2,))
+    ids = [f"s{row}" for row in range(20)]
+    await async_client.register_partition("p", FIELDS, 20, [])
+    await async_client.put_samples(ids, "p", sent)
+    assert_same(await async_client.get_samples(ids, "p", FIELDS), sent)
+
+
+# -- objects -----------------------------------------------------------------------------------------------------------
+
+
+def objects(values: Sequence[object]) -> npt.NDArray[np.object_]:
+    array = np.empty(len(values), object)
+    for row, value in enumerate(values):
+        array[row] = value
+    return array
+
+
+def _spread(values: Sequence[object]) -> npt.NDArray[np.object_]:
+    return objects([item for value in values for item in (value, "gap")])[::2]
+
+
+OBJECTS: dict[str, npt.NDArray[np.object_]] = {
+    "empty values": objects([None, "", b"", [], {}]),
+    "one row": objects([{"question": "1 + 1?", "answer": 2}]),
+    "5,000 rows": objects([{"index": row, "text": "x" * (row % 11)} for row in range(5000)]),
+    "non-contiguous": _spread([1, "two", b"three", [4], {"five": 5}]),
+    "nan and infinity": objects([float("nan"), float("inf"), float("-inf"), -0.0, 5e-324, 0.1]),
+    "extreme integers": objects([0, -1, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1, True, False]),
+    "three levels deep": objects([[[[1, 2], [3]], []], {"a": {"b": {"c": [None, b"\x00\xff"]}}}]),
+    "text of all planes": objects(["\x00", "é", "数学", "\U0001f600", "\ud7ff"]),
+}
+
+
+@pytest.mark.parametrize("case", OBJECTS)
+def test_objects_come_back_equal_and_of_the_same_type(shared_client: DataPlaneClient, case: str) -> None:
+    sent = OBJECTS[case]
+    ids = [f"s{row}" for row in range(len(sent))]
+    shared_client.drop_partition("p")
+    shared_client.register_partition("p", ["o"], len(ids), [])
+    shared_client.put_samples(ids, "p", {"o": sent})
+    got = shared_client.get_samples(ids, "p", ["o"]).get("o").tolist()
+    assert [msgpack.packb(value) for value in got] == [msgpack.packb(value) for value in sent]
+    assert [type(value) for value in got] == [type(value) for value in sent]

@@ -1,0 +1,215 @@
+"""Streams of frames that break the contract: refused by name, and nothing of them stays."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import grpc
+import pytest
+
+from dataplane_client.client import DataPlaneClient
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+Refusal = Callable[[Callable[[], object]], tuple[grpc.StatusCode, str, str]]
+Unchanged = Callable[[DataPlaneClient], AbstractContextManager[None]]
+Eventually = Callable[[Callable[[], object]], None]
+
+MIB = 1 << 20
+_numbers = itertools.count()
+
+
+def header(size_bytes: int = 12, **more: Any) -> pb.PutSamplesHeader:
+    """A put of one row that holds size_bytes in field x."""
+    column = pb.Column(name="x", kind=pb.FIELD_KIND_DENSE, data_type=pb.DATA_TYPE_UINT8, row_shape=[size_bytes])
+    settings = {
+        "request_id": f"request-{next(_numbers)}",
+        "partition_id": "p",
+        "sample_ids": ["s"],
+        "columns": [column],
+        **more,
+    }
+    return pb.PutSamplesHeader(**settings)
+
+
+def frame(what: pb.PutSamplesHeader | None = None, chunk: tuple[int, bytes] | None = None) -> pb.PutSamplesRequest:
+    request = pb.PutSamplesRequest(header=what)
+    if chunk is not None:
+        request.chunk.offset_bytes, request.chunk.data = chunk
+    return request
+
+
+@pytest.fixture
+def registered(client: DataPlaneClient) -> DataPlaneClient:
+    client.register_partition("p", ["x", "y"], 0, ["train"])
+    return client
+
+
+BROKEN: dict[str, tuple[Callable[[], Sequence[pb.PutSamplesRequest]], str]] = {
+    "no frame": (list, "first frame"),
+    "no header": (lambda: [frame(chunk=(0, b"x" * 12))], "first frame"),
+    "an empty first frame": (lambda: [frame(), frame(header(), (0, b"x" * 12))], "first frame"),
+    "a header after the first chunk": (
+        lambda: [frame(chunk=(0, b"x" * 4)), frame(header())],
+        "first frame",
+    ),
+    "a second header": (lambda: [frame(header(), (0, b"x" * 4)), frame(header(), (4, b"x" * 8))], "one header"),
+    "no values": (lambda: [frame(header())], "ended after 0 of 12 bytes"),
+    "a truncated end": (lambda: [frame(header(), (0, b"x" * 4)), frame(chunk=(4, b"x" * 4))], "after 8 of 12 bytes"),
+    "a chunk too much": (lambda: [frame(header(), (0, b"x" * 12)), frame(chunk=(12, b"x"))], "more than the 12 bytes"),
+    "a chunk too long": (lambda: [frame(header(), (0, b"x" * 13))], "more than the 12 bytes"),
+    "values where none belong": (lambda: [frame(header(0), (0, b"x"))], "more than the 0 bytes"),
+    "a gap": (lambda: [frame(header(), (0, b"x" * 4)), frame(chunk=(5, b"x" * 7))], "at byte 5 of the stream"),
+    "a gap at the start": (lambda: [frame(header(), (1, b"x" * 11))], "at byte 1 of the stream"),
+    "a chunk twice": (
+        lambda: [frame(header(), (0, b"x" * 4)), frame(chunk=(0, b"x" * 4)), frame(chunk=(4, b"x" * 8))],
+        "at byte 0 of the stream came where byte 4",
+    ),
+    "chunks in the wrong order": (
+        lambda: [frame(header()), frame(chunk=(4, b"x" * 8)), frame(chunk=(0, b"x" * 4))],
+        "at byte 4 of the stream came where byte 0",
+    ),
+    "an offset beyond all memory": (lambda: [frame(header(), ((1 << 64) - 1, b"x"))], "came where byte 0"),
+    "a chunk above 16 MiB": (
+        lambda: [frame(header(17 * MIB)), frame(chunk=(0, bytes(16 * MIB + 1)))],
+        "at most 16777216",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_put_is_refused_and_leaves_nothing_behind_for(
+    registered: DataPlaneClient, stub: Any, refusal: Refusal, unchanged: Unchanged, name: str
+) -> None:
+    make, fragment = BROKEN[name]
+    with unchanged(registered):
+        code, reason, message = refusal(lambda: stub.PutSamples(iter(make()), timeout=20))
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_STREAM")
+    assert fragment in message
+
+
+@pytest.mark.parametrize("name", ["no header", "a second header", "a truncated end", "a chunk too much", "a gap"])
+def test_a_commit_is_refused_and_its_claim_stays_open_for(
+    registered: DataPlaneClient, stub: Any, refusal: Refusal, unchanged: Unchanged, name: str
+) -> None:
+    registered.put_samples(["s"], "p")
+    claim = registered.claim("p", "train", [], 1)
+    frames = [commit_frame(put, claim.claim_id) for put in BROKEN[name][0]()]
+    with unchanged(registered):
+        code, reason, message = refusal(lambda: stub.CommitClaim(iter(frames), timeout=20))
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_STREAM")
+    assert BROKEN[name][1] in message
+    assert claim.commit() == 1
+
+
+def commit_frame(put: pb.PutSamplesRequest, claim_id: str) -> pb.CommitClaimRequest:
+    request = pb.CommitClaimRequest()
+    if put.HasField("header"):
+        request.header.request_id, request.header.claim_id = put.header.request_id, claim_id
+        request.header.columns.extend(put.header.columns)
+    if put.HasField("chunk"):
+        request.chunk.CopyFrom(put.chunk)
+    return request
+
+
+def test_a_chunk_of_16_mib_is_accepted(registered: DataPlaneClient, stub: Any) -> None:
+    response = stub.PutSamples(iter([frame(header(16 * MIB), (0, bytes(16 * MIB)))]), timeout=20)
+    assert (response.created_rows, response.size_bytes) == (1, 16 * MIB)
+
+
+def test_a_message_above_the_servers_limit_is_refused_and_leaves_nothing_behind(
+    registered: DataPlaneClient, stub: Any, unchanged: Unchanged
+) -> None:
+    with unchanged(registered), pytest.raises(grpc.RpcError) as caught:
+        stub.PutSamples(iter([frame(header(21 * MIB), (0, bytes(21 * MIB)))]), timeout=20)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_header_and_values_may_come_in_any_number_of_frames(registered: DataPlaneClient, stub: Any) -> None:
+    frames = [frame(header()), *(frame(chunk=(i, bytes([i]))) for i in range(12))]
+    assert stub.PutSamples(iter(frames), timeout=20).size_bytes == 12
+    assert registered.get_samples(["s"], "p", ["x"])["x"].tolist() == [list(range(12))]
+
+
+# -- broken off --------------------------------------------------------------------------------------------------------
+
+
+class HeldStream:
+    """A stream that stops after its first frames until it is let go."""
+
+    def __init__(self, first: Sequence[pb.PutSamplesRequest], rest: Sequence[pb.PutSamplesRequest] = ()) -> None:
+        self._first, self._rest = first, rest
+        self.let_go = threading.Event()
+
+    def __iter__(self) -> Iterator[pb.PutSamplesRequest]:
+        yield from self._first
+        self.let_go.wait(20)
+        yield from self._rest
+
+
+def test_a_stream_that_is_cancelled_leaves_nothing_behind(
+    registered: DataPlaneClient, stub: Any, eventually: Eventually
+) -> None:
+    stream = HeldStream([frame(header(4 * MIB), (0, bytes(MIB)))])
+    call = stub.PutSamples.future(iter(stream), timeout=20)
+    eventually(lambda: registered.server_status().memory_used_bytes == 4 * MIB)
+    call.cancel()
+    eventually(lambda: registered.server_status().memory_used_bytes == 0)
+    stream.let_go.set()
+    assert registered.partition("p").rows == 0
+
+
+def test_rows_do_not_show_before_their_last_byte(
+    registered: DataPlaneClient, stub: Any, eventually: Eventually
+) -> None:
+    stream = HeldStream([frame(header(), (0, b"x" * 11))], [frame(chunk=(11, b"y"))])
+    call = stub.PutSamples.future(iter(stream), timeout=20)
+    eventually(lambda: registered.server_status().memory_used_bytes == 12)
+    assert registered.partition("p").rows == 0
+    stream.let_go.set()
+    assert call.result(20).created_rows == 1
+    assert registered.partition("p").rows == 1
+
+
+def test_a_repeated_put_takes_the_place_of_one_whose_stream_hangs(
+    registered: DataPlaneClient, stub: Any, eventually: Eventually
+) -> None:
+    what = header(4, request_id="the-same")
+    stream = HeldStream([frame(what, (0, b"ol"))], [frame(chunk=(2, b"d!"))])
+    hanging = stub.PutSamples.future(iter(stream), timeout=20)
+    eventually(lambda: registered.server_status().memory_used_bytes == 4)
+    assert stub.PutSamples(iter([frame(what, (0, b"new!"))]), timeout=20).created_rows == 1
+    stream.let_go.set()
+    assert hanging.exception(20).code() is grpc.StatusCode.ABORTED
+    assert bytes(registered.get_samples(["s"], "p", ["x"])["x"][0].tolist()) == b"new!"
+    assert registered.server_status().memory_used_bytes == 4
+
+
+def test_a_put_whose_partition_is_dropped_meanwhile_is_refused(
+    registered: DataPlaneClient, stub: Any, eventually: Eventually
+) -> None:
+    stream = HeldStream([frame(header(4), (0, b"ab"))], [frame(chunk=(2, b"cd"))])
+    call = stub.PutSamples.future(iter(stream), timeout=20)
+    eventually(lambda: registered.server_status().memory_used_bytes == 4)
+    registered.drop_partition("p")
+    stream.let_go.set()
+    assert call.exception(20).code() is grpc.StatusCode.NOT_FOUND
+    assert registered.server_status().memory_used_bytes == 0
+
+
+def test_of_two_puts_that_disagree_the_one_that_finishes_last_is_refused(
+    registered: DataPlaneClient, stub: Any, refusal: Refusal, eventually: Eventually
+) -> None:
+    stream = HeldStream([frame(header(4), (0, b"ab"))], [frame(chunk=(2, b"cd"))])
+    slow = stub.PutSamples.future(iter(stream), timeout=20)
+    eventually(lambda: registered.server_status().memory_used_bytes == 4)
+    objects = pb.Column(name="x", kind=pb.FIELD_KIND_OBJECT, row_lengths=(1).to_bytes(8, "little"))
+    stub.PutSamples(iter([frame(header(sample_ids=["t"], columns=[objects]), (0, b"\xc0"))]), timeout=20)
+    stream.let_go.set()
+    code, reason, _ = refusal(lambda: slow.result(20))
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FIELD_MISMATCH")
+    assert registered.get_samples(["t"], "p", ["x"]).get("x").tolist() == [None]
+    assert registered.partition("p").rows == 1

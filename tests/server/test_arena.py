@@ -1,0 +1,87 @@
+"""The arena: a stream written into runs is read back from them, however either is cut."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane_server.core.space import Run
+from dataplane_server.storage.arena import Arena, RunWriter, cut
+
+SIZE = 4096
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena(SIZE)
+    yield arena
+    arena.close()
+
+
+def test_a_view_shows_what_was_written_through_another(arena: Arena) -> None:
+    arena.view(Run(100, 4))[:] = b"abcd"
+    assert bytes(arena.view(Run(98, 8))) == b"\0\0abcd\0\0"
+
+
+def test_fresh_memory_is_zero(arena: Arena) -> None:
+    assert bytes(arena.view(Run(0, SIZE))) == bytes(SIZE)
+
+
+def test_a_writer_goes_on_in_the_next_run_and_touches_nothing_between(arena: Arena) -> None:
+    writer = RunWriter(arena, [Run(10, 3), Run(20, 2)])
+    writer.write(b"ab")
+    writer.write(b"cde")
+    assert bytes(arena.view(Run(8, 16))) == b"\0\0abc" + bytes(7) + b"de" + bytes(2)
+
+
+def test_writing_nothing_needs_no_run(arena: Arena) -> None:
+    RunWriter(arena, []).write(b"")
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=10),
+    st.lists(st.integers(1, 80), min_size=1),
+    st.integers(1, 100),
+)
+def test_a_stream_comes_back_from_its_runs(sizes: list[int], pieces: list[int], chunk_bytes: int) -> None:
+    arena = Arena(SIZE)
+    runs = [Run(64 * position, size) for position, size in enumerate(sizes)][::-1]
+    data = bytes(number % 251 for number in range(sum(sizes)))
+    writer, rest = RunWriter(arena, runs), data
+    for piece in itertools.cycle(pieces):
+        if not rest:
+            break
+        writer.write(rest[:piece])
+        rest = rest[piece:]
+    chunks = list(cut(arena, runs, chunk_bytes))
+    assert b"".join(chunks) == data
+    assert all(len(chunk) == chunk_bytes for chunk in chunks[:-1])
+    arena.close()
+
+
+def test_no_runs_are_no_chunks(arena: Arena) -> None:
+    assert list(cut(arena, [], 10)) == []
+
+
+def test_chunks_are_copies(arena: Arena) -> None:
+    arena.view(Run(0, 4))[:] = b"abcd"
+    (chunk,) = cut(arena, [Run(0, 4)], 10)
+    arena.view(Run(0, 4))[:] = b"wxyz"
+    assert chunk == b"abcd"
+
+
+def test_an_arena_closes_although_a_call_that_was_cut_off_still_holds_a_view() -> None:
+    arena = Arena(SIZE)
+    held = arena.view(Run(0, 8))
+    arena.close()
+    assert bytes(held) == bytes(8)
+
+
+def test_an_arena_larger_than_memory_is_an_os_error() -> None:
+    with pytest.raises(OSError, match="allocate"):
+        Arena(1 << 60)

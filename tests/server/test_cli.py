@@ -1,0 +1,71 @@
+"""The command line: sizes, and flags that end the command with a message and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from dataplane_server.cli import main, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1000", 1000),
+        ("4GiB", 4 << 30),
+        ("512 MiB", 512 << 20),
+        ("1.5KiB", 1536),
+        ("10GB", 10**10),
+        ("2kB", 2000),
+        ("1TiB", 1 << 40),
+        (" 7 ", 7),
+        ("0", 0),
+    ],
+)
+def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4gib", "4 G", "-1", "1e9", "4GiBs", "0x10", "4,5GiB", "nan"])
+def test_what_is_no_size_is_refused_with_the_units(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a size; write a number and one of KiB, MiB, GiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--nope"], "No such option"),
+        (["--memory", "4XiB"], "'4XiB' is not a size"),
+        (["--memory", "0"], "memory_bytes must be positive"),
+        (["--max-rows", "0"], "max_rows must be at least 1"),
+        (["--max-rows", "many"], "'--max-rows'"),
+        (["--listen", "somewhere"], "'somewhere' is not host:port"),
+        (["--listen", "0.0.0.0:50051"], "can be reached from other hosts"),
+        (["--http", "9464"], "http: '9464' is not host:port"),
+        (["--grace", "-1"], "drain_grace_s must be finite and not negative"),
+        (["--grace", "nan"], "drain_grace_s must be finite and not negative"),
+        (["--log-level", "loud"], "'loud' is not one of"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_flags_end_the_command_with_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["dataplane-server", *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert message in shown
+
+
+def test_help_lists_every_flag(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["dataplane-server", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for flag in ("--listen", "--http", "--memory", "--max-rows", "--grace", "--insecure", "--log-level"):
+        assert flag in shown

@@ -1,0 +1,74 @@
+"""What a server is started with: good settings pass, bad ones are refused by name and rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dataplane_server.config import ServerConfig, host_and_port, is_loopback
+from dataplane_server.core.limits import Limits
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"listen": ("unix:///run/dataplane.sock",)},
+        {"listen": ("unix:/run/dataplane.sock", "localhost:0", "127.9.9.9:1", "[::1]:50051")},
+        {"listen": ("0.0.0.0:50051",), "insecure": True},
+        {"http": "0.0.0.0:9464"},
+        {"drain_grace_s": 0.0},
+    ],
+    ids=str,
+)
+def test_settings_are_accepted(settings: dict[str, Any]) -> None:
+    ServerConfig(**settings).validate()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"listen": ()}, "listen: at least one address"),
+        ({"listen": ("0.0.0.0:50051",)}, "'0.0.0.0:50051' can be reached from other hosts"),
+        ({"listen": ("[::]:50051",)}, "can be reached from other hosts"),
+        ({"listen": ("10.0.0.1:50051",)}, "can be reached from other hosts"),
+        ({"listen": ("dataplane.example:50051",)}, "can be reached from other hosts"),
+        ({"listen": ("127.0.0.1:0", "0.0.0.0:0")}, "'0.0.0.0:0'"),
+        ({"listen": ("127.0.0.1",)}, "listen: '127.0.0.1' is not host:port"),
+        ({"listen": ("127.0.0.1:65536",)}, "is not host:port"),
+        ({"listen": ("127.0.0.1:-1",)}, "is not host:port"),
+        ({"listen": (":50051",)}, "is not host:port"),
+        ({"listen": ("unix:relative.sock",)}, "needs an absolute path"),
+        ({"listen": ("unix://",)}, "needs an absolute path"),
+        ({"http": "9464"}, "http: '9464' is not host:port"),
+        ({"drain_grace_s": -1.0}, "drain_grace_s must be finite and not negative, got -1.0"),
+        ({"drain_grace_s": float("nan")}, "drain_grace_s must be finite"),
+        ({"drain_grace_s": float("inf")}, "drain_grace_s must be finite"),
+        ({"limits": Limits(memory_bytes=0)}, "memory_bytes must be positive"),
+        ({"limits": Limits(max_rows=0)}, "max_rows must be at least 1"),
+        ({"limits": Limits(max_fields=65)}, "max_fields must be 1 to 64"),
+    ],
+    ids=str,
+)
+def test_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+        ServerConfig(**settings).validate()
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [("localhost:1", "localhost", 1), ("[::1]:65535", "::1", 65535), ("1.2.3.4:0", "1.2.3.4", 0)],
+)
+def test_an_address_is_split_at_its_port(address: str, host: str, port: int) -> None:
+    assert host_and_port("listen", address) == (host, port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_other_hosts_cannot_reach(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "localhost.example", "*", ""])  # noqa: S104  # refused
+def test_other_hosts_can_reach(host: str) -> None:
+    assert not is_loopback(host)

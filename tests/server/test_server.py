@@ -1,0 +1,111 @@
+"""Start and end of a server inside a program."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.limits import Limits
+from dataplane_server.testing import ServerThread, running_server
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+
+
+def config(*listen: str, http: str | None = None) -> ServerConfig:
+    return ServerConfig(listen=listen or ("127.0.0.1:0",), http=http, limits=Limits(memory_bytes=1 << 20))
+
+
+@contextlib.contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield other.getsockname()[1]
+
+
+def answers(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        status = pb_grpc.DataPlaneServiceStub(channel).GetServerStatus(pb.GetServerStatusRequest(), timeout=20)
+    return status.memory_budget_bytes == 1 << 20
+
+
+def test_a_server_listens_everywhere_it_was_told_to_and_says_where(tmp_path: Path) -> None:
+    server = ServerThread(config("127.0.0.1:0", f"unix:{tmp_path}/a.sock", f"unix://{tmp_path}/b.sock"))
+    tcp, first, second = server.addresses
+    assert (first, second) == (f"unix://{tmp_path}/a.sock", f"unix://{tmp_path}/b.sock")
+    assert not tcp.endswith(":0")
+    assert all(answers(address) for address in server.addresses)
+    server.check_invariants()
+    server.stop()
+
+
+def test_a_stopped_server_leaves_no_socket_behind(tmp_path: Path) -> None:
+    server = ServerThread(config(f"unix://{tmp_path}/a.sock"))
+    assert (tmp_path / "a.sock").is_socket()
+    server.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stopped_server_frees_its_addresses(tmp_path: Path) -> None:
+    first = ServerThread(config("127.0.0.1:0", f"unix://{tmp_path}/a.sock"))
+    addresses = first.addresses
+    first.stop()
+    again = ServerThread(config(*addresses))
+    assert all(answers(address) for address in addresses)
+    again.stop()
+
+
+def test_a_socket_that_a_killed_server_left_is_taken_over(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "a.sock"))
+    server = ServerThread(config(f"unix://{tmp_path}/a.sock"))
+    assert answers(server.addresses[0])
+    server.stop()
+
+
+def test_the_socket_of_a_living_server_is_not_taken_over(tmp_path: Path) -> None:
+    living = ServerThread(config(f"unix://{tmp_path}/a.sock"))
+    with pytest.raises(OSError, match=r"already in use: .*a\.sock"):
+        ServerThread(config(f"unix://{tmp_path}/a.sock"))
+    assert answers(living.addresses[0])
+    living.stop()
+
+
+def test_a_file_in_the_place_of_the_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+    with pytest.raises(OSError, match="cannot listen on"):
+        ServerThread(config(f"unix://{path}"))
+    assert path.read_text() == "data"
+
+
+def test_a_taken_port_is_an_os_error() -> None:
+    with taken_port() as port, pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
+        ServerThread(config(f"127.0.0.1:{port}"))
+
+
+def test_a_taken_port_of_the_http_side_is_an_os_error() -> None:
+    with taken_port() as port, pytest.raises(OSError, match="address already in use"):
+        ServerThread(config(http=f"127.0.0.1:{port}"))
+
+
+def test_bad_settings_are_refused_before_anything_listens(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="can be reached from other hosts"):
+        ServerThread(config(f"unix://{tmp_path}/a.sock", "0.0.0.0:0"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_running_server_yields_an_address_and_ends_with_its_block(tmp_path: Path) -> None:
+    with running_server(listen=f"unix://{tmp_path}/a.sock", memory_bytes=1 << 20) as address:
+        assert answers(address)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_running_server_ends_also_when_its_block_fails(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), running_server(listen=f"unix://{tmp_path}/a.sock"):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []

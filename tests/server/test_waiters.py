@@ -1,0 +1,83 @@
+"""Coroutines that wait for tickets: woken once, by an answer, a failure, their deadline, or their caller's end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from dataplane_server.core.calls import Admitted, Failed, Grant, Granted, Reservation
+from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.service.waiters import Waiters
+
+GRANT = Grant("c", ("a",), np.array([1]), ({},))
+RESERVATION = Reservation(7, (), 0)
+LATE = Refusal(Reason.CLAIM_TIMEOUT, "too late")
+
+
+async def waiting(waiters: Waiters, timeout_s: float = 20.0) -> asyncio.Task[Grant]:
+    """A task that waits with ticket 7."""
+    task = asyncio.create_task(waiters.wait(7, Grant, timeout_s, lambda: LATE))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_waiter_gets_the_answer_of_its_ticket() -> None:
+    waiters = Waiters()
+    task = await waiting(waiters)
+    waiters.wake([Granted(6, GRANT), Granted(7, GRANT)])
+    assert await task is GRANT
+
+
+async def test_a_waiter_for_room_gets_its_reservation() -> None:
+    waiters = Waiters()
+    task = asyncio.create_task(waiters.wait(7, Reservation, 20.0, lambda: LATE))
+    await asyncio.sleep(0)
+    waiters.wake([Admitted(7, RESERVATION)])
+    assert await task is RESERVATION
+
+
+async def test_a_failure_is_raised_where_it_is_awaited() -> None:
+    waiters = Waiters()
+    task = await waiting(waiters)
+    waiters.wake([Failed(7, Refusal(Reason.DRAINING, "the server is shutting down"))])
+    with pytest.raises(Refusal, match="shutting down"):
+        await task
+
+
+async def test_at_its_deadline_a_waiter_gives_up_with_what_the_core_says() -> None:
+    with pytest.raises(Refusal, match="too late"):
+        await Waiters().wait(7, Grant, 0.0, lambda: LATE)
+
+
+async def test_an_answer_goes_before_a_later_deadline_and_a_second_answer_is_ignored() -> None:
+    waiters = Waiters()
+    task = await waiting(waiters, 0.01)
+    waiters.wake([Granted(7, GRANT), Failed(7, LATE)])
+    assert await task is GRANT
+    await asyncio.sleep(0.02)
+
+
+async def test_effects_for_nobody_are_ignored() -> None:
+    Waiters().wake([Granted(1, GRANT), Failed(2, LATE), Admitted(3, RESERVATION)])
+
+
+async def test_a_cancelled_waiter_frees_its_ticket() -> None:
+    waiters = Waiters()
+    task = await waiting(waiters)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    waiters.wake([Granted(7, GRANT)])
+    again = await waiting(waiters)
+    waiters.wake([Granted(7, GRANT)])
+    assert await again is GRANT
+
+
+async def test_an_answer_of_the_wrong_kind_is_a_defect() -> None:
+    waiters = Waiters()
+    task = await waiting(waiters)
+    waiters.wake([Admitted(7, RESERVATION)])
+    with pytest.raises(TypeError, match="ticket 7 was answered with Reservation, not Grant"):
+        await task
