@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check lint types derived format bench proto clean
+.PHONY: help demo test test-core test-nightly test-gpu check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,9 +35,20 @@ demo: $(VENV)/.demo  ## set up, then watch a small language model learn arithmet
 test: check $(VENV)/.dev  ## set up, lint, check types, run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-test-slow: $(VENV)/.dev  ## the long versions: minutes of state machines and soak
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m slow
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/test_state_machine.py
+$(VENV)-core/.ready:
+	$(PYTHON) -m venv $(VENV)-core
+	$(VENV)-core/bin/python -m pip install --quiet numpy pytest hypothesis
+	@touch $@
+
+test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch is installed
+	PYTHONPATH=dataplane_server $(VENV)-core/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib \
+		-o 'markers=timeout(seconds): not enforced here' -p no:cacheprovider -W error tests/core
+
+test-nightly: $(VENV)/.dev  ## the core's state machine for many minutes, with other calls in every run
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/test_state_machine.py --timeout 7200
+
+test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
 
 check: lint types derived  ## everything that needs no running
 
@@ -60,9 +71,10 @@ proto: $(VENV)/.dev  ## generate the contract's modules and the blocking client
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py
 	$(BIN)/python scripts/unasync.py
 
-bench: $(VENV)/.dev  ## print what claims cost and how fast they wake
+bench: $(VENV)/.dev  ## what a batch costs beside the floor of copying it, and how fast claims wake
+	$(BIN)/python benchmarks/round_trip.py
 	$(BIN)/python benchmarks/claim_wakeups.py
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
-	rm -rf $(VENV) runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-core runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -148,10 +148,10 @@ class Run:
         self._console.print(f"reward curve in {picture}")
 
     def _moved_bytes(self) -> float:
-        """Bytes of values put and read at the server so far, as its metrics say."""
+        """Bytes of values that went into and out of the server so far, as its metrics say."""
         with urllib.request.urlopen(self._metrics_url, timeout=10) as response:  # noqa: S310  # our own server's address
             families = text_string_to_metric_families(response.read().decode())
-            wanted = {"dataplane_put_bytes_total", "dataplane_read_bytes_total"}
+            wanted = {f"dataplane_{verb}_bytes_total" for verb in ("put", "commit", "read")}
             return sum(sample.value for family in families for sample in family.samples if sample.name in wanted)
 
 

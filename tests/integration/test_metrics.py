@@ -51,7 +51,7 @@ def after_traffic(server: ServerThread, flow: DataPlaneClient) -> ServerThread:
     """A server that has seen a put, a read, a claim with commit, a clear of one row, and a refusal."""
     flow.put_samples(IDS, "p", FIELDS)
     flow.get_samples(IDS[:2], "p", ["x"])
-    flow.claim("p", "train", ["x"], 3).commit()
+    flow.claim("p", "train", ["x"], 3).commit({"y": torch.zeros(3)})
     flow.clear_samples(["a"], "p")
     with pytest.raises(NotFoundError):
         flow.get_samples(["gone"], "p", ["x"])
@@ -65,6 +65,8 @@ MOVED: dict[str, tuple[dict[str, str], float]] = {
     "dataplane_read_bytes_total": ({"partition": "p"}, 2 * 10 * 4),
     "dataplane_claims_total": ({"partition": "p", "task": "train"}, 1),
     "dataplane_claim_rows_total": ({"partition": "p", "task": "train"}, 3),
+    "dataplane_commits_total": ({"partition": "p"}, 1),
+    "dataplane_commit_bytes_total": ({"partition": "p"}, 3 * 4),
     "dataplane_claim_wait_seconds_count": ({"task": "train"}, 1),
     "dataplane_rows_put_total": ({"partition": "p"}, 4),
     "dataplane_rows_cleared_total": ({"partition": "p"}, 1),

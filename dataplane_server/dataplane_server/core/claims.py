@@ -98,6 +98,11 @@ class ClaimDesk:
         """Rows handed out with an open claim."""
         return len(self._find(claim_id).slots)
 
+    def partition_id(self, claim_id: str) -> str | None:
+        """The partition of an open claim; None when the claim is not open."""
+        claim = self._open.get(claim_id)
+        return None if claim is None else claim.partition.partition_id
+
     def rows_of(self, claim_id: str) -> tuple[Partition, tuple[str, ...]]:
         """Partition and samples of an open claim all of whose rows are there. Refusal SAMPLE_NOT_FOUND otherwise."""
         claim = self._find(claim_id)

@@ -211,6 +211,10 @@ class DataPlane:
         """Forget a waiting claim whose caller is gone; unknown tickets are fine."""
         self._claims.abandon(ticket, now)
 
+    def claimed_partition(self, claim_id: str) -> str | None:
+        """The partition of an open claim; None when the claim is not open."""
+        return self._claims.partition_id(claim_id)
+
     def release_claim(self, request_id: str, claim_id: str, now: float) -> ReleaseResult:
         """Give the rows of a claim back, first in line."""
         return self._claims.release(request_id, claim_id, now)

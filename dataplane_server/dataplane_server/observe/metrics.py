@@ -24,6 +24,7 @@ class Metrics:
 
     def __init__(self, plane: DataPlane) -> None:
         self.registry = CollectorRegistry()
+        self._by_partition: list[Counter] = []
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         self.registry.register(_CoreCollector(plane))
@@ -38,6 +39,10 @@ class Metrics:
         )
         self._put_rows = self._counter("dataplane_put_call_rows", "Rows named by applied puts.", ["partition"])
         self._put_bytes = self._counter("dataplane_put_bytes", "Bytes of values in applied puts.", ["partition"])
+        self._commits = self._counter("dataplane_commits", "Claims committed.", ["partition"])
+        self._commit_bytes = self._counter(
+            "dataplane_commit_bytes", "Bytes of values in the columns of commits.", ["partition"]
+        )
         self._read_rows = self._counter("dataplane_read_rows", "Rows read.", ["partition"])
         self._read_bytes = self._counter("dataplane_read_bytes", "Bytes of values read.", ["partition"])
         self._claims = self._counter("dataplane_claims", "Claims granted.", ["partition", "task"])
@@ -51,7 +56,10 @@ class Metrics:
         )
 
     def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+        counter = Counter(name, text, labels, registry=self.registry)
+        if "partition" in labels:
+            self._by_partition.append(counter)
+        return counter
 
     def call(self, verb: str, code: str, seconds: float) -> None:
         self._calls.labels(verb, code).inc()
@@ -64,6 +72,10 @@ class Metrics:
         self._put_rows.labels(partition).inc(rows)
         self._put_bytes.labels(partition).inc(size_bytes)
 
+    def commit(self, partition: str, size_bytes: int) -> None:
+        self._commits.labels(partition).inc()
+        self._commit_bytes.labels(partition).inc(size_bytes)
+
     def read(self, partition: str, rows: int, size_bytes: int) -> None:
         self._read_rows.labels(partition).inc(rows)
         self._read_bytes.labels(partition).inc(size_bytes)
@@ -75,9 +87,7 @@ class Metrics:
 
     def forget_partition(self, partition: str) -> None:
         """Drop the series of a partition that is gone."""
-        for counter in (self._put_rows, self._put_bytes, self._read_rows, self._read_bytes):
-            counter.remove_by_labels({"partition": partition})
-        for counter in (self._claims, self._claim_rows):
+        for counter in self._by_partition:
             counter.remove_by_labels({"partition": partition})
 
 

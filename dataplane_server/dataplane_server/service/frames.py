@@ -23,6 +23,7 @@ class FrameReader(Generic[Request]):
     def __init__(self, stream: AsyncIterator[Request]) -> None:
         self._stream: AsyncIterator[Request] = stream
         self._first: Request | None = None
+        self.received_bytes = 0
 
     async def first(self) -> Request:
         """The frame with the header; its chunk, if it has one, is the first of `chunks`."""
@@ -34,18 +35,17 @@ class FrameReader(Generic[Request]):
 
     async def chunks(self, size_bytes: int) -> AsyncIterator[bytes]:
         """The bytes after the header, which must be size_bytes in all."""
-        received = 0
         frame = self._first
         while frame is not None:
             if frame.HasField("chunk"):
-                check_chunk(frame.chunk, received, size_bytes)
-                received += len(frame.chunk.data)
+                check_chunk(frame.chunk, self.received_bytes, size_bytes)
+                self.received_bytes += len(frame.chunk.data)
                 yield frame.chunk.data
             frame = await self._next()
             if frame is not None and frame.HasField("header"):
                 raise Refusal(Reason.MALFORMED_STREAM, "a stream holds one header, in its first frame")
-        if received != size_bytes:
-            message = f"the stream ended after {received} of {size_bytes} bytes of values"
+        if self.received_bytes != size_bytes:
+            message = f"the stream ended after {self.received_bytes} of {size_bytes} bytes of values"
             raise Refusal(Reason.MALFORMED_STREAM, message)
 
     async def _next(self) -> Request | None:

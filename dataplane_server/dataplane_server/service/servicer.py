@@ -50,6 +50,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         result = self._plane.drop_partition(request.request_id, request.partition_id, time.monotonic())
         self._settle()
         self._metrics.forget_partition(request.partition_id)
+        self._metrics.forget_partition(request.partition_id)
         return pb.DropPartitionResponse(dropped_rows=result.dropped_rows)
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:
@@ -95,8 +96,11 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> pb.CommitClaimResponse:
         frames = FrameReader(request_iterator)
         header = (await frames.first()).header
+        partition_id = self._plane.claimed_partition(header.claim_id)
         begun = self._plane.begin_commit(translate.commit(header), time.monotonic())
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
+        if partition_id is not None:  # a repeated commit finds its claim ended, and was counted before
+            self._metrics.commit(partition_id, frames.received_bytes)
         return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
 
     async def _write(self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Request]) -> R:
