@@ -25,7 +25,7 @@ def load_problems(path: Path) -> list[Problem]:
 
     Raises ValueError naming the line and the field, also when the file holds no problem.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would also cut at U+2028 inside a question
     problems = [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not problems:
         raise ValueError(f"{path}: no problems in it")

@@ -12,7 +12,10 @@ import re
 from decimal import Decimal
 
 _MARKS = (re.compile(r"####"), re.compile(r"\banswer\s*:", re.IGNORECASE))
-_NUMBER = re.compile(r"\s*([-+\u2212]?)\s*\$?\s*(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)")
+_NUMBER = re.compile(
+    r"\s*([-+\u2212]?)\s*\$?\s*(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+    r"(?![\d/]|[.,]\d)"  # the whole number or none: 1/2, 1,23 and 1.2.3 are not 1
+)
 
 
 def parse_number(text: str) -> Decimal | None:

@@ -22,6 +22,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils.logging import disable_progress_bar
 
 from settings import ModelSettings
 
@@ -69,9 +71,21 @@ def make_model(tokenizer: PreTrainedTokenizerFast, shape: ModelSettings, seed: i
 
 def save_tiny_model(folder: Path, texts: Iterable[str], shape: ModelSettings, seed: int) -> None:
     """Writes config, safetensors weights and tokenizer into `folder`, made if absent."""
+    disable_progress_bar()
     tokenizer = train_tokenizer(texts, shape.vocab_size)
     make_model(tokenizer, shape, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """The tokenizer that the folder declares.
+
+    AutoTokenizer goes by the model's type first: for a model in the shape of Qwen2 it would put Qwen2's normalizer,
+    pre-tokenizer and special tokens in the place of those in `tokenizer.json`.
+    """
+    declared = get_tokenizer_config(str(folder), local_files_only=True).get("tokenizer_class")
+    generic = declared in {"TokenizersBackend", "PreTrainedTokenizerFast"}
+    return (PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(folder, local_files_only=True)
 
 
 def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -80,10 +94,11 @@ def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     Raises ValueError when the tokenizer has no end-of-sequence token: a rollout could not end.
     A tokenizer without a padding token pads with end-of-sequence; padding is told from text by lengths, never by id.
     """
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = _load_tokenizer(folder)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"model {folder}: its tokenizer has no end-of-sequence token, which rollouts need to end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     return model.eval(), tokenizer

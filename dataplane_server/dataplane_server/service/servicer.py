@@ -50,7 +50,6 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         result = self._plane.drop_partition(request.request_id, request.partition_id, time.monotonic())
         self._settle()
         self._metrics.forget_partition(request.partition_id)
-        self._metrics.forget_partition(request.partition_id)
         return pb.DropPartitionResponse(dropped_rows=result.dropped_rows)
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:
