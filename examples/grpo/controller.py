@@ -48,7 +48,11 @@ class StepResult:
 
 
 class Controller:
-    """Drives one run. `check` is called while it waits and raises when a process of the run has died."""
+    """Drives one run.
+
+    `check` is called while it waits and raises when a process of the run has died. `instruction` follows every
+    question.
+    """
 
     def __init__(
         self,
@@ -57,12 +61,14 @@ class Controller:
         tokenizer: PreTrainedTokenizerBase,
         ranks: int,
         check: Callable[[], None],
+        instruction: str = "",
     ) -> None:
         self._client = client
         self._settings = settings
         self._tokenizer = tokenizer
         self._ranks = ranks
         self._check = check
+        self._instruction = instruction
         self._prompts_made = 0
         self._steps_ordered = 0
         self.trained_rows = 0
@@ -135,7 +141,7 @@ class Controller:
     def _hand_out(self, problems: Sequence[Problem], weight_version: int) -> None:
         """Put prompts, to be answered with weights of at least this version."""
         ids = np.empty(len(problems), dtype=object)
-        ids[:] = [prompt_ids(self._tokenizer, problem.question) for problem in problems]
+        ids[:] = [prompt_ids(self._tokenizer, problem.question, self._instruction) for problem in problems]
         answers = np.empty(len(problems), dtype=object)
         answers[:] = [str(problem.answer) for problem in problems]
         names = [f"p{self._prompts_made + index}" for index in range(len(problems))]

@@ -20,12 +20,12 @@ def token_logprobs(logits: Tensor, input_ids: Tensor) -> Tensor:
     return torch.nn.functional.pad(chosen, (1, 0))
 
 
-def forward_logprobs(model: torch.nn.Module, input_ids: Tensor) -> Tensor:
-    """`token_logprobs` under `model`, for right-padded rows.
+def forward_logprobs(model: torch.nn.Module, input_ids: Tensor, temperature: float = 1.0) -> Tensor:
+    """`token_logprobs` of logits / `temperature` under `model`, for right-padded rows.
 
     No attention mask is needed: attention is causal, so padding on the right is never looked at by a real token.
     """
-    return token_logprobs(model(input_ids=input_ids, use_cache=False).logits, input_ids)
+    return token_logprobs(model(input_ids=input_ids, use_cache=False).logits / temperature, input_ids)
 
 
 def response_mask(token_mask: Tensor, sample_mask: Tensor) -> Tensor:

@@ -42,13 +42,17 @@ def _parse_line(path: Path, number: int, line: str) -> Problem:
         raise ValueError(f"{path}, line {number}: {error}") from error
 
 
-def prompt_text(question: str) -> str:
-    return f"{question}\n"
+INSTRUCTION = "Work it out step by step, then write #### and the answer as a number.\n"
+"""What a model that was not warmed up on worked solutions has to be told to be rewarded."""
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
+def prompt_text(question: str, instruction: str = "") -> str:
+    return f"{question}\n{instruction}"
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, question: str, instruction: str = "") -> list[int]:
     """The tokens after which a response is sampled; they open with the begin-of-sequence token where there is one."""
-    ids = tokenizer.encode(prompt_text(question), add_special_tokens=False)
+    ids = tokenizer.encode(prompt_text(question, instruction), add_special_tokens=False)
     return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
 
 

@@ -18,13 +18,12 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import Progress
-from transformers.utils.logging import disable_progress_bar
 
 import flow
 import step_display
 from controller import Controller, StepResult
 from dataplane_client import DataPlaneClient, connect
-from problem_file import Problem, load_problems, prompt_batches
+from problem_file import INSTRUCTION, Problem, load_problems, prompt_batches
 from processes import HERE, Processes
 from reward_curve import draw_reward_curve
 from settings import GrpoSettings, ModelSettings
@@ -37,7 +36,6 @@ _COMPARED_STEPS = 10
 
 def main() -> int:
     args = _arguments()
-    disable_progress_bar()
     console = Console(highlight=False)
     run_dir: Path = args.out.resolve()
     weights = run_dir / "weights"
@@ -77,7 +75,8 @@ class Run:
         self._console = console
         self._settings = GrpoSettings()
         _, self._tokenizer = load_model(model_dir)
-        self._controller = Controller(client, self._settings, self._tokenizer, RANKS, processes.check)
+        instruction = "" if args.model is None else INSTRUCTION
+        self._controller = Controller(client, self._settings, self._tokenizer, RANKS, processes.check, instruction)
 
     def play(self) -> int:
         """Warm up, learn, account. Returns the exit code."""

@@ -41,7 +41,7 @@ class GrpoSettings:
     prompts_per_step: int = 16
     group_size: int = 8
     optimizer_steps_per_batch: int = 2
-    lr: float = 7e-4
+    lr: float = 4e-4
     clip_low: float = 0.2
     clip_high: float = 0.28
     temperature: float = 1.0

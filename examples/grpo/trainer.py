@@ -78,7 +78,7 @@ class TrainerRank:
 
     def _warm_up(self, rows: int, tokens: float) -> dict[str, float]:
         with self._client.claim(WARMUP, "train", SAMPLE_FIELDS, rows, timeout_s=_WAIT_S) as claim:
-            return self._train(self._read(claim, SAMPLE_FIELDS), supervised_loss, tokens)
+            return self._train(self._read(claim, SAMPLE_FIELDS), supervised_loss, tokens, temperature=1.0)
 
     def _learn(self, rows: int, tokens: float) -> dict[str, float]:
         with self._client.claim(ROLLOUTS, "prev_lp", PREV_LP_FIELDS, rows, timeout_s=_WAIT_S) as claim:
@@ -88,7 +88,10 @@ class TrainerRank:
             batch = self._read(claim, TRAIN_FIELDS)
             parts = self._settings.optimizer_steps_per_batch
             cuts = [part * batch.size // parts for part in range(parts + 1)]
-            steps = [self._train(batch.slice(a, b), self._policy_loss, tokens / parts) for a, b in pairwise(cuts)]
+            steps = [
+                self._train(batch.slice(a, b), self._policy_loss, tokens / parts, self._settings.temperature)
+                for a, b in pairwise(cuts)
+            ]
         return {
             "loss": sum(step["loss"] for step in steps) / parts,
             "grad_norm": sum(step["grad_norm"] for step in steps) / parts,
@@ -116,14 +119,16 @@ class TrainerRank:
         self._model.eval()
         width = batch["input_ids"].shape[1]
         microbatches, rows = self._microbatches(batch)
-        parts = [forward_logprobs(self._model, part["input_ids"]) for part in microbatches]
+        parts = [forward_logprobs(self._model, part["input_ids"], self._settings.temperature) for part in microbatches]
         padded = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]
         result: BatchedDataDict[Tensor] = BatchedDataDict({"logprobs": torch.cat(padded)})
         result.reorder_data(rows)
         logprobs: Tensor = result["logprobs"]
         return logprobs
 
-    def _train(self, batch: BatchedDataDict[Tensor], loss_fn: LossFunction, tokens: float) -> dict[str, float]:
+    def _train(
+        self, batch: BatchedDataDict[Tensor], loss_fn: LossFunction, tokens: float, temperature: float
+    ) -> dict[str, float]:
         """One optimizer step over this batch of every rank; the loss is a mean over `tokens` response tokens."""
         counts = torch.stack([batch["sample_mask"].sum(), batch["token_mask"][:, 1:].sum()]).double()
         dist.all_reduce(counts)
@@ -131,7 +136,7 @@ class TrainerRank:
         self._optimizer.zero_grad()
         loss_sum = torch.zeros((), dtype=torch.float64)
         for part in self._microbatches(batch)[0]:
-            logits = self._model(input_ids=part["input_ids"], use_cache=False).logits
+            logits = self._model(input_ids=part["input_ids"], use_cache=False).logits / temperature
             loss, metrics = loss_fn(logits, part, counts[0], torch.tensor(tokens))
             loss.backward()
             loss_sum += metrics["loss"]

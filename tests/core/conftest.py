@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
-from tests.core.caller import Caller
 
 from dataplane_server.core.limits import Limits
+
+for _helper in ("arena_model", "caller", "modelled_plane", "partition_model"):
+    pytest.register_assert_rewrite(f"tests.core.{_helper}")
+
+from tests.core.caller import Caller  # noqa: E402 - after its assertions were registered to be told in full
 
 settings.register_profile("quick", max_examples=60, stateful_step_count=50, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=3000, stateful_step_count=100, deadline=None, print_blob=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.core.arena_model import ArenaModel, cut
-from tests.core.partition_model import Claim, PartitionModel, Row, Value, check_grant, entry_bytes, row_entries
+from tests.core.partition_model import Claim, PartitionModel, Read, Value, Write, check_grant, entry_bytes, row_entries
 
 from dataplane_server.core.calls import (
     Admitted,
@@ -36,29 +36,6 @@ from dataplane_server.core.calls import (
 from dataplane_server.core.limits import Limits
 from dataplane_server.core.plane import DataPlane, Totals
 from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.space import Run
-
-
-@dataclass(eq=False)
-class Write:
-    """A put or commit under way; runs is None while it waits for room."""
-
-    call: Put | Commit
-    partition_id: str
-    sample_ids: Sequence[str]
-    values: dict[str, list[Value]]
-    runs: tuple[Run, ...] | None = None
-
-    @property
-    def sizes(self) -> list[int]:
-        return [sum(len(value.data) for value in column) for column in self.values.values()]
-
-
-@dataclass(eq=False)
-class Read:
-    rows: list[Row]
-    runs: tuple[Run, ...]
-    data: bytes
 
 
 @dataclass(eq=False)

@@ -51,6 +51,28 @@ class Claim:
         return [row for row in self.rows if self.partition.rows.get(row.sample_id) is row]
 
 
+@dataclass(eq=False)
+class Write:
+    """A put or commit under way; runs is None while it waits for room."""
+
+    call: Put | Commit
+    partition_id: str
+    sample_ids: Sequence[str]
+    values: dict[str, list[Value]]
+    runs: tuple[Run, ...] | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        return [sum(len(value.data) for value in column) for column in self.values.values()]
+
+
+@dataclass(eq=False)
+class Read:
+    rows: list[Row]
+    runs: tuple[Run, ...]
+    data: bytes
+
+
 class PartitionModel:
     """`rows` is in order of arrival; a view lists the rows ready for (task, fields), next first."""
 

@@ -18,7 +18,7 @@ from dataplane_server.core.calls import ClaimRequest, Commit, Definition, Put
 from dataplane_server.core.columns import ColumnSpec
 from dataplane_server.core.rows import Tags
 
-HISTORIES = 400 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 8
+HISTORIES = 400 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 12
 STEPS = 700
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """The arithmetic of the arena: which byte ranges are in use.
 
-Pure numbers; the bytes themselves lie in `storage`. A range is handed out at a 64-byte boundary and given back in any
+Pure numbers; the bytes themselves lie in `storage`. A range is handed out at an 8-byte boundary and given back in any
 pieces, whole rows or runs of them, so clearing most rows of a put frees their bytes although a few stay. Free ranges
 are kept maximal (neighbours are merged at once). Those that contain an aligned offset are kept in bins, by the power
 of two of the bytes from that offset to their end, so that every range of a larger bin is long enough; the slivers
@@ -20,7 +20,7 @@ import numpy as np
 
 from dataplane_server.core.columns import Int64Array
 
-ALIGNMENT = 64
+ALIGNMENT = 8
 _QUICK_LOOK = 16
 
 

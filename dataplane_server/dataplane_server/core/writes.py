@@ -2,7 +2,8 @@
 
 Between the steps the caller streams bytes into the reservation; nobody sees them. `finish` checks again, since the
 partition may have changed meanwhile, and applies everything at one point in time. A repeated request_id that is still
-under way takes the earlier attempt's place once it has passed its own checks: the earlier caller is gone.
+under way takes the earlier attempt's place once it has passed its own checks: the earlier caller is gone, whether or
+not the new one may then wait for room.
 """
 
 from __future__ import annotations

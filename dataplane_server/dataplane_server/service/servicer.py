@@ -25,6 +25,7 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 R = TypeVar("R", PutResult, CommitResult)
+T = TypeVar("T")
 
 
 class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
@@ -85,7 +86,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> pb.PutSamplesResponse:
         frames = FrameReader(request_iterator)
         header = (await frames.first()).header
-        begun = self._plane.begin_put(translate.put(header), time.monotonic())
+        begun = self._settled(lambda: self._plane.begin_put(translate.put(header), time.monotonic()))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
         self._metrics.put(header.partition_id, len(header.sample_ids), result.size_bytes)
         return pb.PutSamplesResponse(created_rows=result.created_rows, size_bytes=result.size_bytes)
@@ -96,7 +97,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         frames = FrameReader(request_iterator)
         header = (await frames.first()).header
         partition_id = self._plane.claimed_partition(header.claim_id)
-        begun = self._plane.begin_commit(translate.commit(header), time.monotonic())
+        begun = self._settled(lambda: self._plane.begin_commit(translate.commit(header), time.monotonic()))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
         if partition_id is not None:  # a repeated commit finds its claim ended, and was counted before
             self._metrics.commit(partition_id, frames.received_bytes)
@@ -104,7 +105,6 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def _write(self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Request]) -> R:
         """Take a begun write to its end: wait for room, receive the values, apply; or leave nothing behind."""
-        self._settle()
         if not isinstance(begun, (Reservation, Waiting)):
             return begun
         ticket = begun.ticket
@@ -160,8 +160,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def ClaimSamples(self, request: pb.ClaimSamplesRequest, context: object) -> pb.ClaimSamplesResponse:
         began = time.monotonic()
-        answer = self._plane.claim(translate.claim(request), began)
-        self._settle()
+        answer = self._settled(lambda: self._plane.claim(translate.claim(request), began))
         if isinstance(answer, Waiting):
             answer = await self._wait_for_rows(answer.ticket, translate.seconds(request.wait_timeout))
         self._metrics.claim(request.partition_id, request.task, len(answer.sample_ids), time.monotonic() - began)
@@ -190,6 +189,15 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     def _settle(self) -> None:
         self._waiters.wake(self._plane.take_effects())
+
+    def _settled(self, call: Callable[[], T]) -> T:
+        """Call the core and wake whom it concerns, also when it refuses: a refused call may have taken an earlier
+        attempt's place.
+        """
+        try:
+            return call()
+        finally:
+            self._settle()
 
     def _giving_up(self, give_up: Callable[[], Refusal]) -> Callable[[], Refusal]:
         def settled() -> Refusal:

@@ -217,7 +217,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CLAIM_NOT_FOUND: _ErrorReason.ValueType  # 13
     """NOT_FOUND: the claim has ended, or the server has never handed it out."""
     ERROR_REASON_FIELD_HOLDS_VALUES: _ErrorReason.ValueType  # 14
-    """FAILED_PRECONDITION: the new definition drops a field in which rows hold values."""
+    """FAILED_PRECONDITION: the new definition drops a field in which rows hold values, or declares it per-token anew."""
     ERROR_REASON_NO_SPACE: _ErrorReason.ValueType  # 15
     """RESOURCE_EXHAUSTED with RetryInfo: the memory budget had no room until the deadline."""
     ERROR_REASON_LIMIT_REACHED: _ErrorReason.ValueType  # 16
@@ -263,7 +263,7 @@ ERROR_REASON_TASK_NOT_REGISTERED: ErrorReason.ValueType  # 12
 ERROR_REASON_CLAIM_NOT_FOUND: ErrorReason.ValueType  # 13
 """NOT_FOUND: the claim has ended, or the server has never handed it out."""
 ERROR_REASON_FIELD_HOLDS_VALUES: ErrorReason.ValueType  # 14
-"""FAILED_PRECONDITION: the new definition drops a field in which rows hold values."""
+"""FAILED_PRECONDITION: the new definition drops a field in which rows hold values, or declares it per-token anew."""
 ERROR_REASON_NO_SPACE: ErrorReason.ValueType  # 15
 """RESOURCE_EXHAUSTED with RetryInfo: the memory budget had no room until the deadline."""
 ERROR_REASON_LIMIT_REACHED: ErrorReason.ValueType  # 16

@@ -104,7 +104,7 @@ class DataPlaneServiceServicer:
     def RegisterPartition(self, request, context):
         """Creates a partition or replaces its definition; idempotent. Re-registering keeps the rows, resets the cursors of all
         tasks (every row can be claimed again) and ends open claims on the partition. A definition that drops a field in
-        which rows hold values is refused (FIELD_HOLDS_VALUES).
+        which rows hold values, or declares it per-token anew, is refused (FIELD_HOLDS_VALUES).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,7 +140,8 @@ class DataPlaneServiceServicer:
 
     def ClaimSamples(self, request, context):
         """Takes rows for a task: rows in which all required fields are produced and which this task has not taken, in the order
-        in which they became ready. Answers as soon as min_size rows are there (with up to batch_size); until then it waits
+        in which they became ready (those that were ready before the task first asked for these fields: in the order in
+        which they were first put). Answers as soon as min_size rows are there (with up to batch_size); until then it waits
         on the server, woken by the put that completes a row, at most until wait_timeout, then DEADLINE_EXCEEDED
         (CLAIM_TIMEOUT) with no row taken. Waiting claims for the same task and fields are served first come first served.
         """

@@ -64,7 +64,7 @@ class DataPlaneServiceStub:
     RegisterPartition: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.RegisterPartitionRequest, _data_plane_pb2.RegisterPartitionResponse]
     """Creates a partition or replaces its definition; idempotent. Re-registering keeps the rows, resets the cursors of all
     tasks (every row can be claimed again) and ends open claims on the partition. A definition that drops a field in
-    which rows hold values is refused (FIELD_HOLDS_VALUES).
+    which rows hold values, or declares it per-token anew, is refused (FIELD_HOLDS_VALUES).
     """
     DropPartition: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.DropPartitionRequest, _data_plane_pb2.DropPartitionResponse]
     """Removes a partition, its rows and its claims. Calls waiting on it end with PARTITION_NOT_FOUND. Dropping a partition
@@ -84,7 +84,8 @@ class DataPlaneServiceStub:
     """
     ClaimSamples: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimSamplesRequest, _data_plane_pb2.ClaimSamplesResponse]
     """Takes rows for a task: rows in which all required fields are produced and which this task has not taken, in the order
-    in which they became ready. Answers as soon as min_size rows are there (with up to batch_size); until then it waits
+    in which they became ready (those that were ready before the task first asked for these fields: in the order in
+    which they were first put). Answers as soon as min_size rows are there (with up to batch_size); until then it waits
     on the server, woken by the put that completes a row, at most until wait_timeout, then DEADLINE_EXCEEDED
     (CLAIM_TIMEOUT) with no row taken. Waiting claims for the same task and fields are served first come first served.
     """
@@ -116,7 +117,7 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     RegisterPartition: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.RegisterPartitionRequest, _data_plane_pb2.RegisterPartitionResponse]  # type: ignore[assignment]
     """Creates a partition or replaces its definition; idempotent. Re-registering keeps the rows, resets the cursors of all
     tasks (every row can be claimed again) and ends open claims on the partition. A definition that drops a field in
-    which rows hold values is refused (FIELD_HOLDS_VALUES).
+    which rows hold values, or declares it per-token anew, is refused (FIELD_HOLDS_VALUES).
     """
     DropPartition: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.DropPartitionRequest, _data_plane_pb2.DropPartitionResponse]  # type: ignore[assignment]
     """Removes a partition, its rows and its claims. Calls waiting on it end with PARTITION_NOT_FOUND. Dropping a partition
@@ -136,7 +137,8 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     """
     ClaimSamples: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimSamplesRequest, _data_plane_pb2.ClaimSamplesResponse]  # type: ignore[assignment]
     """Takes rows for a task: rows in which all required fields are produced and which this task has not taken, in the order
-    in which they became ready. Answers as soon as min_size rows are there (with up to batch_size); until then it waits
+    in which they became ready (those that were ready before the task first asked for these fields: in the order in
+    which they were first put). Answers as soon as min_size rows are there (with up to batch_size); until then it waits
     on the server, woken by the put that completes a row, at most until wait_timeout, then DEADLINE_EXCEEDED
     (CLAIM_TIMEOUT) with no row taken. Waiting claims for the same task and fields are served first come first served.
     """
@@ -171,7 +173,7 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_data_plane_pb2.RegisterPartitionResponse, _abc.Awaitable[_data_plane_pb2.RegisterPartitionResponse]]:
         """Creates a partition or replaces its definition; idempotent. Re-registering keeps the rows, resets the cursors of all
         tasks (every row can be claimed again) and ends open claims on the partition. A definition that drops a field in
-        which rows hold values is refused (FIELD_HOLDS_VALUES).
+        which rows hold values, or declares it per-token anew, is refused (FIELD_HOLDS_VALUES).
         """
 
     @_abc_1.abstractmethod
@@ -215,7 +217,8 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_data_plane_pb2.ClaimSamplesResponse, _abc.Awaitable[_data_plane_pb2.ClaimSamplesResponse]]:
         """Takes rows for a task: rows in which all required fields are produced and which this task has not taken, in the order
-        in which they became ready. Answers as soon as min_size rows are there (with up to batch_size); until then it waits
+        in which they became ready (those that were ready before the task first asked for these fields: in the order in
+        which they were first put). Answers as soon as min_size rows are there (with up to batch_size); until then it waits
         on the server, woken by the put that completes a row, at most until wait_timeout, then DEADLINE_EXCEEDED
         (CLAIM_TIMEOUT) with no row taken. Waiting claims for the same task and fields are served first come first served.
         """

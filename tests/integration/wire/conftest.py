@@ -11,12 +11,16 @@ from google.rpc import error_details_pb2, status_pb2
 
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
-_UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.http2.bdp_probe", 0),  # take little ahead of a slow reader
+]
 
 
 @pytest.fixture
 def channel(address: str) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(address, options=_UNLIMITED) as channel:
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         yield channel
 
 

@@ -14,8 +14,8 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Eventually = Callable[[Callable[[], object]], None]
 
-SIZE = 8 << 20
-"""Bytes of a row: more than gRPC takes ahead of a slow reader."""
+SIZE = 16 << 20
+"""Bytes of a row: far more than gRPC takes ahead of a slow reader while it does not probe the connection's speed."""
 
 
 @pytest.fixture
