@@ -76,8 +76,8 @@ def _measure(
             step,
             f"{median * 1e3:.2f}",
             f"{min(seconds) * 1e3:.2f}..{max(seconds) * 1e3:.2f}",
-            f"{median / statistics.median(floor):.1f}",
-            f"{jagged / median / 1e9:.2f}",
+            f"{median / statistics.median(floor):.1f}" if name == "G" else "",
+            f"{jagged / median / 1e9:.2f}" if name == "G" else "",
         )
     client.drop_partition(partition)
 
