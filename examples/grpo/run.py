@@ -27,11 +27,13 @@ from problem_file import INSTRUCTION, Problem, load_problems, prompt_batches
 from processes import HERE, Processes
 from reward_curve import draw_reward_curve
 from settings import GrpoSettings, ModelSettings
-from tiny_model import load_model, save_tiny_model
+from tiny_model import load_tokenizer, save_tiny_model
 from warmup import tokenizer_texts, warmup_batches
 
 GENERATORS, RANKS = 2, 2
 _COMPARED_STEPS = 10
+_FINISH_S = 120.0
+"""How long processes may take over what they hold when the run ends, in seconds."""
 
 
 def main() -> int:
@@ -74,7 +76,7 @@ class Run:
         self._args = args
         self._console = console
         self._settings = GrpoSettings()
-        _, self._tokenizer = load_model(model_dir)
+        self._tokenizer = load_tokenizer(model_dir)
         instruction = "" if args.model is None else INSTRUCTION
         self._controller = Controller(client, self._settings, self._tokenizer, RANKS, processes.check, instruction)
 
@@ -110,14 +112,17 @@ class Run:
 
     def _account(self) -> bool:
         """Let the generators finish what they hold, clear what nobody will train on, and compare with the server."""
+        deadline = time.monotonic() + _FINISH_S
         while self._client.partition(flow.PROMPTS).rows:
             self._processes.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the generators did not finish their prompts within {_FINISH_S:.0f} s")
             time.sleep(0.05)
         self._client.drop_partition(flow.PROMPTS)
         for index in range(GENERATORS):
-            self._processes.wait(f"generator{index}", timeout_s=60)
+            self._processes.wait(f"generator{index}", timeout_s=_FINISH_S)
         self._client.drop_partition(flow.STEPS)
-        self._processes.wait("trainers", timeout_s=60)
+        self._processes.wait("trainers", timeout_s=_FINISH_S)
         cleared = self._client.clear_samples(None, flow.ROLLOUTS)
         rollouts = self._client.partition(flow.ROLLOUTS)
         trained, dropped = self._controller.trained_rows, self._controller.dropped_rows
@@ -128,7 +133,7 @@ class Run:
         ]
         self._console.print(step_display.account(rollouts.rows_put_total, fates))
         self._console.print(
-            f"the server agrees: {rollouts.rows_cleared_total:,} rows cleared, {rollouts.rows:,} resident, "
+            f"the server says: {rollouts.rows_cleared_total:,} rows cleared, {rollouts.rows:,} resident, "
             f"{rollouts.task('train').consumed_rows_total:,} consumed by task train"
         )
         balanced = rollouts.rows_put_total == trained + dropped + cleared == rollouts.rows_cleared_total

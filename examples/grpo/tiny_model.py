@@ -77,7 +77,7 @@ def save_tiny_model(folder: Path, texts: Iterable[str], shape: ModelSettings, se
     tokenizer.save_pretrained(folder)
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def _declared_tokenizer(folder: Path) -> Any:
     """The tokenizer that the folder declares.
 
     AutoTokenizer goes by the model's type first: for a model in the shape of Qwen2 it would put Qwen2's normalizer,
@@ -88,17 +88,23 @@ def _load_tokenizer(folder: Path) -> Any:
     return (PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(folder, local_files_only=True)
 
 
-def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Any local causal language model and its tokenizer, in fp32 and evaluation mode; never asks the network.
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of any local causal language model; never asks the network.
 
     Raises ValueError when the tokenizer has no end-of-sequence token: a rollout could not end.
     A tokenizer without a padding token pads with end-of-sequence; padding is told from text by lengths, never by id.
     """
-    tokenizer = _load_tokenizer(folder)
+    tokenizer: PreTrainedTokenizerFast = _declared_tokenizer(folder)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"model {folder}: its tokenizer has no end-of-sequence token, which rollouts need to end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Any local causal language model, in fp32 and evaluation mode, and its tokenizer; see load_tokenizer."""
+    tokenizer = load_tokenizer(folder)
     disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     return model.eval(), tokenizer

@@ -23,9 +23,8 @@ from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
-_MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (
-    4 << 20
-)  # a chunk, or a header of as many ids as a call may name, and its frame
+# Room for a chunk and its frame, or for a header with as many ids as a call may name.
+_MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (4 << 20)
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TypeVar, cast
 
 from dataplane_server.core.calls import CommitResult, Grant, PutResult, Reservation, Waiting
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.refusal import Refusal
 from dataplane_server.core.state import superseded
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate
@@ -43,13 +43,14 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def RegisterPartition(
         self, request: pb.RegisterPartitionRequest, context: object
     ) -> pb.RegisterPartitionResponse:
-        info = self._plane.register_partition(request.request_id, translate.definition(request), time.monotonic())
-        self._settle()
+        definition = translate.definition(request)
+        info = self._settled(lambda: self._plane.register_partition(request.request_id, definition, time.monotonic()))
         return pb.RegisterPartitionResponse(partition=translate.partition(info))
 
     async def DropPartition(self, request: pb.DropPartitionRequest, context: object) -> pb.DropPartitionResponse:
-        result = self._plane.drop_partition(request.request_id, request.partition_id, time.monotonic())
-        self._settle()
+        result = self._settled(
+            lambda: self._plane.drop_partition(request.request_id, request.partition_id, time.monotonic())
+        )
         self._metrics.forget_partition(request.partition_id)
         return pb.DropPartitionResponse(dropped_rows=result.dropped_rows)
 
@@ -119,8 +120,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def _room(self, begun: Reservation | Waiting, wait_s: float) -> Reservation:
         if isinstance(begun, Reservation):
             return begun
-        give_up = self._giving_up(lambda: self._plane.give_up_write(begun.ticket))
-        return await self._waiters.wait(begun.ticket, Reservation, wait_s, give_up)
+        ticket = begun.ticket
+        give_up = partial(self._settled, lambda: self._plane.give_up_write(ticket))
+        return await self._waiters.wait(ticket, Reservation, wait_s, give_up)
 
     async def _receive(self, reservation: Reservation, frames: FrameReader[Request]) -> None:
         writer = RunWriter(self._arena, reservation.runs)
@@ -131,8 +133,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def ClearSamples(self, request: pb.ClearSamplesRequest, context: object) -> pb.ClearSamplesResponse:
         sample_ids = translate.selection(request)
-        result = self._plane.clear_samples(request.request_id, request.partition_id, sample_ids, time.monotonic())
-        self._settle()
+        result = self._settled(
+            lambda: self._plane.clear_samples(request.request_id, request.partition_id, sample_ids, time.monotonic())
+        )
         return pb.ClearSamplesResponse(cleared_rows=result.cleared_rows, size_bytes=result.size_bytes)
 
     # -- reads ---------------------------------------------------------------------------------------------------------
@@ -167,7 +170,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return translate.grant(answer)
 
     async def _wait_for_rows(self, ticket: int, wait_s: float) -> Grant:
-        give_up = self._giving_up(lambda: self._plane.give_up_claim(ticket, time.monotonic()))
+        give_up = partial(self._settled, lambda: self._plane.give_up_claim(ticket, time.monotonic()))
         try:
             return await self._waiters.wait(ticket, Grant, wait_s, give_up)
         except asyncio.CancelledError:
@@ -176,8 +179,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             raise
 
     async def ReleaseClaim(self, request: pb.ReleaseClaimRequest, context: object) -> pb.ReleaseClaimResponse:
-        result = self._plane.release_claim(request.request_id, request.claim_id, time.monotonic())
-        self._settle()
+        result = self._settled(
+            lambda: self._plane.release_claim(request.request_id, request.claim_id, time.monotonic())
+        )
         return pb.ReleaseClaimResponse(released_rows=result.released_rows)
 
     # -- the rest ------------------------------------------------------------------------------------------------------
@@ -198,11 +202,3 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             return call()
         finally:
             self._settle()
-
-    def _giving_up(self, give_up: Callable[[], Refusal]) -> Callable[[], Refusal]:
-        def settled() -> Refusal:
-            refusal = give_up()
-            self._settle()
-            return refusal
-
-        return settled
