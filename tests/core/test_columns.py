@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.core.caller import int64
 
-from dataplane_server.core.columns import DTYPE_BYTES, MAX_ENTRIES, ColumnSpec, Shape, make_column
+from dataplane_server.core.columns import DTYPE_BYTES, MAX_ENTRIES, ColumnSpec, Shape, make_columns
 from dataplane_server.core.limits import Limits
 from dataplane_server.core.refusal import Reason, Refusal
 
@@ -68,14 +68,14 @@ def test_shapes_widen_from_dense_to_jagged_and_no_further(held: Shape, new: Shap
 )
 def test_bytes_of_each_row(shape: Shape, lengths: list[int] | None, row_bytes: list[int]) -> None:
     spec = ColumnSpec("x", shape, None if lengths is None else int64(lengths))
-    column = make_column(spec, 2, Limits())
-    assert column.row_bytes.tolist() == row_bytes
-    assert column.size_bytes == sum(row_bytes)
+    columns = make_columns([spec], 2, Limits())
+    assert columns.row_bytes.tolist() == [row_bytes]
+    assert columns.size_bytes == sum(row_bytes)
 
 
 def test_the_size_of_a_column_is_exact_where_the_bytes_of_its_rows_overflow() -> None:
-    column = make_column(ColumnSpec("x", jagged(1 << 18, 1 << 20), int64([MAX_ENTRIES] * 9)), 9, Limits())
-    assert column.size_bytes == 9 * MAX_ENTRIES << 40
+    columns = make_columns([ColumnSpec("x", jagged(1 << 18, 1 << 20), int64([MAX_ENTRIES] * 9))], 9, Limits())
+    assert columns.size_bytes == 9 * MAX_ENTRIES << 40
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES.keys() & np.sctypeDict.keys()))
@@ -129,7 +129,7 @@ def test_elements_have_as_many_bytes_as_numpy_gives_them(dtype: str) -> None:
 )
 def test_a_malformed_column_is_refused_by_field_and_rule(spec: ColumnSpec, reason: Reason, word: str) -> None:
     with pytest.raises(Refusal) as caught:
-        make_column(spec, 2, Limits())
+        make_columns([spec], 2, Limits())
     assert caught.value.reason is reason
     assert "'x'" in caught.value.message
     assert word in caught.value.message
@@ -137,8 +137,8 @@ def test_a_malformed_column_is_refused_by_field_and_rule(spec: ColumnSpec, reaso
 
 
 def test_a_column_of_the_greatest_rank_and_length_is_fine() -> None:
-    make_column(ColumnSpec("x", dense(MAX_ENTRIES, *[1] * 7)), 2, Limits())
-    make_column(ColumnSpec("x", jagged(*[1] * 8), int64([0, MAX_ENTRIES])), 2, Limits())
+    make_columns([ColumnSpec("x", dense(MAX_ENTRIES, *[1] * 7))], 2, Limits())
+    make_columns([ColumnSpec("x", jagged(*[1] * 8), int64([0, MAX_ENTRIES]))], 2, Limits())
 
 
 @pytest.mark.parametrize(

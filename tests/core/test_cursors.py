@@ -23,7 +23,8 @@ def task(rows: RowTable) -> Task:
 
 
 def add(rows: RowTable, *sample_ids: str, produced: int = 1) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    slots, _ = rows.find_or_create(sample_ids)
+    slots = rows.find_existing(sample_ids)
+    rows.create(sample_ids, slots)
     rows["produced"][slots] |= np.uint64(produced)
     return slots
 
@@ -70,7 +71,8 @@ def test_a_reused_slot_knows_nothing_of_its_former_row(rows: RowTable) -> None:
     rows["sequence_length"][slots] = 9
     stamp = rows.stamp(slots)
     rows.remove(slots)
-    again, _ = rows.find_or_create(["y"])
+    again = rows.find_existing(["y"])
+    assert rows.create(["y"], again) == 1
     assert again.tolist() == slots.tolist()
     assert rows.tags(int(again[0])) == {}
     assert (rows["produced"][again[0]], rows["sequence_length"][again[0]]) == (0, -1)
@@ -87,6 +89,18 @@ def test_a_pinned_slot_is_not_reused_until_its_last_reader_lets_go(rows: RowTabl
     assert slots[0] not in others
     rows.unpin(slots)
     assert add(rows, "y").tolist() == slots.tolist()
+
+
+def test_what_pinned_rows_owe_is_paid_when_their_last_reader_lets_go(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2"], "a", "b", size=10)
+    readers = [caller.read(["s1"], "a"), caller.read(["s1", "s2"], "b")]
+    caller.put_rows(["s1"], "a", size=3)
+    caller.clear()
+    assert caller.used == 43
+    caller.plane.end_read(readers[1].ticket)
+    assert caller.used == 23
+    caller.plane.end_read(readers[0].ticket)
+    assert caller.used == 0
 
 
 # -- views -------------------------------------------------------------------------------------------------------------

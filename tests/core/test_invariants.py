@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.core.caller import Caller
+from tests.core.caller import Caller, int64
 
 from dataplane_server.core.calls import Failed
+from dataplane_server.core.columns import make_columns
 from dataplane_server.core.partition import Partition
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.tasks import CONSUMED, Waiter
@@ -38,7 +39,9 @@ def free_twice(caller: Caller) -> None:
 
 
 def overlap(caller: Caller) -> None:
-    partition(caller).rows["offset:0"][:] = 0
+    places = partition(caller).rows.places
+    index = places.at(int64([0]), partition(caller).rows.all_slots())
+    places.store(index, index * 0, places.load(index)[1])
 
 
 def miscount_rows(caller: Caller) -> None:
@@ -55,6 +58,12 @@ def lose_a_put(caller: Caller) -> None:
 
 def lose_a_row(caller: Caller) -> None:
     partition(caller).rows["alive"][partition(caller).rows.find(["s3"])] = False
+
+
+def keep_a_place(caller: Caller) -> None:
+    caller.put_rows(["s4"], "b")
+    places = partition(caller).rows.places
+    places.store(places.at(int64([0]), partition(caller).rows.find(["s4"])), int64([0])[None], int64([1])[None])
 
 
 def change_a_length(caller: Caller) -> None:
@@ -89,7 +98,7 @@ def leave_effects(caller: Caller) -> None:
 
 def let_a_put_wait_for_nothing(caller: Caller) -> None:
     caller.clear()
-    caller.plane._writes.admission._waiting[99] = ()
+    caller.plane._writes.admission._waiting[99] = make_columns([], 0, caller.plane.limits)
 
 
 def part_free_ranges(caller: Caller) -> None:
@@ -114,6 +123,7 @@ def produce_behind_the_view(caller: Caller) -> None:
         (miscount_bytes, "bytes of field 'b' are counted"),
         (lose_a_put, "put = cleared \\+ resident"),
         (lose_a_row, "every id has one live slot"),
+        (keep_a_place, "rows without field 'a' have no place for it"),
         (change_a_length, "per-token field 'a' has its row's length"),
         (consume_behind_the_claim, "a row is claimed exactly while a claim holds it"),
         (hand_out_twice, "no row is in two claims"),

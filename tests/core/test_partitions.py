@@ -302,3 +302,14 @@ def test_objects_are_counted_by_their_bytes(caller: Caller) -> None:
     fields = caller.plane.partition_info("p").fields
     assert fields[0] == FieldInfo("a", Shape("object", "", ()), False, 1, 11)
     assert fields[1] == FieldInfo("b", BYTES, False, 1, 3)
+
+
+def test_a_partition_of_very_many_rows_is_cleared_whole(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller()
+    caller.register(tasks=("train",))
+    caller.put_rows([f"s{row}" for row in range(40_000)], "a", size=3)
+    caller.take("a", batch_size=10)
+    assert caller.clear() == ClearResult(40_000, 120_000)
+    assert caller.used == 0
+    caller.put_rows(["s1"], "a")
+    assert caller.take("a").sample_ids == ("s1",)

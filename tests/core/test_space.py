@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from tests.core.arena_model import free_ranges, longest_room
 from tests.core.caller import int64
 
+from dataplane_server.core.columns import Int64Array
 from dataplane_server.core.space import ALIGNMENT, Run, Space, merged_runs
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def place_rows(space: Space, sizes: Sequence[int]) -> Int64Array | None:
+    """Offsets for rows of one column."""
+    placed = space.allocate_columns(int64(sizes)[None])
+    return None if placed is None else placed[0][0]
 
 
 class SpaceAndByteMap:
@@ -26,7 +33,7 @@ class SpaceAndByteMap:
         self.rows: list[Run] = []
 
     def allocate(self, sizes: Sequence[int]) -> bool:
-        offsets = self.space.allocate_rows(int64(sizes))
+        offsets = place_rows(self.space, sizes)
         if offsets is None:
             assert sum(sizes) > longest_room(self.in_use), "there is a range that is long enough"
             return False
@@ -49,7 +56,13 @@ class SpaceAndByteMap:
     def check(self) -> None:
         assert self.space.used == sum(self.in_use)
         assert self.space.free == self.in_use.count(0)
-        assert sorted(self.space.free_ranges()) == free_ranges(self.in_use)
+        settled = list(self.space.free_ranges())
+        pieces = [*settled, *self.space.piled_ranges()]
+        assert self.space.free == sum(end - start for start, end in pieces)
+        for start, end in pieces:
+            assert not any(self.in_use[start:end])
+        if len(pieces) == len(settled):
+            assert sorted(settled) == free_ranges(self.in_use)
 
 
 sizes_of_rows = st.lists(st.integers(0, 150), min_size=1, max_size=8)
@@ -82,10 +95,36 @@ def test_a_long_history_in_a_nearly_full_arena_agrees_with_a_byte_map() -> None:
     assert 500 < admitted < 1400, "the arena was full at times, and had room at others"
 
 
+def test_many_ranges_given_back_at_once_are_free_at_once_and_found() -> None:
+    both, dice = SpaceAndByteMap(200_000), random.Random(3)
+    for size in (20, 12, 9, 4):
+        assert both.allocate([size] * 4000)
+    for _ in range(6):
+        both.release(dice.sample(range(len(both.rows)), 2500))
+        assert list(both.space.piled_ranges())
+        both.check()
+        while both.allocate([dice.choice((4, 9, 30)) for _ in range(400)]):
+            both.check()
+    both.release(range(len(both.rows)))
+    while list(both.space.piled_ranges()):
+        both.release([])
+        both.check()
+    assert list(both.space.free_ranges()) == [(0, 200_000)]
+
+
+def test_whoever_finds_no_room_is_given_what_lies_on_the_pile() -> None:
+    space = Space(8 * 5000)
+    offsets = place_rows(space, [8] * 5000)
+    assert offsets is not None
+    space.release_rows(offsets[::2], int64([8] * 2500))
+    space.release_rows(offsets[1::2], int64([8] * 2500))
+    assert space.allocate(8 * 5000) == 0
+
+
 def test_rows_lie_one_after_the_other_from_an_aligned_offset() -> None:
     space = Space(1000)
     space.allocate(1)
-    offsets = space.allocate_rows(int64([10, 0, 20, 5]))
+    offsets = place_rows(space, [10, 0, 20, 5])
     assert offsets is not None
     assert offsets.tolist() == [ALIGNMENT, ALIGNMENT + 10, ALIGNMENT + 10, ALIGNMENT + 30]
     assert space.used == 36
@@ -108,10 +147,10 @@ def test_slivers_before_aligned_offsets_are_never_searched() -> None:
 
 def test_rows_are_scattered_when_no_range_is_long_enough_for_all() -> None:
     space = Space(640)
-    offsets = space.allocate_rows(int64([64] * 10))
+    offsets = place_rows(space, [64] * 10)
     assert offsets is not None
     space.release_rows(offsets[[1, 4, 5, 8]], int64([64] * 4))
-    scattered = space.allocate_rows(int64([64, 64, 50, 64]))
+    scattered = place_rows(space, [64, 64, 50, 64])
     assert scattered is not None
     assert sorted(scattered.tolist()) == [64, 256, 320, 512]
     assert all(offset % ALIGNMENT == 0 for offset in scattered.tolist())
@@ -119,30 +158,30 @@ def test_rows_are_scattered_when_no_range_is_long_enough_for_all() -> None:
 
 def test_a_row_is_never_split() -> None:
     space = Space(640)
-    offsets = space.allocate_rows(int64([64] * 10))
+    offsets = place_rows(space, [64] * 10)
     assert offsets is not None
     space.release_rows(offsets[[1, 4, 8]], int64([64] * 3))
     assert space.free == 192
-    assert space.allocate_rows(int64([65])) is None
+    assert place_rows(space, [65]) is None
 
 
 def test_rows_that_cannot_be_scattered_leave_nothing_behind() -> None:
     space = Space(640)
-    offsets = space.allocate_rows(int64([64] * 10))
+    offsets = place_rows(space, [64] * 10)
     assert offsets is not None
     space.release_rows(offsets[[1, 4, 5, 8]], int64([64] * 4))
     before = sorted(space.free_ranges())
-    assert space.allocate_rows(int64([64, 64, 100])) is None
+    assert place_rows(space, [64, 64, 100]) is None
     assert sorted(space.free_ranges()) == before
     assert space.used == 6 * 64
 
 
 def test_what_is_left_of_a_range_serves_a_smaller_row_that_follows() -> None:
     space = Space(1024)
-    offsets = space.allocate_rows(int64([64] * 16))
+    offsets = place_rows(space, [64] * 16)
     assert offsets is not None
     space.release_rows(offsets[[0, 1, 2, 3, 8, 9, 10]], int64([64] * 7))
-    scattered = space.allocate_rows(int64([128, 192, 128]))
+    scattered = place_rows(space, [128, 192, 128])
     assert scattered is not None
     assert scattered.tolist() == [0, 512, 128]
 
@@ -150,7 +189,7 @@ def test_what_is_left_of_a_range_serves_a_smaller_row_that_follows() -> None:
 def test_rows_without_bytes_take_no_room_in_a_full_arena() -> None:
     space = Space(64)
     space.allocate(64)
-    offsets = space.allocate_rows(int64([0, 0]))
+    offsets = place_rows(space, [0, 0])
     assert offsets is not None
     assert space.used == 64
 
@@ -158,7 +197,7 @@ def test_rows_without_bytes_take_no_room_in_a_full_arena() -> None:
 def test_rows_freed_one_by_one_give_everything_back() -> None:
     space = Space(100_000)
     sizes = int64([random.Random(1).randrange(1, 200) for _ in range(400)])
-    offsets = space.allocate_rows(sizes)
+    offsets = place_rows(space, sizes.tolist())
     assert offsets is not None
     order = random.Random(2).sample(range(400), 400)
     for row in order[:398]:

@@ -201,6 +201,32 @@ def test_a_repeated_put_that_is_refused_leaves_the_one_under_way_alone(caller: C
     assert caller.finish(reservation.ticket) == PutResult(1, 3)
 
 
+def test_lent_room_of_a_put_whose_place_was_taken_stays_lent_until_it_is_given_back(caller: Caller) -> None:
+    put = caller.put_call(["s1"], {"a": [3]})
+    earlier = begun(caller, put)
+    caller.plane.lend_reservation(earlier.ticket)
+    later = begun(caller, put)
+    assert caller.used == 6
+    assert not set(earlier.runs) & set(later.runs)
+    assert not caller.plane.holds_reservation(earlier.ticket)
+    caller.finish(later.ticket)
+    assert caller.used == 6
+    caller.plane.abort_write(earlier.ticket)
+    assert caller.used == 3
+
+
+def test_lent_room_is_given_back_by_a_finish_that_comes_too_late(caller: Caller) -> None:
+    put = caller.put_call(["s1"], {"a": [3]})
+    earlier = begun(caller, put)
+    caller.plane.lend_reservation(earlier.ticket)
+    later = begun(caller, put)
+    with pytest.raises(Refusal) as caught:
+        caller.finish(earlier.ticket)
+    assert caught.value.reason is R.SUPERSEDED
+    assert caller.used == 3
+    caller.finish(later.ticket)
+
+
 def test_a_repeated_commit_takes_the_place_of_one_that_streams(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     commit = caller.commit_call(caller.take("a").claim_id, {"b": [5]})

@@ -8,12 +8,11 @@ both.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 
 from dataplane_server.core.calls import Admitted, Reservation
-from dataplane_server.core.columns import Column, Int64Array
+from dataplane_server.core.columns import Columns, Int64Array
 from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.space import ALIGNMENT, align, merged_runs
+from dataplane_server.core.space import ALIGNMENT, align
 from dataplane_server.core.state import State
 
 
@@ -22,10 +21,8 @@ class Admission:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._reserved: dict[
-            int, list[tuple[Int64Array, Int64Array]]
-        ] = {}  # ticket -> (offsets, row bytes) of each column
-        self._waiting: OrderedDict[int, Sequence[Column]] = OrderedDict()
+        self._reserved: dict[int, tuple[Int64Array, Int64Array]] = {}  # ticket -> offsets, bytes: a row a column
+        self._waiting: OrderedDict[int, Columns] = OrderedDict()
 
     def __contains__(self, ticket: int) -> bool:
         return ticket in self._reserved
@@ -36,20 +33,20 @@ class Admission:
 
     @property
     def reserved_bytes(self) -> int:
-        return sum(int(sizes.sum()) for columns in self._reserved.values() for _, sizes in columns)
+        return sum(int(sizes.sum()) for _, sizes in self._reserved.values())
 
-    def admit(self, ticket: int, columns: Sequence[Column]) -> Reservation | None:
+    def admit(self, ticket: int, columns: Columns) -> Reservation | None:
         """Reserve room for columns that can fit, or queue for it (None: an effect `Admitted` follows)."""
-        queues = bool(self._waiting) and _size(columns) > 0
+        queues = bool(self._waiting) and columns.size_bytes > 0
         reservation = None if queues else self._reserve(ticket, columns)
         if reservation is None:
             self._check_may_wait()
             self._waiting[ticket] = columns
         return reservation
 
-    def check_can_fit(self, columns: Sequence[Column]) -> None:
+    def check_can_fit(self, columns: Columns) -> None:
         """Refuse what would not fit an empty arena, where every column begins at an aligned offset."""
-        sizes = [column.size_bytes for column in columns if column.size_bytes]
+        sizes = [column.size_bytes for column in columns.each if column.size_bytes]
         padded = sum(map(align, sizes[:-1])) + sum(sizes[-1:])
         budget = self._state.limits.memory_bytes
         if padded > budget:
@@ -67,7 +64,7 @@ class Admission:
 
     def no_space(self, ticket: int) -> Refusal:
         """Why a waiting write did not get room in time."""
-        needed = _size(self._waiting.get(ticket, ()))
+        needed = self._waiting[ticket].size_bytes if ticket in self._waiting else 0
         space = self._state.space
         message = (
             f"the put holds {needed} bytes of values, {space.free} of the memory budget of {space.capacity} bytes are "
@@ -76,15 +73,16 @@ class Admission:
         metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
         return Refusal(Reason.NO_SPACE, message, **metadata)
 
-    def redeem(self, ticket: int) -> list[Int64Array]:
-        """The offsets of each column's rows; the bytes now belong to the caller."""
-        return [offsets for offsets, _ in self._reserved.pop(ticket)]
+    def redeem(self, ticket: int) -> Int64Array:
+        """The offsets of each column's rows, a row of the array for each column; the bytes now belong to the caller."""
+        return self._reserved.pop(ticket)[0]
 
     def forfeit(self, ticket: int) -> None:
         """Give up a reservation or a place in the queue; unknown tickets are fine."""
         self.leave_queue(ticket)
-        for offsets, sizes in self._reserved.pop(ticket, ()):
-            self._state.space.release_rows(offsets, sizes)
+        if ticket in self._reserved:
+            offsets, sizes = self._reserved.pop(ticket)
+            self._state.space.release_rows(offsets.ravel(), sizes.ravel())
 
     def leave_queue(self, ticket: int) -> None:
         """Stop waiting; those behind are not served yet."""
@@ -103,21 +101,14 @@ class Admission:
     def waiting_tickets(self) -> list[int]:
         return list(self._waiting)
 
-    def _reserve(self, ticket: int, columns: Sequence[Column]) -> Reservation | None:
-        space = self._state.space
-        placed: list[tuple[Int64Array, Int64Array]] = []
-        for column in columns:
-            sizes = column.row_bytes
-            offsets = space.allocate_rows(sizes)
-            if offsets is None:
-                for done, done_sizes in placed:
-                    space.release_rows(done, done_sizes)
-                return None
-            placed.append((offsets, sizes))
-        self._reserved[ticket] = placed
-        runs = tuple(run for offsets, sizes in placed for run in merged_runs(offsets, sizes))
-        return Reservation(ticket, runs, _size(columns))
-
-
-def _size(columns: Sequence[Column]) -> int:
-    return sum(column.size_bytes for column in columns)
+    def _reserve(self, ticket: int, columns: Columns) -> Reservation | None:
+        size = columns.size_bytes
+        if size > self._state.space.free:
+            return None
+        row_bytes = columns.row_bytes
+        placed = self._state.space.allocate_columns(row_bytes)
+        if placed is None:
+            return None
+        offsets, runs = placed
+        self._reserved[ticket] = (offsets, row_bytes)
+        return Reservation(ticket, runs, size)

@@ -210,7 +210,7 @@ class ClaimDesk:
         if claim_id:
             self._open[claim_id] = _OpenClaim(partition, request.task, slots, rows.stamp(slots), sample_ids)
         lengths = rows["sequence_length"][slots].astype(np.int64)
-        grant = Grant(claim_id, sample_ids, lengths, tuple(rows.tags(slot) for slot in slots.tolist()))
+        grant = Grant(claim_id, sample_ids, lengths, rows.tags_of(slots))
         self._state.answers.remember(request.request_id, "claim", grant, now)
         return grant
 
@@ -246,15 +246,15 @@ class ClaimDesk:
     def _timeout(self, request: ClaimRequest) -> Refusal:
         partition = self._state.partition(request.partition_id)
         task = partition.task(request.task)
-        untaken = partition.rows.all_slots()
-        untaken = untaken[task.states[untaken] == UNTAKEN]
+        untaken = partition.rows["alive"] & (task.states == UNTAKEN)
+        produced = partition.rows["produced"][untaken]
         lacking = {
-            name: len(untaken) - int(partition.field(name).holds(untaken).sum()) for name in request.required_fields
+            name: int(np.count_nonzero((produced & partition.field(name).bit) == 0)) for name in request.required_fields
         }
         reasons = [f"{count} of them lack field {name!r}" for name, count in lacking.items() if count]
         message = (
             f"partition {request.partition_id!r}, task {request.task!r}: {request.min_size} ready rows wanted; "
-            f"{len(untaken)} of {len(partition.rows)} resident rows are untaken"
+            f"{len(produced)} of {len(partition.rows)} resident rows are untaken"
             + "".join(f", {reason}" for reason in reasons)
         )
         return Refusal(Reason.CLAIM_TIMEOUT, message, partition_id=request.partition_id, task=request.task)

@@ -8,6 +8,7 @@ each byte of its msgpack. So a dense column whose rows later differ in length ne
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -105,50 +106,75 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """One field of a put: its shape and the entries of each row (int64, one for each row)."""
+    """One field of a put: its shape, the entries of each row (int64, one for each row), and the bytes of all of them.
+    size_bytes is exact for any column, even one whose row_bytes overflow: ask it before.
+    """
 
     name: str
     shape: Shape
     entries: Int64Array
+    size_bytes: int
 
-    @property
-    def size_bytes(self) -> int:
-        """Exact for any column, even one whose row_bytes overflow: ask this before."""
-        return int(self.entries.sum()) * self.shape.unit_bytes
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The fields of a put, one by one and as arrays with a row for each: entries, and bytes of an entry."""
+
+    each: tuple[Column, ...]
+    entries: Int64Array
+    unit_bytes: Int64Array
+    size_bytes: int
 
     @property
     def row_bytes(self) -> Int64Array:
-        return self.entries * self.shape.unit_bytes
+        return self.entries * self.unit_bytes
 
 
-def make_column(spec: ColumnSpec, n_rows: int, limits: Limits) -> Column:
-    """The column of n_rows rows that a caller describes. Refusal names the field, the row and the rule."""
+def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
+    """The columns of n_rows rows that a caller describes. Refusal names the field, the row and the rule."""
+    units = [_checked_unit_bytes(spec.name, spec.shape, limits) for spec in specs]
+    entries = np.empty((len(specs), n_rows), np.int64)
+    for column, spec in zip(entries, specs, strict=True):
+        column[:] = _row_entries(spec, n_rows)
+    _check_entries(specs, entries)
+    sums = entries.sum(axis=1).tolist()
+    each = tuple(
+        Column(spec.name, spec.shape, of_rows, total * unit)
+        for spec, of_rows, total, unit in zip(specs, entries, sums, units, strict=True)
+    )
+    return Columns(each, entries, np.array(units, np.int64)[:, None], sum(column.size_bytes for column in each))
+
+
+def _row_entries(spec: ColumnSpec, n_rows: int) -> Int64Array | int:
     name, shape, lengths = spec.name, spec.shape, spec.lengths
-    _check_shape(name, shape, limits)
     if shape.kind == "dense":
         if lengths is not None:
             raise Refusal(Reason.INVALID_REQUEST, f"field {name!r} is dense and must not carry row lengths", field=name)
-        return Column(name, shape, np.full(n_rows, shape.dense_entries, np.int64))
+        return shape.dense_entries
     if lengths is None or lengths.size != n_rows:
         got = 0 if lengths is None else lengths.size
         message = f"field {name!r} has {got} rows but the call names {n_rows} samples"
         raise Refusal(Reason.ROW_COUNT_MISMATCH, message, field=name, rows=got, samples=n_rows)
-    out_of_range = np.flatnonzero((lengths < 0) | (lengths > MAX_ENTRIES))
-    if out_of_range.size:
-        row = int(out_of_range[0])
-        message = f"field {name!r}, row {row}: length {lengths[row]} is not within 0 and {MAX_ENTRIES}"
+    return lengths
+
+
+def _check_entries(specs: Sequence[ColumnSpec], entries: Int64Array) -> None:
+    out_of_range = entries.view(np.uint64) > MAX_ENTRIES  # a negative length is a huge one here
+    if out_of_range.any():
+        column, row = divmod(int(out_of_range.argmax()), entries.shape[1])
+        name = specs[column].name
+        message = f"field {name!r}, row {row}: length {entries[column, row]} is not within 0 and {MAX_ENTRIES}"
         raise Refusal(Reason.INVALID_REQUEST, message, field=name, row=row)
-    return Column(name, shape, lengths)
 
 
-def _check_shape(name: str, shape: Shape, limits: Limits) -> None:
+def _checked_unit_bytes(name: str, shape: Shape, limits: Limits) -> int:
     if shape.kind not in KINDS:
         raise Refusal(Reason.INVALID_REQUEST, f"field {name!r} has no kind", field=name)
     if shape.kind == "object":
         if shape.dtype or shape.row_shape:
             message = f"field {name!r} is of kind object and must have neither element type nor row shape"
             raise Refusal(Reason.INVALID_REQUEST, message, field=name)
-        return
+        return 1
     if shape.dtype not in DTYPE_BYTES:
         raise Refusal(Reason.INVALID_REQUEST, f"field {name!r} has no element type", field=name)
     if len(shape.row_shape) > limits.max_dimensions:
@@ -156,5 +182,7 @@ def _check_shape(name: str, shape: Shape, limits: Limits) -> None:
             f"field {name!r} has {len(shape.row_shape)} dimensions a row; at most {limits.max_dimensions} are kept"
         )
         raise Refusal(Reason.INVALID_REQUEST, message, field=name)
-    if shape.dense_entries > MAX_ENTRIES or shape.unit_bytes > 1 << 40:
+    unit = shape.unit_bytes
+    if shape.dense_entries > MAX_ENTRIES or unit > 1 << 40:
         raise Refusal(Reason.INVALID_REQUEST, f"field {name!r}: rows of {shape} are too large", field=name)
+    return unit

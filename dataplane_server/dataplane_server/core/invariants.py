@@ -37,14 +37,17 @@ def check(state: State, claims: ClaimDesk, writes: Writes, reads: Reads) -> None
 def _check_rows(partition: Partition) -> None:
     rows = partition.rows
     slots = rows.all_slots()
-    _law(len(slots) == len(rows), "every id has one live slot")
+    _law(np.array_equal(np.sort(slots), np.flatnonzero(rows["alive"])), "every id has one live slot")
     _law(partition.rows_put_total == partition.rows_cleared_total + len(rows), "put = cleared + resident")
     _law(all(rows.find(rows.ids(slots)) == slots), "ids and slots name each other")
     per_token = [field for field in partition.fields.values() if field.per_token]
     for field in partition.fields.values():
         holding = slots[field.holds(slots)]
         _law(field.rows == len(holding), f"rows that hold field {field.name!r} are counted")
-        _law(field.size_bytes == int(field.locations(holding)[1].sum()), f"bytes of field {field.name!r} are counted")
+        sizes = field.entries(holding) * field.unit_bytes
+        _law(field.size_bytes == int(sizes.sum()), f"bytes of field {field.name!r} are counted")
+        lacking = slots[~field.holds(slots)]
+        _law(not field.entries(lacking).any(), f"rows without field {field.name!r} have no place for it")
     for field in per_token:
         holding = slots[field.holds(slots)]
         same = field.entries(holding) == rows["sequence_length"][holding]
@@ -71,10 +74,10 @@ def _check_view(partition: Partition, task: Task, view: View) -> None:
 
 
 def _check_free_ranges(space: Space) -> None:
-    ranges = sorted(space.free_ranges())
-    ends = [0, *(end for _, end in ranges)]
-    starts = [start for start, _ in ranges]
-    _law(all(a < b or a == b == 0 for a, b in zip(ends, starts, strict=False)), "free ranges are disjoint and maximal")
+    settled = sorted(space.free_ranges())
+    _law(all(a < b for (_, a), (b, _) in itertools.pairwise(settled)), "free ranges are disjoint and maximal")
+    ranges = sorted([*settled, *space.piled_ranges()])
+    _law(all(a <= b for (_, a), (b, _) in itertools.pairwise(ranges)), "nothing on the pile is free twice")
     _law(space.capacity - sum(end - start for start, end in ranges) == space.used, "used and free add up")
 
 
@@ -91,7 +94,8 @@ def _pieces(partition: Partition) -> list[tuple[int, int]]:
     pieces: list[tuple[int, int]] = []
     slots = partition.rows.all_slots()
     for field in partition.fields.values():
-        offsets, sizes = field.locations(slots[field.holds(slots)])
+        offsets, entries = field.locations(slots[field.holds(slots)])
+        sizes = entries * field.unit_bytes
         pieces.extend((o, n) for o, n in zip(offsets.tolist(), sizes.tolist(), strict=True) if n)
     return pieces
 

@@ -34,8 +34,10 @@ def check_sample_ids(sample_ids: Sequence[str], limits: Limits) -> None:
     if not 1 <= len(sample_ids) <= limits.max_rows_per_call:
         message = f"a call names 1 to {limits.max_rows_per_call} samples, this one {len(sample_ids)}"
         raise Refusal(Reason.INVALID_REQUEST, message)
-    for sample_id in sample_ids:
-        check_name("sample id", sample_id, limits)
+    lengths = set(map(len, sample_ids))
+    if min(lengths) < 1 or max(lengths) > limits.max_id_bytes or not "".join(sample_ids).isascii():
+        for sample_id in sample_ids:
+            check_name("sample id", sample_id, limits)
     check_distinct("sample id", sample_ids)
 
 

@@ -7,18 +7,33 @@ that a refused call leaves no trace.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from dataplane_server.core.calls import Definition, FieldInfo, PartitionInfo, ReadColumn, TaskInfo
-from dataplane_server.core.columns import Column, Int64Array, Shape
+from dataplane_server.core.columns import Column, Columns, Int64Array, Shape
 from dataplane_server.core.fields import Field
 from dataplane_server.core.limits import Limits
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.rows import RowTable, Slots, Tags
 from dataplane_server.core.sequence_lengths import check_sequence_lengths
-from dataplane_server.core.space import Run, Space, merged_runs
+from dataplane_server.core.space import Run, Space, column_runs
 from dataplane_server.core.tasks import Task
+
+_ROWS_AT_ONCE = 1 << 14
+"""Rows that are cleared in one step, which takes some hundred bytes for each of their values meanwhile."""
+
+
+class Checked(NamedTuple):
+    """What a check of a put found: the rows' slots (-1 for those yet to come), and each field's shape after the put."""
+
+    slots: Slots
+    shapes: Sequence[Shape]
+
+    @property
+    def new_rows(self) -> int:
+        return int(np.count_nonzero(self.slots < 0))
 
 
 class Partition:
@@ -64,14 +79,14 @@ class Partition:
         for task in self.tasks.values():
             task.drop_views(gone)
         for name in self.fields.keys() - set(definition.fields):
-            self.fields.pop(name).close()
+            del self.fields[name]
         self._adopt(definition)
         for task in self.tasks.values():
             task.reset()
 
     def _adopt(self, definition: Definition) -> None:
         self.definition = definition
-        used = {int(field.bit).bit_length() - 1 for field in self.fields.values()}
+        used = {field.index for field in self.fields.values()}
         indexes = iter(index for index in range(64) if index not in used)
         kept = self.fields
         self.fields = {}
@@ -79,6 +94,7 @@ class Partition:
             per_token = name in definition.per_token_fields
             self.fields[name] = kept.get(name) or Field(name, next(indexes), per_token, self.rows)
             self.fields[name].per_token = per_token
+        self.rows.places.set_width(1 + max(field.index for field in self.fields.values()))
         self.tasks = {name: self.tasks.get(name) or Task(name, self.rows) for name in definition.tasks}
 
     def field(self, name: str) -> Field:
@@ -97,51 +113,79 @@ class Partition:
         return self.tasks[name]
 
     def mask(self, names: Iterable[str]) -> int:
-        return sum({int(self.field(name).bit) for name in names})
+        return _mask([self.field(name) for name in names])
 
     # -- put -----------------------------------------------------------------------------------------------------------
 
     def check_put(
         self,
         sample_ids: Sequence[str],
-        columns: Sequence[Column],
+        columns: Columns,
         tags: Sequence[Tags] | None,
         sequence_lengths: Int64Array | None,
         limits: Limits,
-    ) -> int:
-        """Refuse what the rows contradict. Returns how many rows are new."""
-        for column in columns:
-            self.field(column.name).check(column, self.partition_id)
+    ) -> Checked:
+        """Refuse what the rows contradict."""
+        shapes = [self.field(column.name).check(column, self.partition_id) for column in columns.each]
         slots = self.rows.find_existing(sample_ids)
-        check_sequence_lengths(self.partition_id, self.fields, sample_ids, slots, columns, sequence_lengths)
-        for sample_id, slot, row_tags in zip(sample_ids, slots.tolist(), tags or (), strict=False):
+        check_sequence_lengths(self.partition_id, self.fields, sample_ids, slots, columns.each, sequence_lengths)
+        for sample_id, slot, row_tags in zip(sample_ids, slots.tolist() if tags else (), tags or (), strict=False):
             kept = self.rows.tags(slot)
             most = limits.max_tags_per_row
             if len(kept) + len(row_tags) > most and len(kept.keys() | row_tags.keys()) > most:
                 message = f"partition {self.partition_id!r}: sample {sample_id!r} would have more than {most} tags"
                 raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, sample_id=sample_id)
-        return int(np.count_nonzero(slots < 0))
+        return Checked(slots, shapes)
 
     def put(
         self,
         sample_ids: Sequence[str],
-        columns: Sequence[Column],
-        offsets: Sequence[Int64Array],
+        checked: Checked,
+        columns: Columns,
+        offsets: Int64Array,
         tags: Sequence[Tags] | None,
         sequence_lengths: Int64Array | None,
     ) -> int:
-        """Write a checked put, whose values lie at the offsets (one array a column). Returns how many rows are new."""
-        slots, created = self.rows.find_or_create(sample_ids)
+        """Write a put that was checked just now and whose values lie at the offsets (a row of the array for each
+        column). Returns how many rows are new.
+        """
+        slots = checked.slots
+        created = self.rows.create(sample_ids, slots)
         self.rows_put_total += created
-        for column, where in zip(columns, offsets, strict=True):
-            field = self.fields[column.name]
-            field.store(slots, column, where, field.check(column, self.partition_id))
-        self._store_sequence_lengths(slots, columns, sequence_lengths)
-        for slot, row_tags in zip(slots.tolist(), tags or (), strict=False):
+        if columns.each:
+            self._store(checked, columns, offsets, replaces=created < len(slots))
+        self._store_sequence_lengths(slots, columns.each, sequence_lengths)
+        for slot, row_tags in zip(slots.tolist() if tags else (), tags or (), strict=False):
             self.rows.merge_tags(slot, row_tags)
         for task in self.tasks.values():
             task.produced(slots)
         return created
+
+    def _store(self, checked: Checked, columns: Columns, offsets: Int64Array, *, replaces: bool) -> None:
+        """Point rows at new values; values that some of them held before are released."""
+        slots = checked.slots
+        fields = [self.fields[column.name] for column in columns.each]
+        if replaces:
+            self._release(slots, fields)
+        places = self.rows.places
+        places.store(places.at(_indexes(fields), slots), offsets, columns.entries)
+        self.rows["produced"][slots] |= np.uint64(_mask(fields))
+        for field, column, shape in zip(fields, columns.each, checked.shapes, strict=True):
+            field.shape = shape
+            field.rows += len(slots)
+            field.size_bytes += column.size_bytes
+
+    def _release(self, slots: Slots, fields: Sequence[Field]) -> int:
+        """Give back values of rows, of which some may hold none; the bytes given back. The words stay."""
+        indexes = _indexes(fields)
+        offsets, entries = self.rows.places.load(self.rows.places.at(indexes, slots))
+        sizes = entries * np.array([[field.unit_bytes] for field in fields])
+        self.rows.release_bytes(slots, offsets, sizes)
+        held = (self.rows["produced"][slots] >> indexes[:, None].astype(np.uint64)) & np.uint64(1)
+        for field, rows, released in zip(fields, held.sum(axis=1).tolist(), sizes.sum(axis=1).tolist(), strict=True):
+            field.rows -= rows
+            field.size_bytes -= released
+        return int(sizes.sum())
 
     def _store_sequence_lengths(self, slots: Slots, columns: Sequence[Column], given: Int64Array | None) -> None:
         stored = self.rows["sequence_length"]
@@ -156,29 +200,38 @@ class Partition:
 
     def plan_read(self, slots: Slots, names: Sequence[str]) -> tuple[tuple[ReadColumn, ...], tuple[Run, ...]]:
         """Layout and place of fields of rows. Refusal FIELD_NOT_PRODUCED names the first row that lacks one."""
-        columns, runs = [], []
-        for name in names:
-            field = self.field(name)
-            shape = self._produced_shape(field, slots)
-            columns.append(ReadColumn(name, shape, field.entries(slots)))
-            runs.extend(merged_runs(*field.locations(slots)))
-        return tuple(columns), tuple(runs)
+        fields = [self.field(name) for name in names]
+        shapes = self._produced_shapes(fields, slots)
+        offsets, entries = self.rows.places.load(self.rows.places.at(_indexes(fields), slots))
+        sizes = entries * np.array([[shape.unit_bytes] for shape in shapes])
+        columns = tuple(map(ReadColumn, names, shapes, entries))
+        return columns, tuple(column_runs(offsets, sizes))
 
-    def _produced_shape(self, field: Field, slots: Slots) -> Shape:
+    def _produced_shapes(self, fields: Sequence[Field], slots: Slots) -> list[Shape]:
+        """The shapes of fields that all of the rows hold."""
+        mask = np.uint64(_mask(fields))
+        shapes = [field.shape for field in fields if field.shape is not None]
+        if len(shapes) == len(fields) and ((self.rows["produced"][slots] & mask) == mask).all():
+            return shapes
+        raise next(self._not_produced(field, slots) for field in fields if not field.holds(slots).all())
+
+    def _not_produced(self, field: Field, slots: Slots) -> Refusal:
         lacking = np.flatnonzero(~field.holds(slots))
-        if field.shape is None or lacking.size:
-            first = self.rows.ids(slots[lacking[:1]])[0]
-            more = f" (nor have {lacking.size - 1} more of the call)" if lacking.size > 1 else ""
-            message = f"partition {self.partition_id!r}: sample {first!r} has not produced field {field.name!r}{more}"
-            metadata = {"partition_id": self.partition_id, "sample_id": first, "field": field.name}
-            raise Refusal(Reason.FIELD_NOT_PRODUCED, message, **metadata)
-        return field.shape
+        first = self.rows.ids(slots[lacking[:1]])[0]
+        more = f" (nor have {lacking.size - 1} more of the call)" if lacking.size > 1 else ""
+        message = f"partition {self.partition_id!r}: sample {first!r} has not produced field {field.name!r}{more}"
+        metadata = {"partition_id": self.partition_id, "sample_id": first, "field": field.name}
+        return Refusal(Reason.FIELD_NOT_PRODUCED, message, **metadata)
 
     # -- clear ---------------------------------------------------------------------------------------------------------
 
     def clear(self, slots: Slots) -> int:
         """Remove rows, whatever their state. Returns the bytes of their values."""
-        released = sum(field.release(slots[field.holds(slots)]) for field in self.fields.values())
+        pieces = [slots[begin : begin + _ROWS_AT_ONCE] for begin in range(0, len(slots), _ROWS_AT_ONCE)]
+        return sum(map(self._clear, pieces))
+
+    def _clear(self, slots: Slots) -> int:
+        released = self._release(slots, list(self.fields.values()))
         for task in self.tasks.values():
             task.forget(slots)
         self.rows.remove(slots)
@@ -206,3 +259,15 @@ class Partition:
             rows_put_total=self.rows_put_total,
             rows_cleared_total=self.rows_cleared_total,
         )
+
+
+def _indexes(fields: Sequence[Field]) -> Int64Array:
+    return np.array([field.index for field in fields], np.int64)
+
+
+def _mask(fields: Iterable[Field]) -> int:
+    """The bits of the fields, in a row's `produced`."""
+    mask = 0
+    for field in fields:
+        mask |= field.mask
+    return mask

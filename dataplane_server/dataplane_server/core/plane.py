@@ -154,7 +154,13 @@ class DataPlane:
 
     def holds_reservation(self, ticket: int) -> bool:
         """Whether bytes may still be copied into the runs of this reservation; ask before every copy."""
-        return ticket in self._writes.admission
+        return self._writes.holds_reservation(ticket)
+
+    def lend_reservation(self, ticket: int) -> None:
+        """The caller copies into the runs by itself, unasked: they stay its own until finish or abort_write, also when
+        a repeated request takes the place of this one.
+        """
+        self._writes.lend(ticket)
 
     def finish(self, ticket: int, now: float) -> PutResult | CommitResult:
         """Apply a write all of whose bytes are in place. Its reservation ends either way."""

@@ -2,8 +2,13 @@
 
 A row lives in a *slot*, a small integer that is reused after the row is gone. Whoever keeps a slot beyond one call
 keeps its generation too: (slot, generation) names one row for ever, as `stamp` and `still` do. Per-slot facts are
-columns of one capacity, so that a call over many rows is a few array operations and a row costs a few hundred bytes,
+columns of one capacity, so that a call over many rows is a few array operations and a row costs some hundred bytes,
 not objects.
+
+Capacity grows by an eighth, at most `_LONGEST_STEP` rows at a time, and the columns grow in place (the system moves
+pages, not bytes): little lies idle, and a million rows later a put is not held up for longer. So nobody may keep a
+column, nor a view of one, over `create`: it would point at memory that is no longer ours. Only `Partition.put` creates
+rows, and it does that first.
 
 Readers pin slots. A pinned row that is removed leaves its slot in limbo: its bytes and its slot become free when the
 last pin goes, not before, and nobody waits for that.
@@ -11,46 +16,54 @@ last pin goes, not before, and nobody waits for that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dataplane_server.core.columns import Int64Array
+from dataplane_server.core.places import Places
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.space import Space
+from dataplane_server.core.tags import TagPool
 
 Slots = npt.NDArray[np.int64]
 Tags = dict[str, str | int | float | bool | None]
 BoolArray = npt.NDArray[np.bool_]
-
 Generations = npt.NDArray[np.uint32]
 
 _NO_TAGS: Tags = {}
+_LONGEST_STEP = 1 << 16
 _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "alive": np.bool_,
     "generation": np.uint32,
     "produced": np.uint64,  # bit i: the row has produced the field of index i
-    "arrival": np.int64,
     "pins": np.int32,
     "sequence_length": np.int32,  # tokens, -1 where unknown
 }
+_OUTLIVE_THE_ROW = ("generation", "pins")
 
 
 class RowTable:
     """Slots of one partition. `space` is where the bytes of rows return to."""
 
     def __init__(self, partition_id: str, space: Space) -> None:
+        self.places = Places(space.capacity)
         self._partition_id = partition_id
         self._space = space
-        self._slot_of: dict[str, int] = {}
-        self._ids: list[str] = []
-        self._free: list[int] = []
-        self._tags: dict[int, Tags] = {}
-        self._owed: dict[int, list[tuple[int, int]]] = {}  # slot -> (offset, bytes) to free once it is unpinned
+        self._slot_of: dict[str, int] = {}  # in order of arrival
+        self._ids: list[str] = []  # of every slot that was ever used
+        self._free: list[int] = []  # slots that were used before
+        self._tags: list[Tags] = []  # by slot, as far as the last that ever had some
+        self._tag_pool = TagPool()
+        self._owed: dict[
+            int, list[tuple[Int64Array, Int64Array]]
+        ] = {}  # slot -> offsets and bytes to free once unpinned
+        self._capacity = 0
         self._columns: dict[str, npt.NDArray[Any]] = {}
-        self._arrivals = 0
         for name, dtype in _ROW_COLUMNS.items():
             self.add_column(name, dtype)
 
@@ -64,7 +77,7 @@ class RowTable:
 
     def add_column(self, name: str, dtype: npt.DTypeLike) -> None:
         """Add a zero-filled column; it grows with the table, so ask for it anew after anything that creates rows."""
-        self._columns[name] = np.zeros(len(self._ids), dtype)
+        self._columns[name] = np.zeros(self._capacity, dtype)
 
     def drop_column(self, name: str) -> None:
         del self._columns[name]
@@ -77,53 +90,54 @@ class RowTable:
     def find(self, sample_ids: Sequence[str]) -> Slots:
         """Slots of existing samples, in order. Refusal SAMPLE_NOT_FOUND names the first that is missing."""
         slots = self.find_existing(sample_ids)
-        missing = np.flatnonzero(slots < 0)
-        if missing.size:
+        if len(slots) and slots.min() < 0:
+            missing = np.flatnonzero(slots < 0)
             first = sample_ids[int(missing[0])]
             more = f" (and {missing.size - 1} more of the call)" if missing.size > 1 else ""
             message = f"partition {self._partition_id!r} has no sample {first!r}{more}"
             raise Refusal(Reason.SAMPLE_NOT_FOUND, message, partition_id=self._partition_id, sample_id=first)
         return slots
 
-    def find_existing(self, sample_ids: Iterable[str]) -> Slots:
+    def find_existing(self, sample_ids: Sequence[str]) -> Slots:
         """Slots of samples, -1 where there is none."""
-        get = self._slot_of.get
-        return np.array([get(sample_id, -1) for sample_id in sample_ids], np.int64)
+        return np.fromiter(map(self._slot_of.get, sample_ids, repeat(-1)), np.int64, len(sample_ids))
 
-    def find_or_create(self, sample_ids: Sequence[str]) -> tuple[Slots, int]:
-        """Slots of samples, in order, and how many of the samples are new."""
-        slots = self.find_existing(sample_ids)
+    def create(self, sample_ids: Sequence[str], slots: Slots) -> int:
+        """Give a slot to each sample for which `slots` (as found) has -1, there and then. Returns how many are new."""
         new = np.flatnonzero(slots < 0)
-        self._reserve(len(new))
-        for position in new.tolist():
-            slot = self._free.pop()
-            self._ids[slot] = sample_ids[position]
-            self._slot_of[sample_ids[position]] = slot
-            slots[position] = slot
-        created = slots[new]
+        if not len(new):
+            return 0
+        ids = list(map(sample_ids.__getitem__, new.tolist()))
+        taken = self._take_slots(len(new))
+        for slot, sample_id in zip(taken, ids, strict=True):
+            self._ids[slot] = sample_id
+        self._slot_of.update(zip(ids, taken, strict=True))
+        created = np.array(taken, np.int64)
+        slots[new] = created
         self._columns["alive"][created] = True
         self._columns["sequence_length"][created] = -1
-        self._columns["arrival"][created] = np.arange(self._arrivals, self._arrivals + len(new))
-        self._arrivals += len(new)
-        return slots, len(new)
+        return len(taken)
 
     def all_slots(self) -> Slots:
         """Every resident row, in order of arrival."""
-        slots = np.flatnonzero(self._columns["alive"])
-        return slots[np.argsort(self._columns["arrival"][slots], kind="stable")]
+        return np.fromiter(self._slot_of.values(), np.int64, len(self._slot_of))
 
     def ids(self, slots: Slots) -> list[str]:
-        return [self._ids[slot] for slot in slots.tolist()]
+        return list(map(self._ids.__getitem__, slots.tolist()))
 
     def remove(self, slots: Slots) -> None:
         """Remove rows whose bytes were released before; a pinned slot stays in limbo until it is unpinned."""
-        for slot in slots.tolist():
-            del self._slot_of[self._ids[slot]]
+        gone = slots.tolist()
+        _run(map(self._slot_of.__delitem__, map(self._ids.__getitem__, gone)))
+        for slot in gone:
             self._ids[slot] = ""
-            self._tags.pop(slot, None)
+        for slot in gone if self._tags else ():
+            if slot < len(self._tags):
+                self._tags[slot] = _NO_TAGS
         for name, column in self._columns.items():
-            if name not in ("generation", "pins"):
+            if name not in _OUTLIVE_THE_ROW:
                 column[slots] = 0
+        self.places.erase(slots)
         self._columns["generation"][slots] += 1
         self._free.extend(slots[self._columns["pins"][slots] == 0].tolist())
 
@@ -141,22 +155,31 @@ class RowTable:
     # -- tags ----------------------------------------------------------------------------------------------------------
 
     def tags(self, slot: int) -> Tags:
-        """The row's tags; not to be changed by the caller."""
-        return self._tags.get(slot, _NO_TAGS)
+        """The row's tags, none for slot -1; not to be changed by the caller."""
+        return self._tags[slot] if 0 <= slot < len(self._tags) else _NO_TAGS
+
+    def tags_of(self, slots: Slots) -> tuple[Tags, ...]:
+        """The tags of each row; not to be changed by the caller."""
+        if not self._tags:
+            return (_NO_TAGS,) * len(slots)
+        return tuple(map(self.tags, slots.tolist()))
 
     def merge_tags(self, slot: int, tags: Tags) -> None:
         if tags:
-            self._tags[slot] = {**self._tags.get(slot, _NO_TAGS), **tags}
+            self._tags.extend(repeat(_NO_TAGS, slot + 1 - len(self._tags)))
+            self._tags[slot] = self._tag_pool.own({**self._tags[slot], **tags} if self._tags[slot] else tags)
 
     # -- bytes and pins ------------------------------------------------------------------------------------------------
 
     def release_bytes(self, slots: Slots, offsets: Int64Array, sizes: Int64Array) -> None:
-        """Free one range of each row: now, or when the row is unpinned."""
+        """Free ranges of rows (one array row for each field): now, or when the row is unpinned."""
         pinned = self._columns["pins"][slots] > 0
-        for slot, offset, size in zip(*(a[pinned].tolist() for a in (slots, offsets, sizes)), strict=True):
-            if size:
-                self._owed.setdefault(slot, []).append((offset, size))
-        self._space.release_rows(offsets[~pinned], sizes[~pinned])
+        if pinned.any():
+            owing = np.flatnonzero(pinned & sizes.any(axis=0))
+            for slot, *owed in zip(slots[owing].tolist(), offsets.T[owing], sizes.T[owing], strict=True):
+                self._owed.setdefault(slot, []).append((owed[0], owed[1]))
+            offsets, sizes = offsets[:, ~pinned], sizes[:, ~pinned]
+        self._space.release_rows(offsets.ravel(), sizes.ravel())
 
     def pin(self, slots: Slots) -> None:
         self._columns["pins"][slots] += 1
@@ -164,24 +187,42 @@ class RowTable:
     def unpin(self, slots: Slots) -> None:
         """Undo one `pin`; what was owed to the space by rows that are no longer pinned is paid."""
         pins = self._columns["pins"]
-        pins[slots] -= 1
-        for slot in slots[pins[slots] == 0].tolist():
-            for offset, size in self._owed.pop(slot, ()):
-                self._space.release(offset, size)
-            if not self._columns["alive"][slot]:
-                self._free.append(slot)
+        left = pins[slots] - 1
+        pins[slots] = left
+        loose = slots[left == 0]
+        self._free.extend(loose[~self._columns["alive"][loose]].tolist())
+        if self._owed:
+            paid = [piece for slot in loose.tolist() for piece in self._owed.pop(slot, ())]
+            if paid:
+                offsets, sizes = zip(*paid, strict=True)
+                self._space.release_rows(np.concatenate(offsets), np.concatenate(sizes))
 
     @property
     def owed_bytes(self) -> int:
         """Bytes that readers still hold of rows that are gone or were overwritten."""
-        return sum(size for owed in self._owed.values() for _, size in owed)
+        return sum(int(sizes.sum()) for owed in self._owed.values() for _, sizes in owed)
 
-    def _reserve(self, count: int) -> None:
-        if count <= len(self._free):
+    # -- slots ---------------------------------------------------------------------------------------------------------
+
+    def _take_slots(self, count: int) -> list[int]:
+        """Slots that are free, those last used first."""
+        used, fresh = len(self._ids), max(0, count - len(self._free))
+        self._reserve(used + fresh)
+        taken = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - len(taken) :]
+        self._ids.extend(repeat("", fresh))
+        taken.extend(range(used, used + fresh))
+        return taken
+
+    def _reserve(self, rows: int) -> None:
+        if rows <= self._capacity:
             return
-        old = len(self._ids)
-        capacity = max(64, 2 * old, old + count)
-        self._ids.extend([""] * (capacity - old))
-        self._free.extend(range(capacity - 1, old - 1, -1))
-        for name, column in self._columns.items():
-            self._columns[name] = np.concatenate([column, np.zeros(capacity - old, column.dtype)])
+        capacity = max(rows, self._capacity + min(max(64, self._capacity // 8), _LONGEST_STEP))
+        self.places.grow(capacity)
+        for column in self._columns.values():
+            column.resize(capacity, refcheck=False)
+        self._capacity = capacity
+
+
+def _run(calls: map[Any]) -> None:
+    deque(calls, maxlen=0)

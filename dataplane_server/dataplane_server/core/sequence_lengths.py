@@ -36,9 +36,9 @@ def check_sequence_lengths(
     claims.extend((f"field {field.name!r} as stored", _stored(field, slots)) for field in kept)
     first_source, expected = claims[0]
     for source, lengths in claims[1:]:
-        wrong = np.flatnonzero((lengths != expected) & (lengths >= 0) & (expected >= 0))
-        if wrong.size:
-            row = int(wrong[0])
+        differ = lengths != expected
+        if differ.any() and (differ := differ & (lengths >= 0) & (expected >= 0)).any():
+            row = int(differ.argmax())
             message = (
                 f"partition {partition_id!r}, sample {sample_ids[row]!r}: {first_source} has {expected[row]} tokens, "
                 f"{source} has {lengths[row]}; fields declared per-token have one length a row"

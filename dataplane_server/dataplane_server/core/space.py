@@ -2,26 +2,32 @@
 
 Pure numbers; the bytes themselves lie in `storage`. A range is handed out at an 8-byte boundary and given back in any
 pieces, whole rows or runs of them, so clearing most rows of a put frees their bytes although a few stay. Free ranges
-are kept maximal (neighbours are merged at once). Those that contain an aligned offset are kept in bins, by the power
-of two of the bytes from that offset to their end, so that every range of a larger bin is long enough; the slivers
-between columns are in no bin.
+are kept maximal (neighbours are merged). Those that contain an aligned offset are kept in bins, by the power of two of
+the bytes from that offset to their end, so that every range of a larger bin is long enough; the slivers between columns
+are in no bin.
 
 Costs: allocate and free are O(1) dictionary work while a larger bin has a range; only a nearly full, fragmented arena
-makes `allocate` search a bin. Recently freed ranges are preferred: their pages are warm.
+makes `allocate` search a bin. Recently freed ranges are preferred: their pages are warm. Many ranges given back at once
+(thousands of rows that are not neighbours) go to a pile, in an array operation; the calls that follow settle it bit by
+bit, so that no call pays for all of it. Bytes on the pile count as free; whoever finds no room settles until there is.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dataplane_server.core.columns import Int64Array
 
+BoolArray = npt.NDArray[np.bool_]
 ALIGNMENT = 8
 _QUICK_LOOK = 16
+_AT_ONCE = 1024
 
 
 class Run(NamedTuple):
@@ -40,6 +46,8 @@ class Space:
         self._end_of: dict[int, int] = {}  # start of a free range -> its end
         self._start_of: dict[int, int] = {}  # end of a free range -> its start
         self._bins: list[dict[int, None]] = [{} for _ in range(capacity.bit_length() + 1)]
+        self._pile: list[tuple[Int64Array, Int64Array]] = []  # starts and ends of ranges to be merged in
+        self._piled = 0
         self._add(0, capacity)
 
     @property
@@ -53,45 +61,83 @@ class Space:
 
     def release(self, offset: int, size: int) -> None:
         """Give bytes back; they must be in use, and need not be a whole allocation."""
-        start, end = offset, offset + size
-        if end in self._end_of:
-            end = self._remove(end)
-        if start in self._start_of:
-            start = self._start_of[start]
-            self._remove(start)
-        self._add(start, end)
+        self._merge_in(offset, offset + size)
         self.used -= size
 
-    def allocate_rows(self, row_bytes: Int64Array) -> Int64Array | None:
-        """Offsets for rows of the given sizes, adjacent where a range is long enough for all; None when they do not
-        fit.
+    def allocate_columns(self, row_bytes: Int64Array) -> tuple[Int64Array, tuple[Run, ...]] | None:
+        """Offsets for the rows of columns (a column is a row of the array), and the runs that they make up in this
+        order. Rows of a column are adjacent where a range is long enough for all. None when they do not fit.
         """
-        total = int(row_bytes.sum())
-        if total == 0:
-            return np.zeros(len(row_bytes), np.int64)
-        base = self.allocate(total)
-        if base is not None:
-            return base + np.cumsum(row_bytes) - row_bytes
-        return self._scatter(row_bytes) if total <= self.free else None
+        offsets = row_bytes.cumsum(axis=1) - row_bytes
+        totals = row_bytes.sum(axis=1).tolist()
+        start = self._find(sum(map(align, totals)))
+        if start is None:
+            return self._allocate_one_by_one(row_bytes, offsets, totals)
+        bases = self._take_all(start, totals)
+        offsets += np.array(bases, np.int64)[:, None]
+        return offsets, tuple(Run(base, total) for base, total in zip(bases, totals, strict=True) if total)
+
+    def _allocate_one_by_one(
+        self, row_bytes: Int64Array, offsets: Int64Array, totals: list[int]
+    ) -> tuple[Int64Array, tuple[Run, ...]] | None:
+        """As allocate_columns, where no range is long enough for all columns. offsets: of rows within their column."""
+        runs: list[Run] = []
+        for column, total in enumerate(totals):
+            base = self.allocate(total) if total else 0
+            if base is not None:
+                offsets[column] += base
+                runs += [Run(base, total)] if total else []
+                continue
+            scattered = self._scatter(row_bytes[column]) if total <= self.free else None
+            if scattered is None:
+                self.release_rows(offsets[:column].ravel(), row_bytes[:column].ravel())
+                return None
+            offsets[column] = scattered
+            runs += merged_runs(scattered, row_bytes[column])
+        return offsets, tuple(runs)
 
     def release_rows(self, offsets: Int64Array, row_bytes: Int64Array) -> None:
         """Give back rows, in any order."""
-        order = np.argsort(offsets, kind="stable")
-        starts, lengths = _merge(offsets[order], row_bytes[order])
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            self.release(start, length)
+        starts, lengths = _merge(offsets, row_bytes)
+        if np.count_nonzero(starts[1:] < starts[:-1]):
+            order = np.argsort(starts, kind="stable")  # rows that were put together are in order for the most part
+            starts, lengths = _merge(starts[order], lengths[order])
+        self.used -= int(lengths.sum())
+        self._settle_some()
+        if len(starts) > _AT_ONCE:
+            self._pile.append((starts, starts + lengths))
+            self._piled += len(starts)
+        else:
+            self._merge_in_all(starts, starts + lengths)
 
     def free_ranges(self) -> Iterator[tuple[int, int]]:
-        """(start, end) of every free range, in no order."""
+        """(start, end) of every free range that is settled, in no order."""
         return iter(self._end_of.items())
 
+    def piled_ranges(self) -> Iterator[tuple[int, int]]:
+        """(start, end) of every range on the pile, which is free too but not merged with its neighbours."""
+        for starts, ends in self._pile:
+            yield from zip(starts.tolist(), ends.tolist(), strict=True)
+
     def _find(self, size: int) -> int | None:
+        """Where a free range begins that is long enough, counted from its first aligned offset."""
         if size > self.free:
             return None
+        start = self._find_settled(size)
+        while start is None and self._pile:
+            self._settle_some()
+            start = self._find_settled(size)
+        return start
+
+    def _find_settled(self, size: int) -> int | None:
         own = size.bit_length() - 1
-        quick = itertools.islice(reversed(self._bins[own]), _QUICK_LOOK)
-        larger = itertools.chain.from_iterable(reversed(b) for b in self._bins[own + 1 :])  # the first will do
-        for start in itertools.chain(quick, larger, self._bins[own]):
+        for start in itertools.islice(reversed(self._bins[own]), _QUICK_LOOK):
+            if size <= self._end_of[start] - align(start):
+                return start
+        for larger in self._bins[own + 1 :]:
+            if larger:
+                return next(reversed(larger))
+        for start in self._bins[own]:
             if size <= self._end_of[start] - align(start):
                 return start
         return None
@@ -123,15 +169,58 @@ class Space:
 
     def _take(self, start: int, size: int) -> int:
         """Take `size` bytes (perhaps none) from the free range that begins at `start`; it must be long enough."""
-        offset = align(start)
-        if size:
-            end = self._remove(start)
-            if offset > start:
+        return self._take_all(start, [size])[0]
+
+    def _take_all(self, start: int, sizes: list[int]) -> list[int]:
+        """Take aligned pieces one after the other from the free range that begins at `start`; where each begins."""
+        if not any(sizes):
+            return [0] * len(sizes)
+        end = self._remove(start)
+        offsets = []
+        for size in sizes:
+            offset = align(start)
+            offsets.append(offset)
+            if size and offset > start:
                 self._add(start, offset)
-            if offset + size < end:
-                self._add(offset + size, end)
-            self.used += size
-        return offset
+            if size:
+                start = offset + size
+        if start < end:
+            self._add(start, end)
+        self.used += sum(sizes)
+        return offsets
+
+    def _settle_some(self) -> None:
+        """Move ranges from the pile to the free ranges: a few, more if the pile is high."""
+        if not self._pile:
+            return
+        count = max(_AT_ONCE, self._piled // 16)
+        starts, ends = self._pile.pop()
+        if len(starts) > count:
+            self._pile.append((starts[:-count], ends[:-count]))
+            starts, ends = starts[-count:], ends[-count:]
+        self._piled -= len(starts)
+        self._merge_in_all(starts, ends)
+
+    def _merge_in_all(self, starts: Int64Array, ends: Int64Array) -> None:
+        end_of, start_of, bins = self._end_of, self._start_of, self._bins
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            if end in end_of or start in start_of:
+                self._merge_in(start, end)
+                continue
+            end_of[start] = end  # as _add, which would take as long again to call
+            start_of[end] = start
+            room = end - (start + ALIGNMENT - 1 & -ALIGNMENT)
+            if room > 0:
+                bins[room.bit_length() - 1][start] = None
+
+    def _merge_in(self, start: int, end: int) -> None:
+        """Add a range, one with its free neighbours."""
+        if end in self._end_of:
+            end = self._remove(end)
+        if start in self._start_of:
+            start = self._start_of[start]
+            self._remove(start)
+        self._add(start, end)
 
     def _add(self, start: int, end: int) -> None:
         self._end_of[start] = end
@@ -149,19 +238,40 @@ class Space:
         return end
 
 
+def column_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
+    """The bytes of rows of columns (a column is a row of the arrays), in that order and in as few runs as possible, no
+    run of two columns; empty pieces vanish.
+    """
+    begins = np.ones(offsets.shape, np.bool_)
+    np.not_equal(offsets[:, 1:], offsets[:, :-1] + sizes[:, :-1], out=begins[:, 1:])
+    if not sizes.all():  # what follows an empty piece cannot be told from it
+        return [run for column in zip(offsets, sizes, strict=True) for run in merged_runs(*column)]
+    return _runs(*_joined(offsets.ravel(), sizes.ravel(), begins.ravel()))
+
+
 def merged_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
     """The same bytes in the same order in as few runs as possible; empty pieces vanish."""
-    starts, lengths = _merge(offsets, sizes)
-    return list(map(Run, starts.tolist(), lengths.tolist()))
+    return _runs(*_merge(offsets, sizes))
 
 
 def _merge(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
-    keep = sizes > 0
-    offsets, sizes = offsets[keep], sizes[keep]
-    if not len(offsets):
-        return offsets, sizes
-    first = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1] + sizes[:-1])))
-    return offsets[first], np.add.reduceat(sizes, first)
+    if not sizes.all():
+        keep = np.flatnonzero(sizes)
+        offsets, sizes = offsets[keep], sizes[keep]
+    begins = np.ones(len(offsets), np.bool_)
+    np.not_equal(offsets[1:], offsets[:-1] + sizes[:-1], out=begins[1:])
+    return _joined(offsets, sizes, begins)
+
+
+def _joined(offsets: Int64Array, sizes: Int64Array, begins: BoolArray) -> tuple[Int64Array, Int64Array]:
+    """Pieces joined to those before them, but for those where a run begins."""
+    first = np.flatnonzero(begins)
+    return offsets[first], np.add.reduceat(sizes, first) if len(first) else sizes
+
+
+def _runs(starts: Int64Array, lengths: Int64Array) -> list[Run]:
+    pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
+    return list(map(tuple.__new__, repeat(Run), pairs))  # as Run._make, without a Python call for each
 
 
 def align(offset: int) -> int:

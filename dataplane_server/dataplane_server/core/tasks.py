@@ -10,17 +10,20 @@ Waiting claims queue at their view, first come first served. A view with nobody 
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from dataplane_server.core.columns import Int64Array
+from dataplane_server.core.ready_queue import ReadyQueue
 from dataplane_server.core.rows import RowTable, Slots
 
 UNTAKEN, CLAIMED, CONSUMED = 0, 1, 2
 MAX_VIEWS = 32
 _COMPACT_ABOVE = 1024
+_LOOK = 16
 _SLOT_BITS = 31
 _SLOT = (1 << _SLOT_BITS) - 1
 
@@ -43,30 +46,29 @@ class View:
         self.ready = 0
         self._rows = rows
         self._state_column = state_column
-        self._queue: deque[int] = deque()  # entries, see _entries; those that are no longer ready are skipped
+        self._queue = ReadyQueue()  # generation and slot of each row in one int; those no longer ready are skipped
         self._column = f"ready:{state_column}:{mask}"
         rows.add_column(self._column, np.bool_)
         self.add(rows.all_slots())
 
     def add(self, slots: Slots) -> None:
         """Take in those of the rows that are ready and not yet in the queue."""
-        fresh = slots[self._is_ready(slots) & ~self._rows[self._column][slots]]
-        self._enter(fresh)
-        self._queue.extend(self._entries(fresh))
+        self._queue.append(self._enter(slots))
 
     def give_back(self, slots: Slots) -> None:
         """Like add, but ahead of all rows that wait."""
-        fresh = slots[self._is_ready(slots) & ~self._rows[self._column][slots]]
-        self._enter(fresh)
-        self._queue.extendleft(reversed(self._entries(fresh)))
+        self._queue.prepend(self._enter(slots))
 
     def remove(self, slots: Slots) -> None:
         """Forget rows that were taken or cleared."""
         column = self._rows[self._column]
-        self.ready -= int(column[slots].sum())
+        self.ready -= int(np.count_nonzero(column[slots]))
         column[slots] = False
         if len(self._queue) > 2 * self.ready + _COMPACT_ABOVE:
-            self._queue = deque(dict.fromkeys(entry for entry in self._queue if self._is_queued(entry)))
+            entries = self._queue.first(len(self._queue))
+            kept = entries[self._standing(entries, len(entries))]
+            self._queue.clear()
+            self._queue.append(kept)
 
     def restart(self) -> None:
         """Queue all ready rows anew, in order of arrival."""
@@ -78,15 +80,18 @@ class View:
     def first(self, count: int) -> Slots:
         """Pop the first `count` ready rows, of which there must be so many; the caller marks them taken."""
         column = self._rows[self._column]
-        taken: list[int] = []
-        while len(taken) < count:
-            entry = self._queue.popleft()
-            if self._is_queued(entry):
-                slot = entry & _SLOT
-                column[slot] = False  # at once: a row given back earlier may stand in the queue twice
-                taken.append(slot)
+        taken: list[Slots] = []
+        missing = count
+        while missing:
+            entries = self._queue.first(max(missing, _LOOK))
+            standing = self._standing(entries, missing)
+            missing -= len(standing)
+            slots = entries[standing] & _SLOT
+            column[slots] = False  # at once: a row given back earlier may stand in the queue once more
+            taken.append(slots)
+            self._queue.drop(len(entries) if missing else int(standing[-1]) + 1)
         self.ready -= count
-        return np.array(taken, np.int64)
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     def next_waiter(self) -> Waiter | None:
         """The waiter at the head, if enough rows are ready for it."""
@@ -95,7 +100,9 @@ class View:
 
     def queued(self) -> list[int]:
         """Slots in the queue, in order."""
-        return [entry & _SLOT for entry in self._queue if self._is_queued(entry)]
+        entries = self._queue.first(len(self._queue))
+        slots: list[int] = (entries[self._standing(entries, len(entries))] & _SLOT).tolist()
+        return slots
 
     def close(self) -> None:
         self._rows.drop_column(self._column)
@@ -104,17 +111,24 @@ class View:
         produced = (self._rows["produced"][slots] & self.mask) == self.mask
         return np.asarray(produced & (self._rows[self._state_column][slots] == UNTAKEN))
 
-    def _is_queued(self, entry: int) -> bool:
-        slot = entry & _SLOT
-        return bool(self._rows[self._column][slot]) and int(self._rows["generation"][slot]) == entry >> _SLOT_BITS
+    def _standing(self, entries: Int64Array, most: int) -> Int64Array:
+        """Positions of the first `most` entries whose rows are still ready, each row once."""
+        slots = entries & _SLOT
+        ready = self._rows[self._column][slots] & (self._rows.stamp(slots) == entries >> _SLOT_BITS)
+        positions: Int64Array = ready.nonzero()[0]
+        if most > 1:
+            in_order = np.sort(slots[positions[:most]])
+            if np.count_nonzero(in_order[1:] == in_order[:-1]):
+                positions = positions[np.sort(np.unique(slots[positions], return_index=True)[1])]
+        return positions[:most]
 
-    def _enter(self, slots: Slots) -> None:
-        self._rows[self._column][slots] = True
-        self.ready += len(slots)
-
-    def _entries(self, slots: Slots) -> list[int]:
-        """A row's generation and slot in one int: a queue holds one entry a ready row."""
-        entries: list[int] = ((self._rows.stamp(slots).astype(np.int64) << _SLOT_BITS) | slots).tolist()
+    def _enter(self, slots: Slots) -> Int64Array:
+        """Mark those of the rows that are ready and not yet in the queue as being in it; their entries."""
+        column = self._rows[self._column]
+        fresh = slots[self._is_ready(slots) & ~column[slots]]
+        column[fresh] = True
+        self.ready += len(fresh)
+        entries: Int64Array = (self._rows.stamp(fresh).astype(np.int64) << _SLOT_BITS) | fresh
         return entries
 
 

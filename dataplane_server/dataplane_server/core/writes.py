@@ -15,10 +15,10 @@ from typing import TypeVar
 from dataplane_server.core.admission import Admission
 from dataplane_server.core.calls import Commit, CommitResult, Put, PutResult, Reservation, Waiting
 from dataplane_server.core.claims import ClaimDesk
-from dataplane_server.core.columns import Column, ColumnSpec, make_column
+from dataplane_server.core.columns import Columns, ColumnSpec, make_columns
 from dataplane_server.core.limits import Limits
 from dataplane_server.core.names import check_distinct, check_name, check_sample_ids, check_tags
-from dataplane_server.core.partition import Partition
+from dataplane_server.core.partition import Checked, Partition
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.sequence_lengths import check_given_lengths
 from dataplane_server.core.state import State, draining, superseded
@@ -32,7 +32,7 @@ _VERBS = {PutResult: "put", CommitResult: "commit"}
 class _UnderWay:
     call: Put | Commit
     partition_id: str
-    columns: tuple[Column, ...]
+    columns: Columns
 
 
 class Writes:
@@ -44,6 +44,7 @@ class Writes:
         self._claims = claims
         self._under_way: dict[int, _UnderWay] = {}
         self._ticket_of: dict[str, int] = {}  # request_id -> ticket
+        self._lent: set[int] = set()  # tickets of reservations that somebody fills whom we cannot stop
 
     def begin_put(self, put: Put, now: float) -> Reservation | Waiting | PutResult:
         """Reserve room for a put. A result means that this request was applied before."""
@@ -52,7 +53,7 @@ class Writes:
         check_sample_ids(put.sample_ids, self._state.limits)
         check_tags(put.sample_ids, put.tags, self._state.limits)
         check_given_lengths(put.sample_ids, put.sequence_lengths)
-        columns = make_columns(put.columns, len(put.sample_ids), self._state.limits)
+        columns = _columns(put.columns, len(put.sample_ids), self._state.limits)
         self._check_put(put, columns)
         return self._admit(put, put.partition_id, columns)
 
@@ -64,25 +65,33 @@ class Writes:
             result = CommitResult(self._claims.commit(commit.claim_id))
             self._supersede(commit.request_id)
             return self._remember(commit, result, now)
-        columns = make_columns(commit.columns, self._claims.size(commit.claim_id), self._state.limits)
-        partition = self._check_commit(commit, columns)
+        columns = _columns(commit.columns, self._claims.size(commit.claim_id), self._state.limits)
+        partition, _ = self._check_commit(commit, columns)
         return self._admit(commit, partition.partition_id, columns)
 
     def finish(self, ticket: int, now: float) -> PutResult | CommitResult:
         """Apply a write whose bytes have arrived. Refusal leaves nothing of it behind."""
         under_way = self._under_way.get(ticket)
-        if under_way is None:
-            raise superseded()
         try:
+            if under_way is None:
+                raise superseded()
             if isinstance(under_way.call, Put):
                 return self._finish_put(ticket, under_way.call, under_way.columns, now)
             return self._finish_commit(ticket, under_way.call, under_way.columns, now)
         finally:
             self.abort(ticket)
 
+    def lend(self, ticket: int) -> None:
+        """From now on the caller fills its room by itself: it stays the caller's until `finish` or `abort`."""
+        self._lent.add(ticket)
+
+    def holds_reservation(self, ticket: int) -> bool:
+        return ticket in self._under_way and ticket in self.admission
+
     def abort(self, ticket: int) -> None:
         """Forget a write that will not finish; its room is given back. Unknown tickets are fine."""
         self._forget(ticket)
+        self._lent.discard(ticket)
         self.admission.forfeit(ticket)
         self.admission.admit_waiting()
 
@@ -103,7 +112,7 @@ class Writes:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _admit(self, call: Put | Commit, partition_id: str, columns: tuple[Column, ...]) -> Reservation | Waiting:
+    def _admit(self, call: Put | Commit, partition_id: str, columns: Columns) -> Reservation | Waiting:
         self.admission.check_can_fit(columns)
         self._supersede(call.request_id)
         ticket = self._state.ticket()
@@ -115,36 +124,36 @@ class Writes:
         self._ticket_of[call.request_id] = ticket
         return reservation or Waiting(ticket)
 
-    def _finish_put(self, ticket: int, put: Put, columns: tuple[Column, ...], now: float) -> PutResult:
-        self._check_put(put, columns)
+    def _finish_put(self, ticket: int, put: Put, columns: Columns, now: float) -> PutResult:
+        checked = self._check_put(put, columns)
         partition = self._state.partition(put.partition_id)
         offsets = self.admission.redeem(ticket)
-        created = partition.put(put.sample_ids, columns, offsets, put.tags, put.sequence_lengths)
+        created = partition.put(put.sample_ids, checked, columns, offsets, put.tags, put.sequence_lengths)
         self._claims.serve(partition, now)
-        return self._remember(put, PutResult(created, sum(int(c.row_bytes.sum()) for c in columns)), now)
+        return self._remember(put, PutResult(created, columns.size_bytes), now)
 
-    def _finish_commit(self, ticket: int, commit: Commit, columns: tuple[Column, ...], now: float) -> CommitResult:
-        self._check_commit(commit, columns)
-        partition, sample_ids = self._claims.rows_of(commit.claim_id)
-        partition.put(sample_ids, columns, self.admission.redeem(ticket), None, None)
+    def _finish_commit(self, ticket: int, commit: Commit, columns: Columns, now: float) -> CommitResult:
+        partition, checked = self._check_commit(commit, columns)
+        partition.put((), checked, columns, self.admission.redeem(ticket), None, None)
         result = CommitResult(self._claims.commit(commit.claim_id))
         self._claims.serve(partition, now)
         return self._remember(commit, result, now)
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def _check_put(self, put: Put, columns: Sequence[Column]) -> None:
+    def _check_put(self, put: Put, columns: Columns) -> Checked:
         limits = self._state.limits
         partition = self._state.partition(put.partition_id)
-        new_rows = partition.check_put(put.sample_ids, columns, put.tags, put.sequence_lengths, limits)
-        if self._state.total_rows + new_rows > limits.max_rows:
+        checked = partition.check_put(put.sample_ids, columns, put.tags, put.sequence_lengths, limits)
+        new_rows = checked.new_rows
+        if new_rows and self._state.total_rows + new_rows > limits.max_rows:
             message = f"the server holds {self._state.total_rows} rows; at most {limits.max_rows} are kept"
             raise Refusal(Reason.LIMIT_REACHED, message, max_rows=limits.max_rows)
+        return checked
 
-    def _check_commit(self, commit: Commit, columns: Sequence[Column]) -> Partition:
+    def _check_commit(self, commit: Commit, columns: Columns) -> tuple[Partition, Checked]:
         partition, sample_ids = self._claims.rows_of(commit.claim_id)
-        partition.check_put(sample_ids, columns, None, None, self._state.limits)
-        return partition
+        return partition, partition.check_put(sample_ids, columns, None, None, self._state.limits)
 
     def _recall(self, call: Put | Commit, kind: type[R], now: float) -> R | None:
         answer = self._state.answers.recall(call.request_id, _VERBS[kind], now)
@@ -160,7 +169,10 @@ class Writes:
         earlier = self._ticket_of.get(request_id)
         if earlier is not None:
             self._state.fail(earlier, superseded())
-            self.abort(earlier)
+            if earlier in self._lent:
+                self._forget(earlier)
+            else:
+                self.abort(earlier)
 
     def _fail_waiting(self, tickets: Sequence[int], refusal: Refusal) -> None:
         for ticket in tickets:
@@ -175,9 +187,9 @@ class Writes:
             del self._ticket_of[under_way.call.request_id]
 
 
-def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> tuple[Column, ...]:
+def _columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
     """The columns of a write over n_rows rows, each checked by itself; refuses a field that stands twice."""
     for spec in specs:
         check_name("field name", spec.name, limits)
     check_distinct("field", [spec.name for spec in specs])
-    return tuple(make_column(spec, n_rows, limits) for spec in specs)
+    return make_columns(specs, n_rows, limits)

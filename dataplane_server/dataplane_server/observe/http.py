@@ -1,13 +1,19 @@
-"""The HTTP side: `/metrics` for Prometheus, `/healthz` for probes that cannot speak gRPC."""
+"""The HTTP side: `/metrics` for Prometheus, `/healthz` for probes that cannot speak gRPC.
+
+aiohttp is imported as the listener starts: a server without one goes without its 12 MB and its tenth of a second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from dataplane_server.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 
 class HttpSide:
@@ -16,22 +22,30 @@ class HttpSide:
     def __init__(self, metrics: Metrics, healthy: Callable[[], bool]) -> None:
         self._metrics = metrics
         self._healthy = healthy
-        app = web.Application()
-        app.add_routes([web.get("/metrics", self._serve_metrics), web.get("/healthz", self._serve_health)])
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port, which the system chooses where 0 was asked for."""
+        from aiohttp import web
+
+        app = web.Application()
+        app.add_routes([web.get("/metrics", self._serve_metrics), web.get("/healthz", self._serve_health)])
+        self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
         bound: int = self._runner.addresses[0][1]
         return bound
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        if self._runner is not None:
+            await self._runner.cleanup()
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
         return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _serve_health(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
         return web.Response(text="ok\n") if self._healthy() else web.Response(text="draining\n", status=503)
