@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-nightly test-gpu check lint types derived format bench proto clean
+.PHONY: help demo test test-core test-nightly test-soak test-gpu check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -19,11 +19,13 @@ $(VENV)/.torch: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	@touch $@
 
-$(VENV)/.demo: pyproject.toml | $(VENV)/.torch
+KERNELS := hatch_build.py client/dataplane_client/row_kernels/row_kernels.c
+
+$(VENV)/.demo: pyproject.toml $(KERNELS) | $(VENV)/.torch
 	$(BIN)/python -m pip install --quiet --group demo --editable '.[server,trainer]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/.demo
+$(VENV)/.dev: pyproject.toml $(KERNELS) | $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --group dev --editable '.[server,trainer]'
 	@touch $@
 
@@ -46,6 +48,9 @@ test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch
 
 test-nightly: $(VENV)/.dev  ## the core's state machine for many minutes, with other calls in every run
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/test_state_machine.py --timeout 7200
+
+test-soak: $(VENV)/.dev  ## the campaigns that take many minutes: clients killed by the hundred
+	$(BIN)/python -m pytest -m soak
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
@@ -71,10 +76,13 @@ proto: $(VENV)/.dev  ## generate the contract's modules and the blocking client
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py
 	$(BIN)/python scripts/unasync.py
 
-bench: $(VENV)/.dev  ## what a batch costs beside the floor of copying it, and how fast claims wake
-	$(BIN)/python benchmarks/round_trip.py
+BENCH_ARGS ?=
+
+bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the floor of copying and beside peers (about 12 minutes)
 	$(BIN)/python benchmarks/claim_wakeups.py
+	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
-	rm -rf $(VENV) $(VENV)-core runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-core $(VENV)-bench-* runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f client/dataplane_client/row_kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

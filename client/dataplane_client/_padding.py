@@ -11,23 +11,25 @@ import torch
 
 from dataplane_client._jagged import JaggedRows
 from dataplane_client._rows import pad_rows
+from dataplane_client.row_kernels import RowCopy
 
 _TWO_IN_A_BYTE = getattr(torch, "float4_e2m1fn_x2", None)
 
 
-def pad_jagged(field: str, rows: JaggedRows, pad_value: float, min_width: int) -> torch.Tensor:
-    """``(N, width, *trailing)`` with width the longest row, at least min_width."""
+def pad_jagged(field: str, rows: JaggedRows, pad_value: float, min_width: int, later: list[RowCopy]) -> torch.Tensor:
+    """``(N, width, *trailing)`` with width the longest row, at least min_width; later as in pad_rows."""
     width = max(int(rows.lengths.max(initial=0)), min_width)
-    return pad_rows(rows.values, rows.starts, rows.lengths, width, pad_element(field, rows.values.dtype, pad_value))
+    element = pad_element(field, rows.values.dtype, pad_value)
+    return pad_rows(rows.values, rows.starts, rows.lengths, width, element, later)
 
 
-def widen(field: str, tensor: torch.Tensor, pad_value: float, width: int) -> torch.Tensor:
-    """The tensor with dim 1 extended to width, which must not be smaller."""
+def widen(field: str, tensor: torch.Tensor, pad_value: float, width: int, later: list[RowCopy]) -> torch.Tensor:
+    """The tensor with dim 1 extended to width, which must not be smaller; later as in pad_rows."""
     n_rows, old_width = tensor.shape[:2]
     values = tensor.reshape(n_rows * old_width, *tensor.shape[2:])
     starts = np.arange(n_rows, dtype=np.int64) * old_width
     lengths = np.full(n_rows, old_width, np.int64)
-    return pad_rows(values, starts, lengths, width, pad_element(field, tensor.dtype, pad_value))
+    return pad_rows(values, starts, lengths, width, pad_element(field, tensor.dtype, pad_value), later)
 
 
 def pad_element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tensor:

@@ -7,6 +7,10 @@ padded to the same width, and the same offsets tensor, so they can be combined e
 
 ``N`` is the number of rows, ``S`` the padded width. Lengths are integer tensors of shape ``(N,)`` on any device; they
 are brought to the host once per call.
+
+On the CPU all fields of a call are copied together, on several threads. Results of 256 KiB and more lie in memory that
+is used again once they are gone (``warm_buffers``); as with every tensor made of an array, their storage cannot be
+resized.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from dataplane_client._object_leaves import (
 from dataplane_client._padding import pad_jagged, widen
 from dataplane_client._rows import Int64Array, gather_rows
 from dataplane_client.columns_layout import Layout
+from dataplane_client.row_kernels import RowCopy, copy_rows
 
 if TYPE_CHECKING:
     from dataplane_client.batched_data_dict import BatchedDataDict
@@ -72,11 +77,11 @@ def _host_lengths(lengths: torch.Tensor) -> Int64Array:
     return on_host
 
 
-def _nest(padded: torch.Tensor, split: RowSplit) -> torch.Tensor:
+def _nest(padded: torch.Tensor, split: RowSplit, later: list[RowCopy] | None = None) -> torch.Tensor:
     n_rows, width = padded.shape[:2]
     entries = padded.reshape(n_rows * width, *padded.shape[2:])
     starts = np.arange(n_rows, dtype=np.int64) * width
-    return build_jagged(gather_rows(entries, starts, split.lengths), split)
+    return build_jagged(gather_rows(entries, starts, split.lengths, later), split)
 
 
 def stack_or_nest(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -142,6 +147,16 @@ def pack_jagged_fields(
 
     Raises TypeError for any other type of field and ValueError for a field without N rows.
     """
+    packed, n_rows = packed_fields(fields, lengths, token_aligned_fields)
+    return TensorDict(packed, batch_size=[n_rows])
+
+
+def packed_fields(
+    fields: Mapping[str, torch.Tensor | ObjectArray],
+    lengths: torch.Tensor | None,
+    token_aligned_fields: set[str] | None,
+) -> tuple[dict[str, torch.Tensor | ObjectArray], int]:
+    """The same as pack_jagged_fields, as a plain dictionary, and N."""
     for name, val in fields.items():
         _check_packable(name, val)
     row_lengths = None if lengths is None else _host_lengths(lengths)
@@ -150,8 +165,9 @@ def pack_jagged_fields(
         _check_rows(name, val, n_rows)
     if row_lengths is not None:
         fields = _pack_per_token(fields, row_lengths, token_aligned_fields)
-    packed = {name: _detach_contiguous(val) if isinstance(val, torch.Tensor) else val for name, val in fields.items()}
-    return TensorDict(packed, batch_size=[n_rows])
+    return {
+        name: _detach_contiguous(val) if isinstance(val, torch.Tensor) else val for name, val in fields.items()
+    }, n_rows
 
 
 def _check_packable(name: str, val: object) -> None:
@@ -177,13 +193,15 @@ def _pack_per_token(
     fields: Mapping[str, torch.Tensor | ObjectArray], row_lengths: Int64Array, names: set[str] | None
 ) -> dict[str, torch.Tensor | ObjectArray]:
     splits: dict[torch.device, RowSplit] = {}
+    copies: list[RowCopy] = []
     packed = dict(fields)
     for name, val in fields.items():
         if not isinstance(val, torch.Tensor) or not _holds_longest(val, row_lengths):
             continue
         if val.shape[1] == row_lengths.max() if names is None else name in names:
             split = splits.setdefault(val.device, split_rows(row_lengths, val.device))
-            packed[name] = _nest(val.detach(), split)
+            packed[name] = _nest(val.detach(), split, copies)
+    copy_rows(copies)
     return packed
 
 
@@ -238,13 +256,15 @@ def materialize(
         raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
     pad_values = pad_value_dict or {}
     columns: dict[str, torch.Tensor | ObjectArray] = {}
+    copies: list[RowCopy] = []
     for name, leaf in td.items():
         if is_object_leaf(leaf):
             columns[name] = object_rows(name, leaf, _rows_of(td, leaf))
         elif isinstance(leaf, torch.Tensor):
-            columns[name] = _materialize_tensor(name, leaf, layout, pad_values.get(name, 0), pad_to_seqlen)
+            columns[name] = _materialize_tensor(name, leaf, layout, pad_values.get(name, 0), pad_to_seqlen, copies)
         else:
             raise TypeError(f"field {name!r}: unexpected leaf type {type(leaf).__name__}")
+    copy_rows(copies)
     return BatchedDataDict(columns)
 
 
@@ -256,10 +276,10 @@ def _rows_of(td: TensorDictBase, leaf: object) -> int:
 
 
 def _materialize_tensor(
-    name: str, leaf: torch.Tensor, layout: Layout, pad_value: float, pad_to_seqlen: int
+    name: str, leaf: torch.Tensor, layout: Layout, pad_value: float, pad_to_seqlen: int, later: list[RowCopy]
 ) -> torch.Tensor:
-    if leaf.is_nested:
-        return leaf if layout == "jagged" else pad_jagged(name, read_jagged(leaf, name), pad_value, pad_to_seqlen)
-    if leaf.dim() >= 2 and leaf.shape[1] < pad_to_seqlen:
-        return widen(name, leaf, pad_value, pad_to_seqlen)
+    if leaf.is_nested and layout != "jagged":
+        return pad_jagged(name, read_jagged(leaf, name), pad_value, pad_to_seqlen, later)
+    if not leaf.is_nested and leaf.dim() >= 2 and leaf.shape[1] < pad_to_seqlen:
+        return widen(name, leaf, pad_value, pad_to_seqlen, later)
     return leaf

@@ -1,0 +1,127 @@
+"""Both implementations against lists of bytes."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane_client.row_kernels import RowCopy, copy_rows, kernel_name
+from dataplane_client.row_kernels._copies import PATTERN_SIZES, CheckedCopies, Int64Array, check_copies
+from dataplane_client.row_kernels._native import copy_rows_in_c
+from dataplane_client.row_kernels._plain import copy_rows_in_numpy
+
+UNTOUCHED = 0xEE
+HUGE_ROW = 3_000_001
+
+compiled = pytest.mark.skipif(kernel_name != "c", reason="no compiled kernel")
+
+
+def in_c(threads: int) -> Callable[[CheckedCopies], object]:
+    return lambda checked: copy_rows_in_c(checked, threads)
+
+
+IMPLEMENTATIONS = [
+    pytest.param(copy_rows_in_numpy, id="numpy"),
+    pytest.param(in_c(1), id="c", marks=compiled),
+    pytest.param(in_c(3), id="c-3-threads", marks=compiled),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    gap: int
+    source_start: int
+    size: int
+    elements: int
+
+
+@st.composite
+def row_copies(draw: st.DrawFn) -> RowCopy:
+    """Rows at any alignment, in any order of their targets, from sources that may overlap, with fills or without."""
+    source = np.frombuffer(draw(st.binary(min_size=1, max_size=600)), np.uint8)
+    fill = draw(st.sampled_from(PATTERN_SIZES).flatmap(lambda size: st.binary(min_size=size, max_size=size)))
+    starts = st.integers(0, len(source))
+    rows = draw(
+        st.lists(st.builds(Row, st.integers(0, 3), starts, st.integers(0, 600), st.integers(0, 40)), max_size=8)
+    )
+    sizes = [min(row.size, len(source) - row.source_start) for row in rows]
+    fills = [row.elements * len(fill) for row in rows] if draw(st.booleans()) else None
+    target_starts, end = [0] * len(rows), 0
+    for index in draw(st.permutations(range(len(rows)))):
+        target_starts[index] = end + rows[index].gap
+        end = target_starts[index] + sizes[index] + (fills[index] if fills else 0)
+    skipped = draw(st.integers(0, 20))
+    target = np.full(end + skipped + 5, UNTOUCHED, np.uint8)[skipped:]
+    source_starts = numbers([row.source_start for row in rows])
+    filled = None if fills is None else numbers(fills)
+    return RowCopy(target, numbers(target_starts), source, source_starts, numbers(sizes), filled, fill)
+
+
+def numbers(values: list[int]) -> Int64Array:
+    return np.array(values, np.int64)
+
+
+def expected_target(copy: RowCopy) -> bytes:
+    target, source = bytearray(copy.target.tobytes()), copy.source.tobytes()
+    fills = [0] * len(copy.sizes) if copy.fills is None else copy.fills.tolist()
+    rows = zip(copy.target_starts.tolist(), copy.source_starts.tolist(), copy.sizes.tolist(), fills, strict=True)
+    for target_start, source_start, size, fill in rows:
+        row = source[source_start : source_start + size] + copy.fill * (fill // len(copy.fill))
+        target[target_start : target_start + len(row)] = row
+    return bytes(target)
+
+
+@pytest.mark.parametrize("copy_checked", IMPLEMENTATIONS)
+@given(copies=st.lists(row_copies(), max_size=4))
+def test_rows_and_fills_land_where_they_belong_and_nothing_else_changes(
+    copy_checked: Callable[[CheckedCopies], object], copies: list[RowCopy]
+) -> None:
+    expected = [expected_target(copy) for copy in copies]
+    copy_checked(check_copies(copies))
+    assert [copy.target.tobytes() for copy in copies] == expected
+
+
+@given(copies=st.lists(row_copies(), max_size=4), threads=st.none() | st.integers(1, 100))
+def test_the_public_call_gives_the_same(copies: list[RowCopy], threads: int | None) -> None:
+    expected = [expected_target(copy) for copy in copies]
+    copy_rows(copies, threads)
+    assert [copy.target.tobytes() for copy in copies] == expected
+
+
+@pytest.mark.parametrize("copy_checked", IMPLEMENTATIONS)
+def test_huge_rows_and_fills_are_cut_into_pieces_that_fit_together(
+    copy_checked: Callable[[CheckedCopies], object],
+) -> None:
+    copy = huge_copy()
+    expected = expected_target(copy)
+    copy_checked(check_copies([copy]))
+    assert copy.target.tobytes() == expected
+
+
+def huge_copy() -> RowCopy:
+    source = np.random.default_rng(0).integers(0, 256, HUGE_ROW + 5, np.uint8)
+    fills = numbers([16 * 40_000, 0, 16 * 20_001])
+    sizes = numbers([HUGE_ROW, 0, 777_777])
+    target_starts = np.cumsum(sizes + fills) - (sizes + fills) + 3
+    target = np.full(int((sizes + fills).sum()) + 9, UNTOUCHED, np.uint8)
+    return RowCopy(target, target_starts, source, numbers([5, 0, 1]), sizes, fills, bytes(range(1, 17)))
+
+
+@compiled
+def test_one_huge_row_is_shared_by_the_threads_asked_for() -> None:
+    assert copy_rows_in_c(check_copies([huge_copy()]), 3) == 3
+
+
+def test_several_threads_of_a_process_copy_at_once() -> None:
+    copies = [huge_copy() for _ in range(6)]
+    expected = expected_target(copies[0])
+    threads = [threading.Thread(target=copy_rows, args=([copy], 2)) for copy in copies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert all(copy.target.tobytes() == expected for copy in copies)

@@ -1,0 +1,79 @@
+"""Whatever lies outside the arrays, or is no array of the right kind, is refused before a byte is written."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dataplane_client.row_kernels import RowCopy, copy_rows
+
+HIGHEST = 2**63 - 1
+GOOD = RowCopy(
+    target=np.zeros(40, np.uint8),
+    target_starts=np.array([0, 20], np.int64),
+    source=np.ones(30, np.uint8),
+    source_starts=np.array([0, 10], np.int64),
+    sizes=np.array([10, 16], np.int64),
+    fills=np.array([8, 4], np.int64),
+    fill=b"\1\2\3\4",
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "row_1", "message"),
+    [
+        ("target_starts", -1, "negative"),
+        ("source_starts", -1, "negative"),
+        ("sizes", -1, "negative"),
+        ("fills", -4, "negative"),
+        ("target_starts", 25, "16 bytes from byte 25 on, but the target has 40"),
+        ("target_starts", 41, "the target has 40"),
+        ("target_starts", HIGHEST, "the target has 40"),
+        ("source_starts", 15, "16 bytes from byte 15 on, but the source has 30"),
+        ("source_starts", HIGHEST, "the source has 30"),
+        ("sizes", 21, "the source has 30"),
+        ("sizes", HIGHEST, "the source has 30"),
+        ("fills", 8, "8 bytes from byte 36 on, but the target has 40"),
+        ("fills", HIGHEST - 3, "the target has 40"),
+        ("fills", 3, "a fill of 3 bytes by elements of 4"),
+    ],
+)
+def test_a_row_outside_its_arrays_is_refused_by_copy_row_and_rule(column: str, row_1: int, message: str) -> None:
+    numbers = np.array([getattr(GOOD, column)[0], row_1], np.int64)
+    bad = dataclasses.replace(GOOD, target=GOOD.target.copy(), **{column: numbers})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"^copy 1, row 1: .*{message}"):
+        copy_rows([GOOD, bad])
+    assert not bad.target.any()
+    assert not GOOD.target.any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": np.zeros((4, 10), np.uint8)}, "target must be a contiguous 1-D uint8 array"),
+        ({"target": np.zeros(80, np.uint8)[::2]}, "target must be a contiguous"),
+        ({"target": np.zeros(40, np.int8)}, "target must be a contiguous 1-D uint8 array, got int8"),
+        ({"target": np.frombuffer(bytes(40), np.uint8)}, "target is read-only"),
+        ({"source": np.zeros(60, np.uint8)[::-2]}, "source must be a contiguous"),
+        ({"sizes": np.zeros((2, 1), np.int64)}, "sizes must be a 1-D int64 array"),
+        ({"source_starts": np.zeros(2, np.int32)}, "source_starts must be a 1-D int64 array .*got int32"),
+        ({"target_starts": np.zeros(3, np.int64)}, r"as long as sizes \(2\)"),
+        ({"fills": np.zeros(2)}, "fills must be a 1-D int64 array .*got float64"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(changes: dict[str, npt.NDArray[np.generic]], message: str) -> None:
+    with pytest.raises(TypeError, match=f"^copy 0: .*{message}"):
+        copy_rows([dataclasses.replace(GOOD, **changes)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fill", [b"", b"123", bytes(32)], ids=len)
+def test_a_fill_of_another_length_is_refused(fill: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^copy 0: fill must have one of"):
+        copy_rows([dataclasses.replace(GOOD, fill=fill)])
+
+
+def test_no_copies_and_no_rows_are_fine() -> None:
+    none = np.zeros(0, np.int64)
+    copy_rows([])
+    copy_rows([RowCopy(np.zeros(0, np.uint8), none, np.zeros(0, np.uint8), none, none, none)])
