@@ -14,15 +14,18 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent / "proto"
 PACKAGE = "rl_dataplane/v1"
+MESSAGES, SERVICE = ("python", "mypy"), ("grpc_python", "mypy_grpc")
+CONTENTS = {"data_plane.proto": (*MESSAGES, *SERVICE), "local.proto": MESSAGES}
 
 
 def generate(output_root: Path) -> None:
     """Write `*_pb2.py`, `*_pb2_grpc.py` and their stubs below output_root, at the paths of their package."""
     bundled = Path(grpc_tools.__file__).parent / "_proto"
-    out = [f"--{kind}={output_root}" for kind in ("python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out")]
-    status = protoc.main(["protoc", f"-I{ROOT}", f"-I{bundled}", *out, f"{PACKAGE}/data_plane.proto"])
-    if status != 0:
-        raise SystemExit(status)
+    for name, kinds in CONTENTS.items():
+        out = [f"--{kind}_out={output_root}" for kind in kinds]
+        status = protoc.main(["protoc", f"-I{ROOT}", f"-I{bundled}", *out, f"{PACKAGE}/{name}"])
+        if status != 0:
+            raise SystemExit(status)
 
 
 def stale_files() -> list[str]:
@@ -30,7 +33,7 @@ def stale_files() -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         fresh = {path.name: path.read_text() for path in (Path(scratch) / PACKAGE).iterdir()}
-    committed = {path.name: path.read_text() for path in (ROOT / PACKAGE).glob("data_plane_pb2*")}
+    committed = {path.name: path.read_text() for path in (ROOT / PACKAGE).glob("*_pb2*")}
     return sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
 
 

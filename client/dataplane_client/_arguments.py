@@ -7,7 +7,7 @@ for an integer. `where` begins each error's message and says which call it was. 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 
@@ -18,7 +18,11 @@ def checked_names(what: str, names: Iterable[str], where: str) -> list[str]:
     """Names of samples, fields or tasks as a list; a plain str is refused."""
     if isinstance(names, str):
         raise UnsupportedTypeError(f"{where}: {what}s are a sequence of str, got the str {names!r}")
-    return [checked_name(what, name, where) for name in names]
+    listed = list(names)
+    if not _all_plain(listed, str) or not _has_utf8("".join(listed)):
+        for name in listed:
+            checked_name(what, name, where)
+    return listed
 
 
 def one_or_more(what: str, names: Iterable[str], where: str) -> list[str]:
@@ -29,11 +33,22 @@ def one_or_more(what: str, names: Iterable[str], where: str) -> list[str]:
 def checked_name(what: str, name: str, where: str) -> str:
     if not isinstance(name, str):
         raise UnsupportedTypeError(f"{where}: a {what} is a str, got {type(name).__name__}")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgumentError(f"{where}: {what} {name!r} has no UTF-8 form") from None
+    if not _has_utf8(name):
+        raise InvalidArgumentError(f"{where}: {what} {name!r} has no UTF-8 form")
     return name
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _all_plain(values: Collection[object], kind: type) -> bool:
+    """Whether all are of exactly this type; checked at once, since batches have thousands of ids."""
+    return set(map(type, values)) <= {kind}
 
 
 def checked_count(what: str, count: int, where: str, *, least: int, most: int) -> int:
@@ -51,12 +66,14 @@ def checked_lengths(lengths: Sequence[int] | None, sample_ids: Sequence[str], wh
     if lengths is None:
         return None
     try:
-        checked = [operator.index(length) for length in lengths]
+        checked = list(lengths) if _all_plain(lengths, int) else [operator.index(length) for length in lengths]
     except TypeError as error:
         raise UnsupportedTypeError(f"{where}: sequence_lengths are ints: {error}") from None
     if len(checked) != len(sample_ids):
         message = f"{where}: {len(checked)} sequence_lengths, but the call names {len(sample_ids)} samples"
         raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
+    if min(checked, default=0) >= -1 and max(checked, default=0) <= _MAX_LENGTH:
+        return checked
     for sample_id, length in zip(sample_ids, checked, strict=True):
         if not -1 <= length <= _MAX_LENGTH:
             message = f"{where}: sample {sample_id!r}: sequence length {length} is not within -1 and {_MAX_LENGTH}"

@@ -12,6 +12,9 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.http2.bdp_probe", 0),  # gRPC's own estimate takes in far more of a stream than is being copied
+    ("grpc.http2.lookahead_bytes", 4 << 20),  # two chunks
+    ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.enable_retries", 0),  # our own retries keep the request_id and know the deadline
     ("grpc.use_local_subchannel_pool", 1),  # clients of one process do not share a connection's fate
 )

@@ -43,10 +43,24 @@ BY_CODE: dict[grpc.StatusCode, type[DataPlaneError]] = {
 """Statuses that do not stand here are InternalError."""
 
 
+_CODE_OF_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
 def translated(error: grpc.RpcError, verb: str, target: str) -> DataPlaneError:
-    """Our exception for a failed call; its message begins with the verb and names the server."""
+    """Our exception for a failed call over gRPC; its message begins with the verb and names the server."""
+    metadata: Any = error.trailing_metadata() or ()  # pairs, whatever the type stubs say
+    packed = next((value for key, value in metadata if key == _DETAILS_KEY), b"")
     code = error.code()
-    status = _status(error)
+    return _error(code, error.details() or code.name, status_pb2.Status.FromString(packed), verb, target)
+
+
+def refused(status: status_pb2.Status, verb: str, target: str) -> DataPlaneError:
+    """Our exception for a call over the local socket that was answered with a status."""
+    code = _CODE_OF_NUMBER.get(status.code, grpc.StatusCode.UNKNOWN)
+    return _error(code, status.message or code.name, status, verb, target)
+
+
+def _error(code: grpc.StatusCode, message: str, status: status_pb2.Status, verb: str, target: str) -> DataPlaneError:
     info, retry_after_s = error_details_pb2.ErrorInfo(), None
     for detail in status.details:
         retry = error_details_pb2.RetryInfo()
@@ -56,14 +70,5 @@ def translated(error: grpc.RpcError, verb: str, target: str) -> DataPlaneError:
             detail.Unpack(info)
     kind = BY_REASON.get(info.reason) or BY_CODE.get(code, InternalError)
     return kind(
-        f"{verb} at {target}: {error.details() or code.name}",
-        reason=info.reason,
-        details=info.metadata,
-        retry_after_s=retry_after_s,
+        f"{verb} at {target}: {message}", reason=info.reason, details=info.metadata, retry_after_s=retry_after_s
     )
-
-
-def _status(error: grpc.RpcError) -> status_pb2.Status:
-    metadata: Any = error.trailing_metadata() or ()  # pairs, whatever the type stubs say
-    packed = next((value for key, value in metadata if key == _DETAILS_KEY), b"")
-    return status_pb2.Status.FromString(packed)

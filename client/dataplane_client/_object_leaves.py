@@ -64,10 +64,10 @@ def object_rows(field: str, leaf: object, n_rows: int) -> ObjectArray:
     Raises ValueError, naming the field, if the leaf has another number of rows.
     """
     if isinstance(leaf, NonTensorStack):
-        return _filled(field, [_stack_item(item) for item in leaf.unbind(0)], n_rows)
+        return object_array(field, [_stack_item(item) for item in leaf.unbind(0)], n_rows)
     payload = unwrap_wire_stripped_payload(leaf)
     if not (isinstance(payload, np.ndarray) and payload.dtype == object):
-        return _filled(field, list(repeat(payload, n_rows)), n_rows)
+        return object_array(field, list(repeat(payload, n_rows)), n_rows)
     if payload.ndim != 1 or len(payload) != n_rows:
         raise ValueError(f"field {field!r}: object array of shape {payload.shape}, but there are {n_rows} rows")
     return payload
@@ -78,7 +78,7 @@ def _stack_item(item: object) -> object:
     return item.tolist() if isinstance(item, NonTensorStack) else unwrap_wire_stripped_payload(item)
 
 
-def _filled(field: str, items: Sequence[object], n_rows: int) -> ObjectArray:
+def object_array(field: str, items: Sequence[object], n_rows: int) -> ObjectArray:
     if len(items) != n_rows:
         raise ValueError(f"field {field!r}: {len(items)} objects, but there are {n_rows} rows")
     rows = np.empty(n_rows, object)

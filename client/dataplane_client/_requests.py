@@ -11,8 +11,9 @@ import msgpack
 from tensordict import TensorDict, TensorDictBase
 
 from dataplane_client._arguments import checked_count, checked_name, checked_names, one_or_more
-from dataplane_client._layouts import ColumnAssembler, column_message, int64_bytes, int64s
-from dataplane_client.columns_layout import WireColumn
+from dataplane_client._layouts import column_message, int64_bytes, int64s
+from dataplane_client._placement import Destination, PlacedColumn
+from dataplane_client.columns_layout import ColumnLayout, WireColumn
 from dataplane_client.errors import InternalError, InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.wire_columns import decode_columns, encode_columns
@@ -147,12 +148,28 @@ def claim_request(
     )
 
 
-def tensors(assembler: ColumnAssembler, n_rows: int) -> TensorDict:
-    """The columns of a read as a TensorDict of batch size [n_rows]."""
+def _adjoining(layout: ColumnLayout) -> None:
+    """Rows one after the other: how jagged tensors want every column."""
+
+
+COPIES = Destination(_adjoining)
+"""Columns for `tensors`, in memory of the caller's own."""
+
+VIEWS = Destination(_adjoining, views=True)
+"""Columns for `tensors`, where possible in memory that the server shares."""
+
+
+def tensors(columns: Sequence[PlacedColumn], n_rows: int) -> TensorDict:
+    """The columns of a read, their rows adjoining, as a TensorDict of batch size [n_rows]."""
     try:
-        return decode_columns(assembler.columns, n_rows)
+        return decode_columns([_wire_column(column) for column in columns], n_rows)
     except ValueError as error:
         raise InternalError(f"the server sent a column that cannot be decoded: {error}") from None
+
+
+def _wire_column(column: PlacedColumn) -> WireColumn:
+    layout = column.layout
+    return WireColumn(layout.name, layout.kind, layout.dtype, layout.row_shape, layout.lengths, column.values.data)
 
 
 def claimed_meta(

@@ -7,6 +7,8 @@ jagged and object columns.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -47,8 +49,8 @@ ITEM_SIZES: Final = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WireColumn:
-    """One field of one put or read. Holding a column keeps the memory under its values alive."""
+class ColumnLayout:
+    """How the rows of one field are shaped."""
 
     name: str
     kind: Kind
@@ -58,5 +60,39 @@ class WireColumn:
     """dense: the shape of one row; jagged: the shape of one entry, after the ragged dim; object: ()."""
     lengths: npt.NDArray[np.int64] | None
     """jagged: entries per row; object: msgpack bytes per row; dense: None."""
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a dense row, of a jagged row's entry, 1 for objects."""
+        return 1 if self.kind == "object" else math.prod(self.row_shape) * ITEM_SIZES[self.dtype]
+
+    def row_bytes(self, n_rows: int) -> npt.NDArray[np.int64]:
+        """Bytes of each row."""
+        if self.lengths is None:
+            return np.full(n_rows, self.unit_bytes, np.int64)
+        return self.lengths * self.unit_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WireColumn(ColumnLayout):
+    """One field of one put or read. Holding a column keeps the memory under its values alive."""
+
     values: memoryview
-    """The bytes of all rows, contiguous, one after the other, with no gaps."""
+    """The bytes of all rows, contiguous, one after the other, with no gaps, unless `starts` says otherwise."""
+    starts: npt.NDArray[np.int64] | None = None
+    """Where each row of a jagged column begins in values, in bytes, if they do not adjoin: rows of a padded tensor."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all rows."""
+        if self.starts is None or self.lengths is None:
+            return self.values.nbytes
+        return int(self.lengths.sum()) * self.unit_bytes
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The bytes of all rows, in as few views as there are gaps."""
+        if self.starts is None or self.lengths is None:
+            yield self.values
+            return
+        for start, size in zip(self.starts.tolist(), self.row_bytes(len(self.starts)).tolist(), strict=True):
+            yield self.values[start : start + size]

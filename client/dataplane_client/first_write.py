@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dataplane_client.codec import pack_jagged_fields
+from dataplane_client._padded_rows import with_padded_rows
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta, Tag
 
@@ -41,7 +41,7 @@ class FirstWrite:
         longest = max(self.lengths, default=0)
         self.pad_target = -(-longest // pad_to_multiple) * pad_to_multiple
         per_token = {name for name, value in batch.items() if _width(value, rows) in {longest, self.pad_target}}
-        self.packed = pack_jagged_fields(dict(batch), lengths=lengths, token_aligned_fields=per_token)
+        self.fields = with_padded_rows(batch, lengths, per_token)
 
     def receipt(self, meta: KVBatchMeta, task_name: str, extra_info: Mapping[str, object]) -> KVBatchMeta:
         """The meta of the put, for the task it is meant for."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+Transport = Literal["auto", "shm", "grpc"]
 
 _MAX_CHUNK_BYTES = 16 << 20
 
@@ -12,6 +15,8 @@ _MAX_CHUNK_BYTES = 16 << 20
 class ClientOptions:
     """Settings of one client; times in seconds, sizes in bytes.
 
+    transport: how values travel. "auto": through memory where the server shares it with this host, else over gRPC;
+        "shm": through memory, or PreconditionError; "grpc": over gRPC.
     timeout_s: deadline of a call that names none.
     connect_timeout_s: how long `connect` waits for the server to come up.
     chunk_bytes: size of the pieces in which values are sent; 1 to 4 MiB is best, 16 MiB the most a server accepts.
@@ -19,6 +24,7 @@ class ClientOptions:
         before, and a random half of it is left out so that clients do not return all at once.
     """
 
+    transport: Transport = "auto"
     timeout_s: float = 60.0
     connect_timeout_s: float = 30.0
     chunk_bytes: int = 2 << 20
@@ -26,7 +32,11 @@ class ClientOptions:
     max_backoff_s: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.transport not in get_args(Transport):
+            raise ValueError(f"transport must be one of {get_args(Transport)}, got {self.transport!r}")
         for setting in fields(self):
+            if setting.name == "transport":
+                continue
             value = getattr(self, setting.name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{setting.name} must be positive and finite, got {value!r}")

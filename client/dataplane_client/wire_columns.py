@@ -19,10 +19,12 @@ import numpy.typing as npt
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
+from dataplane_client._host_staging import on_host
 from dataplane_client._jagged import RowSplit, build_jagged, read_jagged, split_rows
 from dataplane_client._object_leaves import count_rows, is_object_leaf, object_rows, pack_objects, unpack_objects
+from dataplane_client._padded_rows import PaddedRows
 from dataplane_client._rows import Int64Array, bits
-from dataplane_client.columns_layout import WireColumn
+from dataplane_client.columns_layout import ColumnLayout, WireColumn
 from dataplane_client.dtypes import dtype_name, torch_dtype
 
 ByteArray = npt.NDArray[np.uint8]
@@ -50,7 +52,7 @@ def _count_rows(td: TensorDictBase | Mapping[str, object]) -> int:
             raise ValueError("a TensorDict without batch dims has no rows")
         return int(td.batch_size[0])
     for leaf in td.values():
-        rows = count_rows(leaf)
+        rows = len(leaf) if isinstance(leaf, PaddedRows) else count_rows(leaf)
         if rows is not None:
             return rows
     if td:
@@ -62,6 +64,8 @@ def _encode(name: str, leaf: object, n_rows: int) -> WireColumn:
     if is_object_leaf(leaf):
         lengths, packed = pack_objects(name, object_rows(name, leaf, n_rows))
         return WireColumn(name, "object", "", (), lengths, memoryview(packed))
+    if isinstance(leaf, PaddedRows):
+        return _encode_padded(name, leaf, n_rows)
     if not isinstance(leaf, torch.Tensor):
         raise TypeError(f"field {name!r}: a leaf of type {type(leaf).__name__} does not travel")
     dtype = dtype_name(leaf.dtype, name)
@@ -78,8 +82,18 @@ def _encode(name: str, leaf: object, n_rows: int) -> WireColumn:
     return WireColumn(name, "dense", dtype, tuple(leaf.shape[1:]), None, _bytes_of(name, leaf))
 
 
+def _encode_padded(name: str, leaf: PaddedRows, n_rows: int) -> WireColumn:
+    if len(leaf) != n_rows:
+        raise ValueError(f"field {name!r}: {len(leaf)} rows, but the batch has {n_rows} rows")
+    padded = leaf.padded
+    row_bytes = math.prod(padded.shape[1:]) * padded.dtype.itemsize
+    starts = np.arange(n_rows, dtype=np.int64) * row_bytes
+    dtype, row_shape = dtype_name(padded.dtype, name), tuple(padded.shape[2:])
+    return WireColumn(name, "jagged", dtype, row_shape, leaf.lengths, _bytes_of(name, padded), starts)
+
+
 def _bytes_of(name: str, tensor: torch.Tensor) -> memoryview:
-    flat: ByteArray = bits(tensor).contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+    flat: ByteArray = on_host(bits(tensor).contiguous()).numpy().reshape(-1).view(np.uint8)
     if tensor.dtype is torch.bool:
         _check_bools(name, flat)
     return flat.data.toreadonly()
@@ -142,13 +156,18 @@ def _tensor_on(column: WireColumn, n_entries: int) -> torch.Tensor:
     _check_nbytes(column, n_entries, math.prod(column.row_shape) * dtype.itemsize)
     if max(n_entries, 1) * math.prod(max(size, 1) for size in column.row_shape) * dtype.itemsize > _MAX_NBYTES:
         raise ValueError(f"field {column.name!r}: row shape {column.row_shape} is too large")
-    data = np.frombuffer(column.values, np.uint8)
+    return tensor_on(column, np.frombuffer(column.values, np.uint8), (n_entries, *column.row_shape))
+
+
+def tensor_on(layout: ColumnLayout, data: ByteArray, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of the layout's dtype on data, which must have as many bytes, or on a copy where torch cannot use it."""
+    dtype = torch_dtype(layout.dtype, layout.name)
     if dtype is torch.bool:
-        _check_bools(column.name, data)
+        _check_bools(layout.name, data)
     if not data.flags.writeable or data.ctypes.data % dtype.itemsize:
         data = data.copy()
     flat = torch.from_numpy(data) if len(data) else torch.empty(0, dtype=torch.uint8)  # an empty array has no stride
-    return flat.view(dtype).reshape(n_entries, *column.row_shape)
+    return flat.view(dtype).reshape(shape)
 
 
 def _check_nbytes(column: WireColumn, n_entries: int, entry_nbytes: int) -> None:

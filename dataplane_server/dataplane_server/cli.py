@@ -41,6 +41,9 @@ def serve(
     memory: Annotated[str, typer.Option(help="Budget for the bytes of stored values, e.g. 4GiB.")] = "4GiB",
     max_rows: Annotated[int, typer.Option(help="Rows kept at most.")] = Limits().max_rows,
     grace: Annotated[float, typer.Option(help="Seconds that calls under way may take after SIGTERM.")] = 20.0,
+    share_memory: Annotated[
+        bool, typer.Option(help="Let clients of this host exchange values through shared memory.")
+    ] = True,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve without encryption on addresses that other hosts can reach.")
     ] = False,
@@ -54,6 +57,7 @@ def serve(
             listen=tuple(listen or ServerConfig.listen),
             http=http or None,
             limits=Limits(memory_bytes=parse_size(memory), max_rows=max_rows),
+            share_memory=share_memory,
             insecure=insecure,
             drain_grace_s=grace,
         )

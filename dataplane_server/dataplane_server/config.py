@@ -15,6 +15,7 @@ class ServerConfig:
 
     listen: gRPC addresses, each `unix:///path` or `host:port` (port 0: the system chooses).
     http: `host:port` of /metrics and /healthz, or None for none.
+    share_memory: let clients of this host map the arena and exchange values through it, where the system can.
     insecure: serve without encryption or authentication on addresses that other hosts can reach.
     drain_grace_s: how long calls under way may take after SIGTERM, in seconds.
     """
@@ -22,6 +23,7 @@ class ServerConfig:
     listen: tuple[str, ...] = ("127.0.0.1:50051",)
     http: str | None = None
     limits: Limits = field(default_factory=Limits)
+    share_memory: bool = True
     insecure: bool = False
     drain_grace_s: float = 20.0
 

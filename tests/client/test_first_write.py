@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
+from dataplane_client._lent_room import joined
+from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.first_write import PAD_TARGET_KEY, FirstWrite
 from dataplane_client.meta import KVBatchMeta
+from dataplane_client.wire_columns import decode_columns, encode_columns
 
 IDS = ["a", "b", "c"]
 
@@ -27,27 +31,36 @@ def first_write(columns: dict[str, object], pad_to_multiple: int = 1) -> FirstWr
     return FirstWrite(columns, IDS, None, pad_to_multiple)  # type: ignore[arg-type]
 
 
+def stored(write: FirstWrite) -> TensorDict:
+    """What a reader gets of the fields."""
+    columns = [
+        WireColumn(c.name, c.kind, c.dtype, c.row_shape, c.lengths, memoryview(bytearray(joined([c]))))
+        for c in encode_columns(write.fields)
+    ]
+    return decode_columns(columns, len(IDS))
+
+
 def test_tensors_as_wide_as_the_longest_row_are_stored_by_their_lengths() -> None:
-    packed = first_write(batch()).packed
+    packed = stored(first_write(batch()))
     assert [row.tolist() for row in packed["input_ids"].unbind()] == [[0, 1], [4, 5, 6, 7], [8, 9, 10]]
     assert not packed["sample_mask"].is_nested
 
 
 def test_tensors_padded_to_the_multiple_are_stored_by_their_lengths() -> None:
     write = first_write(batch(8), 8)
-    assert [row.shape[0] for row in write.packed["input_ids"].unbind()] == [2, 4, 3]
+    assert [row.shape[0] for row in stored(write)["input_ids"].unbind()] == [2, 4, 3]
     assert write.pad_target == 8
 
 
 def test_tensors_of_another_width_are_stored_as_they_are() -> None:
-    packed = first_write(batch(embedding=torch.zeros(3, 6), pair=torch.zeros(3, 2))).packed
+    packed = stored(first_write(batch(embedding=torch.zeros(3, 6), pair=torch.zeros(3, 2))))
     assert packed["embedding"].shape == (3, 6)
     assert packed["pair"].shape == (3, 2)
 
 
 def test_objects_stay_objects() -> None:
     names = np.array(["x", "y", "z"], object)
-    assert list(first_write(batch(name=names)).packed["name"]) == ["x", "y", "z"]
+    assert stored(first_write(batch(name=names)))["name"] == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize(("multiple", "target"), [(1, 4), (3, 6), (4, 4), (64, 64)])

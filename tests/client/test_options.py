@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Literal
 
 import pytest
 
@@ -13,11 +14,11 @@ from dataplane_client.client import connect
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.options import ClientOptions
 
-SETTINGS = [setting.name for setting in dataclasses.fields(ClientOptions)]
+NUMBERS = [setting.name for setting in dataclasses.fields(ClientOptions) if setting.name != "transport"]
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")], ids=str)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", NUMBERS)
 def test_settings_must_be_positive_and_finite(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{setting} must be positive and finite, got {value}"):
         ClientOptions(**{setting: value})  # type: ignore[arg-type]
@@ -28,6 +29,21 @@ def test_chunks_are_whole_bytes_and_at_most_16_mib(value: float) -> None:
     with pytest.raises(ValueError, match=f"chunk_bytes must be an int of at most 16777216, got {value}"):
         ClientOptions(chunk_bytes=value)  # type: ignore[arg-type]
     assert ClientOptions(chunk_bytes=16 << 20).chunk_bytes == 16 << 20
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm", "grpc"])
+def test_values_travel_by_one_of_three_ways(transport: Literal["auto", "shm", "grpc"]) -> None:
+    assert ClientOptions(transport=transport).transport == transport
+
+
+def test_values_travel_by_the_best_way_unless_told_otherwise() -> None:
+    assert ClientOptions().transport == "auto"
+
+
+@pytest.mark.parametrize("transport", ["", "SHM", "tcp", "unix", None, 1, True])
+def test_another_way_is_refused_by_name(transport: object) -> None:
+    with pytest.raises(ValueError, match=rf"transport must be one of \('auto', 'shm', 'grpc'\), got {transport!r}"):
+        ClientOptions(transport=transport)  # type: ignore[arg-type]
 
 
 def test_connect_refuses_a_bad_setting_before_it_waits_for_the_server() -> None:

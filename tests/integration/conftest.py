@@ -23,10 +23,22 @@ from dataplane_server.core.limits import Limits
 from dataplane_server.testing import ServerThread, running_server
 
 
-@pytest.fixture(params=["tcp", "unix"])
-def listen(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=["tcp", "unix", "shm"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How clients reach the server: gRPC over one of two kinds of socket, or the memory that it shares."""
+    return str(request.param)
+
+
+@pytest.fixture
+def listen(way: str, tmp_path: Path) -> str:
     """Where the test's server is to listen."""
-    return "127.0.0.1:0" if request.param == "tcp" else f"unix://{tmp_path}/dataplane.sock"
+    return "127.0.0.1:0" if way == "tcp" else f"unix://{tmp_path}/dataplane.sock"
+
+
+@pytest.fixture
+def transport(way: str) -> str:
+    """How values are to travel."""
+    return "shm" if way == "shm" else "grpc"
 
 
 @pytest.fixture
@@ -37,16 +49,16 @@ def address(listen: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(address: str) -> Iterator[DataPlaneClient]:
+def client(address: str, transport: str) -> Iterator[DataPlaneClient]:
     """A blocking client of it."""
-    with connect(address, timeout_s=20.0) as client:
+    with connect(address, timeout_s=20.0, transport=transport) as client:
         yield client
 
 
 @pytest.fixture
-async def async_client(address: str) -> AsyncIterator[aio.AsyncDataPlaneClient]:
+async def async_client(address: str, transport: str) -> AsyncIterator[aio.AsyncDataPlaneClient]:
     """An asynchronous client of it."""
-    async with await aio.connect(address, timeout_s=20.0) as client:
+    async with await aio.connect(address, timeout_s=20.0, transport=transport) as client:
         yield client
 
 
@@ -70,9 +82,9 @@ def small_server(start_server: Callable[..., ServerThread]) -> ServerThread:
 
 
 @pytest.fixture
-def small_client(small_server: ServerThread) -> Iterator[DataPlaneClient]:
+def small_client(small_server: ServerThread, transport: str) -> Iterator[DataPlaneClient]:
     """A client of `small_server`."""
-    with connect(small_server.addresses[0], timeout_s=20.0) as client:
+    with connect(small_server.addresses[0], timeout_s=20.0, transport=transport) as client:
         yield client
 
 

@@ -144,9 +144,9 @@ def test_claims_that_wait_are_served_first_come_first_served(
 
 
 def test_a_caller_that_goes_away_takes_no_rows(
-    address: str, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    address: str, transport: str, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
-    with connect(address) as other:
+    with connect(address, transport=transport) as other:
         gone = threads.submit(other.claim, "p", "train", ["a"], 1)
         eventually(lambda: flow.server_status().waiting_claims == 1)
     assert gone.exception(20) is not None

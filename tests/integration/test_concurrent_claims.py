@@ -67,10 +67,10 @@ def test_each_row_is_committed_exactly_once_among_50_claimers(
 
 
 def test_each_row_is_claimed_once_by_50_clients_that_wait_for_one_row_each(
-    address: str, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    address: str, transport: str, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
     def one_row() -> str:
-        with connect(address) as own, own.claim("p", "train", ["a"], 1) as claim:
+        with connect(address, transport=transport) as own, own.claim("p", "train", ["a"], 1) as claim:
             return claim.meta.sample_ids[0]
 
     claimers = [threads.submit(one_row) for _ in range(CLAIMERS)]

@@ -26,7 +26,11 @@ from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.boundary import Boundary
+from dataplane_server.service.local_calls import LocalCalls
+from dataplane_server.service.local_endpoint import LocalEndpoint
+from dataplane_server.service.local_methods import local_methods
 from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -63,23 +67,31 @@ class Refusing(DataPlaneServicer):
             raise ZeroDivisionError("a secret of the server")
         raise Refusal(Reason[request.partition_id], "why it is so", sample_id="s")
 
-    async def ReadColumns(self, request: object, context: object) -> AsyncIterator[pb.ReadColumnsResponse]:  # noqa: N802
-        yield pb.ReadColumnsResponse()
+    async def ReadColumns(self, request: object, context: object) -> AsyncIterator[bytes]:  # type: ignore[override]  # noqa: N802
+        column = pb.Column(name="x", kind=pb.FIELD_KIND_DENSE, data_type=pb.DATA_TYPE_INT8)
+        yield pb.ReadColumnsResponse(header=pb.ReadColumnsHeader(columns=[column])).SerializeToString()
         raise Refusal(Reason.SAMPLE_NOT_FOUND, "in the middle of the stream")
 
 
-@pytest.fixture
-async def refusing() -> AsyncIterator[aio.AsyncDataPlaneClient]:
+@pytest.fixture(params=["grpc", "shm"])
+async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDataPlaneClient]:
     """A client of a server that refuses."""
-    plane = DataPlane(Limits())
-    metrics = Metrics(plane)
+    plane, arena = DataPlane(Limits()), Arena(4096, shared=True)
+    shell, metrics = Shell(plane), Metrics(plane)
+    servicer = Refusing(shell, arena, metrics)
+    local = LocalEndpoint(shell, arena, metrics, local_methods(LocalCalls(shell, arena, metrics), servicer))
+    local.listen_abstract()
+    servicer.share_memory(arena.nonce, local.abstract_name)
     server = grpc.aio.server(interceptors=[Boundary(metrics)])
-    pb_grpc.add_DataPlaneServiceServicer_to_server(Refusing(plane, Arena(4096), metrics), server)
+    pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with await aio.connect(f"127.0.0.1:{port}", timeout_s=0.2) as client:
+    async with await aio.connect(f"127.0.0.1:{port}", timeout_s=0.2, transport=request.param) as client:
         yield client
     await server.stop(0)
+    await local.drain(0)
+    await local.close()
+    arena.close()
 
 
 def test_every_reason_is_expected_as_something() -> None:
@@ -97,6 +109,7 @@ async def test_a_refusal_arrives_as_its_error(refusing: aio.AsyncDataPlaneClient
     assert (error.retry_after_s is not None) is (reason in RETRIED_LATER)
 
 
+@pytest.mark.parametrize("refusing", ["grpc"], indirect=True)
 async def test_a_refusal_in_the_middle_of_a_stream_arrives_too(refusing: aio.AsyncDataPlaneClient) -> None:
     with pytest.raises(NotFoundError, match="in the middle of the stream"):
         await refusing.get_samples(["s"], "p", ["x"])

@@ -16,11 +16,11 @@ Eventually = Callable[[Callable[[], object]], None]
 CLAIMERS = 200
 
 
-async def wait_for_rows(address: str, connected: list[int], claimed: list[str]) -> None:
+async def wait_for_rows(address: str, transport: str, connected: list[int], claimed: list[str]) -> None:
     """200 clients with a connection each, every one of which waits for one row and commits it."""
 
     async def claimer(number: int) -> None:
-        async with await aio.connect(address) as client:
+        async with await aio.connect(address, transport=transport) as client:
             connected.append(number)
             async with await client.claim("p", "train", ["x"], 1) as claim:
                 claimed.extend(claim.meta.sample_ids)
@@ -29,17 +29,17 @@ async def wait_for_rows(address: str, connected: list[int], claimed: list[str]) 
 
 
 def test_200_waiting_clients_get_one_row_each_while_puts_reads_and_other_claims_go_on(
-    address: str, client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    address: str, transport: str, client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
     client.register_partition("p", ["x", "y"], CLAIMERS, ["train", "eval"])
     connected: list[int] = []
     claimed: list[str] = []
-    waiting = threads.submit(asyncio.run, wait_for_rows(address, connected, claimed))
+    waiting = threads.submit(asyncio.run, wait_for_rows(address, transport, connected, claimed))
     eventually(lambda: client.server_status().waiting_claims == CLAIMERS)
     assert len(connected) == CLAIMERS
 
     ids = [f"s{row}" for row in range(CLAIMERS)]
-    with connect(address) as producer:
+    with connect(address, transport=transport) as producer:
         for begin in range(0, CLAIMERS, 20):
             producer.put_samples(ids[begin : begin + 20], "p", {"y": torch.zeros(20)})
             assert producer.get_samples(ids[begin : begin + 20], "p", ["y"])["y"].shape == (20,)

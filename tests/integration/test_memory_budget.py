@@ -132,8 +132,10 @@ def test_commits_that_wait_are_admitted_too(
     assert commit.result(20) == 1
 
 
-async def test_the_asynchronous_client_waits_for_space_without_blocking_its_loop(small_server: ServerThread) -> None:
-    async with await aio.connect(small_server.addresses[0]) as client:
+async def test_the_asynchronous_client_waits_for_space_without_blocking_its_loop(
+    small_server: ServerThread, transport: str
+) -> None:
+    async with await aio.connect(small_server.addresses[0], transport=transport) as client:
         await client.register_partition("p", ["x"], 0, [])
         await client.put_samples(["full"], "p", rows(1, BUDGET))
         put = asyncio.create_task(client.put_samples(["a"], "p", rows(1, BUDGET)))
@@ -167,10 +169,14 @@ def test_those_behind_a_put_that_gives_up_are_admitted(
 
 
 def test_a_caller_that_goes_away_leaves_the_queue(
-    small_server: ServerThread, small_client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    small_server: ServerThread,
+    small_client: DataPlaneClient,
+    transport: str,
+    threads: ThreadPoolExecutor,
+    eventually: Eventually,
 ) -> None:
     fill(small_client)
-    with connect(small_server.addresses[0]) as other:
+    with connect(small_server.addresses[0], transport=transport) as other:
         put = threads.submit(other.put_samples, ["large"], "p", rows(1, 50 * KIB))
         eventually(lambda: small_client.server_status().waiting_puts == 1)
     assert isinstance(put.exception(20), DataPlaneError)

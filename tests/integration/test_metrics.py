@@ -23,14 +23,20 @@ IDS = ["a", "b", "c", "d"]
 BYTES = 4 * 11 * 4
 
 
+@pytest.fixture(params=["tcp", "shm"])
+def way(request: pytest.FixtureRequest) -> str:
+    """The kind of socket does not show."""
+    return str(request.param)
+
+
 @pytest.fixture
 def server(start_server: Callable[..., ServerThread]) -> ServerThread:
     return start_server(http="127.0.0.1:0", memory_bytes=1 << 20)
 
 
 @pytest.fixture
-def flow(server: ServerThread) -> Iterator[DataPlaneClient]:
-    with connect(server.addresses[0], timeout_s=20.0) as client:
+def flow(server: ServerThread, transport: str) -> Iterator[DataPlaneClient]:
+    with connect(server.addresses[0], timeout_s=20.0, transport=transport) as client:
         client.register_partition("p", ["x", "y"], 4, ["train"])
         yield client
 
@@ -77,7 +83,6 @@ MOVED: dict[str, tuple[dict[str, str], float]] = {
     "dataplane_memory_budget_bytes": ({}, 1 << 20),
     "dataplane_partitions": ({}, 1),
     "dataplane_open_claims": ({}, 0),
-    "dataplane_call_seconds_count": ({"verb": "ReadColumns"}, 2),
 }
 
 
@@ -92,10 +97,28 @@ def test_rows_of_a_task_are_counted_by_state(after_traffic: ServerThread, state:
     assert value(after_traffic, "dataplane_task_rows", partition="p", task="train", state=state) == rows
 
 
-def test_calls_are_counted_by_verb_and_code_and_refusals_by_reason(after_traffic: ServerThread) -> None:
-    assert value(after_traffic, "dataplane_calls_total", verb="PutSamples", code="OK") == 1
-    assert value(after_traffic, "dataplane_calls_total", verb="ReadColumns", code="OK") == 1
-    assert value(after_traffic, "dataplane_calls_total", verb="ReadColumns", code="NOT_FOUND") == 1
+@pytest.mark.parametrize(
+    ("verb", "code"), [("PutSamples", "OK"), ("ReadColumns", "OK"), ("ReadColumns", "NOT_FOUND"), ("CommitClaim", "OK")]
+)
+def test_calls_are_counted_by_verb_transport_and_code(
+    after_traffic: ServerThread, transport: str, verb: str, code: str
+) -> None:
+    assert value(after_traffic, "dataplane_calls_total", verb=verb, transport=transport, code=code) == 1
+
+
+def test_the_seconds_of_calls_are_counted_by_verb_and_transport(after_traffic: ServerThread, transport: str) -> None:
+    assert value(after_traffic, "dataplane_call_seconds_count", verb="ReadColumns", transport=transport) == 2
+
+
+def test_clients_that_map_the_memory_are_counted(
+    server: ServerThread, flow: DataPlaneClient, eventually: Eventually
+) -> None:
+    assert value(server, "dataplane_attached_clients") == (1 if flow.transport == "shm" else 0)
+    flow.close()
+    eventually(lambda: value(server, "dataplane_attached_clients") == 0)
+
+
+def test_refusals_are_counted_by_reason(after_traffic: ServerThread) -> None:
     assert value(after_traffic, "dataplane_refusals_total", verb="ReadColumns", reason="SAMPLE_NOT_FOUND") == 1
 
 

@@ -145,14 +145,14 @@ def test_a_put_that_names_a_sample_twice_is_refused_and_leaves_no_ghost(flow: Da
 
 
 def test_two_loader_workers_deliver_every_row_once(
-    address: str, flow: DataPlaneClient, threads: ThreadPoolExecutor
+    address: str, transport: str, flow: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     ids = [f"s{row}" for row in range(32)]
     flow.put_samples(ids, "p", {"a": torch.arange(32)})
 
     def worker() -> list[int]:
         got: list[int] = []
-        with connect(address) as own:
+        with connect(address, transport=transport) as own:
             while len(got) < 16:
                 with own.claim("p", "train", ["a"], 4) as claim:
                     got += own.get_data(claim.meta)["a"].tolist()

@@ -21,13 +21,14 @@ DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}
 FIELDS = [f"{kind}.{name}" for kind in ("dense", "jagged") for name in DTYPES]
 
 
-@pytest.fixture(scope="module", params=["tcp", "unix"])
+@pytest.fixture(scope="module", params=["tcp", "unix", "shm"])
 def shared_client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DataPlaneClient]:
     """One server for the tests of this module; every test begins with a new partition."""
-    listen = {"tcp": "127.0.0.1:0", "unix": f"unix://{tmp_path_factory.mktemp('socket')}/dataplane.sock"}[request.param]
-    with running_server(listen=listen) as address, connect(address) as client:
+    listen = "127.0.0.1:0" if request.param == "tcp" else f"unix://{tmp_path_factory.mktemp('socket')}/dataplane.sock"
+    transport = "shm" if request.param == "shm" else "grpc"
+    with running_server(listen=listen) as address, connect(address, transport=transport) as client:
         yield client
 
 
@@ -148,20 +149,20 @@ def test_rows_come_back_in_the_order_of_the_request(shared_client: DataPlaneClie
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 997, 1 << 16, 16 << 20], ids=lambda size: f"{size} bytes")
-def test_the_size_of_chunks_does_not_show(address: str, chunk_bytes: int) -> None:
+def test_the_size_of_chunks_does_not_show(address: str, transport: str, chunk_bytes: int) -> None:
     rows = 2 if chunk_bytes == 1 else 300
     sent = {"x": tensor(torch.float32, (rows, 50)), "y": jagged(torch.bfloat16, lengths_of(rows), (9,))}
     ids = [f"s{row}" for row in range(rows)]
-    with connect(address, chunk_bytes=chunk_bytes) as client:
+    with connect(address, chunk_bytes=chunk_bytes, transport=transport) as client:
         client.register_partition("p", ["x", "y"], rows, [])
         client.put_samples(ids, "p", sent)
         assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
 
 
-def test_values_of_many_chunks_come_back(address: str) -> None:
+def test_values_of_many_chunks_come_back(address: str, transport: str) -> None:
     sent = {"x": tensor(torch.uint8, (7, 1_300_000)), "y": tensor(torch.int64, (7, 100_001))}
     ids = [f"s{row}" for row in range(7)]
-    with connect(address) as client:
+    with connect(address, transport=transport) as client:
         client.register_partition("p", ["x", "y"], 7, [])
         client.put_samples(ids, "p", sent)
         assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)

@@ -44,4 +44,4 @@ def public_names(path: Path) -> set[str]:
             names.add(node.name)
         elif isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return names
+    return {name for name in names if not name.startswith("_")}

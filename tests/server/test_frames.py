@@ -1,4 +1,4 @@
-"""Incoming streams, frame by frame, without a connection."""
+"""Streams, frame by frame, without a connection."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.service import frames
-from dataplane_server.service.frames import FrameReader
+from dataplane_server.service.frames import FrameReader, read_frames
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 HEADER = pb.PutSamplesHeader(request_id="r")
 
 
-async def stream(*sent: pb.PutSamplesRequest, then_hang: bool = False) -> AsyncIterator[pb.PutSamplesRequest]:
+async def stream(*sent: pb.PutSamplesRequest | bytes, then_hang: bool = False) -> AsyncIterator[bytes]:
     for frame in sent:
-        yield frame
+        yield frame if isinstance(frame, bytes) else frame.SerializeToString()
     if then_hang:
         await asyncio.Event().wait()
 
@@ -26,9 +26,13 @@ def chunk(offset: int, data: bytes, header: pb.PutSamplesHeader | None = None) -
     return pb.PutSamplesRequest(header=header, chunk=pb.Chunk(offset_bytes=offset, data=data))
 
 
-async def received(reader: FrameReader[pb.PutSamplesRequest], size_bytes: int) -> bytes:
-    await reader.first()
-    return b"".join([data async for data in reader.chunks(size_bytes)])
+def reader_of(frames: AsyncIterator[bytes]) -> FrameReader[pb.PutSamplesHeader]:
+    return FrameReader(frames, pb.PutSamplesHeader)
+
+
+async def received(reader: FrameReader[pb.PutSamplesHeader], size_bytes: int) -> bytes:
+    assert await reader.first() == HEADER
+    return b"".join([bytes(data) async for data in reader.chunks(size_bytes)])
 
 
 @pytest.mark.parametrize(
@@ -39,20 +43,21 @@ async def received(reader: FrameReader[pb.PutSamplesRequest], size_bytes: int) -
         [chunk(0, b"a", HEADER), chunk(1, b"b"), chunk(2, b"c")],
         [chunk(0, b"", HEADER), chunk(0, b"abc"), chunk(3, b"")],
         [chunk(0, b"ab", HEADER), pb.PutSamplesRequest(), chunk(2, b"c")],
+        [chunk(0, b"a", HEADER), b"\x12\x02\x08\x01" + b"\x12\x04\x12\x02bc"],
     ],
-    ids=["one frame", "header apart", "many chunks", "empty chunks", "an empty frame"],
+    ids=["one frame", "header apart", "many chunks", "empty chunks", "an empty frame", "a chunk in two pieces"],
 )
-async def test_a_stream_is_taken_as(sent: list[pb.PutSamplesRequest]) -> None:
-    assert await received(FrameReader(stream(*sent)), 3) == b"abc"
+async def test_a_stream_is_taken_as(sent: list[pb.PutSamplesRequest | bytes]) -> None:
+    assert await received(reader_of(stream(*sent)), 3) == b"abc"
 
 
 async def test_the_header_may_be_all_there_is() -> None:
-    assert await received(FrameReader(stream(pb.PutSamplesRequest(header=HEADER))), 0) == b""
+    assert await received(reader_of(stream(pb.PutSamplesRequest(header=HEADER))), 0) == b""
 
 
 async def test_a_stream_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "STALL_TIMEOUT_S", 0.02)
-    reader = FrameReader(stream(chunk(0, b"a", HEADER), then_hang=True))
+    reader = reader_of(stream(chunk(0, b"a", HEADER), then_hang=True))
     with pytest.raises(Refusal, match="stalled") as caught:
         await received(reader, 3)
     assert caught.value.reason is Reason.MALFORMED_STREAM
@@ -61,13 +66,75 @@ async def test_a_stream_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch)
 async def test_a_stream_that_never_begins_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "STALL_TIMEOUT_S", 0.02)
     with pytest.raises(Refusal, match="stalled"):
-        await FrameReader(stream(then_hang=True)).first()
+        await reader_of(stream(then_hang=True)).first()
 
 
 async def test_chunks_before_a_broken_one_are_handed_on() -> None:
-    reader = FrameReader(stream(chunk(0, b"ab", HEADER), chunk(9, b"c")))
+    reader = reader_of(stream(chunk(0, b"ab", HEADER), chunk(9, b"c")))
     await reader.first()
     taken = reader.chunks(3)
-    assert await anext(taken) == b"ab"
+    assert bytes(await anext(taken)) == b"ab"
     with pytest.raises(Refusal, match="at byte 9 of the stream came where byte 2 was next"):
         await anext(taken)
+
+
+@pytest.mark.parametrize(
+    ("sent", "fragment"),
+    [
+        ([b"\xff" * 50], "after 0 bytes of values came what is not a frame"),
+        ([b"\x0a\x03\x0a\x01\xff"], "the header of the stream is none"),
+        ([chunk(0, b"ab", HEADER), b"\x12\x05abc"], "after 2 bytes of values came what is not a frame"),
+    ],
+    ids=["its first frame", "its header", "a later frame"],
+)
+async def test_a_stream_is_refused_when_these_bytes_are_no_message(
+    sent: list[pb.PutSamplesRequest | bytes], fragment: str
+) -> None:
+    with pytest.raises(Refusal, match=fragment) as caught:
+        await received(reader_of(stream(*sent)), 3)
+    assert caught.value.reason is Reason.MALFORMED_STREAM
+
+
+class Message(bytes):
+    """Counts those that are alive."""
+
+    alive = 0
+
+    def __new__(cls, data: bytes) -> Message:
+        cls.alive += 1
+        return super().__new__(cls, data)
+
+    def __del__(self) -> None:
+        Message.alive -= 1
+
+
+async def test_a_message_is_let_go_before_the_next_one_comes() -> None:
+    async def counted() -> AsyncIterator[bytes]:
+        for offset in range(4):
+            assert Message.alive == 0
+            yield Message(chunk(offset, b"x", HEADER if offset == 0 else None).SerializeToString())
+
+    reader = reader_of(counted())
+    await reader.first()
+    data = [bytes(view) async for view in reader.chunks(4)]  # the loop's variable keeps the view, not the message
+    assert data == [b"x"] * 4
+
+
+# -- reads -------------------------------------------------------------------------------------------------------------
+
+READ_HEADER = pb.ReadColumnsHeader(sequence_lengths=b"12345678")
+
+
+def test_a_read_is_written_as_the_generated_classes_write_it() -> None:
+    pieces = [[memoryview(b"ab"), memoryview(b"c")], [memoryview(b"defg")], [memoryview(b"h")]]
+    expected = [
+        pb.ReadColumnsResponse(header=READ_HEADER, chunk=pb.Chunk(data=b"abc")),
+        pb.ReadColumnsResponse(chunk=pb.Chunk(offset_bytes=3, data=b"defg")),
+        pb.ReadColumnsResponse(chunk=pb.Chunk(offset_bytes=7, data=b"h")),
+    ]
+    assert list(read_frames(READ_HEADER, pieces)) == [frame.SerializeToString() for frame in expected]
+
+
+def test_a_read_without_values_is_its_header() -> None:
+    (frame,) = read_frames(READ_HEADER, [])
+    assert pb.ReadColumnsResponse.FromString(frame) == pb.ReadColumnsResponse(header=READ_HEADER)

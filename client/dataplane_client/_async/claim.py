@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Literal
 
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._layouts import chunks, column_message, commit_frames
+from dataplane_client._layouts import column_message
 from dataplane_client._requests import Fields, new_request_id, wire_columns
 from dataplane_client.errors import DataPlaneError, PreconditionError
 from dataplane_client.meta import KVBatchMeta
@@ -58,10 +58,7 @@ class AsyncClaim:
             claim_id=self.claim_id,
             columns=[column_message(column) for column in columns],
         )
-        chunk_bytes = self._transport.options.chunk_bytes
-        response = await self._transport.send(
-            "CommitClaim", header, lambda: commit_frames(header, chunks(columns, chunk_bytes)), timeout_s
-        )
+        response = await self._transport.write("CommitClaim", header, columns, timeout_s)
         self.state = "committed"
         return int(response.consumed_rows)
 

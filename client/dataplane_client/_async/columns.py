@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from dataplane_client._async.client import AsyncDataPlaneClient
+from dataplane_client._padded_rows import with_padded_rows
+from dataplane_client._requests import Fields
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.codec import materialize, pack_jagged_fields
+from dataplane_client.codec import pack_jagged_fields
 from dataplane_client.columns_layout import Layout
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.first_write import FirstWrite, ObjectArray
@@ -24,15 +26,19 @@ async def read_columns(
     layout: Layout = "padded",
     pad_value_dict: Mapping[str, int | float] | None = None,
     pad_to_seqlen: int = 0,
+    device: torch.device | str = "cpu",
     timeout_s: float | None = None,
 ) -> BatchedDataDict[Any]:
-    """Read fields of a meta's rows as a batch.
-
-    Ragged fields come padded to the longest row, or to pad_to_seqlen tokens where that is more, with the field's entry
-    of pad_value_dict (0 where it has none); with layout="jagged" they stay nested tensors. Errors as get_samples.
-    """
-    td = await client.get_data(meta, select_fields, timeout_s=timeout_s)
-    return materialize(td, layout, dict(pad_value_dict or {}), pad_to_seqlen)
+    """Read fields of a meta's rows as a batch; see the client's method of this name."""
+    return await client.read_columns(
+        meta,
+        select_fields,
+        layout=layout,
+        pad_value_dict=pad_value_dict,
+        pad_to_seqlen=pad_to_seqlen,
+        device=device,
+        timeout_s=timeout_s,
+    )
 
 
 async def write_columns(
@@ -49,9 +55,11 @@ async def write_columns(
     """
     if not fields:
         return
-    lengths = None if meta.sequence_lengths is None else torch.tensor(meta.sequence_lengths, dtype=torch.int64)
     try:
-        packed = pack_jagged_fields(dict(fields), lengths=lengths)
+        if meta.sequence_lengths is None:
+            packed: Fields = pack_jagged_fields(dict(fields), lengths=None)
+        else:
+            packed = with_padded_rows(fields, torch.tensor(meta.sequence_lengths, dtype=torch.int64), None)
     except ValueError as error:
         raise InvalidArgumentError(f"write_columns into {meta.partition_id!r}: {error}") from None
     await client.put_samples(meta.sample_ids, meta.partition_id, packed, timeout_s=timeout_s)
@@ -81,6 +89,6 @@ async def kv_first_write(
     """
     write = FirstWrite(batch, sample_ids, tags, pad_to_multiple)
     meta = await dp_client.put_samples(
-        write.sample_ids, partition_id, write.packed, tags, sequence_lengths=write.lengths, timeout_s=timeout_s
+        write.sample_ids, partition_id, write.fields, tags, sequence_lengths=write.lengths, timeout_s=timeout_s
     )
     return write.receipt(meta, task_name, extra_info or {})

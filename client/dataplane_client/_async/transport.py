@@ -1,102 +1,177 @@
-"""Calls to a server: deadlines, retries, streams, errors. Messages go in and come out; no tensors.
+"""Calls to a server: deadlines, retries, and the choice of how values travel. Messages go in and come out; no tensors.
 
 Every call has a deadline. While the server cannot be reached (UNAVAILABLE) a call is repeated with growing pauses until
 its deadline, always with the same request_id, so that the server applies it once.
+
+Values go through memory that the server shares wherever the client can prove that it is there: it attaches to the
+server's local socket and finds the server's nonce in the memory. Else they go over gRPC, which is always there. A
+session that breaks, as when the server is started anew, is opened anew with the next attempt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import grpc
 
-from dataplane_client._async.runtime import CALL_ENDED, open_channel, sleep
+from dataplane_client._async.grpc_calls import AsyncGrpcCalls
+from dataplane_client._async.local_calls import AsyncLocalCalls
+from dataplane_client._async.runtime import CALL_ENDED, apart, sleep
 from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
 from dataplane_client._error_table import translated
-from dataplane_client._layouts import ColumnAssembler
-from dataplane_client.errors import ClosedError, InternalError, UnavailableError
+from dataplane_client._placement import Destination, PlacedColumn
+from dataplane_client._shared_arena import attach
+from dataplane_client.columns_layout import WireColumn
+from dataplane_client.errors import ClosedError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
-from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
+_TRIES = 10
 Response = TypeVar("Response")
+Calls = AsyncGrpcCalls | AsyncLocalCalls
+
+_log = logging.getLogger("dataplane_client")
 
 
 class AsyncTransport:
-    """One channel to one server."""
+    """The ways to one server."""
 
     def __init__(self, target: str, options: ClientOptions) -> None:
         self.target = target
         self.options = options
         self.closed = False
-        self._channel = open_channel(target)
-        self._stub: Any = pb_grpc.DataPlaneServiceStub(self._channel)
+        self._grpc = AsyncGrpcCalls(target, options.chunk_bytes)
+        self._local: AsyncLocalCalls | None = None
+        self._settled = options.transport == "grpc"
+        self._tries_left = 0  # to find again the memory of a server that had shared it
+        self._changing = threading.Lock()  # never held across a call
+
+    @property
+    def name(self) -> Literal["shm", "grpc"]:
+        """How values travel now."""
+        return "grpc" if self._local is None else "shm"
 
     async def close(self) -> None:
-        """Close the channel; calls under way end with an error. Closing twice is fine."""
-        if not self.closed:
-            self.closed = True
-            await self._channel.close()
+        """Close every way; calls under way end with an error. Closing twice is fine."""
+        with self._changing:
+            was_closed, self.closed, local = self.closed, True, self._local
+        if not was_closed:
+            await self._detach(local)
+            await self._grpc.close()
 
-    async def unary(self, verb: str, request: object, timeout_s: float | None, *, waits: bool = False) -> Any:
+    async def unary(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
         """Call a method with one request. waits: the request has a wait_timeout, which is set from the deadline."""
 
-        async def attempt(left_s: float) -> Any:
+        async def attempt(calls: Calls, left_s: float) -> Any:
             if waits:
-                request.wait_timeout.FromNanoseconds(int(left_s * 1e9))  # type: ignore[attr-defined]
-            margin_s = ANSWER_MARGIN_S if waits else 0.0
-            return await getattr(self._stub, verb)(request, timeout=left_s + margin_s)
+                request.wait_timeout.FromNanoseconds(int(left_s * 1e9))
+            return await calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0))
 
         return await self._attempts(verb, attempt, timeout_s)
 
-    async def send(
-        self, verb: str, header: object, frames: Callable[[], Iterator[object]], timeout_s: float | None
-    ) -> Any:
-        """Call a method that takes a stream; frames makes it anew for each attempt and begins with the header."""
+    async def write(self, verb: str, header: Any, columns: Sequence[WireColumn], timeout_s: float | None) -> Any:
+        """Put or commit columns."""
 
-        async def attempt(left_s: float) -> Any:
-            header.wait_timeout.FromNanoseconds(int(left_s * 1e9))  # type: ignore[attr-defined]
-            return await getattr(self._stub, verb)(frames(), timeout=left_s + ANSWER_MARGIN_S)
+        async def attempt(calls: Calls, left_s: float) -> Any:
+            header.wait_timeout.FromNanoseconds(int(left_s * 1e9))
+            return await calls.write(verb, header, columns, left_s + ANSWER_MARGIN_S)
 
         return await self._attempts(verb, attempt, timeout_s)
 
-    async def read(self, request: pb.ReadColumnsRequest, timeout_s: float | None) -> ColumnAssembler:
-        """Read columns; the assembler is complete."""
+    async def read(
+        self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
+    ) -> list[PlacedColumn]:
+        """Read columns."""
 
-        async def attempt(left_s: float) -> ColumnAssembler:
-            assembler: ColumnAssembler | None = None
-            async for frame in self._stub.ReadColumns(request, timeout=left_s):
-                if assembler is None:
-                    assembler = ColumnAssembler(frame.header, len(request.sample_ids))
-                if frame.HasField("chunk"):
-                    assembler.add(frame.chunk)
-            if assembler is None:
-                raise InternalError(f"ReadColumns at {self.target}: the stream had no frame")
-            assembler.finish()
-            return assembler
+        async def attempt(calls: Calls, left_s: float) -> list[PlacedColumn]:
+            try:
+                return await calls.read(request, destination, left_s)
+            except OutOfSpaceError as refusal:
+                if calls is self._grpc or refusal.reason != "LIMIT_REACHED":
+                    raise
+            return await self._grpc.read(request, destination, left_s)  # more runs than one message can name
 
         return await self._attempts("ReadColumns", attempt, timeout_s)
 
     async def _attempts(
-        self, verb: str, attempt: Callable[[float], Awaitable[Response]], timeout_s: float | None
+        self, verb: str, attempt: Callable[[Calls, float], Awaitable[Response]], timeout_s: float | None
     ) -> Response:
         deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
         pauses = backoff_pauses(self.options)
         while True:
             self._check_open(verb)
+            calls: Calls | None = None
             try:
-                return await attempt(deadline.left_s)
-            except CALL_ENDED as ended:
+                calls = await self._calls(deadline)
                 self._check_open(verb)
-                if not isinstance(ended, grpc.RpcError):
-                    raise
-                error = translated(ended, verb, self.target)
+                return await attempt(calls, deadline.left_s)
+            except (UnavailableError, *CALL_ENDED) as ended:
+                self._check_open(verb)
+                error = self._judged(ended, verb)
+                await self._detach(calls)
                 pause_s = next(pauses)
-                if not isinstance(error, UnavailableError) or deadline.left_s <= pause_s:
+                if deadline.left_s <= pause_s:
                     raise error from None
             await sleep(pause_s)
+
+    def _judged(self, ended: BaseException, verb: str) -> UnavailableError:
+        """Why the call may be repeated; raises when it may not."""
+        if isinstance(ended, UnavailableError):
+            return ended
+        if not isinstance(ended, grpc.RpcError):
+            raise ended
+        error = translated(ended, verb, self.target)
+        if not isinstance(error, UnavailableError):
+            raise error from None
+        return error
 
     def _check_open(self, verb: str) -> None:
         if self.closed:
             raise ClosedError(f"{verb} at {self.target}: the client was closed") from None
+
+    # -- the way of values ---------------------------------------------------------------------------------------------
+
+    async def _calls(self, deadline: Deadline) -> Calls:
+        if not self._settled:
+            await self._attach(deadline)
+        return self._grpc if self._local is None else self._local
+
+    async def _attach(self, deadline: Deadline) -> None:
+        status = await self._grpc.unary("GetServerStatus", pb.GetServerStatusRequest(), deadline.left_s)
+        try:
+            if not status.HasField("shared_memory"):
+                raise OSError("the server shares no memory")
+            arena = await apart(partial(attach, self.target, status.shared_memory))
+        except OSError as error:
+            message = f"{self.target}: its memory cannot be shared: {error}"
+            if self._tries_left and status.HasField("shared_memory"):
+                self._tries_left -= 1
+                raise UnavailableError(message) from None  # this server is about to end, and the next one to begin
+            if self.options.transport == "shm":
+                raise PreconditionError(message) from None
+            _log.info("values of %s travel over gRPC: %s", self.target, error)
+            self._settled = True
+        else:
+            await self._keep(AsyncLocalCalls(self.target, arena))
+
+    async def _keep(self, local: AsyncLocalCalls) -> None:
+        """Use a session from now on, unless another call has opened one meanwhile, or the client was closed."""
+        with self._changing:
+            wanted = self._local is None and not self.closed
+            if wanted:
+                self._local, self._settled, self._tries_left = local, True, _TRIES
+        if not wanted:
+            await local.close()
+
+    async def _detach(self, broken: Calls | None) -> None:
+        """Drop the session if it is the one that broke; the next call opens another."""
+        with self._changing:
+            local = self._local
+            if local is None or local is not broken:
+                return
+            self._local, self._settled = None, False
+        await local.close()

@@ -6,7 +6,7 @@ import contextlib
 from types import TracebackType
 from typing import Literal
 
-from dataplane_client._layouts import chunks, column_message, commit_frames
+from dataplane_client._layouts import column_message
 from dataplane_client._requests import Fields, new_request_id, wire_columns
 from dataplane_client._sync.transport import Transport
 from dataplane_client.errors import DataPlaneError, PreconditionError
@@ -58,10 +58,7 @@ class Claim:
             claim_id=self.claim_id,
             columns=[column_message(column) for column in columns],
         )
-        chunk_bytes = self._transport.options.chunk_bytes
-        response = self._transport.send(
-            "CommitClaim", header, lambda: commit_frames(header, chunks(columns, chunk_bytes)), timeout_s
-        )
+        response = self._transport.write("CommitClaim", header, columns, timeout_s)
         self.state = "committed"
         return int(response.consumed_rows)
 

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any, Literal
 
+import torch
 from tensordict import TensorDict
 
 from dataplane_client._arguments import checked_lengths, checked_name, checked_names, one_or_more
-from dataplane_client._layouts import chunks, put_frames
+from dataplane_client._device_batch import STAGED, batch_on_device
+from dataplane_client._padded_batch import PaddedBatch
+from dataplane_client._placement import Destination
 from dataplane_client._requests import (
+    COPIES,
+    VIEWS,
     Fields,
     claim_request,
     claimed_meta,
@@ -27,6 +33,9 @@ from dataplane_client._requests import (
 )
 from dataplane_client._sync.claim import Claim
 from dataplane_client._sync.transport import Transport
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.codec import materialize
+from dataplane_client.columns_layout import Layout
 from dataplane_client.descriptions import PartitionDescription, ServerStatus, partition_description, server_status
 from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError
 from dataplane_client.meta import KVBatchMeta, Tag
@@ -34,7 +43,7 @@ from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
-def connect(target: str, **options: float) -> DataPlaneClient:
+def connect(target: str, **options: float | str) -> DataPlaneClient:
     """Connect to a server at `unix:///path` or `host:port` and wait until it answers.
 
     options: the settings of ClientOptions by name. Blocks for at most connect_timeout_s while the server is not there
@@ -67,6 +76,11 @@ class DataPlaneClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def transport(self) -> Literal["shm", "grpc"]:
+        """How values travel now: through memory that the server shares with this host, or over gRPC."""
+        return self._transport.name
 
     @property
     def target(self) -> str:
@@ -158,8 +172,7 @@ class DataPlaneClient:
         lengths = checked_lengths(sequence_lengths, ids, where)
         columns = wire_columns(fields, len(ids), where)
         header = put_header(partition_id, ids, columns, row_tags(tags, len(ids), where), lengths)
-        chunk_bytes = self._transport.options.chunk_bytes
-        self._transport.send("PutSamples", header, lambda: put_frames(header, chunks(columns, chunk_bytes)), timeout_s)
+        self._transport.write("PutSamples", header, columns, timeout_s)
         return KVBatchMeta(
             partition_id=partition_id,
             task_name=None,
@@ -183,16 +196,8 @@ class DataPlaneClient:
         rows have one length. Raises NotFoundError (a KeyError) for a missing sample or a field it has not produced,
         InvalidArgumentError for an empty selection or a field that is not declared.
         """
-        where = f"get_samples from {partition_id!r}"
-        ids = checked_names("sample id", sample_ids, where)
-        names = one_or_more("field name", select_fields, where)
-        if not names:
-            raise InvalidArgumentError(f"{where}: select_fields is empty; name the fields to read")
-        if not ids:
-            raise InvalidArgumentError(f"{where}: no sample ids")
-        partition_id = checked_name("partition id", partition_id, where)
-        request = pb.ReadColumnsRequest(partition_id=partition_id, sample_ids=ids, fields=names)
-        return tensors(self._transport.read(request, timeout_s), len(ids))
+        request = self._read_request(sample_ids, partition_id, select_fields, "get_samples")
+        return tensors(self._transport.read(request, COPIES, timeout_s), len(request.sample_ids))
 
     def get_data(
         self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
@@ -204,6 +209,55 @@ class DataPlaneClient:
                 f"get_data from {meta.partition_id!r}: neither select_fields nor meta.fields names a field"
             )
         return self.get_samples(meta.sample_ids, meta.partition_id, names, timeout_s=timeout_s)
+
+    def read_columns(
+        self,
+        meta: KVBatchMeta,
+        select_fields: Sequence[str],
+        *,
+        layout: Layout = "padded",
+        pad_value_dict: Mapping[str, int | float] | None = None,
+        pad_to_seqlen: int = 0,
+        device: torch.device | str = "cpu",
+        timeout_s: float | None = None,
+    ) -> BatchedDataDict[Any]:
+        """Read fields of a meta's rows as a batch. Errors as get_samples.
+
+        layout "padded": ragged fields (N, longest row or pad_to_seqlen tokens where that is more, ...), filled up with
+        the field's entry of pad_value_dict (0 where it has none; ValueError where its dtype cannot hold it).
+
+        layout "jagged": they stay torch.jagged nested tensors. Where memory is shared with the server and the rows
+        adjoin there in this order (as those of one put do), nothing is copied: the tensors are views of the server's
+        memory, at the cost of one call whatever their size. The rows stay as they were read as long as a view lives,
+        and their bytes count against the server's budget; writing to a view changes that view only.
+
+        device: where tensors are wanted. On a CUDA device ragged values arrive through pinned memory, are padded there,
+        and may still be on their way on the current stream when the call returns.
+        """
+        request = self._read_request(meta.sample_ids, meta.partition_id, select_fields, "read_columns")
+        n_rows = len(request.sample_ids)
+        if torch.device(device).type != "cpu":
+            staged = self._transport.read(request, STAGED, timeout_s)
+            return batch_on_device(staged, n_rows, torch.device(device), layout, pad_value_dict or {}, pad_to_seqlen)
+        if layout != "padded":
+            columns = self._transport.read(request, VIEWS, timeout_s)
+            return materialize(tensors(columns, n_rows), layout, pad_value_dict, pad_to_seqlen)
+        padded = PaddedBatch(pad_value_dict or {}, pad_to_seqlen)
+        return padded.batch(self._transport.read(request, Destination(padded.place), timeout_s), n_rows)
+
+    @staticmethod
+    def _read_request(
+        sample_ids: Sequence[str], partition_id: str, select_fields: Sequence[str], verb: str
+    ) -> pb.ReadColumnsRequest:
+        where = f"{verb} from {partition_id!r}"
+        ids = checked_names("sample id", sample_ids, where)
+        names = one_or_more("field name", select_fields, where)
+        if not names:
+            raise InvalidArgumentError(f"{where}: select_fields is empty; name the fields to read")
+        if not ids:
+            raise InvalidArgumentError(f"{where}: no sample ids")
+        partition_id = checked_name("partition id", partition_id, where)
+        return pb.ReadColumnsRequest(partition_id=partition_id, sample_ids=ids, fields=names)
 
     def clear_samples(
         self, sample_ids: Sequence[str] | None, partition_id: str, *, timeout_s: float | None = None

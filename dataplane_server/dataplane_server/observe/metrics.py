@@ -8,13 +8,25 @@ partitions and tasks by the core's limits.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dataplane_server.core.calls import PartitionInfo
 from dataplane_server.core.plane import DataPlane
+
+Transport = Literal["grpc", "shm"]
+"""How a call came: over gRPC, or from a client of this host that maps the memory."""
 
 _CALL_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
@@ -28,14 +40,19 @@ class Metrics:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         self.registry.register(_CoreCollector(plane))
-        self._calls = self._counter("dataplane_calls", "Calls ended, by verb and status code.", ["verb", "code"])
+        self._calls = self._counter(
+            "dataplane_calls", "Calls ended, by verb, transport and status code.", ["verb", "transport", "code"]
+        )
         self._refusals = self._counter("dataplane_refusals", "Calls refused, by verb and reason.", ["verb", "reason"])
         self._seconds = Histogram(
             "dataplane_call_seconds",
-            "Duration of calls, waits included, by verb.",
-            ["verb"],
+            "Duration of calls, waits included, by verb and transport.",
+            ["verb", "transport"],
             buckets=_CALL_BUCKETS,
             registry=self.registry,
+        )
+        self.attached_clients = Gauge(
+            "dataplane_attached_clients", "Clients of this host that map the memory.", registry=self.registry
         )
         self._put_rows = self._counter("dataplane_put_call_rows", "Rows named by applied puts.", ["partition"])
         self._put_bytes = self._counter("dataplane_put_bytes", "Bytes of values in applied puts.", ["partition"])
@@ -61,9 +78,9 @@ class Metrics:
             self._by_partition.append(counter)
         return counter
 
-    def call(self, verb: str, code: str, seconds: float) -> None:
-        self._calls.labels(verb, code).inc()
-        self._seconds.labels(verb).observe(seconds)
+    def call(self, verb: str, transport: Transport, code: str, seconds: float) -> None:
+        self._calls.labels(verb, transport, code).inc()
+        self._seconds.labels(verb, transport).observe(seconds)
 
     def refusal(self, verb: str, reason: str) -> None:
         self._refusals.labels(verb, reason).inc()

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 from google.rpc import status_pb2
 
-from dataplane_server.core.refusal import Refusal
-from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service.error_table import DETAILS_KEY, ERROR_TABLE, internal_error, status_of
+from dataplane_server.service.error_table import DETAILS_KEY
+from dataplane_server.service.failures import Failures
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"].full_name
@@ -30,7 +29,7 @@ class Boundary(grpc.aio.ServerInterceptor):
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._log = get_log()
+        self._failures = Failures(metrics)
 
     async def intercept_service(
         self,
@@ -41,7 +40,11 @@ class Boundary(grpc.aio.ServerInterceptor):
         service, _, verb = handler_call_details.method.removeprefix("/").partition("/")
         if handler is None or service != SERVICE:
             return cast("Handler | None", handler)
-        codec = (handler.request_deserializer, handler.response_serializer)
+        # Frames of streams stay bytes, see service.frames; all other messages are protobuf's to read and write.
+        codec = (
+            None if handler.request_streaming else handler.request_deserializer,
+            None if handler.response_streaming else handler.response_serializer,
+        )
         if handler.response_streaming:
             stream = self._stream(verb, handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(stream, *codec)
@@ -72,19 +75,14 @@ class Boundary(grpc.aio.ServerInterceptor):
         code = "OK"
         try:
             yield
-        except Refusal as refusal:
-            code = ERROR_TABLE[refusal.reason].name
-            self._metrics.refusal(verb, refusal.reason.name)
-            await _abort(context, status_of(refusal))
         except (asyncio.CancelledError, GeneratorExit):
             code = "CANCELLED"
             raise
-        except Exception:  # noqa: BLE001  # the last line of defence: logged with its stack, told without it
-            code = "INTERNAL"
-            self._log.exception("call_failed", verb=verb)
-            await _abort(context, internal_error())
+        except Exception as error:  # noqa: BLE001  # the last line of defence
+            code, status = self._failures.status(verb, error)
+            await _abort(context, status)
         finally:
-            self._metrics.call(verb, code, time.monotonic() - began)
+            self._metrics.call(verb, "grpc", code, time.monotonic() - began)
 
 
 async def _abort(context: Context, status: status_pb2.Status) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -18,10 +19,15 @@ from dataplane_server.observe.http import HttpSide
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.boundary import SERVICE, Boundary
-from dataplane_server.service.frames import MAX_CHUNK_BYTES
+from dataplane_server.service.frames import MAX_CHUNK_BYTES, SENT_CHUNK_BYTES
+from dataplane_server.service.local_calls import LocalCalls
+from dataplane_server.service.local_endpoint import LocalEndpoint
+from dataplane_server.service.local_methods import local_methods
 from dataplane_server.service.servicer import DataPlaneServicer
-from dataplane_server.storage.arena import Arena
+from dataplane_server.service.shell import Shell
+from dataplane_server.storage.arena import Arena, can_share
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+from rl_dataplane.v1.frames import keep_message_memory
 
 # Room for a chunk and its frame, or for a header with as many ids as a call may name.
 _MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (4 << 20)
@@ -31,6 +37,10 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Two chunks of a stream come ahead of us, no more: when we are busy, gRPC's own estimate takes in hundreds of MB.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 2 * SENT_CHUNK_BYTES),
+    ("grpc.http2.max_frame_size", 1 << 20),  # by default a chunk comes in pieces of 16 KiB
 )
 
 
@@ -44,9 +54,15 @@ class Server:
         self.addresses: list[str] = []
         self.http_address: str | None = None
         self._log = get_log()
-        self._arena = Arena(config.limits.memory_bytes)
+        self._arena = Arena(config.limits.memory_bytes, shared=config.share_memory and can_share())
         self._metrics = Metrics(self.plane)
-        self._servicer = DataPlaneServicer(self.plane, self._arena, self._metrics)
+        shell = Shell(self.plane)
+        self._servicer = DataPlaneServicer(shell, self._arena, self._metrics)
+        self._local: LocalEndpoint | None = None
+        if self._arena.shared:
+            methods = local_methods(LocalCalls(shell, self._arena, self._metrics), self._servicer)
+            self._local = LocalEndpoint(shell, self._arena, self._metrics, methods)
+            self._servicer.share_memory(self._arena.nonce, self._local.abstract_name)
         self._health = health.aio.HealthServicer()
         self._http = HttpSide(self._metrics, lambda: self._serving)
         self._serving = False
@@ -54,12 +70,18 @@ class Server:
 
     async def start(self) -> None:
         """Listen everywhere, then report SERVING. Raises OSError when an address cannot be had."""
+        keep_message_memory()
         pb_grpc.add_DataPlaneServiceServicer_to_server(self._servicer, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._grpc)
         for address in self.config.listen:
             self.addresses.append(self._bind(address))
+        if self._local is not None:
+            self._local.listen_abstract()
+            for address in self.addresses:
+                if address.startswith("unix:"):
+                    self._local.listen_beside(_unix_path(address))
         await self._grpc.start()
         if self.config.http is not None:
             host, port = host_and_port("http", self.config.http)
@@ -74,7 +96,12 @@ class Server:
         self._serving = False
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._servicer.drain()
-        await self._grpc.stop(self.config.drain_grace_s if grace_s is None else grace_s)
+        grace_s = self.config.drain_grace_s if grace_s is None else grace_s
+        if self._local is None:
+            await self._grpc.stop(grace_s)
+        else:
+            await asyncio.gather(self._grpc.stop(grace_s), self._local.drain(grace_s))
+            await self._local.close()  # after the last put over gRPC, which could take the room of a view
         await self._http.stop()
         self._arena.close()
         self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))

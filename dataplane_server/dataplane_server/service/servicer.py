@@ -1,42 +1,45 @@
 """The gRPC service: a request becomes a call of the core, the answer becomes a response.
 
-All handlers run on one event loop and call the core between two awaits, so each call is atomic. After every call that
-may have effects, `_settle` wakes the callers concerned.
+All handlers run on one event loop and call the core between two awaits, so each call is atomic. `Shell` wakes
+the callers concerned.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import TypeVar, cast
 
 from dataplane_server.core.calls import CommitResult, Grant, PutResult, Reservation, Waiting
-from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state import superseded
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate
-from dataplane_server.service.frames import SENT_CHUNK_BYTES, FrameReader, Request
-from dataplane_server.service.waiters import Waiters
+from dataplane_server.service.frames import SENT_CHUNK_BYTES, FrameReader, Header, read_frames
+from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena, RunWriter, cut
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 R = TypeVar("R", PutResult, CommitResult)
-T = TypeVar("T")
 
 
 class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     """Serves one core. The method comments of data_plane.proto are the contract."""
 
-    def __init__(self, plane: DataPlane, arena: Arena, metrics: Metrics) -> None:
-        self._plane = plane
+    def __init__(self, shell: Shell, arena: Arena, metrics: Metrics) -> None:
+        self._shell = shell
+        self._plane = shell.plane
         self._arena = arena
         self._metrics = metrics
-        self._waiters = Waiters()
         self._started = time.monotonic()
+        self._shared_memory: pb.SharedMemory | None = None
+
+    def share_memory(self, nonce: bytes, abstract_socket: str) -> None:
+        """From now on tell clients of this host how to reach the arena."""
+        self._shared_memory = pb.SharedMemory(nonce=nonce, abstract_socket=abstract_socket)
 
     # -- partitions ----------------------------------------------------------------------------------------------------
 
@@ -44,11 +47,13 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self, request: pb.RegisterPartitionRequest, context: object
     ) -> pb.RegisterPartitionResponse:
         definition = translate.definition(request)
-        info = self._settled(lambda: self._plane.register_partition(request.request_id, definition, time.monotonic()))
+        info = self._shell.settled(
+            lambda: self._plane.register_partition(request.request_id, definition, time.monotonic())
+        )
         return pb.RegisterPartitionResponse(partition=translate.partition(info))
 
     async def DropPartition(self, request: pb.DropPartitionRequest, context: object) -> pb.DropPartitionResponse:
-        result = self._settled(
+        result = self._shell.settled(
             lambda: self._plane.drop_partition(request.request_id, request.partition_id, time.monotonic())
         )
         self._metrics.forget_partition(request.partition_id)
@@ -78,53 +83,47 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             uptime=translate.duration(time.monotonic() - self._started),
             waiting_claims=totals.waiting_claims,
             waiting_puts=totals.waiting_puts,
+            shared_memory=self._shared_memory,
         )
 
     # -- writes --------------------------------------------------------------------------------------------------------
 
-    async def PutSamples(
-        self, request_iterator: AsyncIterator[pb.PutSamplesRequest], context: object
+    async def PutSamples(  # type: ignore[override]  # frames are bytes, see Boundary
+        self, request_iterator: AsyncIterator[bytes], context: object
     ) -> pb.PutSamplesResponse:
-        frames = FrameReader(request_iterator)
-        header = (await frames.first()).header
-        begun = self._settled(lambda: self._plane.begin_put(translate.put(header), time.monotonic()))
+        frames = FrameReader(request_iterator, pb.PutSamplesHeader)
+        header = await frames.first()
+        begun = self._shell.settled(lambda: self._plane.begin_put(translate.put(header), time.monotonic()))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
         self._metrics.put(header.partition_id, len(header.sample_ids), result.size_bytes)
         return pb.PutSamplesResponse(created_rows=result.created_rows, size_bytes=result.size_bytes)
 
-    async def CommitClaim(
-        self, request_iterator: AsyncIterator[pb.CommitClaimRequest], context: object
+    async def CommitClaim(  # type: ignore[override]  # likewise
+        self, request_iterator: AsyncIterator[bytes], context: object
     ) -> pb.CommitClaimResponse:
-        frames = FrameReader(request_iterator)
-        header = (await frames.first()).header
+        frames = FrameReader(request_iterator, pb.CommitClaimHeader)
+        header = await frames.first()
         partition_id = self._plane.claimed_partition(header.claim_id)
-        begun = self._settled(lambda: self._plane.begin_commit(translate.commit(header), time.monotonic()))
+        begun = self._shell.settled(lambda: self._plane.begin_commit(translate.commit(header), time.monotonic()))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
         if partition_id is not None:  # a repeated commit finds its claim ended, and was counted before
             self._metrics.commit(partition_id, frames.received_bytes)
         return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
 
-    async def _write(self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Request]) -> R:
+    async def _write(self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Header]) -> R:
         """Take a begun write to its end: wait for room, receive the values, apply; or leave nothing behind."""
         if not isinstance(begun, (Reservation, Waiting)):
             return begun
         ticket = begun.ticket
         try:
-            reservation = await self._room(begun, wait_s)
+            reservation = await self._shell.room(begun, wait_s)
             await self._receive(reservation, frames)
             return cast("R", self._plane.finish(ticket, time.monotonic()))  # a ticket finishes as what it began as
         finally:
             self._plane.abort_write(ticket)
-            self._settle()
+            self._shell.settle()
 
-    async def _room(self, begun: Reservation | Waiting, wait_s: float) -> Reservation:
-        if isinstance(begun, Reservation):
-            return begun
-        ticket = begun.ticket
-        give_up = partial(self._settled, lambda: self._plane.give_up_write(ticket))
-        return await self._waiters.wait(ticket, Reservation, wait_s, give_up)
-
-    async def _receive(self, reservation: Reservation, frames: FrameReader[Request]) -> None:
+    async def _receive(self, reservation: Reservation, frames: FrameReader[Header]) -> None:
         writer = RunWriter(self._arena, reservation.runs)
         async for data in frames.chunks(reservation.size_bytes):
             if not self._plane.holds_reservation(reservation.ticket):
@@ -133,53 +132,47 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def ClearSamples(self, request: pb.ClearSamplesRequest, context: object) -> pb.ClearSamplesResponse:
         sample_ids = translate.selection(request)
-        result = self._settled(
+        result = self._shell.settled(
             lambda: self._plane.clear_samples(request.request_id, request.partition_id, sample_ids, time.monotonic())
         )
         return pb.ClearSamplesResponse(cleared_rows=result.cleared_rows, size_bytes=result.size_bytes)
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
-    async def ReadColumns(
+    async def ReadColumns(  # type: ignore[override]  # likewise
         self, request: pb.ReadColumnsRequest, context: object
-    ) -> AsyncIterator[pb.ReadColumnsResponse]:
+    ) -> AsyncIterator[bytes]:
         plan = self._plane.begin_read(request.partition_id, list(request.sample_ids), list(request.fields))
         try:
-            frame = pb.ReadColumnsResponse(header=translate.read_header(plan))
-            offset = 0
-            for data in cut(self._arena, plan.runs, SENT_CHUNK_BYTES):
-                frame.chunk.offset_bytes, frame.chunk.data = offset, data
-                offset += len(data)
-                yield frame
-                frame = pb.ReadColumnsResponse()
-            if not offset:
+            chunks = cut(self._arena, plan.runs, SENT_CHUNK_BYTES)
+            for frame in read_frames(translate.read_header(plan), chunks):
                 yield frame
         finally:
             self._plane.end_read(plan.ticket)
-            self._settle()
+            self._shell.settle()
         self._metrics.read(request.partition_id, len(request.sample_ids), plan.size_bytes)
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
     async def ClaimSamples(self, request: pb.ClaimSamplesRequest, context: object) -> pb.ClaimSamplesResponse:
         began = time.monotonic()
-        answer = self._settled(lambda: self._plane.claim(translate.claim(request), began))
+        answer = self._shell.settled(lambda: self._plane.claim(translate.claim(request), began))
         if isinstance(answer, Waiting):
             answer = await self._wait_for_rows(answer.ticket, translate.seconds(request.wait_timeout))
         self._metrics.claim(request.partition_id, request.task, len(answer.sample_ids), time.monotonic() - began)
         return translate.grant(answer)
 
     async def _wait_for_rows(self, ticket: int, wait_s: float) -> Grant:
-        give_up = partial(self._settled, lambda: self._plane.give_up_claim(ticket, time.monotonic()))
+        give_up = partial(self._shell.settled, lambda: self._plane.give_up_claim(ticket, time.monotonic()))
         try:
-            return await self._waiters.wait(ticket, Grant, wait_s, give_up)
+            return await self._shell.waiters.wait(ticket, Grant, wait_s, give_up)
         except asyncio.CancelledError:
             self._plane.abandon_claim(ticket, time.monotonic())
-            self._settle()
+            self._shell.settle()
             raise
 
     async def ReleaseClaim(self, request: pb.ReleaseClaimRequest, context: object) -> pb.ReleaseClaimResponse:
-        result = self._settled(
+        result = self._shell.settled(
             lambda: self._plane.release_claim(request.request_id, request.claim_id, time.monotonic())
         )
         return pb.ReleaseClaimResponse(released_rows=result.released_rows)
@@ -189,16 +182,4 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     def drain(self) -> None:
         """End every wait; see DataPlane.drain."""
         self._plane.drain(time.monotonic())
-        self._settle()
-
-    def _settle(self) -> None:
-        self._waiters.wake(self._plane.take_effects())
-
-    def _settled(self, call: Callable[[], T]) -> T:
-        """Call the core and wake whom it concerns, also when it refuses: a refused call may have taken an earlier
-        attempt's place.
-        """
-        try:
-            return call()
-        finally:
-            self._settle()
+        self._shell.settle()

@@ -1,35 +1,96 @@
-"""Where the bytes of values lie: one mapping of anonymous memory, as large as the budget.
+"""Where the bytes of values lie: one mapping as large as the budget, which clients of this host may map as well.
 
 The core decides which range belongs to whom; this module only lends views. Pages are taken from the system when they
 are first written and kept afterwards, so a warm server neither faults nor grows: size its memory limit for the whole
 budget.
+
+A shared arena is a memory file without a name (memfd). Nothing has to be sized, named, removed or swept: whoever has
+been given a descriptor can map it, and the kernel frees it with its last holder, however that one died. Its size is
+sealed, so that nobody can cut it short under somebody else's mapping. Behind the values stands one page with the nonce
+by which a client recognises the arena.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
-from collections.abc import Iterable
+import os
+import secrets
+from collections.abc import Iterable, Iterator
 
 from dataplane_server.core.space import Run
 
+NONCE_BYTES = 16
+_SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
+
 
 class Arena:
-    """`size_bytes` of memory, addressed by offset."""
+    """`size_bytes` of memory, addressed by offset. nonce: 16 random bytes that name this arena."""
 
-    def __init__(self, size_bytes: int) -> None:
-        self._map = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    def __init__(self, size_bytes: int, *, shared: bool = False) -> None:
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self.nonce_offset = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.file_bytes = self.nonce_offset + mmap.PAGESIZE
+        self._file: int | None = None
+        if shared:
+            self._file, self._map = _shared_memory(self.file_bytes)
+        else:
+            self._map = _own_memory(self.file_bytes)
+        self._map[self.nonce_offset : self.nonce_offset + NONCE_BYTES] = self.nonce
         self._view = memoryview(self._map)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes can be given the memory."""
+        return self._file is not None
 
     def view(self, run: Run) -> memoryview:
         """The bytes of a run, writable; valid while the core says the run is in use."""
         return self._view[run.offset : run.offset + run.size_bytes]
 
+    @contextlib.contextmanager
+    def descriptors(self) -> Iterator[list[int]]:
+        """A descriptor of a shared arena for reading and one for writing, to be handed to another process."""
+        if self._file is None:
+            raise ValueError("this arena is not shared")
+        reading = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield [reading, self._file]
+        finally:
+            os.close(reading)
+
     def close(self) -> None:
-        """Give the memory back; views must not be used afterwards."""
+        """Give the memory back; views must not be used afterwards. Clients that still map it keep it alive."""
         self._view.release()
         with contextlib.suppress(BufferError):  # a call that was cut off still holds a view: it goes when that goes
             self._map.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def can_share() -> bool:
+    """Whether this system has memory files."""
+    return hasattr(os, "memfd_create")
+
+
+def _own_memory(size_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _shared_memory(size_bytes: int) -> tuple[int, mmap.mmap]:
+    file = os.memfd_create("rl-dataplane-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, size_bytes)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, sum(getattr(fcntl, seal) for seal in _SEALS))
+        mapping = mmap.mmap(file, size_bytes)
+    except BaseException:
+        os.close(file)
+        raise
+    with contextlib.suppress(OSError):  # huge pages save faults where the system allows them
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return file, mapping
 
 
 class RunWriter:
@@ -39,22 +100,23 @@ class RunWriter:
         self._rest = iter(runs)
         self._arena = arena
         self._target = memoryview(b"")
-        self.written = 0
+        self._filled = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Copy the next bytes; the caller has checked that the runs have room for them."""
         source = memoryview(data)
-        self.written += len(source)
-        while source:
-            if not self._target:
-                self._target = self._arena.view(next(self._rest))
-            size = min(len(source), len(self._target))
-            self._target[:size] = source[:size]
-            self._target, source = self._target[size:], source[size:]
+        taken = 0
+        while taken < len(source):
+            if self._filled == len(self._target):
+                self._target, self._filled = self._arena.view(next(self._rest)), 0
+            size = min(len(source) - taken, len(self._target) - self._filled)
+            self._target[self._filled : self._filled + size] = source[taken : taken + size]
+            self._filled += size
+            taken += size
 
 
-def cut(arena: Arena, runs: Iterable[Run], chunk_bytes: int) -> Iterable[bytes]:
-    """The bytes of the runs in chunks of chunk_bytes (the last one shorter), each copied once."""
+def cut(arena: Arena, runs: Iterable[Run], chunk_bytes: int) -> Iterator[list[memoryview]]:
+    """The bytes of the runs in chunks of chunk_bytes (the last one shorter), each as views of its pieces."""
     pieces: list[memoryview] = []
     room = chunk_bytes
     for run in runs:
@@ -64,7 +126,7 @@ def cut(arena: Arena, runs: Iterable[Run], chunk_bytes: int) -> Iterable[bytes]:
             pieces.append(piece)
             room -= len(piece)
             if not room:
-                yield b"".join(pieces)
+                yield pieces
                 pieces, room = [], chunk_bytes
     if pieces:
-        yield b"".join(pieces)
+        yield pieces

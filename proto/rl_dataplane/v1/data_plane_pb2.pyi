@@ -1395,6 +1395,7 @@ class GetServerStatusResponse(_message.Message):
     UPTIME_FIELD_NUMBER: _builtins.int
     WAITING_CLAIMS_FIELD_NUMBER: _builtins.int
     WAITING_PUTS_FIELD_NUMBER: _builtins.int
+    SHARED_MEMORY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server's distribution."""
     memory_budget_bytes: _builtins.int
@@ -1411,6 +1412,10 @@ class GetServerStatusResponse(_message.Message):
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server started."""
 
+    @_builtins.property
+    def shared_memory(self) -> Global___SharedMemory:
+        """How clients of the server's host reach its memory; unset when it does not share it."""
+
     def __init__(
         self,
         *,
@@ -1421,11 +1426,38 @@ class GetServerStatusResponse(_message.Message):
         uptime: _duration_pb2.Duration | None = ...,
         waiting_claims: _builtins.int = ...,
         waiting_puts: _builtins.int = ...,
+        shared_memory: Global___SharedMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerStatusResponse: _TypeAlias = GetServerStatusResponse  # noqa: Y015
+
+@_typing.final
+class SharedMemory(_message.Message):
+    """The same-host path, which local.proto describes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: _builtins.int
+    ABSTRACT_SOCKET_FIELD_NUMBER: _builtins.int
+    nonce: _builtins.bytes
+    """Names this life of the server; stands in the arena, too."""
+    abstract_socket: _builtins.str
+    """The abstract Unix socket, without the leading zero byte."""
+    def __init__(
+        self,
+        *,
+        nonce: _builtins.bytes = ...,
+        abstract_socket: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstract_socket", b"abstract_socket", "nonce", b"nonce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedMemory: _TypeAlias = SharedMemory  # noqa: Y015

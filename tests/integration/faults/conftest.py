@@ -85,9 +85,9 @@ class FaultProxy:
 
 
 @pytest.fixture
-def listen() -> str:
-    """The proxy speaks TCP only."""
-    return "127.0.0.1:0"
+def way() -> str:
+    """The proxy speaks TCP only, and what goes through memory does not go through it."""
+    return "tcp"
 
 
 @pytest.fixture
@@ -100,11 +100,11 @@ def proxy(address: str) -> Iterator[FaultProxy]:
 @pytest.fixture
 def shaky(proxy: FaultProxy) -> Iterator[DataPlaneClient]:
     """A client whose connection runs through the proxy; `client` goes straight to the same server."""
-    with connect(proxy.address, timeout_s=20.0) as client:
+    with connect(proxy.address, timeout_s=20.0, transport="grpc") as client:
         yield client
 
 
 @pytest.fixture
 async def async_shaky(proxy: FaultProxy) -> AsyncIterator[aio.AsyncDataPlaneClient]:
-    async with await aio.connect(proxy.address, timeout_s=20.0) as client:
+    async with await aio.connect(proxy.address, timeout_s=20.0, transport="grpc") as client:
         yield client

@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[str, Callable[[DataPlaneClient], object], type[DataPlan
 def test_a_refused_call_is_made_once(start_server: Callable[..., ServerThread], code: str) -> None:
     verb, call, kind = REFUSED[code]
     server = start_server(http="127.0.0.1:0", max_partitions=1)
-    with connect(server.addresses[0]) as client:
+    with connect(server.addresses[0], transport="grpc") as client:
         client.register_partition("p", ["a"], 0, [])
         with pytest.raises(kind):
             call(client)
@@ -184,6 +184,5 @@ def ended_calls(server: ServerThread, verb: str, code: str) -> float:
     with urllib.request.urlopen(f"http://{server.http_address}/metrics") as response:
         families = text_string_to_metric_families(response.read().decode())
         samples = [sample for family in families for sample in family.samples]
-    return sum(
-        s.value for s in samples if s.name == "dataplane_calls_total" and s.labels == {"verb": verb, "code": code}
-    )
+    labels = {"verb": verb, "code": code, "transport": "grpc"}
+    return sum(s.value for s in samples if s.name == "dataplane_calls_total" and s.labels == labels)

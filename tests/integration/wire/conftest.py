@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import torch
 from google.rpc import error_details_pb2, status_pb2
+from tests.integration.wire.local_peer import ROW_BYTES, Host
 
+from dataplane_client.client import connect
+from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+from rl_dataplane.v1 import local_pb2 as pb
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -56,3 +62,30 @@ def unpacked(error: grpc.RpcError, into: Any) -> Any:
         if any_detail.Unpack(into):
             return into
     raise AssertionError(f"no {type(into).__name__} among the details")
+
+
+@pytest.fixture
+def host(
+    start_server: Callable[..., ServerThread], tmp_path: Path, eventually: Callable[[Callable[[], object]], None]
+) -> Iterator[Host]:
+    """A server of 8 MiB, and what connects to it. Whatever a test does: the server still serves, nothing is held once
+    everybody is gone, and the core's laws hold.
+    """
+    listen = f"unix://{tmp_path}/dataplane.sock"
+    server = start_server((listen,), memory_bytes=8 << 20)
+    with connect(listen, timeout_s=20.0, transport="grpc") as client:
+        client.register_partition("p", ["x"], 0, ["train"])
+        row = torch.arange(ROW_BYTES, dtype=torch.int64).to(torch.uint8)
+        client.put_samples(["row"], "p", {"x": torch.nested.as_nested_tensor([row], layout=torch.jagged)})
+        host = Host(server, f"{tmp_path}/dataplane.sock.local", client)
+        yield host
+        server.check_invariants()
+        host.join(host.attach()).call(pb.LOCAL_METHOD_GET_SERVER_STATUS, b"")
+        host.close()
+        with connect(listen, timeout_s=20.0, transport="shm") as another:
+            found = another.get_samples(["row"], "p", ["x"])["x"].values()
+            another.clear_samples(None, "p")
+        assert found.tolist() == row.tolist()
+        eventually(lambda: host.used == 0)
+        status = client.server_status()
+        assert (status.waiting_claims, status.waiting_puts) == (0, 0)

@@ -134,6 +134,56 @@ def test_header_and_values_may_come_in_any_number_of_frames(registered: DataPlan
     assert registered.get_samples(["s"], "p", ["x"])["x"].tolist() == [list(range(12))]
 
 
+def raw_put(channel: grpc.Channel, *frames: bytes) -> pb.PutSamplesResponse:
+    """Put frames whose bytes are as given."""
+    method = f"/{pb.DESCRIPTOR.services_by_name['DataPlaneService'].full_name}/PutSamples"
+    call: Any = channel.stream_unary(method, lambda data: data, pb.PutSamplesResponse.FromString)
+    response: pb.PutSamplesResponse = call(iter(frames), timeout=20)
+    return response
+
+
+CHUNK = frame(chunk=(0, b"x" * 12)).SerializeToString()
+UNKNOWN_FIELDS = b"\xa2\x06\x03abc" + b"\xa8\x06\x05" + b"\xb3\x06\x08\x01\xb4\x06"
+
+ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
+    "the chunk before the header": lambda header: CHUNK + header,
+    "unknown fields": lambda header: UNKNOWN_FIELDS + header + UNKNOWN_FIELDS + CHUNK + UNKNOWN_FIELDS,
+    "an unknown field in the chunk": lambda header: header + b"\x12\x10\x12\x0c" + b"x" * 12 + b"\x18\x07",
+    "a chunk in two pieces": lambda header: header + b"\x12\x02\x08\x00" + CHUNK,
+    "a chunk whose last values count": lambda header: header + b"\x12\x05\x08\x09\x12\x01z\x12\x02\x08\x00" + CHUNK,
+    "a header in two pieces": lambda header: header + CHUNK + b"\x0a\x00",
+    "lengths longer than they need be": lambda header: header + b"\x12\x8f\x80\x00\x12\x8c\x00" + b"x" * 12,
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_put_is_accepted_in_an_unusual_encoding_with(
+    registered: DataPlaneClient, channel: grpc.Channel, name: str
+) -> None:
+    message = ENCODINGS[name](frame(header()).SerializeToString())
+    chunk = pb.PutSamplesRequest.FromString(message).chunk
+    assert (chunk.offset_bytes, chunk.data) == (0, b"x" * 12)
+    assert raw_put(channel, message).size_bytes == 12
+    assert bytes(registered.get_samples(["s"], "p", ["x"])["x"][0].tolist()) == b"x" * 12
+
+
+NO_MESSAGES: dict[str, Callable[[bytes], list[bytes]]] = {
+    "the first frame": lambda header: [b"\xff" * 50],
+    "the header": lambda header: [b"\x0a\x03\x0a\x01\xff"],
+    "a later frame": lambda header: [header, CHUNK[:-1]],
+}
+
+
+@pytest.mark.parametrize("name", NO_MESSAGES)
+def test_a_put_is_refused_when_these_bytes_are_no_message(
+    registered: DataPlaneClient, channel: grpc.Channel, refusal: Refusal, unchanged: Unchanged, name: str
+) -> None:
+    frames = NO_MESSAGES[name](frame(header()).SerializeToString())
+    with unchanged(registered):
+        code, reason, _ = refusal(lambda: raw_put(channel, *frames))
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_STREAM")
+
+
 # -- broken off --------------------------------------------------------------------------------------------------------
 
 

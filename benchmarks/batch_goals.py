@@ -1,0 +1,184 @@
+"""Whole batches on one host, padded tensors in and a padded batch out: beside the floor, TransferQueue and Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+from batches import Batch, D, G, R, S, Spec, build
+from data_plane import PaddedRounds, connect_over_grpc
+from dataplane_client import DataPlaneClient, connect
+from floor import Floor
+from peers.environments import TRANSFER_QUEUE, NotInstalledError, environment
+from servers import server_process
+from session import Goal, Session, in_ms, in_times
+from timing import Round, Series, Steps, alternate
+from workers import Worker, WorkerError, worker
+
+_TIMES_FLOOR = 1.5
+_TIMES_TRANSFER_QUEUE = {"G": 20.0, "D": 5.0, "R": 10.0}
+_ROUNDS = {"G": 41, "D": 11, "R": 31, "S": 300}
+_JAGGED_S = 0.002
+_JAGGED_GROWTH = 1.5
+_SAMPLE_S = {"put": 0.001, "read": 0.0007}
+OURS = "same host"
+
+
+def measure(session: Session) -> None:
+    """Goals on batches G, D, R and S."""
+    python = transfer_queue_python(session)
+    with server_process() as server, connect(server.unix) as client, connect_over_grpc(server.unix) as remote:
+        session.figures["same_host_transport"] = client.transport
+        session.console.print(f"values travel on the same host: {client.transport}")
+        with queue_worker(session, python) as queue:
+            for spec in (G, D, R, S):
+                with session.phase(f"batch {spec.name} beside the floor and TransferQueue"):
+                    _beside_the_queue(session, spec, client, remote, queue)
+        if python is not None:
+            with session.phase("batch G beside Ray's object store"):
+                _beside_ray(session, python, client)
+        with session.phase("batch G without padding"):
+            _jagged_goals(session, client)
+
+
+def transfer_queue_python(session: Session) -> Path | None:
+    """The interpreter of TransferQueue's environment; None, and a line, where it cannot be installed."""
+    try:
+        with session.phase("environment of TransferQueue and Ray"):
+            return environment(TRANSFER_QUEUE, session.torch)
+    except NotInstalledError as error:
+        session.console.print(f"TransferQueue is left out, it could not be installed: {error}")
+        return None
+
+
+@contextmanager
+def queue_worker(session: Session, python: Path | None) -> Iterator[Worker | None]:
+    """A running TransferQueue, or None without its interpreter."""
+    with ExitStack() as stack:
+        yield None if python is None else stack.enter_context(worker(python, "peers.transfer_queue", session.logs))
+
+
+def queue_rounds(session: Session, queue: Worker | None, spec: Spec, forms: Sequence[str]) -> dict[str, Round]:
+    """TransferQueue's rounds of a batch in each of the forms; none without it, or, after a line, where it fails."""
+    rounds: dict[str, Round] = {}
+    if queue is None:
+        return rounds
+    for form in forms:
+        try:
+            queue.call("prepare", spec=spec.json(), form=form)
+        except WorkerError as error:
+            session.console.print(f"TransferQueue is left out: {error}")
+            continue
+        rounds[f"TransferQueue, {form}"] = partial(queue.call, "round", name=spec.name, form=form)
+    return rounds
+
+
+def _beside_the_queue(
+    session: Session, spec: Spec, client: DataPlaneClient, remote: DataPlaneClient, queue: Worker | None
+) -> None:
+    batch = build(spec)
+    forms = ("padded",) if spec.kind in ("dense", "sample") else ("jagged", "padded")
+    ours, over_grpc = PaddedRounds(client, batch), PaddedRounds(remote, batch)
+    with Floor(batch.jagged_bytes, batch.padded_bytes) as floor:
+        systems: dict[str, Round] = {"floor": floor, OURS: ours, "gRPC, Unix socket": over_grpc}
+        systems.update(queue_rounds(session, queue, spec, forms))
+        measured = alternate(systems, session.rounds(_ROUNDS[spec.name]), session.warmups)
+    ours.close()
+    over_grpc.close()
+    _report(session, batch, measured)
+    _batch_goals(session, spec.name, measured)
+
+
+def _report(session: Session, batch: Batch, measured: Mapping[str, Steps]) -> None:
+    session.keep(f"batch.{batch.name}", measured)
+    floor = both(measured["floor"])
+    rows = []
+    for system, steps in measured.items():
+        total = both(steps)
+        rate = f"{2 * batch.jagged_bytes / total.median / 1e9:.2f}"
+        row = [system, in_ms(steps["put"]), in_ms(steps["read"]), in_ms(total), in_times(total.over(floor)), rate]
+        rows.append(row)
+    sizes = f"{batch.jagged_bytes / 1e6:.3g} MB, padded {batch.padded_bytes / 1e6:.3g} MB"
+    headings = ("system", "put ms", "read ms", "put + read ms", "x floor", "GB/s")
+    session.show(f"batch {batch.name}: {batch.rows} rows, {sizes}; median (min..max)", headings, rows)
+
+
+def both(steps: Steps) -> Series:
+    """Put and read together, round by round."""
+    return steps["put"].plus(steps["read"])
+
+
+def fastest_queue(measured: Mapping[str, Steps]) -> Steps | None:
+    """TransferQueue in its faster form."""
+    steps = [each for system, each in measured.items() if system.startswith("TransferQueue")]
+    return min(steps, key=lambda each: both(each).median) if steps else None
+
+
+def _batch_goals(session: Session, name: str, measured: Mapping[str, Steps]) -> None:
+    ours, queue = measured[OURS], fastest_queue(measured)
+    if name == "G":
+        ratio = both(ours).over(both(measured["floor"]))
+        text = f"{in_times(ratio)} x: {in_ms(both(ours))} against {in_ms(both(measured['floor']))} ms"
+        session.goals.append(
+            Goal(
+                f"G padded to padded: at most {_TIMES_FLOOR} x the floor",
+                text,
+                ratio.median <= _TIMES_FLOOR,
+                ratio.median,
+            )
+        )
+    if name == "S":
+        _sample_goals(session, ours, queue)
+        return
+    title = f"{name} padded to padded: at least {_TIMES_TRANSFER_QUEUE[name]:.0f} x as fast as TransferQueue"
+    if queue is None:
+        session.goals.append(Goal(title, "TransferQueue is missing", None))
+        return
+    ratio = both(queue).over(both(ours))
+    text = f"{in_times(ratio)} x: {in_ms(both(ours))} against {in_ms(both(queue))} ms"
+    session.goals.append(Goal(title, text, ratio.median >= _TIMES_TRANSFER_QUEUE[name], ratio.median))
+
+
+def _sample_goals(session: Session, ours: Steps, queue: Steps | None) -> None:
+    for step, bound in _SAMPLE_S.items():
+        text = f"{in_ms(ours[step])} ms"
+        if queue is not None:
+            text += f"; TransferQueue {in_ms(queue[step])} ms"
+        median = ours[step].median
+        session.goals.append(
+            Goal(f"S, one row: {step} p50 at most {bound * 1e3:.1f} ms", text, median <= bound, median)
+        )
+
+
+def _beside_ray(session: Session, python: Path, client: DataPlaneClient) -> None:
+    batch = build(G)
+    try:
+        with worker(python, "peers.ray_store", session.logs) as ray:
+            ray.call("prepare", spec=G.json())
+            ours = PaddedRounds(client, batch)
+            with Floor(batch.jagged_bytes, batch.padded_bytes) as floor:
+                systems: dict[str, Round] = {"floor": floor, OURS: ours, "Ray object store": lambda: ray.call("round")}
+                measured = alternate(systems, session.rounds(_ROUNDS["G"]), session.warmups)
+            ours.close()
+    except WorkerError as error:
+        session.console.print(f"Ray's object store is left out: {error}")
+        return
+    _report(session, batch, measured)
+    session.keep("batch.G.ray", measured)
+
+
+def _jagged_goals(session: Session, client: DataPlaneClient) -> None:
+    short, long = (PaddedRounds(client, build(spec), "jagged") for spec in (G, G.longer(4)))
+    measured = alternate({"G": short, "G, rows 4 x as long": long}, session.rounds(_ROUNDS["G"]), session.warmups)
+    short.close()
+    long.close()
+    session.keep("batch.G.jagged", measured)
+    read, longer = (steps["read"] for steps in measured.values())
+    title = f'read_columns(layout="jagged") of G: under {_JAGGED_S * 1e3:.0f} ms'
+    session.goals.append(Goal(title, f"{in_ms(read)} ms", read.median < _JAGGED_S, read.median))
+    growth = longer.over(read)
+    title = f"the same with rows 4 x as long: at most {_JAGGED_GROWTH} x"
+    text = f"{in_times(growth)} x: {in_ms(longer)} ms"
+    session.goals.append(Goal(title, text, growth.median <= _JAGGED_GROWTH, growth.median))

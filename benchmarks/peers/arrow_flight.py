@@ -1,0 +1,113 @@
+"""Arrow Flight at its best: one column of whole buffers, sent in record batches of a few MiB.
+
+Runs inside Flight's environment, as a worker (see `serving`) that is the client; the server is a process of its own and
+keeps what was put as it came. Reading ends when every record batch is there.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from serving import serve
+from timing import seconds, undisturbed
+
+_START_S = 30.0
+
+
+class Server(flight.FlightServerBase):  # type: ignore[misc]
+    """Keeps tables by name."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._tables: dict[bytes, Any] = {}
+
+    def do_put(self, _context: Any, descriptor: Any, reader: Any, _writer: Any) -> None:
+        self._tables[descriptor.path[0]] = reader.read_all()
+
+    def do_get(self, _context: Any, ticket: Any) -> Any:
+        return flight.RecordBatchStream(self._tables[ticket.ticket])
+
+
+class Calls:
+    """What the driver may ask for."""
+
+    def __init__(self, clients: Mapping[str, Any]) -> None:
+        self._clients = clients
+        self._batches: dict[int, list[Any]] = {}
+        self._last: Any = None
+
+    def prepare(self, size_bytes: int, chunk_bytes: list[int]) -> Mapping[str, Any]:
+        """Make so many bytes, cut into record batches of each of the sizes; see that they come back as they were."""
+        values = np.random.default_rng(0).integers(0, 1 << 62, size_bytes // 8)
+        self._batches = {size: _cut(values, size // 8) for size in chunk_bytes}
+        for transport in self._clients:
+            self.round(transport, chunk_bytes[0])
+            if not np.array_equal(self._last["x"].to_numpy(), values):
+                raise RuntimeError("what was put came back changed")
+        return {}
+
+    def round(self, transport: str, chunk_bytes: int) -> Mapping[str, Any]:
+        """Put the bytes and read them back."""
+        client, batches = self._clients[transport], self._batches[chunk_bytes]
+        with undisturbed():
+            put, _ = seconds(lambda: _put(client, batches))
+            read, self._last = seconds(lambda: client.do_get(flight.Ticket(b"x")).read_all())
+        return {"put": put, "read": read}
+
+
+def _cut(values: Any, length: int) -> list[Any]:
+    pieces = (values[start : start + length] for start in range(0, len(values), length))
+    return [pa.record_batch([pa.array(piece)], ["x"]) for piece in pieces]
+
+
+def _put(client: Any, batches: list[Any]) -> None:
+    writer, _ = client.do_put(flight.FlightDescriptor.for_path(b"x"), batches[0].schema)
+    for batch in batches:
+        writer.write_batch(batch)
+    writer.close()
+
+
+@contextmanager
+def _client(location: str) -> Iterator[Any]:
+    """A client of a server process at a location."""
+    process = subprocess.Popen([sys.executable, "-m", "peers.arrow_flight", location], stdout=subprocess.PIPE)
+    try:
+        said = process.stdout.readline() if process.stdout is not None else b""  # ends with the process at the latest
+        where = f"grpc+tcp://127.0.0.1:{int(said)}" if location.startswith("grpc+tcp") else location
+        with flight.connect(where) as client:
+            deadline = time.monotonic() + _START_S
+            client.wait_for_available(timeout=_START_S)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no Flight server at {where}")
+            yield client
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        server = Server(sys.argv[1])
+        print(server.port, flush=True)
+        server.serve()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        socket = f"grpc+unix://{Path(folder) / 'flight.sock'}"
+        with _client(socket) as unix, _client("grpc+tcp://127.0.0.1:0") as tcp:
+            calls = Calls({"unix": unix, "tcp": tcp})
+            serve({"prepare": calls.prepare, "round": calls.round})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Calls beside few and many resident rows: claims, and the rates of puts, reads and clears.
+
+One server for each number of rows; each round makes one call of each kind at each server. A call is about 64 rows of 32
+bytes, a claim about 16 of the oldest rows, which are released afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from dataplane_client import DataPlaneClient, connect
+from servers import server_process
+from session import Goal, Session, in_ms, in_times
+from timing import Steps, alternate, seconds, undisturbed
+
+ROWS = (2_000, 10_000, 100_000, 1_000_000)
+_FEW, _SOME, _, _MANY = ROWS
+_ROUNDS = 300
+_BATCH = 64
+_CLAIMED = 16
+_WIDTH = 8
+_PUT_ROWS = 20_000
+_CLAIM_S = 0.0007
+_CLAIM_GROWTH = 1.5
+_RATE_KEPT = 0.8
+
+
+def measure(session: Session) -> dict[int, Steps]:
+    """Goals on claims and rates; the series by number of resident rows."""
+    with ExitStack() as stack:
+        rounds = {}
+        for rows in ROWS:
+            with session.phase(f"a server with {rows:,} rows"):
+                rounds[f"{rows}"] = SmallCalls(stack.enter_context(_filled(rows)))
+        with session.phase("calls beside resident rows"):
+            measured = alternate(rounds, session.rounds(_ROUNDS), 10 * session.warmups)
+    session.keep("resident", measured)
+    by_rows = {int(rows): steps for rows, steps in measured.items()}
+    session.goals += _goals(by_rows)
+    return by_rows
+
+
+class SmallCalls:
+    """One small call of each kind in a round."""
+
+    def __init__(self, client: DataPlaneClient) -> None:
+        self._client = client
+        self._values = {"x": torch.rand(_BATCH, _WIDTH)}
+        self._round = itertools.count()
+
+    def __call__(self) -> Mapping[str, float]:
+        client, number = self._client, next(self._round)
+        ids = [f"new_{row}_{number}" for row in range(_BATCH)]
+        with undisturbed():
+            put, _ = seconds(lambda: client.put_samples(ids, "train", self._values))
+            read, _ = seconds(lambda: client.get_samples(ids, "train", ["x"]))
+            claim, claimed = seconds(lambda: client.claim("train", "task", ["x"], _CLAIMED))
+            clear, _ = seconds(lambda: client.clear_samples(ids, "train"))
+        claimed.release()
+        return {"put": put, "read": read, "claim": claim, "clear": clear}
+
+
+@contextmanager
+def _filled(rows: int) -> Iterator[DataPlaneClient]:
+    """A client of a server process that holds so many rows."""
+    with server_process() as server, connect(server.unix) as client:
+        client.register_partition("train", ["x"], 0, ["task"])
+        for start in range(0, rows, _PUT_ROWS):
+            count = min(_PUT_ROWS, rows - start)
+            ids = [f"old_{row}" for row in range(start, start + count)]
+            client.put_samples(ids, "train", {"x": torch.rand(count, _WIDTH)})
+        yield client
+
+
+def _goals(by_rows: Mapping[int, Steps]) -> Iterator[Goal]:
+    few, many = by_rows[_FEW]["claim"], by_rows[_MANY]["claim"]
+    title = f"claim of {_CLAIMED} at {_FEW:,} rows: p50 at most {_CLAIM_S * 1e3:.1f} ms"
+    yield Goal(title, f"{in_ms(few)} ms", few.median <= _CLAIM_S, few.median)
+    growth = many.median / few.median
+    title = f"claim at {_MANY:,} rows: at most {_CLAIM_GROWTH} x that at {_FEW:,}"
+    yield Goal(title, f"{growth:.2f} x: {in_ms(many)} ms", growth <= _CLAIM_GROWTH, growth)
+    for step in ("put", "read", "claim", "clear"):
+        some, most = by_rows[_SOME][step], by_rows[_MANY][step]
+        kept = some.median / most.median
+        title = f"{step} rate at {_MANY:,} rows: at least {_RATE_KEPT:.0%} of that at {_SOME:,}"
+        ratios = in_times(some.over(most))
+        text = f"{kept:.0%}: {1 / most.median:.0f} against {1 / some.median:.0f} calls/s; by round {ratios}"
+        yield Goal(title, text, kept >= _RATE_KEPT, kept)

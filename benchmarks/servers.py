@@ -1,0 +1,93 @@
+"""Real server processes: started, found ready by the health service, stopped."""
+
+from __future__ import annotations
+
+import re
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_START_S = 60.0
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_EAGER = (("grpc.initial_reconnect_backoff_ms", 5), ("grpc.min_reconnect_backoff_ms", 5))
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A server that serves. started_s: from the start of the process until its health service said SERVING."""
+
+    pid: int
+    unix: str
+    tcp: str
+    started_s: float
+
+
+@contextmanager
+def server_process(memory: str = "4GiB") -> Iterator[ServerProcess]:
+    """A server process with a budget, on a Unix socket and a TCP port."""
+    with tempfile.TemporaryDirectory() as folder:
+        socket = f"unix://{Path(folder) / 'dataplane.sock'}"
+        command = [
+            sys.executable,
+            "-m",
+            "dataplane_server",
+            "--http",
+            "127.0.0.1:0",
+            "--memory",
+            memory,
+            "--log-level",
+            "error",
+        ]
+        command += ["--listen", socket, "--listen", "127.0.0.1:0"]
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
+        try:
+            _wait_until_serving(socket, process)
+            started_s = time.perf_counter() - began
+            yield ServerProcess(process.pid, socket, _tcp_address(process), started_s)
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_serving(address: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with grpc.insecure_channel(address, _EAGER) as channel:
+            try:
+                answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+            except grpc.RpcError:
+                answer = None
+        if answer is not None and answer.status == _SERVING:
+            return
+        time.sleep(0.005)
+    raise RuntimeError("the server did not start")
+
+
+def _tcp_address(process: subprocess.Popen[bytes]) -> str:
+    said, deadline = b"", time.monotonic() + _START_S
+    with selectors.DefaultSelector() as selector:
+        if process.stdout is None:
+            raise RuntimeError("the server has no output")
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while selector.select(max(0.0, deadline - time.monotonic())):
+            part = process.stdout.read(4096)
+            said += part
+            if found := re.search(rb"gRPC on (127\S+)\n", said):
+                return found[1].decode()
+            if not part:
+                break
+    raise RuntimeError("the server did not say where it listens")

@@ -1,0 +1,26 @@
+"""Frames of the same-host path (local.proto) as bytes."""
+
+from __future__ import annotations
+
+import struct
+
+from google.protobuf.message import Message
+
+HEAD = struct.Struct("<IHxx")
+MAX_BODY_BYTES = 20 << 20
+
+
+def request_frame(method: int, request: Message) -> bytes:
+    """A request. Raises ValueError when its body is over the limit."""
+    body = request.SerializeToString()
+    if len(body) > MAX_BODY_BYTES:
+        raise ValueError(f"the request takes {len(body)} bytes; at most {MAX_BODY_BYTES} travel in one message")
+    return HEAD.pack(len(body), method) + body
+
+
+def response_head(head: bytes) -> tuple[int, int]:
+    """Size of the body and LocalOutcome. Raises ConnectionError when no server of ours has sent this."""
+    size, outcome = HEAD.unpack(head)
+    if size > MAX_BODY_BYTES:
+        raise ConnectionError(f"a response of {size} bytes")
+    return size, outcome

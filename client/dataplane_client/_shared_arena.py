@@ -1,0 +1,160 @@
+"""The server's arena as a client of its host maps it, and what the client holds there.
+
+A session begins with a connection to the server's local socket, over which the arena's descriptors come, and ends when
+that connection closes: with the process, or when nobody here refers to the session any more. Until then the server
+keeps every lease and reservation that has not been let go of. So whoever uses the memory must hold the session; views
+handed out to users do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from dataplane_client._local_frames import HEAD, request_frame, response_head
+from dataplane_client.row_kernels import ByteArray
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
+from rl_dataplane.v1 import local_pb2 as pb
+
+ATTACH_TIMEOUT_S = 2.0
+_FILE_SUFFIX = ".local"
+_HANDLES_A_FRAME = 1024
+
+
+class SharedArena:
+    """An attached session. Raises OSError when there is no such socket, or it leads to another server's memory."""
+
+    def __init__(self, address: str, nonce: bytes) -> None:
+        self.address = address
+        self._pid = os.getpid()
+        self._handles = itertools.count(1)
+        self._let_go: deque[int] = deque()
+        self._unsent = bytearray()  # frames begun, whole or in part; belongs to who holds _sending
+        self._sending = threading.Lock()
+        self._lock = threading.Lock()
+        self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._descriptors: list[int] = []
+        weakref.finalize(self, _close, self._lifeline, self._descriptors)
+        self._lifeline.settimeout(ATTACH_TIMEOUT_S)
+        self._lifeline.connect(address)
+        response = self._attach()
+        self._lifeline.setblocking(False)
+        self.token = response.session
+        self._size = response.arena_bytes
+        self.readable: ByteArray = np.frombuffer(self._map(self._descriptors[0], mmap.PROT_READ), np.uint8)
+        found = self.readable[response.nonce_offset : response.nonce_offset + len(nonce)].tobytes()
+        if found != nonce or not nonce:
+            raise ConnectionError("the memory behind the socket is not that of the server")
+        self._writable: ByteArray | None = None
+
+    def _attach(self) -> pb.AttachResponse:
+        self._lifeline.sendall(request_frame(pb.LOCAL_METHOD_ATTACH, pb.AttachRequest()))
+        data, descriptors, _, _ = socket.recv_fds(self._lifeline, 4096, 2)
+        self._descriptors.extend(descriptors)
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)  # recv_fds ignores MSG_CMSG_CLOEXEC
+        if len(descriptors) != 2 or len(data) < HEAD.size:
+            raise ConnectionError("the socket lends no memory")
+        size, outcome = response_head(data[: HEAD.size])
+        if outcome != pb.LOCAL_OUTCOME_UNSPECIFIED or len(data) != HEAD.size + size:
+            raise ConnectionError("the socket lends no memory")
+        return pb.AttachResponse.FromString(data[HEAD.size :])
+
+    @property
+    def writable(self) -> ByteArray:
+        """The whole arena for writing; only what a reservation names may be written to."""
+        with self._lock:
+            if self._writable is None:
+                mapping = self._map(self._descriptors[1], mmap.PROT_READ | mmap.PROT_WRITE)
+                self._writable = np.frombuffer(mapping, np.uint8)
+            return self._writable
+
+    def _map(self, descriptor: int, rights: int) -> mmap.mmap:
+        mapping = mmap.mmap(descriptor, self._size, flags=mmap.MAP_SHARED, prot=rights)
+        with contextlib.suppress(OSError):  # huge pages save faults where the system allows them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        return mapping
+
+    def private_view(self, start: int, end: int) -> ByteArray:
+        """Bytes start to end of the arena, mapped anew, so that writing to them changes this view alone.
+
+        Raises ValueError for bytes that are not of the arena.
+        """
+        if not 0 <= start <= end <= self._size:
+            raise ValueError(f"bytes {start} to {end} of an arena of {self._size}")
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        rights = mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_PRIVATE
+        mapping = mmap.mmap(self._descriptors[0], end - first, flags=flags, prot=rights, offset=first)
+        return np.frombuffer(mapping, np.uint8, end - start, start - first)
+
+    # -- what is held --------------------------------------------------------------------------------------------------
+
+    def next_handle(self) -> int:
+        """A name for a lease or reservation, never used before."""
+        return next(self._handles)
+
+    def let_go(self, *handles: int) -> None:
+        """Tell the server that leases or reservations are no longer used.
+
+        Safe in finalizers: it takes no lock that its own thread may hold, and never blocks. What cannot be said now is
+        said with the next, if only of no handles. A forked child says nothing, for the handles are its parent's.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._let_go.extend(handles)
+        flushed = True
+        while flushed and (self._let_go or self._unsent) and self._sending.acquire(blocking=False):
+            try:
+                flushed = self._flush()
+            finally:
+                self._sending.release()
+
+    def _flush(self) -> bool:
+        """Send what was let go of; whether all of it was."""
+        handles = [self._let_go.popleft() for _ in range(min(len(self._let_go), _HANDLES_A_FRAME))]
+        if handles:
+            self._unsent += request_frame(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles))
+        try:
+            sent = self._lifeline.send(self._unsent)
+        except BlockingIOError:
+            return False
+        except OSError:  # the server is gone, and with it all that was held
+            self._unsent.clear()
+            return True
+        del self._unsent[:sent]
+        return not self._unsent
+
+
+def local_addresses(target: str, shared: plane_pb.SharedMemory) -> list[str]:
+    """Where the local socket of a server may be found, the likeliest first: beside the socket file by which the client
+    knows it, whatever the server calls that file, and at its abstract socket.
+    """
+    beside = [target.removeprefix("unix://") + _FILE_SUFFIX] if target.startswith("unix:") else []
+    return [*beside, f"\0{shared.abstract_socket}"]
+
+
+def attach(target: str, shared: plane_pb.SharedMemory) -> SharedArena:
+    """Attach to the memory of the server at target. Raises OSError with what was found at each place."""
+    failures = []
+    for address in local_addresses(target, shared):
+        try:
+            return SharedArena(address, shared.nonce)
+        except OSError as error:  # noqa: PERF203  # there are two
+            failures.append(f"{address.replace(chr(0), '@')}: {error}")
+    raise OSError("; ".join(failures))
+
+
+def _close(lifeline: socket.socket, descriptors: Sequence[int]) -> None:
+    lifeline.close()
+    for descriptor in descriptors:
+        os.close(descriptor)

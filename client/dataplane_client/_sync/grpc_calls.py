@@ -1,0 +1,92 @@
+"""Calls over gRPC, values in streams of chunks: what works from any host.
+
+Frames of streams are written and read as bytes, so a value is copied once into its frame and once out of its chunk,
+straight to its last place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from dataplane_client._layouts import column_layouts
+from dataplane_client._lent_room import chunks
+from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, fitting
+from dataplane_client._sync.runtime import open_channel
+from dataplane_client.columns_layout import WireColumn
+from dataplane_client.errors import InternalError
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+from rl_dataplane.v1.frames import frame_prefix, parse_frame
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"]
+_WRITES: dict[str, Any] = {"PutSamples": pb.PutSamplesResponse, "CommitClaim": pb.CommitClaimResponse}
+
+
+class GrpcCalls:
+    """One channel to one server."""
+
+    def __init__(self, target: str, chunk_bytes: int) -> None:
+        self._target = target
+        self._chunk_bytes = chunk_bytes
+        self._channel = open_channel(target)
+        self._stub: Any = pb_grpc.DataPlaneServiceStub(self._channel)
+        self._writes: dict[str, Any] = {
+            verb: self._channel.stream_unary(_path(verb), None, response.FromString)
+            for verb, response in _WRITES.items()
+        }
+        self._read: Any = self._channel.unary_stream(
+            _path("ReadColumns"), pb.ReadColumnsRequest.SerializeToString, None
+        )
+
+    def close(self) -> None:
+        """Close the channel; calls under way end with an error."""
+        self._channel.close()
+
+    def unary(self, verb: str, request: Message, timeout_s: float) -> Any:
+        """Call a method with one request."""
+        return getattr(self._stub, verb)(request, timeout=timeout_s)
+
+    def write(self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float) -> Any:
+        """Put or commit, as a stream whose first frame holds the header."""
+        frames = _frames(header.SerializeToString(), columns, self._chunk_bytes)
+        return self._writes[verb](frames, timeout=timeout_s)
+
+    def read(self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float) -> list[PlacedColumn]:
+        """Read columns; views are not to be had here."""
+        n_rows = len(request.sample_ids)
+        buffers: ReadBuffers | None = None
+        stream: StreamBuffers | None = None
+        for data in self._read(request, timeout=timeout_s):
+            with fitting(self._target):
+                frame = parse_frame(data)
+            if buffers is None or stream is None:
+                header = pb.ReadColumnsHeader.FromString(frame.header or b"")
+                buffers = ReadBuffers(column_layouts(header, request), n_rows, destination)
+                stream = buffers.stream()
+            if frame.chunk:
+                with fitting(self._target):
+                    stream.add(frame.offset, frame.chunk)
+            del data, frame  # their memory is free for the next message
+        if buffers is None or stream is None:
+            raise InternalError(f"ReadColumns at {self._target}: the stream had no frame")
+        with fitting(self._target):
+            stream.finish()
+        return buffers.columns
+
+
+def _path(verb: str) -> str:
+    return f"/{_SERVICE.full_name}/{verb}"
+
+
+def _frames(header: bytes, columns: Sequence[WireColumn], chunk_bytes: int) -> Iterator[bytes]:
+    head: bytes | None = header
+    offset = 0
+    for views in chunks(columns, chunk_bytes):
+        size = sum(view.nbytes for view in views)
+        yield b"".join([frame_prefix(head, offset, size), *views])
+        offset, head = offset + size, None
+    if head is not None:
+        yield frame_prefix(head, 0, 0)

@@ -1,0 +1,121 @@
+"""Puts, commits and reads of clients that map the arena: small values travel in the message, large ones stay in place.
+
+A client that is lent room writes there itself, while other calls go on; nobody else sees the bytes until it finishes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from dataplane_server.core.calls import CommitResult, PutResult, Reservation, Waiting
+from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.space import Run
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service import translate
+from dataplane_server.service.local_session import Lease, LentRoom, LocalSession
+from dataplane_server.service.shell import Shell
+from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
+from rl_dataplane.v1 import local_pb2 as pb
+
+MAX_INLINE_BYTES = 1 << 20
+
+Result = PutResult | CommitResult
+WriteRequest = pb.LocalPutRequest | pb.LocalCommitRequest
+
+
+class LocalCalls:
+    """The methods of local.proto that differ from those of the gRPC service."""
+
+    def __init__(self, shell: Shell, arena: Arena, metrics: Metrics) -> None:
+        self._shell = shell
+        self._arena = arena
+        self._metrics = metrics
+
+    async def put(self, request: pb.LocalPutRequest, session: LocalSession) -> pb.LocalWriteResponse:
+        header = request.header
+        begun = self._shell.settled(lambda: self._shell.plane.begin_put(translate.put(header), time.monotonic()))
+        applied = partial(self._put_applied, header.partition_id, len(header.sample_ids))
+        room = LentRoom(0 if isinstance(begun, PutResult) else begun.ticket, applied)
+        return await self._write(begun, room, request, session)
+
+    async def commit(self, request: pb.LocalCommitRequest, session: LocalSession) -> pb.LocalWriteResponse:
+        header = request.header
+        partition_id = self._shell.plane.claimed_partition(header.claim_id)
+        begun = self._shell.settled(lambda: self._shell.plane.begin_commit(translate.commit(header), time.monotonic()))
+        size_bytes = begun.size_bytes if isinstance(begun, Reservation) else 0
+        applied = partial(self._commit_applied, partition_id, size_bytes)
+        room = LentRoom(0 if isinstance(begun, CommitResult) else begun.ticket, applied)
+        return await self._write(begun, room, request, session)
+
+    async def _write(
+        self, begun: Result | Reservation | Waiting, room: LentRoom, request: WriteRequest, session: LocalSession
+    ) -> pb.LocalWriteResponse:
+        """Take a begun write to its end, or to where the client fills the room."""
+        if not isinstance(begun, (Reservation, Waiting)):
+            return room.applied(begun)
+        lent = False
+        try:
+            reservation = await self._shell.room(begun, translate.seconds(request.header.wait_timeout))
+            if request.HasField("values"):
+                self._fill(reservation, request.values)
+            elif reservation.size_bytes:
+                self._shell.plane.lend_reservation(room.ticket)
+                session.hold(request.handle, room)
+                lent = True
+                return pb.LocalWriteResponse(reservation=_arena_runs(reservation.runs))
+            return room.applied(self._shell.plane.finish(room.ticket, time.monotonic()))
+        finally:
+            if not lent:
+                self._shell.plane.abort_write(room.ticket)
+            self._shell.settle()
+
+    def _fill(self, reservation: Reservation, values: bytes) -> None:
+        if len(values) != reservation.size_bytes or len(values) > MAX_INLINE_BYTES:
+            message = (
+                f"the message holds {len(values)} bytes of values, its header declares {reservation.size_bytes}; "
+                f"at most {MAX_INLINE_BYTES} may come in a message"
+            )
+            raise Refusal(Reason.MALFORMED_STREAM, message)
+        rest = memoryview(values)
+        for run in reservation.runs:
+            self._arena.view(run)[:], rest = rest[: run.size_bytes], rest[run.size_bytes :]
+
+    async def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> pb.LocalWriteResponse:
+        room = session.take_room(request.handle)
+        return room.applied(self._shell.settled(lambda: self._shell.plane.finish(room.ticket, time.monotonic())))
+
+    def _put_applied(self, partition_id: str, rows: int, result: Result) -> pb.LocalWriteResponse:
+        put = cast("PutResult", result)  # a ticket finishes as what it began as
+        self._metrics.put(partition_id, rows, put.size_bytes)
+        response = plane_pb.PutSamplesResponse(created_rows=put.created_rows, size_bytes=put.size_bytes)
+        return pb.LocalWriteResponse(put=response)
+
+    def _commit_applied(self, partition_id: str | None, size_bytes: int, result: Result) -> pb.LocalWriteResponse:
+        if partition_id is not None:  # a repeated commit finds its claim ended, and was counted before
+            self._metrics.commit(partition_id, size_bytes)
+        consumed = cast("CommitResult", result).consumed_rows
+        return pb.LocalWriteResponse(commit=plane_pb.CommitClaimResponse(consumed_rows=consumed))
+
+    async def read(self, request: pb.LocalReadRequest, session: LocalSession) -> pb.LocalReadResponse:
+        what, plane = request.request, self._shell.plane
+        plan = plane.begin_read(what.partition_id, list(what.sample_ids), list(what.fields))
+        response = pb.LocalReadResponse(header=translate.read_header(plan))
+        if plan.size_bytes <= min(request.inline_bytes, MAX_INLINE_BYTES):
+            response.values = b"".join(map(self._arena.view, plan.runs))
+            self._shell.settled(lambda: plane.end_read(plan.ticket))
+        else:
+            session.hold(request.handle, Lease(plan.ticket))
+            response.lease.CopyFrom(_arena_runs(plan.runs))
+        self._metrics.read(what.partition_id, len(what.sample_ids), plan.size_bytes)
+        return response
+
+
+def _arena_runs(runs: Iterable[Run]) -> pb.ArenaRuns:
+    table = np.array(list(runs), "<i8").reshape(-1, 2)
+    return pb.ArenaRuns(offsets=table[:, 0].tobytes(), sizes=table[:, 1].tobytes())

@@ -1,0 +1,44 @@
+"""Calls of the core, and waking whom they concern. Every part of the service that calls the core does it here, on one
+event loop, so each call is atomic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from dataplane_server.core.calls import Reservation, Waiting
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.service.waiters import Waiters
+
+T = TypeVar("T")
+
+
+class Shell:
+    """The core and the callers that wait for it."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self.plane = plane
+        self.waiters = Waiters()
+
+    def settle(self) -> None:
+        """Wake whom the last calls of the core concerned."""
+        self.waiters.wake(self.plane.take_effects())
+
+    def settled(self, call: Callable[[], T]) -> T:
+        """Call the core and wake whom it concerns, also when it refuses: a refused call may have taken an earlier
+        attempt's place.
+        """
+        try:
+            return call()
+        finally:
+            self.settle()
+
+    async def room(self, begun: Reservation | Waiting, wait_s: float) -> Reservation:
+        """The reservation of a begun write, now or within wait_s. The caller aborts the write when this raises."""
+        if isinstance(begun, Reservation):
+            return begun
+        ticket = begun.ticket
+        give_up = partial(self.settled, lambda: self.plane.give_up_write(ticket))
+        return await self.waiters.wait(ticket, Reservation, wait_s, give_up)

@@ -1,0 +1,160 @@
+"""Columns as views of an arena, against plain bytes: over a real server's memory and a session that holds it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataplane_client._leased_views import leased_columns
+from dataplane_client._shared_arena import SharedArena, attach
+from dataplane_client.columns_layout import ITEM_SIZES, ColumnLayout
+from dataplane_server.testing import running_server
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+
+BUDGET = 1 << 20
+Int64Array = npt.NDArray[np.int64]
+
+
+class RecordedArena(SharedArena):
+    """A session that remembers what it let go of."""
+
+    gone: list[int]
+
+    def let_go(self, *handles: int) -> None:
+        self.gone.extend(handles)
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedArena]:
+    listen = f"unix://{tmp_path_factory.mktemp('socket')}/a.sock"
+    with running_server(listen=listen, memory_bytes=BUDGET), grpc.insecure_channel(listen) as channel:
+        status = pb_grpc.DataPlaneServiceStub(channel).GetServerStatus(pb.GetServerStatusRequest(), timeout=20)
+        arena = RecordedArena(f"{listen.removeprefix('unix://')}.local", status.shared_memory.nonce)
+        arena.gone = []
+        arena.writable[:BUDGET] = np.arange(BUDGET, dtype=np.uint32).astype(np.uint8) * 7
+        yield arena
+
+
+def int64(*values: int) -> Int64Array:
+    return np.array(values, np.int64)
+
+
+def jagged(*lengths: int, dtype: str = "uint8", name: str = "x") -> ColumnLayout:
+    return ColumnLayout(name, "jagged", dtype, (), int64(*lengths))
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_columns_whose_rows_adjoin_are_views_of_their_bytes(arena: RecordedArena, data: st.DataObject) -> None:
+    n_rows = data.draw(st.integers(1, 5))
+    layouts, runs, expected = [], [], []
+    for number in range(data.draw(st.integers(1, 3))):
+        dtype = data.draw(st.sampled_from(["uint8", "int16", "float64"]))
+        item = ITEM_SIZES[dtype]
+        lengths = data.draw(st.lists(st.integers(0, 3000), min_size=n_rows, max_size=n_rows))
+        start = item * data.draw(st.integers(0, BUDGET // 16 - 3000))
+        layouts.append(jagged(*lengths, dtype=dtype, name=f"x{number}"))
+        ends = [0, *itertools.accumulate(length * item for length in lengths)]
+        cut = data.draw(st.integers(0, n_rows))  # one run or two, whose border is that of a row
+        runs += [(start, ends[cut]), (start + ends[cut], ends[-1] - ends[cut])]
+        expected.append(arena.readable[start : start + ends[-1]].tobytes())
+    runs = [(start, size) for start, size in runs if size]
+    if not runs:
+        return
+    offsets, sizes = (int64(*numbers) for numbers in zip(*runs, strict=True))
+    columns = leased_columns(arena, 1, layouts, n_rows, offsets, sizes)
+    if columns is None:  # only where a column without a byte begins nowhere in particular
+        assert b"" in expected
+        return
+    assert [column.values.tobytes() for column in columns] == expected
+    assert all(column.values.flags.writeable for column in columns)
+    assert [column.width for column in columns] == [None] * len(layouts)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "offsets", "sizes"),
+    [
+        ([jagged(3, 4)], [100, 104], [3, 4]),
+        ([jagged(3, 4)], [100, 90], [3, 4]),
+        ([jagged(3, 4), jagged(1, 1)], [100, 200, 300], [7, 1, 1]),
+        ([jagged(2, 2, dtype="int16")], [101], [8]),
+    ],
+    ids=["a gap", "in the other order", "one of two columns", "not as its items want it"],
+)
+def test_what_torch_cannot_view_is_not_viewed(
+    arena: RecordedArena, layouts: list[ColumnLayout], offsets: list[int], sizes: list[int]
+) -> None:
+    arena.gone.clear()
+    assert leased_columns(arena, 5, layouts, 2, int64(*offsets), int64(*sizes)) is None
+    assert arena.gone == []  # the lease stays the caller's
+
+
+@pytest.mark.parametrize(
+    ("offsets", "sizes", "message"),
+    [([100], [6], "runs of 6 bytes for 7"), ([100], [8], "runs of 8"), ([100, 200], [2, 5], "a run ends within a row")],
+    ids=["too little", "too much", "a row in two"],
+)
+def test_runs_that_do_not_fit_are_refused(
+    arena: RecordedArena, offsets: list[int], sizes: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        leased_columns(arena, 5, [jagged(3, 4)], 2, int64(*offsets), int64(*sizes))
+
+
+@pytest.mark.parametrize("offset", [-8, 1 << 40], ids=["before the arena", "behind the arena"])
+def test_runs_outside_the_arena_are_refused(arena: RecordedArena, offset: int) -> None:
+    with pytest.raises(ValueError, match="arena"):
+        leased_columns(arena, 5, [jagged(3, 4)], 2, int64(offset), int64(7))
+
+
+def test_writing_to_a_view_changes_that_view_alone(arena: RecordedArena) -> None:
+    before = arena.readable[1000:9000].tobytes()
+    first, second = (leased_columns(arena, 5, [jagged(8000)], 1, int64(1000), int64(8000)) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    first[0].values[:] = 0
+    assert second[0].values.tobytes() == before == arena.readable[1000:9000].tobytes()
+
+
+def test_the_lease_is_let_go_of_once_with_the_last_view(arena: RecordedArena) -> None:
+    arena.gone.clear()
+    columns = leased_columns(arena, 77, [jagged(3, 4), jagged(5, 6)], 2, int64(100), int64(18))
+    assert columns is not None
+    last = columns[1].values[3:4].view(np.int8).reshape(1, 1)
+    del columns
+    gc.collect()
+    assert arena.gone == []
+    del last
+    assert arena.gone == [77]
+
+
+# -- attaching ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nonce", [b"", b"x" * 16], ids=["none", "another"])
+def test_memory_with_another_nonce_is_not_used(arena: RecordedArena, nonce: bytes) -> None:
+    with pytest.raises(ConnectionError, match="not that of the server"):
+        SharedArena(arena.address, nonce)
+
+
+def test_where_there_is_no_socket_every_place_is_named(tmp_path: Path) -> None:
+    shared = pb.SharedMemory(nonce=b"x" * 16, abstract_socket="rl-dataplane-nowhere")
+    with pytest.raises(
+        OSError, match=rf"{tmp_path}/a\.sock\.local: .*No such file.*; @rl-dataplane-nowhere: .*refused"
+    ):
+        attach(f"unix://{tmp_path}/a.sock", shared)
+
+
+def test_handles_are_never_used_twice(arena: RecordedArena) -> None:
+    handles = [arena.next_handle() for _ in range(1000)]
+    assert len(set(handles)) == 1000

@@ -1,0 +1,212 @@
+"""Work on threads, and calls over a local connection: what a cancellation ends, and what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dataplane_client._async.runtime import LocalConnection, apart
+from dataplane_client._local_frames import HEAD
+from dataplane_client._sync.runtime import LocalConnection as BlockingConnection
+
+# -- work on threads ---------------------------------------------------------------------------------------------------
+
+
+async def test_work_apart_gives_what_it_returns_or_raises() -> None:
+    assert await apart(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        await apart(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("cancellations", [1, 2, 5])
+async def test_a_cancellation_waits_until_work_is_done(cancellations: int) -> None:
+    """Until then it writes to memory that is lent."""
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(20)
+        done.set()
+
+    task = asyncio.ensure_future(apart(work))
+    await asyncio.to_thread(begun.wait, 20)
+    for _ in range(cancellations):
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()
+
+
+def test_a_loop_that_ends_waits_until_work_is_done() -> None:
+    begun, done = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def work() -> None:
+        begun.set()
+        threading.Event().wait(0.05)
+        done.set()
+
+    async def caller() -> None:
+        try:
+            await apart(work)
+        finally:
+            seen.append(done.is_set())
+
+    async def main() -> None:
+        task = asyncio.ensure_future(caller())
+        await asyncio.to_thread(begun.wait, 20)
+        assert not task.done()
+
+    asyncio.run(main())
+    assert seen == [True]
+
+
+async def test_work_that_fails_after_it_was_cancelled_is_a_cancellation() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(20)
+        raise ValueError
+
+    task = asyncio.ensure_future(apart(work))
+    await asyncio.to_thread(begun.wait, 20)
+    task.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# -- local connections -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+Pair = tuple[socket.socket, socket.socket]
+
+ANSWERS: dict[str, tuple[bytes, Callable[[], tuple[type[Exception], str]]]] = {
+    "nothing": (b"", lambda: (ConnectionError, "the server closed it")),
+    "half a head": (HEAD.pack(5, 0)[:4], lambda: (ConnectionError, "the server closed it")),
+    "half a body": (HEAD.pack(5, 0) + b"abc", lambda: (ConnectionError, "the server closed it")),
+    "too much": (HEAD.pack((20 << 20) + 1, 0), lambda: (ConnectionError, "a response of 20971521 bytes")),
+}
+
+
+@pytest.mark.parametrize(("answer", "error"), ANSWERS.values(), ids=ANSWERS)
+async def test_an_answer_that_breaks_off_is_an_error(
+    pair: Pair, answer: bytes, error: Callable[[], tuple[type[Exception], str]]
+) -> None:
+    ours, theirs = pair
+    ours.setblocking(False)
+    theirs.sendall(answer)
+    theirs.shutdown(socket.SHUT_WR)
+    kind, message = error()
+    with pytest.raises(kind, match=message):
+        await LocalConnection(ours).exchange(b"request", 20.0)
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize(("answer", "error"), ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_that_breaks_off_is_an_error_of_the_blocking_client(
+    pair: Pair, answer: bytes, error: Callable[[], tuple[type[Exception], str]]
+) -> None:
+    ours, theirs = pair
+    theirs.sendall(answer)
+    theirs.shutdown(socket.SHUT_WR)
+    kind, message = error()
+    with pytest.raises(kind, match=message):
+        BlockingConnection(ours).exchange(b"request", 20.0)
+    ours.close()
+    theirs.close()
+
+
+async def test_an_answer_that_comes_in_pieces_is_put_together(pair: Pair) -> None:
+    ours, theirs = pair
+    ours.setblocking(False)
+    call = asyncio.ensure_future(LocalConnection(ours).exchange(b"request", 20.0))
+    for byte in HEAD.pack(300, 1) + bytes(300):
+        theirs.sendall(bytes([byte]))
+        await asyncio.sleep(0)
+    assert await call == (1, bytes(300))
+    assert theirs.recv(100) == b"request"
+    ours.close()
+    theirs.close()
+
+
+LATE = pytest.mark.parametrize(
+    ("received", "request_bytes"),
+    [(b"", 7), (HEAD.pack(5, 0) + b"abc", 7), (b"", 10 << 20)],
+    ids=["no answer", "half an answer", "a request that is not taken in"],
+)
+
+
+@LATE
+async def test_what_does_not_happen_in_time_is_a_timeout(pair: Pair, received: bytes, request_bytes: int) -> None:
+    ours, theirs = pair
+    ours.setblocking(False)
+    theirs.sendall(received)
+    with pytest.raises(TimeoutError):
+        await LocalConnection(ours).exchange(bytes(request_bytes), 0.05)
+    theirs.close()
+
+
+@LATE
+def test_what_does_not_happen_in_time_is_a_timeout_of_the_blocking_client(
+    pair: Pair, received: bytes, request_bytes: int
+) -> None:
+    ours, theirs = pair
+    theirs.sendall(received)
+    with pytest.raises(TimeoutError):
+        BlockingConnection(ours).exchange(bytes(request_bytes), 0.05)
+    theirs.close()
+
+
+async def test_a_cancellation_is_never_lost_to_an_answer_that_comes_at_once(pair: Pair) -> None:
+    ours, theirs = pair
+    ours.setblocking(False)
+    connection = LocalConnection(ours)
+    for turns in range(6):
+        theirs.sendall(HEAD.pack(0, 0))
+        call = asyncio.ensure_future(connection.exchange(b"request", 20.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if call.done():
+            continue
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        break  # what it left behind is of no use to another
+    ours.close()
+    theirs.close()
+
+
+async def test_where_nobody_listens_there_is_no_connection(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await LocalConnection.open(str(tmp_path / "nowhere"), 20.0)
+    with pytest.raises(FileNotFoundError):
+        BlockingConnection.open(str(tmp_path / "nowhere"), 20.0)
+
+
+@pytest.mark.parametrize("kind", [LocalConnection, BlockingConnection])
+def test_a_connection_that_is_dropped_closes_its_socket(
+    pair: Pair, kind: type[LocalConnection | BlockingConnection]
+) -> None:
+    ours, theirs = pair
+    connection = kind(ours)
+    del connection
+    assert ours.fileno() == -1
+    theirs.close()

@@ -1,0 +1,44 @@
+"""One server that shares its memory, and its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.limits import Limits
+from dataplane_server.testing import ServerThread
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def listen(tmp_path: Path) -> str:
+    return f"unix://{tmp_path}/dataplane.sock"
+
+
+@pytest.fixture
+def server(listen: str) -> Iterator[ServerThread]:
+    """A server with a budget of 64 MiB, which a test may stop."""
+    server = ServerThread(ServerConfig(listen=(listen,), limits=Limits(memory_bytes=64 * MIB)))
+    yield server
+    if server._thread.is_alive():
+        server.stop()
+
+
+@pytest.fixture
+def client(server: ServerThread, listen: str) -> Iterator[DataPlaneClient]:
+    """A client that shares its memory; partition p has fields x and y."""
+    with connect(listen, timeout_s=20.0, transport="shm") as client:
+        client.register_partition("p", ["x", "y"], 0, ["train"])
+        yield client
+
+
+@pytest.fixture
+def grpc_client(server: ServerThread, listen: str) -> Iterator[DataPlaneClient]:
+    """A client that does not."""
+    with connect(listen, timeout_s=20.0, transport="grpc") as client:
+        yield client

@@ -1,0 +1,169 @@
+"""Which way values travel: through memory where a client can prove that it is the server's, over gRPC elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import PreconditionError
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.limits import Limits
+from dataplane_server.testing import ServerThread, running_server
+
+MIB = 1 << 20
+Start = Callable[..., ServerThread]
+
+
+def works(client: DataPlaneClient) -> bool:
+    """Whether a row of 1 MiB goes there and back."""
+    sent = torch.randint(0, 256, (1, MIB), dtype=torch.uint8)
+    client.register_partition("w", ["x"], 0, ["train"])
+    client.put_samples(["s"], "w", {"x": sent})
+    same = torch.equal(client.get_samples(["s"], "w", ["x"])["x"], sent)
+    client.drop_partition("w")
+    return same
+
+
+def test_values_travel_through_memory_by_themselves(server: ServerThread, listen: str) -> None:
+    with connect(listen) as client:
+        assert (client.transport, works(client)) == ("shm", True)
+
+
+def test_a_client_may_be_told_to_use_grpc(server: ServerThread, listen: str) -> None:
+    with connect(listen, transport="grpc") as client:
+        assert (client.transport, works(client)) == ("grpc", True)
+
+
+async def test_the_asynchronous_client_chooses_alike(server: ServerThread, listen: str) -> None:
+    for transport, expected in (("auto", "shm"), ("shm", "shm"), ("grpc", "grpc")):
+        async with await aio.connect(listen, transport=transport) as client:
+            assert client.transport == expected
+
+
+def test_memory_is_found_behind_a_tcp_address(start_server: Start) -> None:
+    server = start_server(("127.0.0.1:0",), memory_bytes=8 * MIB)
+    with connect(server.addresses[0], transport="shm") as client:
+        assert (client.transport, works(client)) == ("shm", True)
+
+
+def test_memory_is_found_at_another_path_of_the_same_socket(server: ServerThread, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "dataplane.sock")
+    with connect(f"unix://{tmp_path}/elsewhere", transport="shm") as client:
+        assert works(client)
+
+
+@pytest.fixture
+def unshared(listen: str) -> ServerThread:
+    """A server that shares nothing; the caller stops it."""
+    return ServerThread(ServerConfig(listen=(listen,), share_memory=False, limits=Limits(memory_bytes=8 * MIB)))
+
+
+def test_a_server_that_shares_nothing_has_no_local_socket(unshared: ServerThread, tmp_path: Path) -> None:
+    assert [path.name for path in tmp_path.iterdir()] == ["dataplane.sock"]
+    unshared.stop()
+
+
+def test_who_insists_on_memory_is_refused_where_there_is_none(unshared: ServerThread, listen: str) -> None:
+    with pytest.raises(PreconditionError, match=f"{listen}: its memory cannot be shared: the server shares no memory"):
+        connect(listen, transport="shm")
+    unshared.stop()
+
+
+def test_who_does_not_insist_uses_grpc_and_says_so_once(
+    unshared: ServerThread, listen: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "dataplane_client"), connect(listen) as client:
+        assert (client.transport, works(client)) == ("grpc", True)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"values of {listen} travel over gRPC: the server shares no memory"
+    ]
+    unshared.stop()
+
+
+def local_socket(tmp_path: Path, name: str) -> Path:
+    return tmp_path / f"{name}.sock.local"
+
+
+def test_the_memory_of_another_server_is_not_used(
+    start_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = start_server((f"unix://{tmp_path}/other.sock",), memory_bytes=8 * MIB)
+    unix, tcp = f"unix://{tmp_path}/this.sock", "127.0.0.1:0"
+    start_server((unix, tcp), memory_bytes=8 * MIB)
+    local_socket(tmp_path, "this").unlink()
+    local_socket(tmp_path, "this").symlink_to(local_socket(tmp_path, "other"))
+    with connect(unix, transport="shm") as client:  # the abstract socket still leads to the right one
+        assert works(client)
+    other.check_invariants()
+    with connect(other.addresses[0]) as others:
+        assert others.server_status().memory_used_bytes == 0
+
+
+@pytest.mark.parametrize("what", ["another server", "a silent socket", "a file", "nothing"])
+def test_without_a_way_to_the_right_memory_values_travel_over_grpc(
+    start_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    start_server((f"unix://{tmp_path}/other.sock",), memory_bytes=8 * MIB)
+    unix, place = f"unix://{tmp_path}/this.sock", local_socket(tmp_path, "this")
+    server = start_server((unix,), memory_bytes=8 * MIB)
+    server.server._servicer._shared_memory.abstract_socket = "rl-dataplane-nowhere"  # type: ignore[union-attr]
+    place.unlink()
+    monkeypatch.setattr("dataplane_client._shared_arena.ATTACH_TIMEOUT_S", 0.2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        if what == "another server":
+            place.symlink_to(local_socket(tmp_path, "other"))
+        elif what == "a silent socket":
+            silent.bind(str(place))
+            silent.listen()
+        elif what == "a file":
+            place.write_text("data")
+        with connect(unix) as client:
+            assert (client.transport, works(client)) == ("grpc", True)
+        with pytest.raises(PreconditionError, match=r"this\.sock\.local: .*; @rl-dataplane-nowhere: "):
+            connect(unix, transport="shm")
+    if place.exists():
+        assert what in ("another server", "a silent socket", "a file")
+        place.unlink()
+
+
+# -- socket files ------------------------------------------------------------------------------------------------------
+
+
+def test_the_local_socket_goes_with_its_server(server: ServerThread, tmp_path: Path) -> None:
+    assert local_socket(tmp_path, "dataplane").is_socket()
+    server.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_local_socket_that_a_killed_server_left_is_taken_over(start_server: Start, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(local_socket(tmp_path, "a")))
+    start_server((f"unix://{tmp_path}/a.sock",), memory_bytes=8 * MIB)
+    with connect(f"unix://{tmp_path}/a.sock", transport="shm") as client:
+        assert works(client)
+
+
+def test_a_file_in_the_place_of_the_local_socket_is_left_alone(tmp_path: Path) -> None:
+    precious = local_socket(tmp_path, "a")
+    precious.write_text("data")
+    here = f"unix://{tmp_path}/a.sock"
+    with running_server(listen=here, memory_bytes=8 * MIB), connect(here, transport="shm") as client:
+        assert works(client)  # by the abstract socket
+    assert precious.read_text() == "data"
+
+
+def test_a_socket_whose_path_has_no_room_for_a_second_is_served(start_server: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    path = folder / ("s" * (105 - len(os.fsencode(folder)) - 1))
+    folder.mkdir()
+    start_server((f"unix://{path}",), memory_bytes=8 * MIB)
+    with connect(f"unix://{path}", transport="shm") as client:
+        assert works(client)

@@ -1,0 +1,263 @@
+"""Sessions over the life of servers, clients, threads and tasks: nothing is lost, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import ClosedError, DataPlaneError, UnavailableError
+from dataplane_server.testing import ServerThread
+
+Eventually = Callable[[Callable[[], object]], None]
+Start = Callable[..., ServerThread]
+
+MIB = 1 << 20
+
+
+def rows_of(count: int, size: int = MIB) -> torch.Tensor:
+    return torch.randint(0, 256, (count, size), dtype=torch.uint8)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def used(client: DataPlaneClient) -> int:
+    return client.server_status().memory_used_bytes
+
+
+@contextlib.contextmanager
+def stalled(server: ServerThread) -> Iterator[None]:
+    """A block in which the server does nothing."""
+    go_on = threading.Event()
+    server._loop.call_soon_threadsafe(go_on.wait, 20)
+    yield
+    go_on.set()
+
+
+# -- servers that come and go ------------------------------------------------------------------------------------------
+
+
+def test_a_client_goes_on_with_the_memory_of_the_next_server(
+    server: ServerThread, start_server: Start, listen: str, client: DataPlaneClient
+) -> None:
+    client.put_samples(["s"], "p", {"x": rows_of(1)})
+    server.stop()
+    start_server((listen,), memory_bytes=8 * MIB)
+    sent = rows_of(1)
+    client.register_partition("p", ["x"], 0, ["train"])
+    client.put_samples(["s"], "p", {"x": sent})
+    assert torch.equal(client.get_samples(["s"], "p", ["x"])["x"], sent)
+    assert client.transport == "shm"
+
+
+async def test_an_asynchronous_client_goes_on_with_the_memory_of_the_next_server(
+    server: ServerThread, start_server: Start, listen: str
+) -> None:
+    async with await aio.connect(listen, timeout_s=20.0, transport="shm") as client:
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(start_server, (listen,), memory_bytes=8 * MIB)
+        sent = rows_of(1)
+        await client.register_partition("p", ["x"], 0, ["train"])
+        await client.put_samples(["s"], "p", {"x": sent})
+        assert torch.equal((await client.get_samples(["s"], "p", ["x"]))["x"], sent)
+        assert client.transport == "shm"
+
+
+def test_of_the_sessions_that_many_calls_open_at_once_one_is_kept(
+    server: ServerThread,
+    start_server: Start,
+    listen: str,
+    client: DataPlaneClient,
+    threads: ThreadPoolExecutor,
+    eventually: Eventually,
+) -> None:
+    server.stop()
+    calls = [threads.submit(client.partitions) for _ in range(16)]
+    again = start_server((listen,), memory_bytes=8 * MIB)
+    assert [call.result(30) for call in calls] == [[]] * 16
+    assert client.transport == "shm"
+    eventually(lambda: sessions(again) == 1)
+    client.close()
+    eventually(lambda: sessions(again) == 0)
+
+
+def sessions(server: ServerThread) -> int:
+    assert server.server._local is not None
+    return len(server.server._local._sessions)
+
+
+def test_a_server_that_is_gone_is_unavailable(server: ServerThread, client: DataPlaneClient) -> None:
+    server.stop()
+    with pytest.raises(UnavailableError):
+        client.put_samples(["s"], "p", {"x": rows_of(1)}, timeout_s=0.3)
+
+
+# -- clients that come and go ------------------------------------------------------------------------------------------
+
+
+def test_a_closed_client_leaves_no_descriptor(server: ServerThread, listen: str, eventually: Eventually) -> None:
+    for _ in range(2):  # whatever is opened once and for all is open now
+        with connect(listen, transport="shm") as client:
+            client.server_status()
+    gc.collect()
+    before = descriptors()
+    for _ in range(5):
+        with connect(listen, transport="shm") as client:
+            client.register_partition("p", ["x"], 0, ["train"])
+            client.put_samples(["s"], "p", {"x": rows_of(1)})
+    del client
+    gc.collect()
+    eventually(lambda: descriptors() <= before)  # the server's ends too
+
+
+def test_a_client_that_is_dropped_open_leaves_no_session_and_warns_of_nothing(
+    server: ServerThread, listen: str, grpc_client: DataPlaneClient, eventually: Eventually
+) -> None:
+    sockets = local_sockets()
+    client = connect(listen, transport="shm")
+    client.register_partition("p", ["x"], 0, ["train"])
+    client.put_samples(["s"], "p", {"x": rows_of(1)})
+    assert local_sockets() > sockets
+    del client
+    gc.collect()  # a socket that nobody closed would warn here
+    eventually(lambda: local_sockets() == sockets)
+
+
+def local_sockets() -> int:
+    """Unix sockets of Python's in this process, the clients' and the servers'."""
+    sockets = [thing for thing in gc.get_objects() if type(thing) is socket.socket]
+    return sum(1 for each in sockets if each.fileno() >= 0 and each.family == socket.AF_UNIX)
+
+
+def test_descriptors_that_were_lent_are_not_inherited_by_programs(client: DataPlaneClient) -> None:
+    arenas = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if "rl-dataplane-arena" in link_of(fd)]
+    assert len(arenas) >= 3  # the server's, and the two that it lent
+    assert [descriptor for descriptor in arenas if os.get_inheritable(descriptor)] == []
+
+
+def link_of(descriptor: Path) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return str(descriptor.readlink())
+    return ""
+
+
+def test_closing_ends_calls_under_way(
+    client: DataPlaneClient, grpc_client: DataPlaneClient, eventually: Eventually
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(client.claim, "p", "train", ["x"], 1, timeout_s=60.0) for _ in range(4)]
+        eventually(lambda: grpc_client.server_status().waiting_claims == 4)
+        client.close()
+        for call in waiting:
+            with pytest.raises(ClosedError):
+                call.result(20)
+    eventually(lambda: grpc_client.server_status().waiting_claims == 0)
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_closing_at_any_moment_ends_every_call(
+    server: ServerThread, listen: str, threads: ThreadPoolExecutor, attempt: int
+) -> None:
+    client = connect(listen, timeout_s=60.0, transport="shm")
+    client.register_partition("p", ["x"], 0, ["train"])
+    calls = [threads.submit(client.claim, "p", "train", ["x"], 1, timeout_s=60.0) for _ in range(8)]
+    threading.Event().wait(attempt * 0.001)
+    client.close()
+    for call in calls:
+        with pytest.raises(ClosedError):
+            call.result(20)
+
+
+# -- threads and tasks -------------------------------------------------------------------------------------------------
+
+
+def test_many_threads_share_a_client(client: DataPlaneClient, threads: ThreadPoolExecutor) -> None:
+    def there_and_back(worker: int) -> bool:
+        same = []
+        for turn in range(8):
+            sent = rows_of(3, 1000 if turn % 2 else 200_000)
+            ids = [f"{worker}-{turn}-{row}" for row in range(3)]
+            client.put_samples(ids, "p", {"x" if turn % 2 else "y": sent})
+            name = "x" if turn % 2 else "y"
+            same.append(torch.equal(client.get_samples(ids, "p", [name])[name], sent))
+            client.clear_samples(ids, "p")
+        return all(same)
+
+    assert all(threads.map(there_and_back, range(16)))
+    assert used(client) == 0
+
+
+async def test_a_put_that_is_cancelled_leaves_nothing_whenever_that_is(
+    server: ServerThread, listen: str, grpc_client: DataPlaneClient, eventually: Eventually
+) -> None:
+    sent = rows_of(4, 8 * MIB)
+    async with await aio.connect(listen, timeout_s=20.0, transport="shm") as client:
+        await client.register_partition("p", ["x"], 0, ["train"])
+        for turn in range(25):
+            put = asyncio.ensure_future(client.put_samples([f"{row}" for row in range(4)], "p", {"x": sent}))
+            await asyncio.sleep(turn * 0.0005)
+            put.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await put
+                await client.clear_samples(None, "p")
+        await asyncio.to_thread(eventually, lambda: used(grpc_client) in (0, sent.numel()))
+        await client.clear_samples(None, "p")
+        await asyncio.to_thread(eventually, lambda: used(grpc_client) == 0)
+        await client.put_samples([f"{row}" for row in range(4)], "p", {"x": sent})
+        assert torch.equal((await client.get_samples(["2"], "p", ["x"]))["x"], sent[2:3])
+
+
+async def test_calls_that_are_cancelled_at_any_moment_leave_nothing(
+    server: ServerThread, listen: str, grpc_client: DataPlaneClient, eventually: Eventually
+) -> None:
+    async with await aio.connect(listen, timeout_s=20.0, transport="shm") as client:
+        await client.register_partition("p", ["x"], 0, ["train"])
+        await client.put_samples(["s"], "p", {"x": rows_of(1)})
+        for turn in range(30):
+            calls = [
+                asyncio.ensure_future(client.get_samples(["s"], "p", ["x"])),
+                asyncio.ensure_future(client.claim("p", "train", ["x"], 5, timeout_s=60.0)),
+                asyncio.ensure_future(client.server_status()),
+            ]
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.to_thread(eventually, lambda: grpc_client.server_status().waiting_claims == 0)
+        await client.clear_samples(None, "p")
+        await asyncio.to_thread(eventually, lambda: used(grpc_client) == 0)
+
+
+async def test_more_calls_at_once_than_a_socket_queues_are_all_carried_out(
+    server: ServerThread, listen: str, eventually: Eventually
+) -> None:
+    async with await aio.connect(listen, timeout_s=60.0, transport="shm") as client:
+        await client.register_partition("p", ["x"], 0, ["train"])
+        claims = [asyncio.ensure_future(client.claim("p", "train", ["x"], 1)) for _ in range(1500)]
+        await asyncio.to_thread(eventually, lambda: server.server.plane.totals().waiting_claims == 1500)
+        assert sessions(server) == 1
+        await client.put_samples([str(row) for row in range(1500)], "p", {"x": torch.zeros(1500)})
+        granted = await asyncio.gather(*claims)
+    assert len({claim.meta.sample_ids[0] for claim in granted}) == 1500
+
+
+def test_a_call_that_times_out_is_ended_on_the_server(
+    client: DataPlaneClient, grpc_client: DataPlaneClient, server: ServerThread, eventually: Eventually
+) -> None:
+    with stalled(server), pytest.raises(DataPlaneError, match="ListPartitions"):
+        client.partitions(timeout_s=0.2)
+    assert client.partitions() == grpc_client.partitions()

@@ -1,0 +1,264 @@
+"""Reads that copy nothing: views of the server's memory that stay right whatever becomes of the rows, and
+cost what they hold for as long as they live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch.nested import nested_tensor_from_jagged
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.meta import KVBatchMeta
+from dataplane_server.testing import ServerThread
+
+Eventually = Callable[[Callable[[], object]], None]
+
+MIB = 1 << 20
+LENGTHS = [3000, 0, 40_000, 1, 57_000]
+IDS = list("abcde")
+DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}
+PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+def tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    size = int(np.prod(shape)) * dtype.itemsize
+    return torch.randint(0, 2 if dtype is torch.bool else 256, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def jagged(values: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    return nested_tensor_from_jagged(values, offsets=torch.tensor([0, *np.cumsum(lengths)]))
+
+
+def meta(*sample_ids: str) -> KVBatchMeta:
+    return KVBatchMeta(partition_id="p", task_name=None, sample_ids=list(sample_ids), fields=None)
+
+
+def read(client: DataPlaneClient, *sample_ids: str, fields: tuple[str, ...] = ("x",)) -> BatchedDataDict[torch.Tensor]:
+    return client.read_columns(meta(*(sample_ids or IDS)), fields, layout="jagged")
+
+
+def bits(value: torch.Tensor) -> npt.NDArray[np.generic]:
+    """The bytes of a tensor, sharing its memory."""
+    flat = value.values() if value.is_nested else value
+    array: npt.NDArray[np.generic] = flat.view(PLAIN[value.dtype.itemsize]).numpy()
+    return array
+
+
+@pytest.fixture
+def sent(client: DataPlaneClient) -> torch.Tensor:
+    """The entries of x in rows a to e."""
+    values = tensor(torch.int32, sum(LENGTHS))
+    client.put_samples(IDS, "p", {"x": jagged(values, LENGTHS)})
+    return values
+
+
+def used(client: DataPlaneClient) -> int:
+    return client.server_status().memory_used_bytes
+
+
+@contextlib.contextmanager
+def stalled(server: ServerThread) -> Iterator[None]:
+    """A block in which the server does nothing."""
+    go_on = threading.Event()
+    server._loop.call_soon_threadsafe(go_on.wait, 20)
+    yield
+    go_on.set()
+
+
+def fill_the_arena(client: DataPlaneClient) -> None:
+    """Overwrite all of the memory that nobody holds."""
+    free = client.server_status().memory_budget_bytes - used(client)
+    noise = torch.full((free // MIB, MIB), 0xAA, dtype=torch.uint8)
+    client.put_samples([f"noise{row}" for row in range(len(noise))], "p", {"y": noise})
+    client.clear_samples([f"noise{row}" for row in range(len(noise))], "p")
+
+
+# -- what they are -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_values_of_every_element_type_equal_those_over_grpc(
+    client: DataPlaneClient, grpc_client: DataPlaneClient, dtype: torch.dtype
+) -> None:
+    fields = {"x": jagged(tensor(dtype, 20_000, 3), [0, 7000, 13_000]), "y": tensor(dtype, 3, 7001)}
+    client.put_samples(["a", "b", "c"], "p", fields)
+    for ids in (["a", "b", "c"], ["c", "a"], ["b"]):
+        ours, theirs = (read(reader, *ids, fields=("y", "x")) for reader in (client, grpc_client))
+        for name in ("x", "y"):
+            assert (ours[name].dtype, ours[name].is_nested) == (theirs[name].dtype, theirs[name].is_nested)
+            assert bits(ours[name]).tobytes() == bits(theirs[name]).tobytes()
+            assert bits(ours[name]).shape == bits(theirs[name]).shape
+        assert torch.equal(ours["x"].offsets(), theirs["x"].offsets())
+
+
+def test_a_view_shows_the_memory_of_the_server(
+    client: DataPlaneClient, server: ServerThread, sent: torch.Tensor
+) -> None:
+    batch = read(client)
+    arena = np.frombuffer(server.server._arena._map, np.uint8)
+    at = arena.tobytes().find(sent[:64].numpy().tobytes())
+    arena[at] ^= 1  # nobody may: here it shows that nothing was copied
+    assert int(bits(batch["x"])[0]) == int(sent[0]) ^ 1
+    arena[at] ^= 1
+    assert bits(batch["x"]).tobytes() == sent.numpy().tobytes()
+
+
+def test_writing_to_a_view_changes_neither_the_memory_nor_another_read(
+    client: DataPlaneClient, grpc_client: DataPlaneClient, sent: torch.Tensor
+) -> None:
+    first, second = read(client), read(client)
+    bits(first["x"])[...] = 7
+    third = read(client)
+    for other in (second, third, read(grpc_client)):
+        assert bits(other["x"]).tobytes() == sent.numpy().tobytes()
+    assert (bits(first["x"]) == 7).all()
+
+
+def test_rows_that_do_not_adjoin_are_copied_and_right(client: DataPlaneClient, sent: torch.Tensor) -> None:
+    backwards = read(client, *reversed(IDS))
+    rows = sent.split(LENGTHS)
+    assert bits(backwards["x"]).tobytes() == torch.cat(rows[::-1]).numpy().tobytes()
+    client.clear_samples(None, "p")
+    assert used(client) == 0  # a copy holds nothing
+
+
+def test_rows_in_the_middle_of_a_put_adjoin(client: DataPlaneClient, sent: torch.Tensor) -> None:
+    batch = read(client, "c", "d")
+    client.clear_samples(None, "p")
+    assert used(client) >= 4 * (LENGTHS[2] + LENGTHS[3])
+    assert bits(batch["x"]).tobytes() == sent[3000:43_001].numpy().tobytes()
+
+
+def test_a_field_of_empty_rows_and_objects_come_along(client: DataPlaneClient) -> None:
+    client.register_partition("q", ["none", "x", "text"], 0, ["train"])
+    text = np.array(["a", None, {"b": 1}], object)
+    values = tensor(torch.int64, 60_000)
+    fields = {"none": jagged(tensor(torch.float64, 0, 4), [0, 0, 0]), "x": jagged(values, [1, 2, 59_997]), "text": text}
+    client.put_samples(["a", "b", "c"], "q", fields)
+    q = KVBatchMeta(partition_id="q", task_name=None, sample_ids=["a", "b", "c"], fields=None)
+    batch = client.read_columns(q, ["text", "none", "x"], layout="jagged")
+    assert batch["text"].tolist() == text.tolist()
+    assert tuple(batch["none"].values().shape) == (0, 4)
+    assert bits(batch["x"]).tobytes() == values.numpy().tobytes()
+
+
+# -- how long they hold what they show ---------------------------------------------------------------------------------
+
+
+def test_bytes_stay_in_use_until_the_last_view_dies(
+    client: DataPlaneClient, sent: torch.Tensor, eventually: Eventually
+) -> None:
+    batch, size = read(client), sent.numpy().nbytes
+    client.clear_samples(None, "p")
+    assert used(client) == size
+    slice_of_it = bits(batch["x"])[17:18]
+    del batch
+    gc.collect()
+    client.server_status()
+    assert used(client) == size
+    assert slice_of_it.tobytes() == sent.numpy()[17:18].tobytes()
+    del slice_of_it
+    eventually(lambda: used(client) == 0)
+
+
+def test_a_view_stays_right_while_others_fill_the_memory(client: DataPlaneClient, sent: torch.Tensor) -> None:
+    batch = read(client)
+    client.clear_samples(None, "p")
+    fill_the_arena(client)
+    assert bits(batch["x"]).tobytes() == sent.numpy().tobytes()
+
+
+def test_a_view_stays_right_when_its_rows_are_put_anew(client: DataPlaneClient, sent: torch.Tensor) -> None:
+    batch = read(client)
+    client.put_samples(IDS, "p", {"x": jagged(torch.zeros(sum(LENGTHS), dtype=torch.int32), LENGTHS)})
+    fill_the_arena(client)
+    assert bits(batch["x"]).tobytes() == sent.numpy().tobytes()
+    assert not bits(read(client)["x"]).any()
+
+
+def test_a_view_stays_right_after_its_client_closed(
+    client: DataPlaneClient, grpc_client: DataPlaneClient, listen: str, sent: torch.Tensor, eventually: Eventually
+) -> None:
+    with connect(listen, transport="shm") as short_lived:
+        batch = read(short_lived)
+    del short_lived
+    grpc_client.clear_samples(None, "p")
+    fill_the_arena(grpc_client)
+    assert bits(batch["x"]).tobytes() == sent.numpy().tobytes()
+    del batch
+    eventually(lambda: used(grpc_client) == 0)
+
+
+def test_a_view_stays_right_after_its_server_stopped(
+    client: DataPlaneClient, server: ServerThread, sent: torch.Tensor
+) -> None:
+    batch = read(client)
+    server.stop()
+    bits(batch["x"])[0] += 1
+    assert bits(batch["x"])[1:].tobytes() == sent.numpy()[1:].tobytes()
+    client.close()
+    del client
+    assert bits(batch["x"])[1:].tobytes() == sent.numpy()[1:].tobytes()
+
+
+def test_views_that_die_while_the_server_is_busy_are_let_go_of_with_the_next_call(
+    client: DataPlaneClient,
+    grpc_client: DataPlaneClient,
+    server: ServerThread,
+    sent: torch.Tensor,
+    eventually: Eventually,
+) -> None:
+    views = [read(client) for _ in range(1000)]
+    client.clear_samples(None, "p")
+    with stalled(server):
+        views.clear()
+        gc.collect()
+    client.put_samples(["f"], "p", {"y": torch.zeros(1, 0, dtype=torch.uint8)})
+    eventually(lambda: used(grpc_client) == 0)
+
+
+def test_views_that_die_on_many_threads_at_once_are_all_let_go_of(
+    client: DataPlaneClient, sent: torch.Tensor, eventually: Eventually
+) -> None:
+    def hold_and_drop(_: int) -> None:
+        for _ in range(20):
+            batch = read(client)
+            batch["itself"] = batch  # only a collection, on whatever thread, frees this one
+            gc.collect(0)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(hold_and_drop, range(8)))
+    client.clear_samples(None, "p")
+    gc.collect()
+    eventually(lambda: used(client) == 0)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_that_ends_takes_nothing_from_its_parent(client: DataPlaneClient, sent: torch.Tensor) -> None:
+    batch = read(client)
+    child = os.fork()
+    if child == 0:
+        right = bits(batch["x"]).tobytes() == sent.numpy().tobytes()
+        del batch
+        gc.collect()
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    client.clear_samples(None, "p")
+    assert used(client) == sent.numpy().nbytes
+    fill_the_arena(client)
+    assert bits(batch["x"]).tobytes() == sent.numpy().tobytes()

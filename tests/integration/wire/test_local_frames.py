@@ -1,0 +1,234 @@
+"""Frames of the local socket that break the contract: refused by name or cut off, and nothing of them stays."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Callable
+
+import pytest
+from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, claim, put, read
+
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
+from rl_dataplane.v1 import local_pb2 as pb
+
+Eventually = Callable[[Callable[[], object]], None]
+
+STATUS = pb.LOCAL_METHOD_GET_SERVER_STATUS
+CALLS = [number for name, number in pb.LocalMethod.items() if number > pb.LOCAL_METHOD_LET_GO]
+OPENING = [number for number in pb.LocalMethod.values() if number not in (pb.LOCAL_METHOD_ATTACH, pb.LOCAL_METHOD_JOIN)]
+UNKNOWN = [0, pb.LOCAL_METHOD_ATTACH, pb.LOCAL_METHOD_JOIN, 8, 15, 25, 65535]
+
+
+# -- methods and bodies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", UNKNOWN)
+def test_a_session_has_no_method_of_number(host: Host, method: int) -> None:
+    peer = host.join()
+    assert peer.refused(method) == ("INVALID_REQUEST", "there is no such method")
+    peer.call(STATUS, b"")
+
+
+@pytest.mark.parametrize("method", [*OPENING, 25, 65535])
+def test_a_connection_does_not_open_with(host: Host, method: int) -> None:
+    peer = host.connect()
+    assert peer.refused(method) == ("INVALID_REQUEST", "the first request on a connection is ATTACH or JOIN")
+    peer.call(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=host.lifeline.attached.session))
+    peer.call(STATUS, b"")
+
+
+@pytest.mark.parametrize("token", [b"", b"x", b"x" * 16, b"x" * MIB], ids=len)
+def test_a_session_is_joined_by_its_token_alone(host: Host, token: bytes) -> None:
+    peer = host.connect()
+    reason, message = peer.refused(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=token))
+    assert (reason, message) == ("INVALID_REQUEST", "there is no such session; attach first")
+    assert peer.refused(STATUS)[0] == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_a_body_that_is_no_message_is_refused_by(host: Host, method: int) -> None:
+    peer = host.join()
+    reason, message = peer.refused(method, b"\xff" * 50)
+    assert reason == "INVALID_REQUEST"
+    assert "the body of the frame is no " in message
+    peer.call(STATUS, b"")
+
+
+@pytest.mark.parametrize("method", [pb.LOCAL_METHOD_JOIN, *CALLS])
+def test_text_that_is_no_utf_8_is_refused_by(host: Host, method: int) -> None:
+    peer = host.connect() if method == pb.LOCAL_METHOD_JOIN else host.join()
+    peer.send(method, b"\x0a\x04\x0a\x02\xff\xfe")
+    outcome, _ = peer.receive()
+    assert outcome == pb.LOCAL_OUTCOME_ERROR or method in (STATUS, pb.LOCAL_METHOD_LIST_PARTITIONS)
+
+
+def test_a_let_go_that_is_no_message_ends_the_connection_and_its_session(host: Host, eventually: Eventually) -> None:
+    lifeline = host.attach()
+    caller = host.join(lifeline)
+    caller.call(pb.LOCAL_METHOD_PUT, put(1, MIB), pb.LocalWriteResponse)
+    lifeline.send(pb.LOCAL_METHOD_LET_GO, b"\xff" * 50)
+    assert lifeline.ended
+    assert caller.ended
+    eventually(lambda: host.used == ROW_BYTES)
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(20 << 20) + 1, (1 << 32) - 1])
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "fresh"])
+def test_a_frame_over_the_limit_ends_the_connection_before_its_body_comes(host: Host, joined: bool, size: int) -> None:
+    peer = host.join() if joined else host.connect()
+    peer.socket.sendall(HEAD.pack(size, STATUS))
+    assert peer.ended
+
+
+def test_a_frame_of_20_mib_is_read_to_its_end(host: Host) -> None:
+    peer = host.join()
+    reason, _ = peer.refused(pb.LOCAL_METHOD_GET_PARTITION, b"\xff" * (20 * MIB))
+    assert reason == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("sent", range(1, 30, 4))
+def test_half_a_frame_is_nothing(host: Host, sent: int) -> None:
+    peer, body = host.join(), put(1, 4, b"abcd").SerializeToString()
+    peer.socket.sendall((HEAD.pack(len(body), pb.LOCAL_METHOD_PUT) + body)[:sent])
+    peer.close()
+    assert host.client.server_status().rows == 1
+
+
+def test_a_frame_may_come_byte_by_byte(host: Host) -> None:
+    peer, body = host.join(), put(1, 4, b"abcd").SerializeToString()
+    for byte in HEAD.pack(len(body), pb.LOCAL_METHOD_PUT) + body:
+        peer.socket.sendall(bytes([byte]))
+    assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
+    assert host.client.server_status().rows == 2
+
+
+def test_frames_that_come_together_are_carried_out_in_order(host: Host) -> None:
+    lifeline, body = host.attach(), read(1).SerializeToString()
+    let_go = pb.LetGoRequest(handles=[1]).SerializeToString()
+    frame = struct.pack("<IHxx", len(let_go), pb.LOCAL_METHOD_LET_GO) + let_go
+    lifeline.socket.sendall(frame * 3 + HEAD.pack(len(body), pb.LOCAL_METHOD_READ) + body)
+    assert lifeline.receive()[0] == pb.LOCAL_OUTCOME_ERROR  # its handle was let go of
+
+
+def test_a_second_request_while_one_is_under_way_ends_the_connection_and_both(
+    host: Host, eventually: Eventually
+) -> None:
+    peer = host.join()
+    peer.send(pb.LOCAL_METHOD_CLAIM_SAMPLES, claim(rows=2))
+    eventually(lambda: host.client.server_status().waiting_claims == 1)
+    peer.send(STATUS)
+    assert peer.ended
+    eventually(lambda: host.client.server_status().waiting_claims == 0)
+
+
+def send_bit_by_bit(peer: Peer, data: bytes) -> None:
+    """Unlike sendall this times out only when nothing at all is taken in."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[peer.socket.send(rest[:65536]) :]
+
+
+def test_requests_whose_responses_nobody_reads_are_not_taken_in_for_ever(host: Host) -> None:
+    peer = host.connect()
+    peer.socket.settimeout(2.0)
+    with pytest.raises(TimeoutError):
+        send_bit_by_bit(peer, HEAD.pack(0, STATUS) * MIB)
+    peer.socket.settimeout(20.0)
+    assert peer.receive()[0] == pb.LOCAL_OUTCOME_ERROR
+
+
+# -- connections that go away ------------------------------------------------------------------------------------------
+
+
+def test_a_claim_whose_connection_closes_takes_no_rows(host: Host, eventually: Eventually) -> None:
+    peer = host.join()
+    peer.send(pb.LOCAL_METHOD_CLAIM_SAMPLES, claim(rows=2))
+    eventually(lambda: host.client.server_status().waiting_claims == 1)
+    peer.close()
+    eventually(lambda: host.client.server_status().waiting_claims == 0)
+    host.join().call(pb.LOCAL_METHOD_PUT, put(1, 4, b"abcd"), pb.LocalWriteResponse)
+    assert host.client.claim_meta("p", "train", ["x"], 2, blocking=False).size == 2
+
+
+def test_a_put_whose_connection_closes_leaves_the_queue(host: Host, eventually: Eventually) -> None:
+    holder, waiter = host.join(), host.join()
+    holder.call(pb.LOCAL_METHOD_PUT, put(1, 7 * MIB), pb.LocalWriteResponse)
+    waiter.send(pb.LOCAL_METHOD_PUT, put(2, 2 * MIB))
+    eventually(lambda: host.client.server_status().waiting_puts == 1)
+    waiter.close()
+    eventually(lambda: host.client.server_status().waiting_puts == 0)
+    host.let_go(1)
+    eventually(lambda: host.used == ROW_BYTES)
+
+
+def test_what_is_held_outlives_the_connection_that_asked_for_it(host: Host, eventually: Eventually) -> None:
+    peer = host.join()
+    peer.call(pb.LOCAL_METHOD_PUT, put(1, MIB), pb.LocalWriteResponse)
+    peer.close()
+    response = host.join().call(pb.LOCAL_METHOD_FINISH_WRITE, pb.FinishWriteRequest(handle=1), pb.LocalWriteResponse)
+    assert response.put.created_rows == 1
+
+
+def test_everything_ends_with_the_lifeline(host: Host, eventually: Eventually) -> None:
+    lifeline = host.attach()
+    caller, claimer, waiter = host.join(lifeline), host.join(lifeline), host.join(lifeline)
+    caller.call(pb.LOCAL_METHOD_READ, read(1), pb.LocalReadResponse)
+    caller.call(pb.LOCAL_METHOD_PUT, put(2, 7 * MIB), pb.LocalWriteResponse)
+    claimer.send(pb.LOCAL_METHOD_CLAIM_SAMPLES, claim(rows=2))
+    waiter.send(pb.LOCAL_METHOD_PUT, put(3, 2 * MIB))
+    eventually(lambda: host.client.server_status().waiting_claims == host.client.server_status().waiting_puts == 1)
+    host.client.clear_samples(["row"], "p")
+    assert host.used == 7 * MIB + ROW_BYTES
+    lifeline.close()
+    assert [peer.ended for peer in (caller, claimer, waiter)] == [True] * 3
+    eventually(lambda: host.used == 0)
+    reason = host.connect().refused(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=lifeline.attached.session))[0]
+    assert reason == "INVALID_REQUEST"
+    host.join().call(pb.LOCAL_METHOD_PUT, put(4, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]))
+
+
+def test_the_end_of_one_session_leaves_others_alone(host: Host, eventually: Eventually) -> None:
+    other = host.attach()
+    host.join().call(pb.LOCAL_METHOD_PUT, put(1, MIB), pb.LocalWriteResponse)
+    host.join(other).call(pb.LOCAL_METHOD_PUT, put(1, 2 * MIB), pb.LocalWriteResponse)
+    other.close()
+    eventually(lambda: host.used == MIB + ROW_BYTES)
+    host.join().call(pb.LOCAL_METHOD_FINISH_WRITE, pb.FinishWriteRequest(handle=1), pb.LocalWriteResponse)
+
+
+def test_peers_that_come_and_go_at_once_do_no_harm(host: Host) -> None:
+    def come_and_go() -> None:
+        for _ in range(20):
+            lifeline = host.attach()
+            host.join(lifeline).send(pb.LOCAL_METHOD_CLAIM_SAMPLES, claim(rows=5))
+            lifeline.close()
+
+    visitors = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for visitor in visitors:
+        visitor.start()
+    for visitor in visitors:
+        visitor.join()
+
+
+# -- the memory --------------------------------------------------------------------------------------------------------
+
+
+def test_attaching_lends_one_descriptor_for_reading_and_one_for_writing(host: Host) -> None:
+    attached, (reading, writing) = host.lifeline.attached, host.lifeline.descriptors
+    shared = host.join().call(STATUS, b"", plane_pb.GetServerStatusResponse).shared_memory
+    with mmap.mmap(reading, attached.arena_bytes, prot=mmap.PROT_READ) as memory:
+        assert memory[attached.nonce_offset :][: len(shared.nonce)] == shared.nonce
+        assert len(shared.nonce) == 16
+    with pytest.raises(PermissionError):
+        mmap.mmap(reading, attached.arena_bytes, prot=mmap.PROT_WRITE | mmap.PROT_READ)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(reading, b"x")
+    for cut in (0, attached.arena_bytes // 2, attached.arena_bytes * 2):
+        with pytest.raises(PermissionError):
+            os.ftruncate(writing, cut)

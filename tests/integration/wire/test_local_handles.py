@@ -1,0 +1,268 @@
+"""What hand-written calls hold under handles: until they let go, once, and never longer than they should."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from google.protobuf.message import Message
+from tests.integration.wire.local_peer import MIB, ROW_BYTES, Host, Peer, claim, column, put, read
+
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
+from rl_dataplane.v1 import local_pb2 as pb
+
+Eventually = Callable[[Callable[[], object]], None]
+
+PUT, READ, COMMIT = pb.LOCAL_METHOD_PUT, pb.LOCAL_METHOD_READ, pb.LOCAL_METHOD_COMMIT
+FINISH = pb.LOCAL_METHOD_FINISH_WRITE
+
+
+def finish(peer: Peer, handle: int) -> pb.LocalWriteResponse:
+    response: pb.LocalWriteResponse = peer.call(FINISH, pb.FinishWriteRequest(handle=handle), pb.LocalWriteResponse)
+    return response
+
+
+def runs_of(runs: pb.ArenaRuns) -> list[tuple[int, int]]:
+    offsets, sizes = np.frombuffer(runs.offsets, "<i8").tolist(), np.frombuffer(runs.sizes, "<i8").tolist()
+    return list(zip(offsets, sizes, strict=True))
+
+
+def stored(host: Host, sample_id: str) -> bytes:
+    return bytes(host.client.get_samples([sample_id], "p", ["x"])["x"].values().tolist())
+
+
+# -- writes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_put_is_seen_when_it_is_finished_and_not_before(host: Host) -> None:
+    peer = host.join()
+    request = put(7, 5, sample_ids=["s"])
+    lent = peer.call(PUT, request, pb.LocalWriteResponse)
+    assert host.client.server_status().rows == 1
+    with mmap.mmap(host.lifeline.descriptors[1], host.lifeline.attached.arena_bytes) as memory:
+        rest = b"abcde"
+        for offset, size in runs_of(lent.reservation):
+            memory[offset : offset + size], rest = rest[:size], rest[size:]
+    assert not rest
+    assert finish(peer, 7).put == plane_pb.PutSamplesResponse(created_rows=1, size_bytes=5)
+    assert stored(host, "s") == b"abcde"
+
+
+def test_a_put_of_no_bytes_holds_nothing(host: Host) -> None:
+    peer = host.join()
+    assert peer.call(PUT, put(1, 0), pb.LocalWriteResponse).put.created_rows == 1
+    assert peer.refused(FINISH, pb.FinishWriteRequest(handle=1))[0] == "INVALID_REQUEST"
+
+
+def test_a_put_that_is_repeated_after_it_was_applied_holds_nothing(host: Host) -> None:
+    peer, request = host.join(), put(1, MIB)
+    peer.call(PUT, request, pb.LocalWriteResponse)
+    finish(peer, 1)
+    request.handle = 2
+    assert peer.call(PUT, request, pb.LocalWriteResponse).put.created_rows == 1
+    assert peer.refused(FINISH, pb.FinishWriteRequest(handle=2))[0] == "INVALID_REQUEST"
+
+
+def test_a_put_that_is_repeated_before_it_was_finished_takes_the_room_of_the_first(
+    host: Host, eventually: Eventually
+) -> None:
+    peer, request = host.join(), put(1, MIB)
+    peer.call(PUT, request, pb.LocalWriteResponse)
+    request.handle = 2
+    peer.call(PUT, request, pb.LocalWriteResponse)
+    peer.refused(FINISH, pb.FinishWriteRequest(handle=1))
+    assert finish(peer, 2).put.created_rows == 1
+    eventually(lambda: host.used == ROW_BYTES + MIB)
+
+
+@pytest.mark.parametrize("handle", [0, 3, (1 << 64) - 1])
+def test_an_unknown_handle_cannot_be_finished(host: Host, handle: int) -> None:
+    peer = host.join()
+    reason, message = peer.refused(FINISH, pb.FinishWriteRequest(handle=handle))
+    assert (reason, message) == ("INVALID_REQUEST", f"handle {handle} holds no reservation")
+
+
+def test_a_write_is_finished_once(host: Host) -> None:
+    peer = host.join()
+    peer.call(PUT, put(1, 5), pb.LocalWriteResponse)
+    finish(peer, 1)
+    assert peer.refused(FINISH, pb.FinishWriteRequest(handle=1))[0] == "INVALID_REQUEST"
+
+
+def test_a_lease_cannot_be_finished_and_stays(host: Host, eventually: Eventually) -> None:
+    peer = host.join()
+    peer.call(READ, read(1), pb.LocalReadResponse)
+    assert peer.refused(FINISH, pb.FinishWriteRequest(handle=1))[0] == "INVALID_REQUEST"
+    host.client.clear_samples(["row"], "p")
+    assert host.used == ROW_BYTES
+    host.let_go(1)
+    eventually(lambda: host.used == 0)
+    peer.call(PUT, put(2, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]), pb.LocalWriteResponse)
+
+
+def test_a_handle_of_another_session_is_unknown(host: Host, eventually: Eventually) -> None:
+    host.join().call(PUT, put(1, MIB), pb.LocalWriteResponse)
+    other = host.attach()
+    assert host.join(other).refused(FINISH, pb.FinishWriteRequest(handle=1))[0] == "INVALID_REQUEST"
+    host.let_go(1, lifeline=other)
+    host.join(other)
+    assert host.used == ROW_BYTES + MIB
+
+
+def test_a_write_into_a_partition_that_went_meanwhile_is_refused_and_its_room_returns(
+    host: Host, eventually: Eventually
+) -> None:
+    peer, client = host.join(), host.client
+    client.register_partition("q", ["x"], 0, ["train"])
+    request = put(1, MIB)
+    request.header.partition_id = "q"
+    peer.call(PUT, request, pb.LocalWriteResponse)
+    client.drop_partition("q")
+    assert peer.refused(FINISH, pb.FinishWriteRequest(handle=1))[0] == "PARTITION_NOT_FOUND"
+    eventually(lambda: host.used == ROW_BYTES)
+
+
+# -- handles -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [(PUT, put(1, MIB)), (READ, read(1))], ids=["put", "read"])
+@pytest.mark.parametrize("second", [(PUT, put(1, 2 * MIB)), (READ, read(1))], ids=["put", "read"])
+def test_a_handle_that_is_held_cannot_be_taken_again(
+    host: Host, first: tuple[int, Message], second: tuple[int, Message], eventually: Eventually
+) -> None:
+    peer = host.join()
+    peer.call(*first)
+    used = host.used
+    reason = peer.refused(*second)
+    assert reason == ("INVALID_REQUEST", "handle 1 is held already")
+    assert host.used == used  # the first is still held, the second is not
+    host.let_go(1)
+    eventually(lambda: host.used == ROW_BYTES)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_unknown_handles_may_be_let_go_of(host: Host, times: int) -> None:
+    for _ in range(times):
+        host.let_go(0, 5, 5, (1 << 64) - 1)
+    host.lifeline.call(pb.LOCAL_METHOD_GET_SERVER_STATUS, b"")
+
+
+def test_letting_go_before_there_is_a_session_is_refused(host: Host) -> None:
+    reason, _ = host.connect().refused(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=[1]))
+    assert reason == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("request_", [put(9, MIB), read(9)], ids=["put", "read"])
+def test_a_call_that_was_let_go_of_before_it_came_holds_nothing(
+    host: Host, request_: pb.LocalPutRequest | pb.LocalReadRequest, eventually: Eventually
+) -> None:
+    host.let_go(9)
+    host.lifeline.call(pb.LOCAL_METHOD_GET_SERVER_STATUS, b"")
+    method = PUT if isinstance(request_, pb.LocalPutRequest) else READ
+    assert host.join().refused(method, request_) == ("INVALID_REQUEST", "handle 9 was let go of")
+    host.client.clear_samples(["row"], "p")
+    assert host.used == 0
+    host.join().call(PUT, put(1, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]))
+
+
+def test_a_put_that_was_let_go_of_while_it_waited_for_room_holds_nothing(host: Host, eventually: Eventually) -> None:
+    holder, waiter = host.join(), host.join()
+    holder.call(PUT, put(1, 7 * MIB), pb.LocalWriteResponse)
+    waiter.send(PUT, put(2, 2 * MIB))
+    eventually(lambda: host.client.server_status().waiting_puts == 1)
+    host.let_go(2, 1)
+    assert waiter.receive()[0] == pb.LOCAL_OUTCOME_ERROR
+    eventually(lambda: host.used == ROW_BYTES)
+
+
+def test_room_that_is_let_go_of_admits_who_waits_for_it(host: Host, eventually: Eventually) -> None:
+    holder, waiter = host.join(), host.join()
+    holder.call(PUT, put(1, 7 * MIB), pb.LocalWriteResponse)
+    waiter.send(PUT, put(2, 2 * MIB))
+    eventually(lambda: host.client.server_status().waiting_puts == 1)
+    host.let_go(1)
+    assert waiter.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
+    assert finish(waiter, 2).put.size_bytes == 2 * MIB
+
+
+# -- values in messages ------------------------------------------------------------------------------------------------
+
+
+def test_small_values_are_written_and_read_in_one_call(host: Host) -> None:
+    peer = host.join()
+    assert peer.call(PUT, put(1, 5, b"abcde", sample_ids=["s"]), pb.LocalWriteResponse).put.size_bytes == 5
+    response = peer.call(READ, read(2, "s", inline_bytes=5), pb.LocalReadResponse)
+    assert (response.values, response.HasField("lease")) == (b"abcde", False)
+    assert response.header.columns[0] == column(5)
+
+
+@pytest.mark.parametrize(("declared", "sent"), [(5, 4), (5, 6), (5, 0), (0, 1)])
+def test_values_of_another_size_are_refused_and_nothing_is_held(host: Host, declared: int, sent: int) -> None:
+    peer = host.join()
+    reason, message = peer.refused(PUT, put(1, declared, bytes(sent)))
+    assert reason == "MALFORMED_STREAM"
+    assert f"holds {sent} bytes of values, its header declares {declared}" in message
+    assert host.used == ROW_BYTES
+    assert host.client.server_status().rows == 1
+
+
+def test_values_in_a_message_are_at_most_1_mib(host: Host) -> None:
+    peer = host.join()
+    assert peer.call(PUT, put(1, MIB, bytes(MIB), sample_ids=["s"]), pb.LocalWriteResponse).put.size_bytes == MIB
+    reason, message = peer.refused(PUT, put(2, MIB + 1, bytes(MIB + 1)))
+    assert (reason, "at most 1048576" in message) == ("MALFORMED_STREAM", True)
+    assert host.used == ROW_BYTES + MIB
+    assert len(peer.call(READ, read(3, "s", inline_bytes=(1 << 32) - 1), pb.LocalReadResponse).values) == MIB
+
+
+def test_reads_over_1_mib_are_leased_whatever_they_ask_for(host: Host) -> None:
+    peer = host.join()
+    peer.call(PUT, put(1, MIB + 1, sample_ids=["s"]), pb.LocalWriteResponse)
+    finish(peer, 1)
+    response = peer.call(READ, read(2, "s", inline_bytes=(1 << 32) - 1), pb.LocalReadResponse)
+    assert sum(size for _, size in runs_of(response.lease)) == MIB + 1
+
+
+def test_a_response_over_the_limit_is_refused_by_name(host: Host, eventually: Eventually) -> None:
+    """Rows in an order of their own lie in as many runs as there are values."""
+    rows, fields = 65_536, [f"f{number}" for number in range(21)]
+    host.client.register_partition("wide", fields, 0, ["train"])
+    ids = [str(row) for row in range(rows)]
+    host.client.put_samples(ids, "wide", {name: torch.zeros(rows, 2, dtype=torch.uint8) for name in fields})
+    peer = host.join()
+    request = plane_pb.ReadColumnsRequest(partition_id="wide", sample_ids=ids[::-1], fields=fields)
+    reason, message = peer.refused(READ, pb.LocalReadRequest(request=request, handle=1))
+    assert (reason, "at most 20971520 travel; name fewer rows or fields" in message) == ("LIMIT_REACHED", True)
+    peer.call(
+        READ,
+        pb.LocalReadRequest(
+            request=plane_pb.ReadColumnsRequest(partition_id="wide", sample_ids=ids, fields=fields), handle=2
+        ),
+        pb.LocalReadResponse,
+    )
+    host.let_go(1, 2)
+    host.client.drop_partition("wide")
+    eventually(lambda: host.used == ROW_BYTES)
+
+
+def test_a_commit_writes_in_one_step_or_two(host: Host) -> None:
+    peer = host.join()
+    host.client.put_samples(["t"], "p", {"x": host.client.get_samples(["row"], "p", ["x"])["x"]})
+    for handle, values in ((1, b"abcde"), (2, None)):
+        claimed = peer.call(pb.LOCAL_METHOD_CLAIM_SAMPLES, claim(), plane_pb.ClaimSamplesResponse)
+        header = plane_pb.CommitClaimHeader(
+            request_id=f"commit-{handle}", claim_id=claimed.claim_id, columns=[column(5 if values else ROW_BYTES)]
+        )
+        request = pb.LocalCommitRequest(header=header, handle=handle, values=values)
+        response = peer.call(COMMIT, request, pb.LocalWriteResponse)
+        if values is None:
+            with mmap.mmap(host.lifeline.descriptors[1], host.lifeline.attached.arena_bytes) as memory:
+                for offset, size in runs_of(response.reservation):
+                    memory[offset : offset + size] = b"z" * size
+            response = finish(peer, handle)
+        assert response.commit.consumed_rows == 1
+    assert (stored(host, "row"), stored(host, "t")) == (b"abcde", b"z" * ROW_BYTES)
+    peer.call(PUT, put(3, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]), pb.LocalWriteResponse)
