@@ -79,5 +79,15 @@ def alternate(systems: Mapping[str, Round], rounds: int, warmups: int) -> dict[s
     return {name: _by_step(steps[warmups:]) for name, steps in measured.items()}
 
 
+def in_a_row(system: Round, times: int) -> Round:
+    """A round of so many rounds in a row, as in a loop that does nothing else; the medians of their steps."""
+
+    def rounds() -> Mapping[str, float]:
+        steps = _by_step([system() for _ in range(times)])
+        return {step: series.median for step, series in steps.items()}
+
+    return rounds
+
+
 def _by_step(rounds: Sequence[Mapping[str, float]]) -> Steps:
     return {step: Series(tuple(each[step] for each in rounds)) for step in rounds[0]}

@@ -111,22 +111,31 @@ def decode_columns(columns: Sequence[WireColumn], n_rows: int) -> TensorDict:
     The tensors share the columns' buffers where these are writable and aligned, and keep them alive. Raises ValueError,
     naming the field, for a column that contradicts itself or n_rows.
     """
+    leaves = {
+        name: leaf if isinstance(leaf, torch.Tensor) else NonTensorStack(*map(NonTensorData, leaf))
+        for name, leaf in decode_leaves(columns, n_rows).items()
+    }
+    return TensorDict(leaves, batch_size=[n_rows])
+
+
+def decode_leaves(columns: Sequence[WireColumn], n_rows: int) -> dict[str, torch.Tensor | list[object]]:
+    """The same as decode_columns, as a plain dictionary, with the values of object columns in lists."""
     if n_rows < 0:
         raise ValueError(f"{n_rows} rows")
     splits: dict[bytes, RowSplit] = {}
-    leaves: dict[str, torch.Tensor | NonTensorStack] = {}
+    leaves: dict[str, torch.Tensor | list[object]] = {}
     for column in columns:
         if column.name in leaves:
             raise ValueError(f"field {column.name!r} comes twice")
         leaves[column.name] = _decode(column, n_rows, splits)
-    return TensorDict(leaves, batch_size=[n_rows])
+    return leaves
 
 
-def _decode(column: WireColumn, n_rows: int, splits: dict[bytes, RowSplit]) -> torch.Tensor | NonTensorStack:
+def _decode(column: WireColumn, n_rows: int, splits: dict[bytes, RowSplit]) -> torch.Tensor | list[object]:
     if column.kind == "object":
         lengths = _checked_lengths(column, n_rows)
         _check_nbytes(column, sum(lengths.tolist()), 1)
-        return NonTensorStack(*map(NonTensorData, unpack_objects(column.name, lengths, column.values)))
+        return unpack_objects(column.name, lengths, column.values)
     if column.kind == "dense":
         return _tensor_on(column, n_rows)
     if column.kind != "jagged":

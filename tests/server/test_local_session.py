@@ -38,7 +38,7 @@ class Plane:
         column = ColumnSpec("x", Shape("jagged", "uint8", ()), np.array([size_bytes], np.int64))
         begun = self.plane.begin_put(Put(f"put-{self._puts}", "p", [f"s{self._puts}"], [column], None, None), 0.0)
         assert isinstance(begun, Reservation)
-        return LentRoom(begun.ticket, _answer)
+        return LentRoom(begun.ticket, begun.size_bytes, _answer)
 
     def lease(self, size_bytes: int) -> Lease:
         """A lease of a row of size_bytes that has been cleared: its bytes are in use by the lease alone."""
@@ -48,7 +48,7 @@ class Plane:
         return Lease(plan.ticket)
 
 
-def _answer(result: PutResult | CommitResult) -> pb.LocalWriteResponse:
+def _answer(result: PutResult | CommitResult, size_bytes: int) -> pb.LocalWriteResponse:
     return pb.LocalWriteResponse()
 
 

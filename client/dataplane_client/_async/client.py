@@ -26,6 +26,7 @@ from dataplane_client._requests import (
     Fields,
     claim_request,
     claimed_meta,
+    jagged_batch,
     new_request_id,
     put_header,
     register_request,
@@ -239,6 +240,8 @@ class AsyncDataPlaneClient:
         if torch.device(device).type != "cpu":
             staged = await self._transport.read(request, STAGED, timeout_s)
             return batch_on_device(staged, n_rows, torch.device(device), layout, pad_value_dict or {}, pad_to_seqlen)
+        if layout == "jagged" and pad_to_seqlen <= 0:
+            return jagged_batch(await self._transport.read(request, VIEWS, timeout_s), n_rows)
         if layout != "padded":
             columns = await self._transport.read(request, VIEWS, timeout_s)
             return materialize(tensors(columns, n_rows), layout, pad_value_dict, pad_to_seqlen)

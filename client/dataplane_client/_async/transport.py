@@ -26,7 +26,7 @@ from dataplane_client._error_table import translated
 from dataplane_client._placement import Destination, PlacedColumn
 from dataplane_client._shared_arena import attach
 from dataplane_client.columns_layout import WireColumn
-from dataplane_client.errors import ClosedError, OutOfSpaceError, PreconditionError, UnavailableError
+from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -102,6 +102,7 @@ class AsyncTransport:
     ) -> Response:
         deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
         pauses = backoff_pauses(self.options)
+        error: UnavailableError | None = None
         while True:
             self._check_open(verb)
             calls: Calls | None = None
@@ -111,22 +112,24 @@ class AsyncTransport:
                 return await attempt(calls, deadline.left_s)
             except (UnavailableError, *CALL_ENDED) as ended:
                 self._check_open(verb)
-                error = self._judged(ended, verb)
+                error = self._judged(ended, verb, error)
                 await self._detach(calls)
                 pause_s = next(pauses)
                 if deadline.left_s <= pause_s:
                     raise error from None
             await sleep(pause_s)
 
-    def _judged(self, ended: BaseException, verb: str) -> UnavailableError:
-        """Why the call may be repeated; raises when it may not."""
+    def _judged(self, ended: BaseException, verb: str, before: UnavailableError | None) -> UnavailableError:
+        """Why the call may be repeated; raises when it may not. before: what the attempt before this one met; it says
+        more than that the little time that was left did not do either.
+        """
         if isinstance(ended, UnavailableError):
             return ended
         if not isinstance(ended, grpc.RpcError):
             raise ended
         error = translated(ended, verb, self.target)
         if not isinstance(error, UnavailableError):
-            raise error from None
+            raise (before if before is not None and type(error) is DeadlineError else error) from None
         return error
 
     def _check_open(self, verb: str) -> None:

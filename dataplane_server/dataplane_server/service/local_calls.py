@@ -6,7 +6,7 @@ A client that is lent room writes there itself, while other calls go on; nobody 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from functools import partial
 from typing import cast
 
@@ -17,7 +17,7 @@ from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.space import Run
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate
-from dataplane_server.service.local_session import Lease, LentRoom, LocalSession
+from dataplane_server.service.local_session import Applied, Lease, LentRoom, LocalSession, Result
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
@@ -25,7 +25,7 @@ from rl_dataplane.v1 import local_pb2 as pb
 
 MAX_INLINE_BYTES = 1 << 20
 
-Result = PutResult | CommitResult
+Answer = pb.LocalWriteResponse | Awaitable[pb.LocalWriteResponse]
 WriteRequest = pb.LocalPutRequest | pb.LocalCommitRequest
 
 
@@ -37,42 +37,55 @@ class LocalCalls:
         self._arena = arena
         self._metrics = metrics
 
-    async def put(self, request: pb.LocalPutRequest, session: LocalSession) -> pb.LocalWriteResponse:
+    def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
         header = request.header
         begun = self._shell.settled(lambda: self._shell.plane.begin_put(translate.put(header), time.monotonic()))
         applied = partial(self._put_applied, header.partition_id, len(header.sample_ids))
-        room = LentRoom(0 if isinstance(begun, PutResult) else begun.ticket, applied)
-        return await self._write(begun, room, request, session)
+        return self._write(begun, applied, request, session)
 
-    async def commit(self, request: pb.LocalCommitRequest, session: LocalSession) -> pb.LocalWriteResponse:
+    def commit(self, request: pb.LocalCommitRequest, session: LocalSession) -> Answer:
         header = request.header
         partition_id = self._shell.plane.claimed_partition(header.claim_id)
         begun = self._shell.settled(lambda: self._shell.plane.begin_commit(translate.commit(header), time.monotonic()))
-        size_bytes = begun.size_bytes if isinstance(begun, Reservation) else 0
-        applied = partial(self._commit_applied, partition_id, size_bytes)
-        room = LentRoom(0 if isinstance(begun, CommitResult) else begun.ticket, applied)
-        return await self._write(begun, room, request, session)
+        return self._write(begun, partial(self._commit_applied, partition_id), request, session)
 
-    async def _write(
-        self, begun: Result | Reservation | Waiting, room: LentRoom, request: WriteRequest, session: LocalSession
+    def _write(
+        self, begun: Result | Reservation | Waiting, applied: Applied, request: WriteRequest, session: LocalSession
+    ) -> Answer:
+        """Take a begun write to its end, or to where the client fills the room: now, or once there is room."""
+        if isinstance(begun, Reservation):
+            return self._use(begun, applied, request, session)
+        if isinstance(begun, Waiting):
+            return self._use_later(begun, applied, request, session)
+        return applied(begun, 0)
+
+    async def _use_later(
+        self, waiting: Waiting, applied: Applied, request: WriteRequest, session: LocalSession
     ) -> pb.LocalWriteResponse:
-        """Take a begun write to its end, or to where the client fills the room."""
-        if not isinstance(begun, (Reservation, Waiting)):
-            return room.applied(begun)
+        try:
+            reservation = await self._shell.room(waiting, translate.seconds(request.header.wait_timeout))
+        except BaseException:
+            self._shell.settled(lambda: self._shell.plane.abort_write(waiting.ticket))
+            raise
+        return self._use(reservation, applied, request, session)
+
+    def _use(
+        self, reservation: Reservation, applied: Applied, request: WriteRequest, session: LocalSession
+    ) -> pb.LocalWriteResponse:
+        ticket, plane = reservation.ticket, self._shell.plane
         lent = False
         try:
-            reservation = await self._shell.room(begun, translate.seconds(request.header.wait_timeout))
             if request.HasField("values"):
                 self._fill(reservation, request.values)
             elif reservation.size_bytes:
-                self._shell.plane.lend_reservation(room.ticket)
-                session.hold(request.handle, room)
+                plane.lend_reservation(ticket)
+                session.hold(request.handle, LentRoom(ticket, reservation.size_bytes, applied))
                 lent = True
                 return pb.LocalWriteResponse(reservation=_arena_runs(reservation.runs))
-            return room.applied(self._shell.plane.finish(room.ticket, time.monotonic()))
+            return applied(plane.finish(ticket, time.monotonic()), reservation.size_bytes)
         finally:
             if not lent:
-                self._shell.plane.abort_write(room.ticket)
+                plane.abort_write(ticket)
             self._shell.settle()
 
     def _fill(self, reservation: Reservation, values: bytes) -> None:
@@ -86,23 +99,24 @@ class LocalCalls:
         for run in reservation.runs:
             self._arena.view(run)[:], rest = rest[: run.size_bytes], rest[run.size_bytes :]
 
-    async def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> pb.LocalWriteResponse:
+    def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> pb.LocalWriteResponse:
         room = session.take_room(request.handle)
-        return room.applied(self._shell.settled(lambda: self._shell.plane.finish(room.ticket, time.monotonic())))
+        result = self._shell.settled(lambda: self._shell.plane.finish(room.ticket, time.monotonic()))
+        return room.applied(result, room.size_bytes)
 
-    def _put_applied(self, partition_id: str, rows: int, result: Result) -> pb.LocalWriteResponse:
+    def _put_applied(self, partition_id: str, rows: int, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         put = cast("PutResult", result)  # a ticket finishes as what it began as
         self._metrics.put(partition_id, rows, put.size_bytes)
         response = plane_pb.PutSamplesResponse(created_rows=put.created_rows, size_bytes=put.size_bytes)
         return pb.LocalWriteResponse(put=response)
 
-    def _commit_applied(self, partition_id: str | None, size_bytes: int, result: Result) -> pb.LocalWriteResponse:
+    def _commit_applied(self, partition_id: str | None, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         if partition_id is not None:  # a repeated commit finds its claim ended, and was counted before
             self._metrics.commit(partition_id, size_bytes)
         consumed = cast("CommitResult", result).consumed_rows
         return pb.LocalWriteResponse(commit=plane_pb.CommitClaimResponse(consumed_rows=consumed))
 
-    async def read(self, request: pb.LocalReadRequest, session: LocalSession) -> pb.LocalReadResponse:
+    def read(self, request: pb.LocalReadRequest, session: LocalSession) -> pb.LocalReadResponse:
         what, plane = request.request, self._shell.plane
         plan = plane.begin_read(what.partition_id, list(what.sample_ids), list(what.fields))
         response = pb.LocalReadResponse(header=translate.read_header(plan))

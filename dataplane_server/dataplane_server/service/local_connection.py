@@ -33,11 +33,11 @@ MAX_BODY_BYTES = 20 << 20
 
 @dataclass(frozen=True, slots=True)
 class LocalMethod:
-    """verb: its name in metrics and logs. request: the class of its message."""
+    """verb: its name in metrics and logs. request: the class of its message. call: answers now, or when it can."""
 
     verb: str
     request: type[Message]
-    call: Callable[[Any, LocalSession], Awaitable[Message]]
+    call: Callable[[Any, LocalSession], Message | Awaitable[Message]]
 
 
 class LocalConnection(asyncio.Protocol):
@@ -104,7 +104,7 @@ class LocalConnection(asyncio.Protocol):
         elif method == pb.LOCAL_METHOD_LET_GO:
             self._let_go(self.session, body)
         else:
-            self.call = asyncio.get_running_loop().create_task(self._answer(method, body, self.session))
+            self._begin(method, body, self.session)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -139,29 +139,49 @@ class LocalConnection(asyncio.Protocol):
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    async def _answer(self, number: int, body: bytes, session: LocalSession) -> None:
-        """Carry a call out and send its response; counted, logged and told as the calls of the gRPC service."""
+    def _begin(self, number: int, body: bytes, session: LocalSession) -> None:
+        """Carry a call out, at once unless it has to wait; counted, logged and told as calls of the gRPC service."""
         began, method = time.monotonic(), self._endpoint.methods.get(number, _UNKNOWN)
-        code, outcome = "CANCELLED", pb.LOCAL_OUTCOME_UNSPECIFIED
         try:
             if self._endpoint.draining and number != pb.LOCAL_METHOD_FINISH_WRITE:
                 raise draining()
-            answer = _body(await method.call(_parsed(method.request, body), session))
-            code = "OK"
+            response = method.call(_parsed(method.request, body), session)
+            if isinstance(response, Message):
+                self._respond(method.verb, began, response)
+                return
         except Exception as error:  # noqa: BLE001  # the last line of defence
-            code, status = self._endpoint.failures.status(method.verb, error)
-            outcome, answer = pb.LOCAL_OUTCOME_ERROR, status.SerializeToString()
-        finally:
-            self._endpoint.metrics.call(method.verb, "shm", code, time.monotonic() - began)
-        self.call = None
-        self._send(outcome, answer)
+            self._refuse(method.verb, began, error)
+            return
+        self.call = asyncio.get_running_loop().create_task(self._await(method.verb, began, response))
+
+    async def _await(self, verb: str, began: float, waiting: Awaitable[Message]) -> None:
+        try:
+            response = await waiting
+            self.call = None
+            self._respond(verb, began, response)
+        except asyncio.CancelledError:
+            self._endpoint.metrics.call(verb, "shm", "CANCELLED", time.monotonic() - began)
+            raise
+        except Exception as error:  # noqa: BLE001  # likewise
+            self.call = None
+            self._refuse(verb, began, error)
+
+    def _respond(self, verb: str, began: float, response: Message) -> None:
+        body = _body(response)
+        self._endpoint.metrics.call(verb, "shm", "OK", time.monotonic() - began)
+        self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, body)
+
+    def _refuse(self, verb: str, began: float, error: Exception) -> None:
+        code, status = self._endpoint.failures.status(verb, error)
+        self._endpoint.metrics.call(verb, "shm", code, time.monotonic() - began)
+        self._send(pb.LOCAL_OUTCOME_ERROR, status.SerializeToString())
 
     def _send(self, outcome: int, body: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(FRAME_HEAD.pack(len(body), outcome) + body)
 
 
-async def _refuse_method(request: object, session: LocalSession) -> Message:
+def _refuse_method(request: object, session: LocalSession) -> Message:
     raise Refusal(Reason.INVALID_REQUEST, "there is no such method")
 
 

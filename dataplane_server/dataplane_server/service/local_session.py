@@ -19,6 +19,11 @@ from rl_dataplane.v1 import local_pb2 as pb
 _REMEMBERED_HANDLES = 4096
 
 
+Result = PutResult | CommitResult
+Applied = Callable[[Result, int], pb.LocalWriteResponse]
+"""Counts a finished write of so many bytes, and says what to answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Rows pinned under a ticket of the core."""
@@ -28,10 +33,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LentRoom:
-    """Room reserved under a ticket of the core. applied: counts the finished write and says what to answer."""
+    """Room reserved under a ticket of the core."""
 
     ticket: int
-    applied: Callable[[PutResult | CommitResult], pb.LocalWriteResponse]
+    size_bytes: int
+    applied: Applied
 
 
 class LocalSession:
