@@ -29,8 +29,8 @@ from workers import Worker, worker
 _STARTS = 9
 _START_S = 1.0
 _IDLE_BYTES = 80e6
-_ROWS = 200_000
-_WARM_ROWS = 20_000
+_ROWS = 1_000_000
+_WARM_ROWS = 100_000
 _PUT_ROWS = 2_000
 _FIELDS = tuple(f"field_{number}" for number in range(10))
 _ROW_BYTES = 300

@@ -1,13 +1,12 @@
-"""The command `dataplane-server`."""
+"""The command `dataplane-server`. It lives as long as its server, so it is made of the standard library alone."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import re
 import signal
-from typing import Annotated, Literal
-
-import typer
+import sys
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.limits import Limits
@@ -16,11 +15,20 @@ from dataplane_server.service.server import Server
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
-_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def main() -> None:
-    _app()
+    """Serve rollout samples to trainers until SIGTERM or SIGINT."""
+    parser = _parser()
+    flags = parser.parse_args()
+    try:
+        config = _config(flags)
+    except ValueError as error:
+        parser.error(str(error))
+    show_on_stderr(flags.log_level)
+    try:
+        asyncio.run(_serve(config))
+    except OSError as error:
+        sys.exit(f"dataplane-server: {error}")
 
 
 def parse_size(text: str) -> int:
@@ -31,45 +39,54 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-@_app.command()
-def serve(
-    listen: Annotated[
-        list[str] | None,
-        typer.Option(help="Where to serve gRPC: unix:///path or host:port (port 0: any). May be given several times."),
-    ] = None,
-    http: Annotated[str, typer.Option(help="host:port of /metrics and /healthz; empty for none.")] = "127.0.0.1:9464",
-    memory: Annotated[str, typer.Option(help="Budget for the bytes of stored values, e.g. 4GiB.")] = "4GiB",
-    max_rows: Annotated[int, typer.Option(help="Rows kept at most.")] = Limits().max_rows,
-    grace: Annotated[float, typer.Option(help="Seconds that calls under way may take after SIGTERM.")] = 20.0,
-    share_memory: Annotated[
-        bool, typer.Option(help="Let clients of this host exchange values through shared memory.")
-    ] = True,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve without encryption on addresses that other hosts can reach.")
-    ] = False,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="The least event that goes to stderr.")
-    ] = "info",
-) -> None:
-    """Serve rollout samples to trainers until SIGTERM or SIGINT."""
-    try:
-        config = ServerConfig(
-            listen=tuple(listen or ServerConfig.listen),
-            http=http or None,
-            limits=Limits(memory_bytes=parse_size(memory), max_rows=max_rows),
-            share_memory=share_memory,
-            insecure=insecure,
-            drain_grace_s=grace,
-        )
-        config.validate()
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    show_on_stderr(log_level)
-    try:
-        asyncio.run(_serve(config))
-    except OSError as error:
-        typer.echo(f"dataplane-server: {error}", err=True)
-        raise typer.Exit(1) from None
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("dataplane-server", description=main.__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--listen",
+        action="append",
+        metavar="ADDRESS",
+        help="where to serve gRPC: unix:///path or host:port (port 0: any); may be given several times "
+        f"(default: {ServerConfig.listen[0]})",
+    )
+    for flag, default, text in (
+        ("--http", "127.0.0.1:9464", "host:port of /metrics and /healthz; empty for none"),
+        ("--memory", "4GiB", "budget for the bytes of stored values"),
+    ):
+        parser.add_argument(flag, default=default, help=f"{text} (default: {default})")
+    parser.add_argument("--max-rows", type=int, default=Limits().max_rows, help="rows kept at most (%(default)s)")
+    parser.add_argument(
+        "--grace", type=float, default=20.0, help="seconds that calls under way may take after SIGTERM (%(default)s)"
+    )
+    parser.add_argument(
+        "--share-memory",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let clients of this host exchange values through shared memory",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="serve without encryption on addresses that other hosts can reach"
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="the least event that goes to stderr (%(default)s)",
+    )
+    return parser
+
+
+def _config(flags: argparse.Namespace) -> ServerConfig:
+    """Raises ValueError that names the setting and the rule."""
+    config = ServerConfig(
+        listen=tuple(flags.listen or ServerConfig.listen),
+        http=flags.http or None,
+        limits=Limits(memory_bytes=parse_size(flags.memory), max_rows=flags.max_rows),
+        share_memory=flags.share_memory,
+        insecure=flags.insecure,
+        drain_grace_s=flags.grace,
+    )
+    config.validate()
+    return config
 
 
 async def _serve(config: ServerConfig) -> None:
@@ -80,7 +97,7 @@ async def _serve(config: ServerConfig) -> None:
     server = Server(config)
     try:
         await server.start()
-        typer.echo(_banner(server))
+        print(_banner(server), flush=True)  # noqa: T201  # what a command says
         await stopping.wait()
     finally:
         await server.stop()

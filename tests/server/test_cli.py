@@ -36,17 +36,17 @@ def test_what_is_no_size_is_refused_with_the_units(text: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--nope"], "No such option"),
+        (["--nope"], "unrecognized arguments: --nope"),
         (["--memory", "4XiB"], "'4XiB' is not a size"),
         (["--memory", "0"], "memory_bytes must be positive"),
         (["--max-rows", "0"], "max_rows must be at least 1"),
-        (["--max-rows", "many"], "'--max-rows'"),
+        (["--max-rows", "many"], "argument --max-rows: invalid int value: 'many'"),
         (["--listen", "somewhere"], "'somewhere' is not host:port"),
         (["--listen", "0.0.0.0:50051"], "can be reached from other hosts"),
         (["--http", "9464"], "http: '9464' is not host:port"),
         (["--grace", "-1"], "drain_grace_s must be finite and not negative"),
         (["--grace", "nan"], "drain_grace_s must be finite and not negative"),
-        (["--log-level", "loud"], "'loud' is not one of"),
+        (["--log-level", "loud"], "argument --log-level: invalid choice: 'loud'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
