@@ -22,6 +22,7 @@ import chart
 import flight_goals
 import growth
 import machine
+import reader_goals
 import resident_goals
 import server_goals
 from session import Session, table
@@ -29,7 +30,7 @@ from session import Session, table
 _ROOT = Path(__file__).resolve().parents[1]
 _WIDTH = 160  # of what goes to a file
 _RUNS = _ROOT / "runs" / "bench"
-_PARTS = ("batches", "resident", "flight", "server", "growth")
+_PARTS = ("batches", "resident", "readers", "flight", "server", "growth")
 _HOLDS = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "[yellow]not measured[/yellow]"}
 
 
@@ -70,6 +71,8 @@ def _measure(session: Session, parts: list[str]) -> list[growth.Growth]:
     if "batches" in parts:
         batch_goals.measure(session)
     resident = resident_goals.measure(session) if {"resident", "growth"} & set(parts) else None
+    if "readers" in parts:
+        reader_goals.measure(session)
     if "flight" in parts:
         flight_goals.measure(session)
     if "server" in parts:

@@ -313,3 +313,18 @@ def test_a_partition_of_very_many_rows_is_cleared_whole(new_caller: Callable[...
     assert caller.used == 0
     caller.put_rows(["s1"], "a")
     assert caller.take("a").sample_ids == ("s1",)
+
+
+def test_what_a_clear_puts_off_is_done_between_calls_and_changes_nothing(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(memory_bytes=1 << 20)
+    caller.register()
+    ids = [f"s{row}" for row in range(6000)]
+    caller.put(caller.put_call(ids, {"a": [9] * 6000}))
+    caller.plane.clear_samples("clear", "p", ids[::2], 0.0)
+    before, left = caller.state(), 0
+    while caller.plane.untidy:
+        caller.plane.tidy()
+        caller.plane.check_invariants()
+        left += 1
+    assert left == 6
+    assert caller.state() == before

@@ -45,6 +45,8 @@ from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.state import State
 from dataplane_server.core.writes import Writes
 
+_TIDIED_AT_ONCE = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -226,6 +228,15 @@ class DataPlane:
         return self._claims.release(request_id, claim_id, now)
 
     # -- the whole -----------------------------------------------------------------------------------------------------
+
+    @property
+    def untidy(self) -> bool:
+        """Whether `tidy` has something to do."""
+        return self._state.space.piled > 0
+
+    def tidy(self) -> None:
+        """Half a millisecond of work that calls have put off; to be done between calls."""
+        self._state.space.settle(_TIDIED_AT_ONCE)
 
     def drain(self, now: float) -> None:
         """From now on nothing may wait: waiting calls end, later ones that would wait are refused."""

@@ -4,6 +4,7 @@ event loop, so each call is atomic.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -21,10 +22,21 @@ class Shell:
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane
         self.waiters = Waiters()
+        self._tidies = False
 
     def settle(self) -> None:
-        """Wake whom the last calls of the core concerned."""
+        """Wake whom the last calls of the core concerned, and see to what they have put off."""
         self.waiters.wake(self.plane.take_effects())
+        if self.plane.untidy and not self._tidies:
+            self._tidies = True
+            asyncio.get_running_loop().call_soon(self._tidy)
+
+    def _tidy(self) -> None:
+        """A little at a time, so that calls that come meanwhile hardly wait; ends when there is nothing left to do."""
+        self.plane.tidy()
+        self._tidies = self.plane.untidy
+        if self._tidies:
+            asyncio.get_running_loop().call_soon(self._tidy)
 
     def settled(self, call: Callable[[], T]) -> T:
         """Call the core and wake whom it concerns, also when it refuses: a refused call may have taken an earlier

@@ -1,0 +1,74 @@
+"""Clears beside readers that do not let go: rows are put, read as views that are kept, and cleared under them.
+
+Each round clears 2,000 rows that a reader holds and 2,000 of others, picked at random, that nobody does. A reader keeps
+what it reads for the next rounds, so that dozens of cleared batches are held at any time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dataplane_client import BatchedDataDict, DataPlaneClient, connect
+from servers import server_process
+from session import Goal, Session, in_ms
+from timing import alternate, seconds, undisturbed
+
+_FIELDS = tuple(f"field_{number}" for number in range(10))
+_RESIDENT = 40_000
+_CLEARED = 2_000
+_HELD = 40
+_ROUNDS = 120
+_CLEAR_S = 0.010
+
+
+def measure(session: Session) -> None:
+    """How long clears take while readers hold rows, and whether the budget held."""
+    with session.phase("clears beside slow readers"), server_process("1GiB") as server, connect(server.unix) as client:
+        rounds = _Rounds(client)
+        measured = alternate({"slow readers": rounds}, session.rounds(_ROUNDS), _HELD)
+        kept = rounds.most_used <= client.server_status().memory_budget_bytes
+    session.keep("slow_readers", measured)
+    for step, cleared in measured["slow readers"].items():
+        title = f"clear of {_CLEARED:,} rows {step}, beside {_HELD} readers that hold on: under 10 ms"
+        text = f"{in_ms(cleared)} ms; budget {'held' if kept else 'passed'}"
+        session.goals.append(Goal(title, text, cleared.median < _CLEAR_S and kept, cleared.median))
+
+
+class _Rounds:
+    """Two clears in a round; the seconds that each took."""
+
+    def __init__(self, client: DataPlaneClient) -> None:
+        self.most_used = 0
+        self._client = client
+        self._held: deque[BatchedDataDict[Any]] = deque(maxlen=_HELD)
+        self._number = 0
+        self._resident: list[str] = []
+        client.register_partition("train", _FIELDS, 0, ["task"])
+        while len(self._resident) < _RESIDENT:
+            self._resident += self._put()
+        self._chance = random.Random(0)
+
+    def __call__(self) -> Mapping[str, float]:
+        client, ids = self._client, self._put()
+        meta = client.put_samples(ids, "train").with_fields(_FIELDS)
+        self._held.append(client.read_columns(meta, _FIELDS, layout="jagged"))
+        self._chance.shuffle(self._resident)
+        others, self._resident = self._resident[:_CLEARED], self._resident[_CLEARED:]
+        self.most_used = max(self.most_used, client.server_status().memory_used_bytes)
+        with undisturbed():
+            held, _ = seconds(lambda: client.clear_samples(ids, "train"))
+            apart, _ = seconds(lambda: client.clear_samples(others, "train"))
+        self._resident += self._put()
+        return {"that are being read": held, "picked at random": apart}
+
+    def _put(self) -> list[str]:
+        self._number += 1
+        ids = [f"{self._number}_{row}" for row in range(_CLEARED)]
+        values = {name: torch.full((_CLEARED, 8), float(self._number)) for name in _FIELDS}
+        self._client.put_samples(ids, "train", values)
+        return ids
