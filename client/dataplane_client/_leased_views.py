@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dataplane_client._placement import PlacedColumn, row_places
+from dataplane_client._placement import PlacedColumn, column_pieces, row_places
 from dataplane_client._shared_arena import SharedArena
 from dataplane_client.columns_layout import ITEM_SIZES, ColumnLayout
 
@@ -29,29 +29,40 @@ def leased_columns(
 ) -> list[PlacedColumn] | None:
     """The columns as views, if the rows of each adjoin in their order and lie as torch needs them; None otherwise.
 
-    The lease under handle then belongs to the views. Raises ValueError when the runs do not fit the layouts.
+    The lease under handle then belongs to the views. Raises ValueError when the runs do not fit the layouts, or lie
+    outside the arena.
     """
-    row_sizes = [layout.row_bytes(n_rows) for layout in layouts]
-    places = row_places(offsets, sizes, np.concatenate(row_sizes)).reshape(len(layouts), n_rows)
-    spans = [_span(starts, row_bytes) for starts, row_bytes in zip(places, row_sizes, strict=True)]
-    if any(span is None or span[0] % _item_bytes(layout) for span, layout in zip(spans, layouts, strict=True)):
+    spans = _spans(layouts, n_rows, offsets, sizes)
+    if spans is None or any(at % _item_bytes(layout) for (at, _), layout in zip(spans, layouts, strict=True)):
         return None
-    known = [span for span in spans if span is not None]
-    low, high = min(start for start, _ in known), max(end for _, end in known)
+    low, high = min(at for at, end in spans if at < end), max(end for _, end in spans)
     view = arena.private_view(low, high)
     weakref.finalize(view, arena.let_go, handle)
     return [
-        PlacedColumn(layout, view[start - low : end - low], None)
-        for layout, (start, end) in zip(layouts, known, strict=True)
+        PlacedColumn(layout, view[at - low : end - low] if at < end else view[:0], None)
+        for layout, (at, end) in zip(layouts, spans, strict=True)
     ]
 
 
+def _spans(
+    layouts: Sequence[ColumnLayout], n_rows: int, offsets: Int64Array, sizes: Int64Array
+) -> list[tuple[int, int]] | None:
+    """Where each column begins and ends, if the rows of each adjoin."""
+    column_bytes = [layout.size_of(n_rows) for layout in layouts]
+    pieces = column_pieces(offsets, sizes, column_bytes)
+    if pieces is not None:
+        return [(at, at + size) for at, size in zip(pieces, column_bytes, strict=True)]
+    row_bytes = [layout.row_bytes(n_rows) for layout in layouts]
+    places = row_places(offsets, sizes, np.concatenate(row_bytes)).reshape(len(layouts), n_rows)
+    spans = [_span(starts, of_rows) for starts, of_rows in zip(places, row_bytes, strict=True)]
+    return None if None in spans else [span for span in spans if span is not None]
+
+
 def _span(starts: Int64Array, sizes: Int64Array) -> tuple[int, int] | None:
-    """Where a column begins and ends, if its rows adjoin; an empty one lies where its first row would."""
     filled = sizes > 0
     begins, lengths = starts[filled], sizes[filled]
     if not len(begins):
-        return int(starts[0]), int(starts[0])
+        return 0, 0
     if (begins[1:] != begins[:-1] + lengths[:-1]).any():
         return None
     return int(begins[0]), int(begins[-1] + lengths[-1])

@@ -59,8 +59,7 @@ class _Target:
 
     def __init__(self, layout: ColumnLayout, n_rows: int, destination: Destination) -> None:
         padding = destination.place(layout)
-        entries = n_rows if layout.lengths is None else int(layout.lengths.sum())
-        self.size_bytes = entries * layout.unit_bytes
+        self.size_bytes = layout.size_of(n_rows)
         self.element = b"\0" if padding is None else padding.element
         self._n_rows = n_rows
         self._width_bytes = None if padding is None else padding.width * _entry_bytes(layout)

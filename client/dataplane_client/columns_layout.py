@@ -66,6 +66,10 @@ class ColumnLayout:
         """Bytes of a dense row, of a jagged row's entry, 1 for objects."""
         return 1 if self.kind == "object" else math.prod(self.row_shape) * ITEM_SIZES[self.dtype]
 
+    def size_of(self, n_rows: int) -> int:
+        """Bytes of all rows."""
+        return (n_rows if self.lengths is None else int(self.lengths.sum())) * self.unit_bytes
+
     def row_bytes(self, n_rows: int) -> npt.NDArray[np.int64]:
         """Bytes of each row."""
         if self.lengths is None:

@@ -1,0 +1,88 @@
+"""A batch that is padded where it is needed equals one that was padded on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+from torch.nested import nested_tensor_from_jagged
+
+from dataplane_client._device_batch import STAGED, batch_on_device
+from dataplane_client._lent_room import joined
+from dataplane_client._placement import ReadBuffers
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.client import connect
+from dataplane_client.codec import materialize
+from dataplane_client.columns_layout import Layout
+from dataplane_client.wire_columns import encode_columns
+from dataplane_server.testing import running_server
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]
+OFFSETS = torch.tensor([0, 2, 2, 5])
+FIELDS = TensorDict(
+    {
+        "tokens": nested_tensor_from_jagged(torch.arange(5), offsets=OFFSETS, min_seqlen=0, max_seqlen=3),
+        "logprobs": nested_tensor_from_jagged(torch.rand(5, 2), offsets=OFFSETS, min_seqlen=0, max_seqlen=3),
+        "mask": nested_tensor_from_jagged(torch.ones(5, dtype=torch.bool), offsets=OFFSETS, min_seqlen=0, max_seqlen=3),
+        "reward": torch.rand(3),
+        "text": NonTensorStack("a", "b", "c"),
+    },
+    [3],
+)
+NAMES = ["tokens", "logprobs", "mask", "reward", "text"]
+
+
+def batch(device: str, layout: Layout, pad_values: dict[str, float], pad_to_seqlen: int) -> BatchedDataDict[Any]:
+    """The batch on a device, read from the bytes that a put of the fields sends."""
+    columns = encode_columns(FIELDS)
+    buffers = ReadBuffers(columns, 3, STAGED)
+    stream = buffers.stream()
+    stream.add(0, memoryview(joined(columns)))
+    stream.finish()
+    return batch_on_device(buffers.columns, 3, torch.device(device), layout, pad_values, pad_to_seqlen)
+
+
+def assert_same(got: BatchedDataDict[Any], expected: BatchedDataDict[Any], device: str) -> None:
+    assert list(got) == list(expected)
+    for name, value in expected.items():
+        if isinstance(value, np.ndarray):
+            assert got[name].tolist() == value.tolist()
+            continue
+        assert got[name].device.type == device
+        rows = zip(got[name].unbind(), value.unbind(), strict=True)
+        assert all(torch.equal(a.cpu(), b) for a, b in rows)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("pad_to_seqlen", [0, 7])
+@pytest.mark.parametrize("pad_values", [{}, {"tokens": 9, "mask": 1}], ids=["zeros", "values"])
+def test_padding_on_a_device_gives_what_padding_on_the_host_gives(
+    device: str, pad_to_seqlen: int, pad_values: dict[str, float]
+) -> None:
+    expected = materialize(FIELDS, "padded", pad_values, pad_to_seqlen)
+    assert_same(batch(device, "padded", pad_values, pad_to_seqlen), expected, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_jagged_fields_on_a_device_can_be_combined(device: str) -> None:
+    got = batch(device, "jagged", {}, 0)
+    assert_same(got, materialize(FIELDS, "jagged"), device)
+    assert (got["tokens"] * got["mask"]).is_nested
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_a_batch_from_a_device_comes_back_on_it(transport: str) -> None:
+    with running_server() as address, connect(address, transport=transport) as client:
+        client.register_partition("p", NAMES, 0, [])
+        meta = client.put_samples(
+            ["a", "b", "c"], "p", {name: FIELDS[name] for name in NAMES} | {"reward": FIELDS["reward"].cuda()}
+        )
+        got = client.read_columns(meta, NAMES, device="cuda")
+        torch.cuda.synchronize()
+        assert_same(got, materialize(FIELDS, "padded"), "cuda")
