@@ -326,5 +326,5 @@ def test_what_a_clear_puts_off_is_done_between_calls_and_changes_nothing(new_cal
         caller.plane.tidy()
         caller.plane.check_invariants()
         left += 1
-    assert left == 6
+    assert left == 12
     assert caller.state() == before

@@ -45,7 +45,7 @@ from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.state import State
 from dataplane_server.core.writes import Writes
 
-_TIDIED_AT_ONCE = 512
+_TIDIED_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class DataPlane:
         return self._state.space.piled > 0
 
     def tidy(self) -> None:
-        """Half a millisecond of work that calls have put off; to be done between calls."""
+        """A third of a millisecond of work that calls have put off; to be done between calls."""
         self._state.space.settle(_TIDIED_AT_ONCE)
 
     def drain(self, now: float) -> None:

@@ -15,6 +15,8 @@ from dataplane_server.service.waiters import Waiters
 
 T = TypeVar("T")
 
+_TIDY_PAUSE_S = 0.0002
+
 
 class Shell:
     """The core and the callers that wait for it."""
@@ -29,14 +31,14 @@ class Shell:
         self.waiters.wake(self.plane.take_effects())
         if self.plane.untidy and not self._tidies:
             self._tidies = True
-            asyncio.get_running_loop().call_soon(self._tidy)
+            asyncio.get_running_loop().call_later(_TIDY_PAUSE_S, self._tidy)
 
     def _tidy(self) -> None:
         """A little at a time, so that calls that come meanwhile hardly wait; ends when there is nothing left to do."""
         self.plane.tidy()
         self._tidies = self.plane.untidy
         if self._tidies:
-            asyncio.get_running_loop().call_soon(self._tidy)
+            asyncio.get_running_loop().call_later(_TIDY_PAUSE_S, self._tidy)
 
     def settled(self, call: Callable[[], T]) -> T:
         """Call the core and wake whom it concerns, also when it refuses: a refused call may have taken an earlier
