@@ -16,16 +16,12 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from dataplane_client._jagged import RowSplit, build_jagged, split_rows
 from dataplane_client._object_leaves import unpack_objects
-from dataplane_client._placement import Destination, PlacedColumn
+from dataplane_client._placement import Destination, PlacedColumn, adjoining
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
-from dataplane_client.columns_layout import ColumnLayout, Layout
+from dataplane_client.columns_layout import Layout
 from dataplane_client.row_kernels import ByteArray
 from dataplane_client.wire_columns import tensor_on
-
-
-def _adjoining(layout: ColumnLayout) -> None:
-    """Padding is added on the device."""
 
 
 def _pinned(nbytes: int) -> ByteArray:
@@ -33,7 +29,7 @@ def _pinned(nbytes: int) -> ByteArray:
     return pinned
 
 
-STAGED = Destination(_adjoining, _pinned)
+STAGED = Destination(adjoining, _pinned)
 """Columns for batch_on_device."""
 
 

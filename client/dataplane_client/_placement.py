@@ -54,6 +54,10 @@ class PlacedColumn:
     width: int | None
 
 
+def adjoining(layout: ColumnLayout) -> None:
+    """A place for every column: its rows one after the other."""
+
+
 class _Target:
     """One column of a read: its buffer, and where its rows go there."""
 

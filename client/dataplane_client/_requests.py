@@ -16,9 +16,9 @@ from tensordict import TensorDict, TensorDictBase
 from dataplane_client._arguments import checked_count, checked_name, checked_names, one_or_more
 from dataplane_client._layouts import column_message, int64_bytes, int64s
 from dataplane_client._object_leaves import object_array
-from dataplane_client._placement import Destination, PlacedColumn
+from dataplane_client._placement import Destination, PlacedColumn, adjoining
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.columns_layout import ColumnLayout, WireColumn
+from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import InternalError, InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.wire_columns import decode_columns, decode_leaves, encode_columns
@@ -153,14 +153,10 @@ def claim_request(
     )
 
 
-def _adjoining(layout: ColumnLayout) -> None:
-    """Rows one after the other: how jagged tensors want every column."""
-
-
-COPIES = Destination(_adjoining)
+COPIES = Destination(adjoining)
 """Columns for `tensors`, in memory of the caller's own."""
 
-VIEWS = Destination(_adjoining, views=True)
+VIEWS = Destination(adjoining, views=True)
 """Columns for `tensors`, where possible in memory that the server shares."""
 
 
