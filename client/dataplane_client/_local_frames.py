@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-
 from google.protobuf.message import Message
 
-HEAD = struct.Struct("<IHxx")
-MAX_BODY_BYTES = 20 << 20
+from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES
 
 
 def request_frame(method: int, request: Message) -> bytes:

@@ -6,21 +6,14 @@ from typing import Any
 
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import SHARED_METHODS
 
 _SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"]
-_FIRST_SHARED = 16
-
-
-def _verb(name: str) -> str:
-    return "".join(word.capitalize() for word in name.removeprefix("LOCAL_METHOD_").split("_"))
-
-
-def _response(verb: str) -> Any:
-    return getattr(plane_pb, _SERVICE.methods_by_name[verb].output_type.name)
 
 
 LOCAL_METHODS = {
-    _verb(name): (number, _response(_verb(name))) for name, number in pb.LocalMethod.items() if number >= _FIRST_SHARED
+    verb: (number, getattr(plane_pb, _SERVICE.methods_by_name[verb].output_type.name))
+    for verb, number in SHARED_METHODS.items()
 }
 """Number and response class of the methods that are as over gRPC."""
 

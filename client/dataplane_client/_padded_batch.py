@@ -12,12 +12,11 @@ import torch
 
 from dataplane_client._object_leaves import ObjectArray, object_array, unpack_objects
 from dataplane_client._padding import pad_element
-from dataplane_client._placement import Padding, PlacedColumn
+from dataplane_client._placement import Padding, PlacedColumn, decoding
 from dataplane_client._rows import bits
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.columns_layout import ITEM_SIZES, ColumnLayout
 from dataplane_client.dtypes import torch_dtype
-from dataplane_client.errors import InternalError
 from dataplane_client.wire_columns import tensor_on
 
 
@@ -46,10 +45,8 @@ class PaddedBatch:
 
     def batch(self, columns: Sequence[PlacedColumn], n_rows: int) -> BatchedDataDict[Any]:
         """The batch. Raises InternalError, naming the field, for values that are none of the field's."""
-        try:
+        with decoding():
             return BatchedDataDict({column.layout.name: _leaf(column, n_rows) for column in columns})
-        except ValueError as error:
-            raise InternalError(f"the server sent a column that cannot be decoded: {error}") from None
 
 
 def _leaf(column: PlacedColumn, n_rows: int) -> torch.Tensor | ObjectArray:

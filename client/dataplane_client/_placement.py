@@ -213,6 +213,15 @@ def row_places(offsets: Int64Array, run_sizes: Int64Array, row_sizes: Int64Array
 
 
 @contextlib.contextmanager
+def decoding() -> Iterator[None]:
+    """A block in which a ValueError says that the values that a server has sent are none of their field's."""
+    try:
+        yield
+    except ValueError as error:
+        raise InternalError(f"the server sent a column that cannot be decoded: {error}") from None
+
+
+@contextlib.contextmanager
 def fitting(target: str) -> Iterator[None]:
     """A block in which a ValueError says that the server at target has sent values that do not fit their layout."""
     try:

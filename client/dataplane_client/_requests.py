@@ -4,9 +4,8 @@ sent.
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -16,10 +15,10 @@ from tensordict import TensorDict, TensorDictBase
 from dataplane_client._arguments import checked_count, checked_name, checked_names, one_or_more
 from dataplane_client._layouts import column_message, int64_bytes, int64s
 from dataplane_client._object_leaves import object_array
-from dataplane_client._placement import Destination, PlacedColumn, adjoining
+from dataplane_client._placement import Destination, PlacedColumn, adjoining, decoding
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.columns_layout import WireColumn
-from dataplane_client.errors import InternalError, InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.wire_columns import decode_columns, decode_leaves, encode_columns
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -162,13 +161,13 @@ VIEWS = Destination(adjoining, views=True)
 
 def tensors(columns: Sequence[PlacedColumn], n_rows: int) -> TensorDict:
     """The columns of a read, their rows adjoining, as a TensorDict of batch size [n_rows]."""
-    with _decoding():
+    with decoding():
         return decode_columns([_wire_column(column) for column in columns], n_rows)
 
 
 def jagged_batch(columns: Sequence[PlacedColumn], n_rows: int) -> BatchedDataDict[Any]:
     """The same as a batch, as ``materialize`` makes it of those tensors in layout "jagged"."""
-    with _decoding():
+    with decoding():
         leaves = decode_leaves([_wire_column(column) for column in columns], n_rows)
     return BatchedDataDict(
         {
@@ -176,14 +175,6 @@ def jagged_batch(columns: Sequence[PlacedColumn], n_rows: int) -> BatchedDataDic
             for name, leaf in leaves.items()
         }
     )
-
-
-@contextlib.contextmanager
-def _decoding() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise InternalError(f"the server sent a column that cannot be decoded: {error}") from None
 
 
 def _wire_column(column: PlacedColumn) -> WireColumn:

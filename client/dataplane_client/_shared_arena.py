@@ -20,13 +20,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataplane_client._local_frames import HEAD, request_frame, response_head
+from dataplane_client._local_frames import request_frame, response_head
 from dataplane_client.row_kernels import ByteArray
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD
 
 ATTACH_TIMEOUT_S = 2.0
-_FILE_SUFFIX = ".local"
 _HANDLES_A_FRAME = 1024
 
 
@@ -139,7 +139,7 @@ def local_addresses(target: str, shared: plane_pb.SharedMemory) -> list[str]:
     """Where the local socket of a server may be found, the likeliest first: beside the socket file by which the client
     knows it, whatever the server calls that file, and at its abstract socket.
     """
-    beside = [target.removeprefix("unix://") + _FILE_SUFFIX] if target.startswith("unix:") else []
+    beside = [target.removeprefix("unix://") + FILE_SUFFIX] if target.startswith("unix:") else []
     return [*beside, f"\0{shared.abstract_socket}"]
 
 

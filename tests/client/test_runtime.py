@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dataplane_client._async.runtime import LocalConnection, apart
-from dataplane_client._local_frames import HEAD
 from dataplane_client._sync.runtime import LocalConnection as BlockingConnection
+from rl_dataplane.v1.local_frames import HEAD
 
 # -- work on threads ---------------------------------------------------------------------------------------------------
 

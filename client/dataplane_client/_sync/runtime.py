@@ -12,8 +12,9 @@ from typing import TypeVar
 import grpc
 
 from dataplane_client._channel import CHANNEL_OPTIONS, checked_target
-from dataplane_client._local_frames import HEAD, response_head
+from dataplane_client._local_frames import response_head
 from rl_dataplane.v1.frames import keep_message_memory
+from rl_dataplane.v1.local_frames import HEAD
 
 T = TypeVar("T")
 

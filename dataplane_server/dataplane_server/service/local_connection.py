@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,14 +20,12 @@ from dataplane_server.core.state import draining
 from dataplane_server.service.error_table import status_of
 from dataplane_server.service.local_session import LocalSession
 from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES
 
 if TYPE_CHECKING:
     from dataplane_server.service.local_endpoint import LocalEndpoint
 
 M = TypeVar("M", bound=Message)
-
-FRAME_HEAD = struct.Struct("<IHxx")
-MAX_BODY_BYTES = 20 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +81,17 @@ class LocalConnection(asyncio.Protocol):
 
     def _next_frame(self) -> tuple[int, bytes] | None:
         """The method and body of a frame that is complete. A peer that breaks the rules of frames is cut off."""
-        if len(self._received) < FRAME_HEAD.size:
+        if len(self._received) < HEAD.size:
             return None
-        size, method = FRAME_HEAD.unpack_from(self._received)
+        size, method = HEAD.unpack_from(self._received)
         if size > MAX_BODY_BYTES or self.call is not None:
             self._received.clear()
             self.close()
             return None
-        end = FRAME_HEAD.size + size
+        end = HEAD.size + size
         if len(self._received) < end:
             return None
-        body = bytes(memoryview(self._received)[FRAME_HEAD.size : end])
+        body = bytes(memoryview(self._received)[HEAD.size : end])
         del self._received[:end]
         return method, body
 
@@ -129,7 +126,7 @@ class LocalConnection(asyncio.Protocol):
         )
         body = response.SerializeToString()
         with arena.descriptors() as descriptors:
-            socket.send_fds(self._peer, [FRAME_HEAD.pack(len(body), 0) + body], descriptors)
+            socket.send_fds(self._peer, [HEAD.pack(len(body), 0) + body], descriptors)
 
     def _let_go(self, session: LocalSession, body: bytes) -> None:
         try:
@@ -178,7 +175,7 @@ class LocalConnection(asyncio.Protocol):
 
     def _send(self, outcome: int, body: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(FRAME_HEAD.pack(len(body), outcome) + body)
+            self._transport.write(HEAD.pack(len(body), outcome) + body)
 
 
 def _refuse_method(request: object, session: LocalSession) -> Message:

@@ -17,8 +17,8 @@ from dataplane_server.service.local_connection import LocalConnection, LocalMeth
 from dataplane_server.service.local_session import LocalSession
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1.local_frames import FILE_SUFFIX
 
-FILE_SUFFIX = ".local"
 _ACCEPT_PAUSE_S = 0.1
 _DRAIN_TICK_S = 0.01
 _CREDENTIALS = struct.Struct("3i")  # process, user, group

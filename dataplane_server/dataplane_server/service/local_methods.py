@@ -15,8 +15,8 @@ from dataplane_server.service.local_session import LocalSession
 from dataplane_server.service.servicer import DataPlaneServicer
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import SHARED_METHODS
 
-_FIRST_SHARED = 16  # from here on methods are as over gRPC
 _SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 
 
@@ -28,14 +28,11 @@ def local_methods(calls: LocalCalls, servicer: DataPlaneServicer) -> dict[int, L
         pb.LOCAL_METHOD_FINISH_WRITE: LocalMethod("FinishWrite", pb.FinishWriteRequest, calls.finish_write),
         pb.LOCAL_METHOD_READ: LocalMethod("ReadColumns", pb.LocalReadRequest, calls.read),
     }
-    for name, number in pb.LocalMethod.items():
-        if number >= _FIRST_SHARED:
-            methods[number] = _as_over_grpc(name, servicer)
-    return methods
+    shared = {number: _as_over_grpc(verb, servicer) for verb, number in SHARED_METHODS.items()}
+    return methods | shared
 
 
-def _as_over_grpc(name: str, servicer: DataPlaneServicer) -> LocalMethod:
-    verb = "".join(word.capitalize() for word in name.removeprefix("LOCAL_METHOD_").split("_"))
+def _as_over_grpc(verb: str, servicer: DataPlaneServicer) -> LocalMethod:
     request = getattr(plane_pb, _SERVICE.methods_by_name[verb].input_type.name)
     return LocalMethod(verb, request, _without_session(getattr(servicer, verb)))
 

@@ -1,0 +1,24 @@
+"""What both ends of local.proto must agree on beyond its messages: the head of a frame, its bound, names."""
+
+from __future__ import annotations
+
+import struct
+
+from rl_dataplane.v1 import local_pb2 as pb
+
+HEAD = struct.Struct("<IHxx")
+"""Size of the body, then LocalMethod (of a request) or LocalOutcome (of a response)."""
+
+MAX_BODY_BYTES = 20 << 20
+
+FILE_SUFFIX = ".local"
+"""What the path of a local socket has behind that of the gRPC socket beside it."""
+
+_FIRST_SHARED = 16
+
+SHARED_METHODS = {
+    "".join(word.capitalize() for word in name.removeprefix("LOCAL_METHOD_").split("_")): int(number)
+    for name, number in pb.LocalMethod.items()
+    if number >= _FIRST_SHARED
+}
+"""The methods that are as over gRPC: their numbers by the verb of DataPlaneService."""
