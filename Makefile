@@ -6,10 +6,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-nightly test-soak test-gpu check lint types derived format bench proto clean
+.PHONY: help demo test test-core test-nightly test-soak test-histories test-gpu check lint types derived format bench proto clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -47,10 +47,14 @@ test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch
 		-o 'markers=timeout(seconds): not enforced here' -p no:cacheprovider -W error tests/core
 
 test-nightly: $(VENV)/.dev  ## the core's state machine for many minutes, with other calls in every run
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/test_state_machine.py --timeout 7200
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/test_state_machine.py tests/core/claim_machine --timeout 7200
 
 test-soak: $(VENV)/.dev  ## the campaigns that take many minutes: clients killed by the hundred
 	$(BIN)/python -m pytest -m soak
+
+# HISTORIES_SECONDS, HISTORIES_PROCESSES, HISTORIES_GRACE (of sessions, in seconds) and HISTORIES_SEED choose another campaign.
+test-histories: $(VENV)/.dev  ## 32 clients are killed and stopped for 10 minutes, then every row is accounted for
+	$(BIN)/python -m pytest -m soak -s tests/integration/histories
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

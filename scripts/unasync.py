@@ -21,7 +21,7 @@ REPLACEMENTS = [
     (r"\bAwaitable\[(\w+)\]", r"\1"),
     (r"\bimport Awaitable, Callable\b", "import Callable"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
-    (r"\bAsync(DataPlaneClient|Claim|Transport|GrpcCalls|LocalCalls)\b", r"\1"),
+    (r"\bAsync(DataPlaneClient|Claim|Group|Session|Transport|GrpcCalls|LocalCalls)\b", r"\1"),
     (r"\b_async\b", "_sync"),
     (
         r'^"""The client, written once\. .*\n"""$',

@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from dataplane_client._sync.claim import Claim
     from dataplane_client._sync.client import DataPlaneClient, connect
     from dataplane_client._sync.columns import kv_first_write, read_columns, write_columns
+    from dataplane_client._sync.group import Group
     from dataplane_client.batched_data_dict import BatchedDataDict
     from dataplane_client.codec import materialize, pack_jagged_fields, pack_per_token_field
-    from dataplane_client.errors import DataPlaneError
+    from dataplane_client.errors import ClaimFencedError, DataPlaneError
     from dataplane_client.meta import KVBatchMeta
 
 _HOMES = {
     "BatchedDataDict": "batched_data_dict",
     "Claim": "_sync.claim",
+    "ClaimFencedError": "errors",
     "DataPlaneClient": "_sync.client",
     "DataPlaneError": "errors",
+    "Group": "_sync.group",
     "KVBatchMeta": "meta",
     "connect": "_sync.client",
     "kv_first_write": "_sync.columns",
@@ -40,8 +43,10 @@ _HOMES = {
 __all__ = [
     "BatchedDataDict",
     "Claim",
+    "ClaimFencedError",
     "DataPlaneClient",
     "DataPlaneError",
+    "Group",
     "KVBatchMeta",
     "connect",
     "kv_first_write",

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 
 _MAX_LENGTH = (1 << 31) - 1
+_MAX_SECONDS = 1e9
+_MAX_GENERATION = (1 << 63) - 1
 
 
 def checked_names(what: str, names: Iterable[str], where: str) -> list[str]:
@@ -79,3 +81,26 @@ def checked_lengths(lengths: Sequence[int] | None, sample_ids: Sequence[str], wh
             message = f"{where}: sample {sample_id!r}: sequence length {length} is not within -1 and {_MAX_LENGTH}"
             raise InvalidArgumentError(message)
     return checked
+
+
+def checked_generations(
+    generations: Sequence[int] | None, sample_ids: Sequence[str], where: str
+) -> Sequence[int] | None:
+    """The generation of each row, or None where the ids alone say which rows are meant."""
+    if generations is None:
+        return None
+    if not _all_plain(generations, int):
+        raise UnsupportedTypeError(f"{where}: generations are ints, as a meta holds them")
+    if len(generations) != len(sample_ids):
+        message = f"{where}: {len(generations)} generations, but the call names {len(sample_ids)} samples"
+        raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
+    if min(generations, default=0) < 0 or max(generations, default=0) > _MAX_GENERATION:
+        raise InvalidArgumentError(f"{where}: a generation is not within 0 and {_MAX_GENERATION}")
+    return generations
+
+
+def checked_seconds(what: str, seconds: float, where: str) -> int:
+    """In nanoseconds."""
+    if not 0 <= seconds <= _MAX_SECONDS:
+        raise InvalidArgumentError(f"{where}: {what} must be 0 to {_MAX_SECONDS:g} seconds, got {seconds}")
+    return int(seconds * 1e9)

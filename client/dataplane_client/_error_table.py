@@ -8,15 +8,19 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from dataplane_client.errors import (
+    ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
     DataPlaneError,
     DeadlineError,
+    GroupFencedError,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
     OutOfSpaceError,
     PreconditionError,
+    ReplacedError,
+    SessionExpiredError,
     SupersededError,
     UnavailableError,
 )
@@ -24,8 +28,12 @@ from dataplane_client.errors import (
 _DETAILS_KEY = "grpc-status-details-bin"
 
 BY_REASON: dict[str, type[DataPlaneError]] = {
+    "CLAIM_FENCED": ClaimFencedError,
     "CLAIM_NOT_FOUND": ClaimNotFoundError,
     "CLAIM_TIMEOUT": ClaimTimeoutError,
+    "GROUP_FENCED": GroupFencedError,
+    "ROW_REPLACED": ReplacedError,
+    "SESSION_EXPIRED": SessionExpiredError,
 }
 """Reasons that have a class of their own; the others follow their status."""
 
@@ -34,6 +42,7 @@ BY_CODE: dict[grpc.StatusCode, type[DataPlaneError]] = {
     grpc.StatusCode.OUT_OF_RANGE: InvalidArgumentError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.FAILED_PRECONDITION: PreconditionError,
+    grpc.StatusCode.ALREADY_EXISTS: PreconditionError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: OutOfSpaceError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,

@@ -67,3 +67,8 @@ def _row_lengths(message: pb.Column, n_rows: int) -> npt.NDArray[np.int64]:
     if (lengths < 0).any():
         raise InternalError(f"field {message.name!r} came with a row of negative length")
     return lengths
+
+
+def generations_of(packed: bytes, n_rows: int) -> list[int] | None:
+    """Of the rows of an answer; None where it does not say."""
+    return int64s(packed).tolist() if packed or not n_rows else None

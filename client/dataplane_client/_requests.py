@@ -1,5 +1,5 @@
-"""What callers hand in to messages, and answers to metas. Whatever cannot travel is refused here, before anything is
-sent.
+"""What callers hand in to messages, and columns that were read to tensors. Whatever cannot travel is refused here,
+before anything is sent.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import msgpack
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from dataplane_client._arguments import checked_count, checked_name, checked_names, one_or_more
-from dataplane_client._layouts import column_message, int64_bytes, int64s
+from dataplane_client._arguments import checked_count, checked_name, checked_names
 from dataplane_client._object_leaves import object_array
 from dataplane_client._placement import Destination, PlacedColumn, adjoining, decoding
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.meta import Tag
 from dataplane_client.wire_columns import decode_columns, decode_leaves, encode_columns
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -87,23 +86,6 @@ def _packed_tags(row: int, tags: Mapping[str, Tag], where: str) -> bytes:
     return packed
 
 
-def put_header(
-    partition_id: str,
-    sample_ids: Sequence[str],
-    columns: Sequence[WireColumn],
-    tags: Sequence[bytes],
-    sequence_lengths: Sequence[int] | None,
-) -> pb.PutSamplesHeader:
-    return pb.PutSamplesHeader(
-        request_id=new_request_id(),
-        partition_id=checked_name("partition id", partition_id, "put_samples"),
-        sample_ids=sample_ids,
-        columns=[column_message(column) for column in columns],
-        row_tags=tags,
-        sequence_lengths=b"" if sequence_lengths is None else int64_bytes(sequence_lengths),
-    )
-
-
 def register_request(
     partition_id: str,
     fields: Sequence[str],
@@ -112,6 +94,7 @@ def register_request(
     grpo_group_size: int | None,
     enums: Mapping[str, Sequence[str]],
     per_token_fields: Sequence[str],
+    max_deliveries: int,
 ) -> pb.RegisterPartitionRequest:
     where = f"register_partition {partition_id!r}"
     return pb.RegisterPartitionRequest(
@@ -128,27 +111,7 @@ def register_request(
             for field, names in enums.items()
         },
         per_token_fields=checked_names("per-token field name", per_token_fields, where),
-    )
-
-
-def claim_request(
-    partition_id: str,
-    task_name: str,
-    required_fields: Sequence[str],
-    batch_size: int,
-    min_size: int | None,
-    mode: pb.ClaimMode.ValueType,
-) -> pb.ClaimSamplesRequest:
-    where = f"claim from {partition_id!r}"
-    rows = checked_count("batch_size", batch_size, where, least=1, most=(1 << 32) - 1)
-    return pb.ClaimSamplesRequest(
-        request_id=new_request_id(),
-        partition_id=checked_name("partition id", partition_id, where),
-        task=checked_name("task name", task_name, where),
-        required_fields=one_or_more("field name", required_fields, where),
-        batch_size=rows,
-        min_size=None if min_size is None else checked_count("min_size", min_size, where, least=1, most=rows),
-        mode=mode,
+        max_deliveries=checked_count("max_deliveries", max_deliveries, where, least=0, most=(1 << 32) - 1),
     )
 
 
@@ -180,18 +143,3 @@ def jagged_batch(columns: Sequence[PlacedColumn], n_rows: int) -> BatchedDataDic
 def _wire_column(column: PlacedColumn) -> WireColumn:
     layout = column.layout
     return WireColumn(layout.name, layout.kind, layout.dtype, layout.row_shape, layout.lengths, column.values.data)
-
-
-def claimed_meta(
-    response: pb.ClaimSamplesResponse, partition_id: str, task_name: str, fields: Sequence[str], dp_rank: int | None
-) -> KVBatchMeta:
-    lengths = int64s(response.sequence_lengths).tolist()
-    return KVBatchMeta(
-        partition_id=partition_id,
-        task_name=task_name,
-        sample_ids=list(response.sample_ids),
-        fields=list(fields),
-        sequence_lengths=lengths if all(length >= 0 for length in lengths) else None,
-        extra_info={} if dp_rank is None else {"dp_rank": dp_rank},
-        tags=[msgpack.unpackb(packed) if packed else {} for packed in response.row_tags],
-    )

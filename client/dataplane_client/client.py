@@ -2,5 +2,6 @@
 
 from dataplane_client._sync.claim import Claim
 from dataplane_client._sync.client import DataPlaneClient, connect
+from dataplane_client._sync.group import Group
 
-__all__ = ["Claim", "DataPlaneClient", "connect"]
+__all__ = ["Claim", "DataPlaneClient", "Group", "connect"]

@@ -1,11 +1,15 @@
-"""What a server says of itself and its partitions."""
+"""What a server says of itself, its partitions and their samples."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgpack
 
 from dataplane_client._layouts import field_layout
 from dataplane_client.columns_layout import Kind
+from dataplane_client.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -26,7 +30,15 @@ class FieldDescription:
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """Resident rows of a partition by state for one task, rows it consumed since registration, claims that wait."""
+    """Resident rows of a partition by state for one task, rows it consumed since registration, claims that wait.
+
+    delivered_rows_total: rows ever handed out, each as often as it was; always claimed_rows plus the sum of
+        ended_deliveries, which counts deliveries that have ended, by how: "committed", "released", "expired" (the
+        session died), "reset", "cleared" (while claimed), "abandoned" (the caller did not take the answer).
+    state_seconds: for how long the task has been in each state: "serving" (rows are claimed), "waiting_for_producers"
+        (claims wait, too few rows are ready), "waiting_for_consumers" (rows are ready, nobody holds or wants any),
+        "waiting_by_policy" (claims wait for rows that are delayed, or hidden in an unfinished group), "idle".
+    """
 
     task: str
     untaken_rows: int
@@ -34,11 +46,22 @@ class TaskStatus:
     consumed_rows: int
     consumed_rows_total: int
     waiting_claims: int
+    delayed_rows: int
+    dead_rows: int
+    delivered_rows_total: int
+    ended_deliveries: Mapping[str, int]
+    state_seconds: Mapping[str, float] = field(compare=False)
 
 
 @dataclass(frozen=True)
 class PartitionDescription:
-    """A partition: its definition and what it holds. rows_put_total is always rows_cleared_total + rows."""
+    """A partition: its definition and what it holds. rows_put_total is always rows_cleared_total + rows.
+
+    max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 0 for no limit.
+    removed_rows: rows that are gone, by why: "consumed" (cleared when every task had consumed them), "cleared" (before
+        that), "rolled_back" (with their group).
+    open_groups: groups that are reserved and not finished.
+    """
 
     partition_id: str
     fields: tuple[FieldDescription, ...]
@@ -50,6 +73,9 @@ class PartitionDescription:
     size_bytes: int
     rows_put_total: int
     rows_cleared_total: int
+    max_deliveries: int
+    removed_rows: Mapping[str, int]
+    open_groups: int
 
     def task(self, name: str) -> TaskStatus:
         """Raises KeyError for a task that is not registered."""
@@ -70,6 +96,67 @@ class ServerStatus:
     uptime_s: float
     waiting_claims: int
     waiting_puts: int
+    sessions: int
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A row that a task has given up. reason: of the release that ended its last delivery, or "expired"."""
+
+    sample_id: str
+    deliveries: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SampleTask:
+    """Where a row stands with a task. state: "untaken", "claimed", "consumed", "delayed" or "dead"; claim_id: of the
+    claim that holds it, empty when none does.
+    """
+
+    task: str
+    state: str
+    deliveries: int
+    claim_id: str
+
+
+@dataclass(frozen=True)
+class SampleEvent:
+    """Something that happened to samples of one id, so many seconds ago.
+
+    what: "put", "wrote_back", "reserved", "ready", "claimed", "committed", "released", "expired", "adopted", "reset",
+        "fenced" (a call in the name of an ended claim was refused), "cleared", "rolled_back" or "dead_letter".
+    who: the client. What does not apply is empty.
+    """
+
+    age_s: float
+    what: str
+    who: str
+    task: str
+    claim_id: str
+    fields: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class SampleDescription:
+    """One sample: what it holds and where it stands, if it is there (resident), and what happened to samples of its id.
+
+    generation: which row of that id it is; None when there is none.
+    sequence_length: in tokens; None when not known.
+    group_id: None when it belongs to no group. hidden: the group is still reserved, so that no claim sees the row.
+    events: oldest first, as far as the server remembers.
+    """
+
+    resident: bool
+    generation: int | None
+    sequence_length: int | None
+    fields: tuple[str, ...]
+    tags: dict[str, Tag]
+    group_id: str | None
+    hidden: bool
+    tasks: tuple[SampleTask, ...]
+    events: tuple[SampleEvent, ...]
 
 
 def partition_description(message: pb.Partition) -> PartitionDescription:
@@ -84,6 +171,9 @@ def partition_description(message: pb.Partition) -> PartitionDescription:
         size_bytes=message.size_bytes,
         rows_put_total=message.rows_put_total,
         rows_cleared_total=message.rows_cleared_total,
+        max_deliveries=message.max_deliveries,
+        removed_rows=dict(sorted(message.removed_rows.items())),
+        open_groups=message.open_groups,
     )
 
 
@@ -96,12 +186,43 @@ def server_status(message: pb.GetServerStatusResponse) -> ServerStatus:
         uptime_s=message.uptime.ToNanoseconds() / 1e9,
         waiting_claims=message.waiting_claims,
         waiting_puts=message.waiting_puts,
+        sessions=message.sessions,
+    )
+
+
+def dead_letter(message: pb.DeadLetter) -> DeadLetter:
+    return DeadLetter(message.sample_id, message.deliveries, message.reason)
+
+
+def sample_description(message: pb.GetSampleResponse) -> SampleDescription:
+    return SampleDescription(
+        resident=message.resident,
+        generation=message.generation if message.resident else None,
+        sequence_length=message.sequence_length if message.resident and message.sequence_length >= 0 else None,
+        fields=tuple(message.fields),
+        tags=msgpack.unpackb(message.tags) if message.tags else {},
+        group_id=message.group_id or None,
+        hidden=message.hidden,
+        tasks=tuple(SampleTask(task.task, task.state, task.deliveries, task.claim_id) for task in message.tasks),
+        events=tuple(_event(event) for event in message.events),
     )
 
 
 def _field(message: pb.FieldDescription) -> FieldDescription:
     kind, dtype, row_shape = field_layout(message)
     return FieldDescription(message.name, kind, dtype, row_shape, message.per_token, message.rows, message.size_bytes)
+
+
+def _event(message: pb.SampleEvent) -> SampleEvent:
+    return SampleEvent(
+        age_s=message.age.ToNanoseconds() / 1e9,
+        what=message.what,
+        who=message.who,
+        task=message.task,
+        claim_id=message.claim_id,
+        fields=tuple(message.fields),
+        reason=message.reason,
+    )
 
 
 def _task(message: pb.TaskStatus) -> TaskStatus:
@@ -112,4 +233,9 @@ def _task(message: pb.TaskStatus) -> TaskStatus:
         consumed_rows=message.consumed_rows,
         consumed_rows_total=message.consumed_rows_total,
         waiting_claims=message.waiting_claims,
+        delayed_rows=message.delayed_rows,
+        dead_rows=message.dead_rows,
+        delivered_rows_total=message.delivered_rows_total,
+        ended_deliveries=dict(sorted(message.ended_deliveries.items())),
+        state_seconds=dict(sorted(message.state_seconds.items())),
     )

@@ -59,8 +59,26 @@ class NotFoundError(DataPlaneError, KeyError):
     """Partition, task, sample, produced field or open claim that does not exist (see reason)."""
 
 
+class ReplacedError(NotFoundError):
+    """The sample was cleared and put again since: it is another row than the one that the meta's generation names."""
+
+
 class ClaimNotFoundError(NotFoundError):
-    """The claim has ended: committed, released, or voided because its partition was registered anew or dropped."""
+    """The claim has ended: committed, released, or dropped with its partition."""
+
+
+class ClaimFencedError(ClaimNotFoundError):
+    """The server has ended the claim, since its session died, its task was reset or its partition registered anew. Its
+    rows may be with others by now: nothing that was made of them is accepted any more.
+    """
+
+
+class GroupFencedError(NotFoundError):
+    """The group is not reserved any more: it was finished, aborted, or rolled back with its session."""
+
+
+class SessionExpiredError(DataPlaneError, ConnectionError):
+    """The client's session has died, and again when it was opened anew. What it held is with others."""
 
 
 class PreconditionError(DataPlaneError, RuntimeError):

@@ -41,6 +41,8 @@ class KVBatchMeta:
     sequence_lengths: tokens of each row, or None when not known.
     extra_info: whatever travels with the batch from driver to workers; never sent to the server.
     tags: the tags of each row, or None when not known.
+    generations: which row it is that each id named, or None when not known. A row that is cleared and put again under
+        its id is another one, and calls about this meta refuse it. Not looked at when metas are compared.
 
     Metas are values: every method returns a new one and leaves this one alone.
     """
@@ -52,9 +54,10 @@ class KVBatchMeta:
     sequence_lengths: list[int] | None = None
     extra_info: dict[str, object] = field(default_factory=dict)
     tags: list[dict[str, Tag]] | None = None
+    generations: list[int] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("sequence_lengths", "tags"):
+        for name in ("sequence_lengths", "tags", "generations"):
             column = getattr(self, name)
             if column is not None and len(column) != self.size:
                 raise ValueError(f"{name} has {len(column)} entries for {self.size} sample ids")
@@ -100,7 +103,7 @@ class KVBatchMeta:
         """The rows of several metas, one after the other.
 
         All must be of one partition. task_name and fields are kept where all agree, fields as the intersection in the
-        order of the first; sequence_lengths and tags where all have them; of extra_info the later entry wins.
+        order of the first; sequence_lengths, tags and generations where all have them; of extra_info the later wins.
         Raises ValueError for none, for several partitions, and for a row that stands twice.
         """
         if not metas:
@@ -120,6 +123,7 @@ class KVBatchMeta:
             sequence_lengths=_joined([meta.sequence_lengths for meta in metas]),
             extra_info={key: value for meta in metas for key, value in meta.extra_info.items()},
             tags=_joined([meta.tags for meta in metas]),
+            generations=_joined([meta.generations for meta in metas]),
         )
 
     def _rows(self, pick: _Pick) -> KVBatchMeta:
@@ -129,6 +133,7 @@ class KVBatchMeta:
             sample_ids=pick(self.sample_ids),
             sequence_lengths=None if self.sequence_lengths is None else pick(self.sequence_lengths),
             tags=None if self.tags is None else pick(self.tags),
+            generations=None if self.generations is None else pick(self.generations),
             extra_info=dict(self.extra_info),
         )
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 Transport = Literal["auto", "shm", "grpc"]
 
 _MAX_CHUNK_BYTES = 16 << 20
+_MAX_NAME_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,10 @@ class ClientOptions:
     chunk_bytes: size of the pieces in which values are sent; 1 to 4 MiB is best, 16 MiB the most a server accepts.
     first_backoff_s, max_backoff_s: pauses between attempts while the server cannot be reached; each is twice the one
         before, and a random half of it is left out so that clients do not return all at once.
+    session_grace_s: after how long without a sign of life from this process (it was killed or stopped, or cannot reach
+        the server) the rows that it has claimed go to others; 0.1 s to 1 h. Signs of life are sent four times as often.
+    client_name: who this client is, for people who ask the server what happened to a sample; at most 256 bytes, "" for
+        host:pid.
     """
 
     transport: Transport = "auto"
@@ -30,15 +37,24 @@ class ClientOptions:
     chunk_bytes: int = 2 << 20
     first_backoff_s: float = 0.02
     max_backoff_s: float = 1.0
+    session_grace_s: float = 10.0
+    client_name: str = ""
 
     def __post_init__(self) -> None:
         if self.transport not in get_args(Transport):
             raise ValueError(f"transport must be one of {get_args(Transport)}, got {self.transport!r}")
+        if len(self.client_name.encode()) > _MAX_NAME_BYTES:
+            raise ValueError(f"client_name has at most {_MAX_NAME_BYTES} bytes, got {self.client_name!r}")
         for setting in fields(self):
-            if setting.name == "transport":
+            if setting.name in ("transport", "client_name"):
                 continue
             value = getattr(self, setting.name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{setting.name} must be positive and finite, got {value!r}")
             if setting.name == "chunk_bytes" and not (isinstance(value, int) and value <= _MAX_CHUNK_BYTES):
                 raise ValueError(f"chunk_bytes must be an int of at most {_MAX_CHUNK_BYTES}, got {value!r}")
+
+    @property
+    def caller(self) -> str:
+        """The name by which the server knows this process."""
+        return self.client_name or f"{socket.gethostname()}:{os.getpid()}"

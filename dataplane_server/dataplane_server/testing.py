@@ -14,6 +14,14 @@ from dataplane_server.service.server import Server
 
 _START_TIMEOUT_S = 30.0
 
+_running: set[ServerThread] = set()
+
+
+def check_running_servers() -> None:
+    """Raise AssertionError when the state of any server that runs in this process breaks a law of the core."""
+    for server in list(_running):
+        server.check_invariants()
+
 
 class ServerThread:
     """A running server; `stop` ends it and checks the core's invariants."""
@@ -27,6 +35,7 @@ class ServerThread:
         except BaseException:
             self._end_loop()
             raise
+        _running.add(self)
 
     @property
     def addresses(self) -> list[str]:
@@ -45,6 +54,7 @@ class ServerThread:
         """Drain and close; raises AssertionError when the core's state breaks a law. Blocks for at most about
         grace_s.
         """
+        _running.discard(self)
         try:
             self._run(_stopped(self.server, grace_s)).result(_START_TIMEOUT_S + grace_s)
         finally:

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from dataplane_client._arguments import checked_count, checked_lengths, checked_name, checked_names, one_or_more
+from dataplane_client._arguments import (
+    checked_count,
+    checked_generations,
+    checked_lengths,
+    checked_name,
+    checked_names,
+    checked_seconds,
+    one_or_more,
+)
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 
 
@@ -72,3 +80,34 @@ def test_lengths_are_not_rounded(lengths: Sequence[int]) -> None:
 def test_a_length_out_of_range_is_refused_naming_the_sample(length: int) -> None:
     with pytest.raises(InvalidArgumentError, match=f"here: sample 'b': sequence length {length}"):
         checked_lengths([1, length], ["a", "b"], "here")
+
+
+def test_generations_are_those_of_a_meta_or_none() -> None:
+    assert checked_generations(None, ["a", "b"], "here") is None
+    assert checked_generations([1, (1 << 63) - 1], ["a", "b"], "here") == [1, (1 << 63) - 1]
+
+
+@pytest.mark.parametrize(
+    ("generations", "error", "message"),
+    [
+        ([1], InvalidArgumentError, "here: 1 generations, but the call names 2 samples"),
+        ([1, 2.0], UnsupportedTypeError, "here: generations are ints"),
+        ([1, -1], InvalidArgumentError, "here: a generation is not within 0"),
+        ([1, 1 << 63], InvalidArgumentError, "here: a generation is not within 0"),
+    ],
+    ids=str,
+)
+def test_other_generations_are_refused(generations: list[int], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        checked_generations(generations, ["a", "b"], "here")
+
+
+@pytest.mark.parametrize(("seconds", "nanoseconds"), [(0, 0), (1.5, 1_500_000_000)])
+def test_seconds_travel_in_nanoseconds(seconds: float, nanoseconds: int) -> None:
+    assert checked_seconds("delay_s", seconds, "here") == nanoseconds
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")], ids=str)
+def test_seconds_are_finite_and_not_negative(seconds: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="here: delay_s must be 0 to"):
+        checked_seconds("delay_s", seconds, "here")

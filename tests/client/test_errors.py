@@ -14,15 +14,19 @@ from google.rpc import error_details_pb2, status_pb2
 from dataplane_client import errors
 from dataplane_client._error_table import BY_CODE, BY_REASON, translated
 from dataplane_client.errors import (
+    ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
     DataPlaneError,
     DeadlineError,
+    GroupFencedError,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
     OutOfSpaceError,
     PreconditionError,
+    ReplacedError,
+    SessionExpiredError,
     SupersededError,
     UnavailableError,
     UnsupportedTypeError,
@@ -71,6 +75,10 @@ def details(*messages: object) -> status_pb2.Status:
         (UnsupportedTypeError, TypeError),
         (NotFoundError, KeyError),
         (ClaimNotFoundError, KeyError),
+        (ClaimFencedError, KeyError),
+        (GroupFencedError, KeyError),
+        (ReplacedError, KeyError),
+        (SessionExpiredError, ConnectionError),
         (PreconditionError, RuntimeError),
         (DeadlineError, TimeoutError),
         (ClaimTimeoutError, TimeoutError),
@@ -124,6 +132,32 @@ def test_reasons_with_a_class_of_their_own_go_before_the_status(reason: str) -> 
     info = error_details_pb2.ErrorInfo(reason=reason, domain="rl_dataplane")
     error = translated(Failed(grpc.StatusCode.UNKNOWN, "why", details(info)), "Claim", "t")
     assert type(error) is BY_REASON[reason]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind"),
+    [
+        ("ABORTED", "CLAIM_FENCED", ClaimFencedError),
+        ("ABORTED", "GROUP_FENCED", GroupFencedError),
+        ("ABORTED", "SESSION_EXPIRED", SessionExpiredError),
+        ("ABORTED", "SUPERSEDED", SupersededError),
+        ("NOT_FOUND", "ROW_REPLACED", ReplacedError),
+        ("NOT_FOUND", "SAMPLE_NOT_FOUND", NotFoundError),
+        ("FAILED_PRECONDITION", "GROUP_INCOMPLETE", PreconditionError),
+        ("FAILED_PRECONDITION", "ROW_RESERVED", PreconditionError),
+        ("ALREADY_EXISTS", "SAMPLE_EXISTS", PreconditionError),
+    ],
+)
+def test_what_a_server_sends_becomes_the_error_that_its_callers_catch(
+    code: str, reason: str, kind: type[DataPlaneError]
+) -> None:
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="rl_dataplane")
+    error = translated(Failed(grpc.StatusCode[code], "why", details(info)), "Claim", "t")
+    assert (type(error), error.reason) == (kind, reason)
+
+
+def test_whoever_handles_the_end_of_claims_handles_fenced_ones() -> None:
+    assert issubclass(ClaimFencedError, ClaimNotFoundError)
 
 
 def test_such_reasons_are_those_of_the_contract() -> None:

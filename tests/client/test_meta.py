@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ def meta() -> KVBatchMeta:
         sequence_lengths=[1, 2, 3, 4],
         extra_info={"step": 7},
         tags=[{"n": 1}, {"n": 2}, {}, {"n": 4}],
+        generations=[11, 12, 13, 14],
     )
 
 
@@ -49,7 +50,11 @@ def test_size_counts_rows(meta: KVBatchMeta) -> None:
     assert KVBatchMeta("p", None, []).size == 0
 
 
-@pytest.mark.parametrize("column", [{"sequence_lengths": [1]}, {"tags": [{}]}], ids=["sequence_lengths", "tags"])
+@pytest.mark.parametrize(
+    "column",
+    [{"sequence_lengths": [1]}, {"tags": [{}]}, {"generations": [1]}],
+    ids=["sequence_lengths", "tags", "generations"],
+)
 def test_columns_of_another_length_than_the_ids_are_refused(column: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(column))} has 1 entries for 2 sample ids"):
         KVBatchMeta("p", None, ["a", "b"], **column)
@@ -61,7 +66,29 @@ def test_metas_cannot_be_assigned_to(meta: KVBatchMeta) -> None:
 
 
 def test_metas_survive_pickling(meta: KVBatchMeta) -> None:
-    assert pickle.loads(pickle.dumps(meta)) == meta  # noqa: S301  # trainers hand metas to their workers
+    again = pickle.loads(pickle.dumps(meta))  # noqa: S301  # trainers hand metas to their workers
+    assert (again, again.generations) == (meta, meta.generations)
+
+
+def test_metas_of_equal_content_are_equal_whatever_their_generations(meta: KVBatchMeta) -> None:
+    assert meta == replace(meta, generations=[1, 2, 3, 4]) == replace(meta, generations=None)
+    assert meta != replace(meta, sample_ids=["a", "b", "c", "e"])
+
+
+@pytest.mark.parametrize(
+    ("name", "generations"),
+    [
+        ("subset", [13, 11]),
+        ("slice", [12, 13]),
+        ("drop", [11, 13, 14]),
+        ("stamp_tags", [11, 12, 13, 14]),
+        ("with_fields", [11, 12, 13, 14]),
+        ("concat", [11, 12, 13, 14]),
+    ],
+)
+def test_a_transform_keeps_generations_with_their_rows(meta: KVBatchMeta, name: str, generations: list[int]) -> None:
+    assert TRANSFORMS[name](meta).generations == generations
+    assert TRANSFORMS[name](replace(meta, generations=None)).generations is None
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -146,6 +173,7 @@ def other(**settings: object) -> KVBatchMeta:
         "sequence_lengths": [5],
         "extra_info": {"step": 8, "dp_rank": 0},
         "tags": [{"n": 5}],
+        "generations": [15],
         **settings,
     }
     return KVBatchMeta(**what)  # type: ignore[arg-type]
@@ -156,6 +184,7 @@ def test_concat_joins_rows_in_order(meta: KVBatchMeta) -> None:
     assert whole.sample_ids == ["a", "b", "c", "d", "e"]
     assert whole.sequence_lengths == [1, 2, 3, 4, 5]
     assert whole.tags == [{"n": 1}, {"n": 2}, {}, {"n": 4}, {"n": 5}]
+    assert whole.generations == [11, 12, 13, 14, 15]
     assert (whole.task_name, whole.fields) == ("train", ["x", "y"])
     assert whole.extra_info == {"step": 8, "dp_rank": 0}
 
@@ -168,6 +197,7 @@ def test_concat_joins_rows_in_order(meta: KVBatchMeta) -> None:
         ({"fields": None}, "fields", None),
         ({"sequence_lengths": None}, "sequence_lengths", None),
         ({"tags": None}, "tags", None),
+        ({"generations": None}, "generations", None),
     ],
     ids=str,
 )

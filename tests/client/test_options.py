@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import socket
 from typing import Literal
 
 import pytest
@@ -14,7 +16,8 @@ from dataplane_client.client import connect
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.options import ClientOptions
 
-NUMBERS = [setting.name for setting in dataclasses.fields(ClientOptions) if setting.name != "transport"]
+WORDS = ("transport", "client_name")
+NUMBERS = [setting.name for setting in dataclasses.fields(ClientOptions) if setting.name not in WORDS]
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")], ids=str)
@@ -44,6 +47,17 @@ def test_values_travel_by_the_best_way_unless_told_otherwise() -> None:
 def test_another_way_is_refused_by_name(transport: object) -> None:
     with pytest.raises(ValueError, match=rf"transport must be one of \('auto', 'shm', 'grpc'\), got {transport!r}"):
         ClientOptions(transport=transport)  # type: ignore[arg-type]
+
+
+def test_a_client_is_known_by_its_host_and_process_unless_it_has_a_name() -> None:
+    assert ClientOptions().caller == f"{socket.gethostname()}:{os.getpid()}"
+    assert ClientOptions(client_name="trainer-0").caller == "trainer-0"
+
+
+def test_a_name_of_a_client_is_not_longer_than_the_server_takes() -> None:
+    assert ClientOptions(client_name="ä" * 128).caller == "ä" * 128
+    with pytest.raises(ValueError, match="client_name has at most 256 bytes, got 'ä"):
+        ClientOptions(client_name="ä" * 129)
 
 
 def test_connect_refuses_a_bad_setting_before_it_waits_for_the_server() -> None:

@@ -9,18 +9,29 @@ import numpy as np
 import pytest
 
 from dataplane_server.core.calls import (
+    Balance,
     ClaimRequest,
     ClearResult,
     Commit,
     CommitResult,
     Definition,
+    Effect,
     Grant,
+    GroupAborted,
+    GroupFinished,
     PartitionInfo,
     Put,
     PutResult,
     ReadPlan,
     ReleaseResult,
     Reservation,
+    Reserve,
+    Reserved,
+    ResetResult,
+    SampleTask,
+    SessionDied,
+    ShardRequest,
+    TaskInfo,
     Waiting,
 )
 from dataplane_server.core.columns import ColumnSpec, Int64Array, Shape
@@ -63,11 +74,14 @@ class Caller:
         tags: Sequence[Tags] | None = None,
         sequence_lengths: Sequence[int] | None = None,
         partition_id: str = "p",
+        generations: Int64Array | None = None,
+        **more: object,
     ) -> Put:
         """A put of byte columns, jagged, of the given lengths, and of the other columns."""
         jagged = [ColumnSpec(name, BYTES, int64(of_rows)) for name, of_rows in (lengths or {}).items()]
         given = None if sequence_lengths is None else int64(sequence_lengths)
-        return Put(self.request_id(), partition_id, sample_ids, [*jagged, *columns], tags, given)
+        of_call = (self.request_id(), partition_id, sample_ids, [*jagged, *columns], tags, given, generations)
+        return Put(*of_call, **more)  # type: ignore[arg-type]
 
     def begin_put(self, put: Put) -> Reservation | Waiting | PutResult:
         return self.plane.begin_put(put, self.now)
@@ -96,16 +110,42 @@ class Caller:
         task: str = "train",
         partition_id: str = "p",
         consume: bool = False,
+        **more: object,
     ) -> ClaimRequest:
         least = batch_size if min_size is None else min_size
-        return ClaimRequest(self.request_id(), partition_id, task, required_fields, batch_size, least, consume)
+        of_call = (self.request_id(), partition_id, task, required_fields, batch_size, least, consume)
+        return ClaimRequest(*of_call, **more)  # type: ignore[arg-type]
 
     def claim(self, request: ClaimRequest) -> Grant | Waiting:
         return self.plane.claim(request, self.now)
 
-    def take(self, *required_fields: str, batch_size: int = 1, task: str = "train", consume: bool = False) -> Grant:
+    def take(self, *required_fields: str, **more: object) -> Grant:
         """Claim rows that are there."""
-        grant = self.claim(self.claim_call(*required_fields, batch_size=batch_size, task=task, consume=consume))
+        grant = self.claim(self.claim_call(*required_fields, **more))  # type: ignore[arg-type]
+        assert isinstance(grant, Grant)
+        return grant
+
+    def shard_call(
+        self,
+        *required_fields: str,
+        step: int = 0,
+        dp_rank: int = 0,
+        dp_world: int = 2,
+        batch_size: int = 4,
+        min_size: int | None = None,
+        balance: Balance = "rows",
+        **more: object,
+    ) -> ShardRequest:
+        least = batch_size if min_size is None else min_size
+        of_step = (step, dp_rank, dp_world, required_fields, batch_size, least, balance)
+        return ShardRequest(self.request_id(), "p", "train", *of_step, **more)  # type: ignore[arg-type]
+
+    def claim_shard(self, request: ShardRequest) -> Grant | Waiting:
+        return self.plane.claim_shard(request, self.now)
+
+    def take_shard(self, *required_fields: str, **more: object) -> Grant:
+        """Claim a shard of rows that are there."""
+        grant = self.claim_shard(self.shard_call(*required_fields, **more))  # type: ignore[arg-type]
         assert isinstance(grant, Grant)
         return grant
 
@@ -118,11 +158,67 @@ class Caller:
         columns = [ColumnSpec(name, BYTES, int64(of_rows)) for name, of_rows in lengths.items()]
         return Commit(self.request_id(), claim_id, columns)
 
-    def release(self, claim_id: str) -> ReleaseResult:
-        return self.plane.release_claim(self.request_id(), claim_id, self.now)
+    def write_back(self, claim_id: str, sample_ids: Sequence[str], lengths: Mapping[str, Sequence[int]]) -> PutResult:
+        return self.put(self.put_call(sample_ids, lengths, claim_id=claim_id))
 
-    def clear(self, sample_ids: Sequence[str] | None = None, partition_id: str = "p") -> ClearResult:
-        return self.plane.clear_samples(self.request_id(), partition_id, sample_ids, self.now)
+    def release(self, claim_id: str, *, delay_s: float = 0.0, reason: str = "") -> ReleaseResult:
+        return self.plane.release_claim(self.request_id(), claim_id, self.now, delay_s=delay_s, reason=reason)
+
+    def abandon_request(self, claim_request_id: str) -> ReleaseResult:
+        return self.plane.abandon_request(self.request_id(), claim_request_id, self.now)
+
+    def adopt(self, claim_id: str, session_id: str) -> None:
+        self.plane.adopt_claim(self.request_id(), claim_id, session_id, self.now)
+
+    def reset(self, sample_ids: Sequence[str] | None = None, task: str = "train") -> ResetResult:
+        return self.plane.reset_task(self.request_id(), "p", task, sample_ids, self.now)
+
+    def clear(
+        self,
+        sample_ids: Sequence[str] | None = None,
+        partition_id: str = "p",
+        generations: Int64Array | None = None,
+    ) -> ClearResult:
+        request_id = self.request_id()
+        return self.plane.clear_samples(request_id, partition_id, sample_ids, self.now, generations=generations)
+
+    def open_session(self, grace_s: float | None = None) -> str:
+        """The id of a new session."""
+        return self.plane.open_session("", "client", grace_s, self.now).session_id
+
+    def pass_time(self, seconds: float) -> list[Effect]:
+        """Let time pass, and what is due by then happen. What callers that wait were told."""
+        self.now += seconds
+        self.plane.advance(self.now)
+        return [effect for effect in self.plane.take_effects() if not isinstance(effect, SessionDied)]
+
+    def reserve(self, group_id: str, sample_ids: Sequence[str], session_id: str = "", **more: object) -> Reserved:
+        request = Reserve(self.request_id(), "p", group_id, sample_ids, session_id, **more)  # type: ignore[arg-type]
+        return self.plane.reserve_group(request, self.now)
+
+    def finish_group(self, reservation_id: str, weight_version: int | None = None) -> GroupFinished:
+        return self.plane.finish_group(self.request_id(), reservation_id, weight_version, self.now)
+
+    def abort_group(self, reservation_id: str, reason: str = "") -> GroupAborted:
+        return self.plane.abort_group(self.request_id(), reservation_id, reason, self.now)
+
+    def put_group(self, group_id: str, sample_ids: Sequence[str], *fields: str) -> str:
+        """A group that is finished, with a byte in each of the fields of each row; the id of its reservation."""
+        reservation_id = self.reserve(group_id, sample_ids).reservation_id
+        lengths = {name: [1] * len(sample_ids) for name in fields}
+        self.put(self.put_call(sample_ids, lengths, reservation_id=reservation_id))
+        self.finish_group(reservation_id)
+        return reservation_id
+
+    def task(self, task: str = "train") -> TaskInfo:
+        tasks = self.plane.partition_info("p", self.now).tasks
+        return next(info for info in tasks if info.task == task)
+
+    def standing(self, sample_id: str, task: str = "train") -> SampleTask:
+        """Where a row that is there stands with a task."""
+        resident = self.plane.sample("p", sample_id).resident
+        assert resident is not None
+        return next(one for one in resident.tasks if one.task == task)
 
     def read(self, sample_ids: Sequence[str], *fields: str) -> ReadPlan:
         return self.plane.begin_read("p", sample_ids, fields)

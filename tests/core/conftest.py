@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from dataplane_server.core.limits import Limits
 
-for _helper in ("arena_model", "caller", "modelled_plane", "partition_model"):
+for _helper in ("arena_model", "caller", "modelled_plane", "partition_model", "claim_machine.checked_plane"):
     pytest.register_assert_rewrite(f"tests.core.{_helper}")
 
 from tests.core.caller import Caller  # noqa: E402 - after its assertions were registered to be told in full

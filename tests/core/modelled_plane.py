@@ -52,10 +52,11 @@ class ModelledPlane:
         self.arena = ArenaModel(limits.memory_bytes)
         self.partitions: dict[str, PartitionModel] = {}
         self.writes: dict[int, Write] = {}
-        self.queue: list[int] = []  # tickets of writes that wait for room
+        self.queue: list[int] = []  # tickets of writes that wait for room, those in the name of claims first
         self.waiting: dict[int, ClaimRequest] = {}  # by ticket, longest waiting first
         self.claims: dict[str, Claim] = {}
         self.claim_ids: list[str] = []  # ever handed out
+        self.fenced: set[str] = set()  # ended by the server
         self.reads: dict[int, Read] = {}
         self.now = 0.0
         self.draining = False
@@ -111,7 +112,7 @@ class ModelledPlane:
             if tasks := partition.definition.tasks:
                 assert self.plane.consumption(partition_id, tasks).consumed == partition.is_consumed
         counts = (len(self.partitions), self._rows(), len(self.claims), len(self.waiting), len(self.queue))
-        assert self.plane.totals() == Totals(self.limits.memory_bytes, self.arena.used, *counts)
+        assert self.plane.totals() == Totals(self.limits.memory_bytes, self.arena.used, *counts, 0, 0)
         for ticket, write in self.writes.items():
             assert self.plane.holds_reservation(ticket) == (write.runs is not None)
         for read in self.reads.values():
@@ -160,6 +161,7 @@ class ModelledPlane:
             self._expect_admissions()
 
     def _end_claims_on(self, partition: PartitionModel) -> None:
+        self.fenced |= {claim_id for claim_id, claim in self.claims.items() if claim.partition is partition}
         self.claims = {claim_id: claim for claim_id, claim in self.claims.items() if claim.partition is not partition}
 
     def _waiting_on(self, partition_id: str) -> list[int]:
@@ -200,7 +202,7 @@ class ModelledPlane:
         """Commit without columns."""
         commit = Commit(self.request_id(), claim_id)
         outcome = self._call(self.plane.begin_commit, commit, self.now)
-        if not self._refused(outcome, set() if claim_id in self.claims else {Reason.CLAIM_NOT_FOUND}):
+        if not self._refused(outcome, self._why_not_open(claim_id)):
             assert outcome == CommitResult(self._consume(claim_id))
             self._remember(commit.request_id, outcome, self._begin_again(commit))
 
@@ -266,14 +268,17 @@ class ModelledPlane:
     def _commit_rows(self, commit: Commit) -> tuple[PartitionModel | None, Sequence[str], set[Reason]]:
         claim = self.claims.get(commit.claim_id)
         if claim is None:
-            return None, (), {Reason.CLAIM_NOT_FOUND}
+            return None, (), self._why_not_open(commit.claim_id)
         all_there = len(claim.left()) == len(claim.rows)
         ids = [row.sample_id for row in claim.rows]
         return claim.partition, ids, set() if all_there else {Reason.SAMPLE_NOT_FOUND}
 
     def _admit(self, write: Write, outcome: object) -> int | None:
         """A write has its room, or stands in line, or may not wait."""
-        must_wait = bool(self.queue) and sum(write.sizes) > 0
+        urgent = [ticket for ticket in self.queue if self.writes[ticket].in_the_name_of_a_claim]
+        alike = urgent if write.in_the_name_of_a_claim else self.queue[len(urgent) :]
+        ahead = urgent if write.in_the_name_of_a_claim else self.queue
+        must_wait = bool(ahead) and sum(write.sizes) > 0
         if isinstance(outcome, Reservation):
             assert not must_wait, "a write overtook the queue"
             self.writes[outcome.ticket] = write
@@ -282,12 +287,12 @@ class ModelledPlane:
         assert must_wait or not self.arena.must_fit(write.sizes)
         if self.draining:
             assert self._refused(outcome, {Reason.DRAINING})
-        elif len(self.queue) >= self.limits.max_waiting_puts:
+        elif len(alike) >= self.limits.max_waiting_puts:
             assert self._refused(outcome, {Reason.LIMIT_REACHED})
         else:
             assert isinstance(outcome, Waiting)
             self.writes[outcome.ticket] = write
-            self.queue.append(outcome.ticket)
+            self.queue.insert(len(ahead), outcome.ticket)
         return None
 
     def _reserve(self, write: Write, reservation: Reservation) -> None:
@@ -385,12 +390,18 @@ class ModelledPlane:
     def release(self, claim_id: str) -> None:
         request_id = self.request_id()
         outcome = self._call(self.plane.release_claim, request_id, claim_id, self.now)
+        reasons = self._why_not_open(claim_id)
         claim = self.claims.pop(claim_id, None)
-        if self._refused(outcome, set() if claim else {Reason.CLAIM_NOT_FOUND}) or claim is None:
+        if self._refused(outcome, reasons) or claim is None:
             return
         assert outcome == ReleaseResult(claim.partition.give_back(claim))
         self._remember(request_id, outcome, lambda now: self.plane.release_claim(request_id, claim_id, now))
         self._expect_grants(claim.partition.definition.partition_id)
+
+    def _why_not_open(self, claim_id: str) -> set[Reason]:
+        if claim_id in self.claims:
+            return set()
+        return {Reason.CLAIM_FENCED if claim_id in self.fenced else Reason.CLAIM_NOT_FOUND}
 
     def _hand_out(self, request: ClaimRequest, grant: Grant) -> None:
         partition = self.partitions[request.partition_id]

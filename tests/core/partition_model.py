@@ -62,6 +62,10 @@ class Write:
     runs: tuple[Run, ...] | None = None
 
     @property
+    def in_the_name_of_a_claim(self) -> bool:
+        return bool(self.call.claim_id)
+
+    @property
     def sizes(self) -> list[int]:
         return [sum(len(value.data) for value in column) for column in self.values.values()]
 
@@ -83,6 +87,9 @@ class PartitionModel:
         self.claimed: dict[str, list[Row]] = {}
         self.consumed: dict[str, list[Row]] = {}
         self.consumed_total: Counter[str] = Counter()
+        self.delivered: Counter[str] = Counter()
+        self.ended: dict[str, Counter[str]] = {}
+        self.removed: Counter[str] = Counter()
         self.views: dict[tuple[str, frozenset[str]], list[Row]] = {}
         self.put_total = 0
         self.cleared_total = 0
@@ -98,6 +105,11 @@ class PartitionModel:
 
     def redefine(self, definition: Definition) -> None:
         self.definition = definition
+        self.ended = {task: self.ended.get(task, Counter()) for task in definition.tasks}
+        self.delivered = Counter({task: self.delivered[task] for task in definition.tasks})
+        for task, rows in self.claimed.items():
+            if rows and task in self.ended:
+                self.ended[task]["reset"] += len(rows)
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in definition.fields}
         self.claimed = {task: [] for task in definition.tasks}
         self.consumed = {task: [] for task in definition.tasks}
@@ -126,7 +138,10 @@ class PartitionModel:
     def take(self, request: ClaimRequest) -> list[Row]:
         rows = self.view(request)[: request.batch_size]
         (self.consumed if request.consume else self.claimed)[request.task].extend(rows)
-        self.consumed_total[request.task] += len(rows) if request.consume else 0
+        self.delivered[request.task] += len(rows)
+        if request.consume:
+            self.consumed_total[request.task] += len(rows)
+            self.ended[request.task]["committed"] += len(rows)
         self._leave_views(rows, [request.task])
         return rows
 
@@ -135,11 +150,13 @@ class PartitionModel:
         self.claimed[claim.task] = [row for row in self.claimed[claim.task] if row not in rows]
         self.consumed[claim.task] += rows
         self.consumed_total[claim.task] += len(rows)
+        self.ended[claim.task]["committed"] += len(rows)
         return len(rows)
 
     def give_back(self, claim: Claim) -> int:
         rows = claim.left()
         self.claimed[claim.task] = [row for row in self.claimed[claim.task] if row not in rows]
+        self.ended[claim.task]["released"] += len(rows)
         for key, view in self.views.items():
             if key[0] == claim.task:
                 view[:0] = self.ready(key, rows)
@@ -201,6 +218,11 @@ class PartitionModel:
         rows = [self.rows.pop(sample_id) for sample_id in sample_ids if sample_id in self.rows]
         size = sum(len(value.data) for row in rows for value in row.values.values())
         freed = [piece for row in rows for piece in release(row, list(row.values))]
+        for row in rows:
+            through = self.consumed and all(row in consumed for consumed in self.consumed.values())
+            self.removed["consumed" if through else "cleared"] += 1
+        for task, claimed in self.claimed.items():
+            self.ended[task]["cleared"] += sum(row in claimed for row in rows)
         for states in (self.claimed, self.consumed):
             for task in states:
                 states[task] = [row for row in states[task] if row not in rows]
@@ -224,11 +246,13 @@ class PartitionModel:
         for task in self.definition.tasks:
             claimed, consumed = len(self.claimed[task]), len(self.consumed[task])
             untaken = len(self.rows) - claimed - consumed
-            tasks.append(TaskInfo(task, untaken, claimed, consumed, self.consumed_total[task], waiting[task]))
+            counts = (untaken, claimed, consumed, self.consumed_total[task], waiting[task], 0, 0)
+            tasks.append(TaskInfo(task, *counts, self.delivered[task], dict(+self.ended[task])))
         fields = tuple(map(self._field_info, self.definition.fields))
         size = sum(info.size_bytes for info in fields)
         totals = (len(self.rows), size, self.put_total, self.cleared_total)
-        return PartitionInfo(self.definition, fields, tuple(tasks), *totals)
+        removed = {why: self.removed[why] for why in ("consumed", "cleared", "rolled_back")}
+        return PartitionInfo(self.definition, fields, tuple(tasks), *totals, removed)
 
     def _field_info(self, name: str) -> FieldInfo:
         values = [row.values[name] for row in self.rows.values() if name in row.values]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Admitted, Effect, Put, PutResult, Reservation, Waiting
+from dataplane_server.core.calls import Admitted, CommitResult, Effect, Put, PutResult, Reservation, Waiting
 from dataplane_server.core.refusal import Reason
 from dataplane_server.core.space import ALIGNMENT
 
@@ -172,12 +172,81 @@ def test_an_aborted_reservation_admits_who_waits(full: Caller) -> None:
     assert admitted(full.plane.take_effects()) == [ticket]
 
 
-def test_a_commit_with_columns_waits_in_the_same_line(full: Caller) -> None:
-    put = waits(full, 64)
-    commit = full.plane.begin_commit(full.commit_call(full.take("a").claim_id, {"b": [64]}), 0.0)
-    assert isinstance(commit, Waiting)
-    full.clear(["s3", "s4"])
-    assert admitted(full.plane.take_effects()) == [put, commit.ticket]
+def commit_waits(caller: Caller, size: int) -> int:
+    """A commit with so many bytes for the next row."""
+    waiting = caller.plane.begin_commit(caller.commit_call(caller.take("a").claim_id, {"b": [size]}), 0.0)
+    assert isinstance(waiting, Waiting)
+    return waiting.ticket
+
+
+def write_back_waits(caller: Caller, size: int) -> int:
+    """A put of so many bytes to the next row, in the name of a claim that holds it."""
+    grant = caller.take("a")
+    waiting = caller.begin_put(caller.put_call(grant.sample_ids, {"b": [size]}, claim_id=grant.claim_id))
+    assert isinstance(waiting, Waiting)
+    return waiting.ticket
+
+
+CLAIMED = [pytest.param(commit_waits, id="commit"), pytest.param(write_back_waits, id="write-back")]
+
+
+@pytest.mark.parametrize("wait", CLAIMED)
+def test_a_write_in_the_name_of_a_claim_goes_ahead_of_all_puts_that_wait(
+    full: Caller, wait: Callable[[Caller, int], int]
+) -> None:
+    puts = [waits(full, 64), waits(full, 1)]
+    claimed = wait(full, 64)
+    full.clear(["s4"])
+    assert admitted(full.plane.take_effects()) == [claimed]
+    full.clear(["s3"])
+    assert admitted(full.plane.take_effects()) == puts[:1]
+
+
+@pytest.mark.parametrize("wait", CLAIMED)
+def test_a_put_does_not_overtake_a_write_in_the_name_of_a_claim_that_is_too_large_yet(
+    full: Caller, wait: Callable[[Caller, int], int]
+) -> None:
+    claimed = wait(full, 128)
+    full.clear(["s4"])
+    put = waits(full, 1)
+    assert full.plane.take_effects() == []
+    full.clear(["s3"])
+    assert admitted(full.plane.take_effects()) == [claimed]
+    full.plane.abort_write(claimed)
+    assert admitted(full.plane.take_effects()) == [put]
+
+
+def test_writes_in_the_name_of_claims_are_admitted_in_the_order_in_which_they_came(full: Caller) -> None:
+    tickets = [write_back_waits(full, 48), commit_waits(full, 8), write_back_waits(full, 8)]
+    full.put(full.put_call(["s4"], {"a": [0]}))
+    assert admitted(full.plane.take_effects()) == tickets
+
+
+def test_a_write_in_the_name_of_a_claim_passes_puts_that_wait_when_there_is_room_for_it(full: Caller) -> None:
+    claim_id = full.take("a").claim_id
+    full.clear(["s4"])
+    put = waits(full, 100)
+    reservation = full.plane.begin_commit(full.commit_call(claim_id, {"b": [20]}), 0.0)
+    assert isinstance(reservation, Reservation)
+    assert full.finish(reservation.ticket) == CommitResult(1)
+    full.clear(["s2", "s3"])
+    assert admitted(full.plane.take_effects()) == [put]
+
+
+def test_as_many_writes_in_the_name_of_claims_may_wait_as_puts(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(memory_bytes=64, max_waiting_puts=2)
+    caller.register()
+    caller.put_rows([f"s{i}" for i in range(8)], "a", size=8)
+    tickets = [waits(caller, 1), waits(caller, 1), commit_waits(caller, 1), write_back_waits(caller, 1)]
+    with caller.refuses(Reason.LIMIT_REACHED, "2 puts"):
+        caller.begin_put(put_of(caller, 1))
+    commit = caller.commit_call(caller.take("a").claim_id, {"b": [1]})
+    with caller.refuses(Reason.LIMIT_REACHED, "2 puts"):
+        caller.plane.begin_commit(commit, 0.0)
+    assert caller.plane.totals().waiting_puts == 4
+    refusal = caller.plane.give_up_write(tickets[3])
+    assert "holds 1 bytes" in refusal.message
+    assert "3 other puts wait" in refusal.message
 
 
 def test_the_deadline_of_a_put_is_told_with_the_room_there_is(full: Caller) -> None:

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller, int64
 
+from dataplane_server.core.groups import GroupTable
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.rows import RowTable
 from dataplane_server.core.space import Space
-from dataplane_server.core.tasks import CLAIMED, CONSUMED, MAX_VIEWS, Task, Waiter
+from dataplane_server.core.task_states import Waiter
+from dataplane_server.core.tasks import MAX_VIEWS, Task
+from dataplane_server.core.view import View
 
 
 @pytest.fixture
@@ -19,7 +22,7 @@ def rows() -> RowTable:
 
 @pytest.fixture
 def task(rows: RowTable) -> Task:
-    return Task("train", rows)
+    return Task("train", rows, GroupTable(rows))
 
 
 def add(rows: RowTable, *sample_ids: str, produced: int = 1) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -117,7 +120,7 @@ def test_a_view_counts_and_queues_what_is_ready(rows: RowTable, task: Task) -> N
 def test_what_one_view_takes_leaves_the_others(rows: RowTable, task: Task) -> None:
     slots = add(rows, "x", "y", produced=3)
     views = [task.view(mask) for mask in (1, 2, 3)]
-    task.take(views[0].first(1), CLAIMED)
+    task.take(views[0].first(1), consume=False)
     for view in views:
         assert view.queued() == [slots[1]]
         assert view.ready == 1
@@ -127,15 +130,16 @@ def test_what_one_view_takes_leaves_the_others(rows: RowTable, task: Task) -> No
 def test_a_queue_does_not_grow_with_rows_given_back(rows: RowTable, task: Task, times: int) -> None:
     add(rows, *(f"r{i}" for i in range(8)))
     claims, idle = task.view(1), task.view(0)
+    assert isinstance(idle, View)
     order = idle.queued()
     for _ in range(times):
         slots = claims.first(8)
-        task.take(slots, CLAIMED)
-        task.give_back(slots)
+        task.take(slots, consume=False)
+        task.give_back(slots, "released")
     assert idle.queued()[:8] == order
     assert len(idle._queue) <= 4 * 1024
     taken = idle.first(8)
-    task.take(taken, CLAIMED)
+    task.take(taken, consume=False)
     assert taken.tolist() == order
     assert idle.queued() == []
 
@@ -145,11 +149,12 @@ def test_a_queue_whose_rows_were_given_back_at_different_times_is_compacted_to_o
 ) -> None:
     slots = add(rows, *(f"r{i}" for i in range(100)))
     view = task.view(0)
+    assert isinstance(view, View)
     for _ in range(30):
         for slot in slots.tolist():
-            task.take(int64([slot]), CLAIMED)
-            task.give_back(int64([slot]))
-    task.take(slots[:1], CLAIMED)
+            task.take(int64([slot]), consume=False)
+            task.give_back(int64([slot]), "released")
+    task.take(slots[:1], consume=False)
     assert len(view._queue) <= 2 * 100 + 1024
     assert sorted(set(view.queued())) == sorted(slots[1:].tolist())
 
@@ -159,7 +164,7 @@ def test_idle_views_beyond_the_most_kept_are_forgotten_and_rebuilt(rows: RowTabl
     for bit in range(MAX_VIEWS + 8):
         task.view(1 << bit)
     assert len(list(task.views)) == MAX_VIEWS
-    task.take(slots[:1], CONSUMED)
+    task.take(slots[:1], consume=True)
     assert task.view(1).queued() == [slots[1]]
     assert len(list(task.views)) == MAX_VIEWS
 

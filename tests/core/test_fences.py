@@ -100,10 +100,10 @@ def test_claims_end_with_the_definition_they_were_made_under(caller: Caller, end
     caller.register(tasks=("train",))
     with pytest.raises(Refusal) as caught:
         caller.finish(streaming.ticket)
-    assert caught.value.reason is Reason.CLAIM_NOT_FOUND
-    with caller.refuses(Reason.CLAIM_NOT_FOUND, grant.claim_id):
+    assert caught.value.reason is Reason.CLAIM_FENCED
+    with caller.refuses(Reason.CLAIM_FENCED, grant.claim_id):
         caller.commit(grant.claim_id)
-    with caller.refuses(Reason.CLAIM_NOT_FOUND, grant.claim_id):
+    with caller.refuses(Reason.CLAIM_FENCED, grant.claim_id):
         caller.release(grant.claim_id)
 
 

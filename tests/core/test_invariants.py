@@ -10,9 +10,12 @@ from tests.core.caller import Caller, int64
 
 from dataplane_server.core.calls import Failed
 from dataplane_server.core.columns import make_columns
+from dataplane_server.core.group_view import GroupView
+from dataplane_server.core.groups import Group
 from dataplane_server.core.partition import Partition
 from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.tasks import CONSUMED, Waiter
+from dataplane_server.core.task_states import CONSUMED, Waiter
+from dataplane_server.core.view import View
 
 
 @pytest.fixture
@@ -75,17 +78,23 @@ def consume_behind_the_claim(caller: Caller) -> None:
 
 
 def hand_out_twice(caller: Caller) -> None:
-    claims = caller.plane._claims._open
+    claims = caller.plane._open_claims._open
     claims["second"] = next(iter(claims.values()))
 
 
+def single(caller: Caller) -> View:
+    """The only view there is, of single rows."""
+    (view,) = partition(caller).tasks["train"].views
+    assert isinstance(view, View)
+    return view
+
+
 def forget_in_line(caller: Caller) -> None:
-    view = next(partition(caller).tasks["train"].views)
-    view._queue.clear()
+    single(caller)._queue.clear()
 
 
 def miscount_in_line(caller: Caller) -> None:
-    next(partition(caller).tasks["train"].views).ready -= 1
+    single(caller).ready -= 1
 
 
 def leave_waiting(caller: Caller) -> None:
@@ -113,22 +122,118 @@ def produce_behind_the_view(caller: Caller) -> None:
     partition(caller).rows["produced"][partition(caller).rows.find(["s3"])] &= ~np.uint64(1)
 
 
+def reserved(caller: Caller) -> Group:
+    """A reserved group of rows r1 and r2, which share a byte in b, held by a session."""
+    reservation_id = caller.reserve("g", ["r1", "r2"], caller.open_session()).reservation_id
+    caller.put(caller.put_call([], {"b": [1]}, reservation_id=reservation_id, shared=True))
+    return partition(caller).groups.of_reservation(reservation_id)
+
+
+def show_a_row_of_a_group(caller: Caller) -> None:
+    partition(caller).rows["hidden"][reserved(caller).slots[:1]] = False
+
+
+def hide_a_single_row(caller: Caller) -> None:
+    partition(caller).rows["hidden"][partition(caller).rows.find(["s3"])] = True
+
+
+def miscount_a_group(caller: Caller) -> None:
+    reserved(caller).size += 1
+
+
+def lose_a_member(caller: Caller) -> None:
+    group = reserved(caller)
+    group.slots = group.slots[:1]
+
+
+def keep_an_empty_group(caller: Caller) -> None:
+    partition(caller).rows["group"][reserved(caller).slots] = 0
+
+
+def forget_whose_group_it_is(caller: Caller) -> None:
+    reserved(caller).session = None
+
+
+def put_a_hidden_row_in_line(caller: Caller) -> None:
+    group = reserved(caller)
+    caller.put(caller.put_call(["r1", "r2"], {"a": [5, 5]}, reservation_id=group.reservation_id))
+    hidden = partition(caller).rows["hidden"]
+    hidden[group.slots] = False
+    next(partition(caller).tasks["train"].views).add(group.slots)
+    hidden[group.slots] = True
+
+
+def put_half_a_group_in_line(caller: Caller) -> None:
+    group = reserved(caller)
+    caller.finish_group(group.reservation_id)
+    caller.take("b", whole_groups=True)
+    (view,) = [view for view in partition(caller).tasks["train"].views if isinstance(view, GroupView)]
+    view._line.popitem()
+
+
+def miscount_a_payload(caller: Caller) -> None:
+    reserved(caller)
+    next(iter(partition(caller).rows.payloads)).rows += 1
+
+
+def share_what_was_not_produced(caller: Caller) -> None:
+    partition(caller).rows["shared"][partition(caller).rows.find(["s3"])] = 4
+
+
+def keep_a_payload_that_nobody_has(caller: Caller) -> None:
+    partition(caller).rows.payloads.add(1 << 20, 5, 0)
+
+
+def bear_two_rows_at_once(caller: Caller) -> None:
+    caller.register(partition_id="q")
+    caller.put_rows(["s1"], "a", partition_id="q")
+    other = caller.plane._state.partitions["q"].rows
+    other["birth"][:] = partition(caller).rows.generations(partition(caller).rows.find(["s3"]))[0]
+
+
+def count_births_anew(caller: Caller) -> None:
+    caller.plane._state.births.next = 1
+
+
+def deliver_in_secret(caller: Caller) -> None:
+    partition(caller).tasks["train"].deliveries.total += 1
+
+
+def count_a_removal_twice(caller: Caller) -> None:
+    partition(caller).removed["consumed"] += 1
+
+
 @pytest.mark.parametrize(
     ("tamper", "law"),
     [
+        (show_a_row_of_a_group, "group 'g' is hidden or visible as a whole"),
+        (hide_a_single_row, "a row that is hidden has a group"),
+        (miscount_a_group, "the rows of group 'g' are counted"),
+        (lose_a_member, "the rows of group 'g' are its own"),
+        (keep_an_empty_group, "every group has rows"),
+        (forget_whose_group_it_is, "sessions and the groups that they hold name each other"),
+        (put_a_hidden_row_in_line, "exactly the ready rows are queued"),
+        (put_half_a_group_in_line, "exactly the ready rows are queued"),
+        (miscount_a_payload, "rows that have a payload are counted"),
+        (share_what_was_not_produced, "what rows share they have produced"),
+        (keep_a_payload_that_nobody_has, "a payload that nobody has is free"),
+        (bear_two_rows_at_once, "no two rows have one generation"),
+        (count_births_anew, "generations still to come are new"),
+        (deliver_in_secret, "delivered = claimed \\+ ended"),
+        (count_a_removal_twice, "put = removed \\+ resident"),
         (leak_room, "are the bytes in use"),
         (free_twice, "are the bytes in use"),
         (overlap, "no two values overlap"),
         (miscount_rows, "rows that hold field 'b' are counted"),
         (miscount_bytes, "bytes of field 'b' are counted"),
-        (lose_a_put, "put = cleared \\+ resident"),
+        (lose_a_put, "put = removed \\+ resident"),
         (lose_a_row, "every id has one live slot"),
         (keep_a_place, "rows without field 'a' have no place for it"),
         (change_a_length, "per-token field 'a' has its row's length"),
         (consume_behind_the_claim, "a row is claimed exactly while a claim holds it"),
         (hand_out_twice, "no row is in two claims"),
         (forget_in_line, "exactly the ready rows are queued"),
-        (miscount_in_line, "ready rows are counted"),
+        (miscount_in_line, "what is ready is counted"),
         (leave_waiting, "nobody waits for rows that are there"),
         (leave_effects, "effects were not taken"),
         (let_a_put_wait_for_nothing, "a put waits for an empty arena"),

@@ -76,7 +76,8 @@ def test_registering_again_keeps_rows_and_makes_every_row_ready_in_order_of_arri
     caller.take("b", consume=True)
     info = caller.register(tasks=("train", "score"))
     assert info.rows == 4
-    assert info.tasks[0] == TaskInfo("train", 4, 0, 0, 0, 0)
+    ended = {"committed": 2, "reset": 1}
+    assert info.tasks[0] == TaskInfo("train", 4, 0, 0, 0, 0, delivered_rows_total=3, ended_deliveries=ended)
     caller.release(caller.take("a", batch_size=4).claim_id)
     for fields in (("b",), ("a",), ("a", "b"), ()):
         grant = caller.take(*fields, batch_size=4)
@@ -205,7 +206,7 @@ def test_writes_that_wait_for_room_on_a_dropped_partition_end(new_caller: Callab
     tickets = [one.ticket for one in waiting if isinstance(one, Waiting)]
     caller.plane.drop_partition(caller.request_id(), "p", 0.0)
     first, second, last = caller.plane.take_effects()
-    for failed, ticket in ((first, tickets[0]), (second, tickets[1])):
+    for failed, ticket in ((first, tickets[1]), (second, tickets[0])):
         assert isinstance(failed, Failed)
         assert (failed.ticket, failed.refusal.reason) == (ticket, Reason.PARTITION_NOT_FOUND)
     assert last.ticket == tickets[2]
@@ -241,9 +242,10 @@ def test_a_row_is_untaken_claimed_or_consumed(caller: Caller) -> None:
     caller.put_rows(["s1", "s2", "s3", "s4", "s5"], "a")
     claimed = caller.take("a", batch_size=2)
     caller.commit(caller.take("a").claim_id)
-    assert caller.plane.partition_info("p").tasks[0] == TaskInfo("train", 2, 2, 1, 1, 0)
+    assert caller.plane.partition_info("p").tasks[0] == TaskInfo("train", 2, 2, 1, 1, 0, 0, 0, 3, {"committed": 1})
     caller.clear([*claimed.sample_ids[:1], "s3", "s5"])
-    assert caller.plane.partition_info("p").tasks[0] == TaskInfo("train", 1, 1, 0, 1, 0)
+    ended = {"committed": 1, "cleared": 1}
+    assert caller.plane.partition_info("p").tasks[0] == TaskInfo("train", 1, 1, 0, 1, 0, 0, 0, 3, ended)
 
 
 def test_totals_are_those_of_all_partitions(caller: Caller) -> None:

@@ -106,6 +106,47 @@ def wait_for_room_of_a_draining_server(world: World) -> None:
         world.put({"c": [100]}, "s1")
 
 
+def write_back_after_a_reset(world: World) -> None:
+    put = world.caller.put_call(["s1"], {"c": [1]}, claim_id=world.claim_id)
+    world.caller.reset()
+    with world.caller.refuses(Reason.CLAIM_FENCED, world.claim_id):
+        world.caller.begin_put(put)
+
+
+def reserve_in_a_session_that_is_closed(world: World) -> None:
+    session_id = world.caller.open_session()
+    world.caller.plane.close_session(session_id, 0.0)
+    with world.caller.refuses(Reason.SESSION_EXPIRED, session_id):
+        world.caller.reserve("g", ["s3"], session_id)
+
+
+def finish_of_a_group_that_was_aborted(world: World) -> None:
+    reservation_id = world.caller.reserve("g", ["s3"]).reservation_id
+    world.caller.abort_group(reservation_id)
+    with world.caller.refuses(Reason.GROUP_FENCED, reservation_id):
+        world.caller.finish_group(reservation_id)
+
+
+def finish_of_a_group_with_an_empty_row(world: World) -> None:
+    reservation_id = world.caller.reserve("g", ["s3"]).reservation_id
+    with world.caller.refuses(Reason.GROUP_INCOMPLETE, "'p'", "'s3'", "'g'"):
+        world.caller.finish_group(reservation_id)
+
+
+def read_of_a_row_that_was_replaced(world: World) -> None:
+    generations = world.caller.put_rows(["s2"], "c").generations
+    world.caller.clear(["s2"])
+    world.caller.put_rows(["s2"], "c")
+    with world.caller.refuses(Reason.ROW_REPLACED, "'p'", "'s2'"):
+        world.caller.plane.begin_read("p", ["s2"], ["c"], generations)
+
+
+def put_to_a_row_that_others_reserved(world: World) -> None:
+    world.caller.reserve("g", ["s3"])
+    with world.caller.refuses(Reason.ROW_RESERVED, "'s3'", "'g'"):
+        world.put({"c": [1]}, "s3")
+
+
 R = Reason
 REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = [
     ("malformed", lambda w: w.put({"a": [3]}, ""), R.INVALID_REQUEST, ("sample id", "1 to 256 bytes")),
@@ -331,6 +372,7 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
         R.LIMIT_REACHED,
         ("2 rows", "at most 3"),
     ),
+    ("reserved twice", lambda w: w.caller.reserve("g", ["s1"]), R.SAMPLE_EXISTS, ("'p'", "'s1'", "'g'")),
     ("finish of what is not under way", lambda w: w.caller.finish(1 << 40), R.SUPERSEDED, ("request_id",)),
 ]
 AFTER_A_CHANGE: list[tuple[Callable[[World], None], Reason]] = [
@@ -343,6 +385,12 @@ AFTER_A_CHANGE: list[tuple[Callable[[World], None], Reason]] = [
     (puts_over_the_bound, R.LIMIT_REACHED),
     (wait_for_rows_of_a_draining_server, R.DRAINING),
     (wait_for_room_of_a_draining_server, R.DRAINING),
+    (write_back_after_a_reset, R.CLAIM_FENCED),
+    (reserve_in_a_session_that_is_closed, R.SESSION_EXPIRED),
+    (finish_of_a_group_that_was_aborted, R.GROUP_FENCED),
+    (finish_of_a_group_with_an_empty_row, R.GROUP_INCOMPLETE),
+    (read_of_a_row_that_was_replaced, R.ROW_REPLACED),
+    (put_to_a_row_that_others_reserved, R.ROW_RESERVED),
 ]
 """These change something first and assert in their own body that what then is refused changes nothing."""
 
@@ -372,6 +420,10 @@ def test_a_call_refused_after_a_change_says_why_and_changes_nothing(
         pytest.param(lambda c: c.read(["s1"], LONG, LONG), id="field twice"),
         pytest.param(lambda c: c.commit(LONG), id="claim"),
         pytest.param(lambda c: c.put_rows([LONG], "a"), id="sample"),
+        pytest.param(lambda c: c.reserve(LONG, ["s3"]), id="group"),
+        pytest.param(lambda c: c.reserve("g", ["s3"], LONG), id="session"),
+        pytest.param(lambda c: c.finish_group(LONG), id="reservation"),
+        pytest.param(lambda c: c.put(c.put_call(["s1"], {"a": [3]}, caller=LONG)), id="caller"),
     ],
 )
 def test_a_refusal_is_short_however_long_the_name_it_tells(world: World, call: Callable[[Caller], object]) -> None:

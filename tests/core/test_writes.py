@@ -320,3 +320,114 @@ def test_a_commit_without_columns_counts_the_rows_that_are_left(caller: Caller) 
     assert caller.commit(grant.claim_id) == CommitResult(2)
     with caller.refuses(Reason.CLAIM_NOT_FOUND, grant.claim_id):
         caller.plane.begin_commit(Commit(caller.request_id(), grant.claim_id), 0.0)
+
+
+# -- write-backs in the name of a claim --------------------------------------------------------------------------------
+
+
+def test_a_write_back_changes_rows_of_its_claim_and_leaves_it_open(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2"], "a")
+    grant = caller.take("a", batch_size=2)
+    assert caller.write_back(grant.claim_id, ["s2"], {"b": [5]}) == PutResult(0, 5)
+    assert caller.write_back(grant.claim_id, ["s1", "s2"], {"b": [6, 7]}) == PutResult(0, 13)
+    assert caller.commit(grant.claim_id) == CommitResult(2)
+
+
+def test_a_write_back_to_rows_that_are_not_of_its_claim_is_refused(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2"], "a")
+    claim_id = caller.take("a").claim_id
+    with caller.refuses(Reason.INVALID_REQUEST, "'p'", claim_id):
+        caller.write_back(claim_id, ["s1", "s2"], {"b": [5, 5]})
+
+
+def test_a_write_back_creates_no_row(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    claim_id = caller.take("a").claim_id
+    with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'s2'"):
+        caller.write_back(claim_id, ["s1", "s2"], {"b": [5, 5]})
+
+
+def release(caller: Caller, claim_id: str) -> None:
+    caller.release(claim_id)
+
+
+def commit(caller: Caller, claim_id: str) -> None:
+    caller.commit(claim_id)
+
+
+def reset(caller: Caller, claim_id: str) -> None:
+    caller.reset()
+
+
+def register_anew(caller: Caller, claim_id: str) -> None:
+    caller.register(tasks=("train", "score"))
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (release, R.CLAIM_NOT_FOUND),
+        (commit, R.CLAIM_NOT_FOUND),
+        (reset, R.CLAIM_FENCED),
+        (register_anew, R.CLAIM_FENCED),
+    ],
+)
+def test_a_write_back_whose_claim_has_ended_is_refused_before_its_bytes_and_after(
+    caller: Caller, end: Callable[[Caller, str], None], reason: Reason
+) -> None:
+    caller.put_rows(["s1"], "a")
+    claim_id = caller.take("a").claim_id
+    reservation = begun(caller, caller.put_call(["s1"], {"b": [5]}, claim_id=claim_id))
+    end(caller, claim_id)
+    with pytest.raises(Refusal) as caught:
+        caller.finish(reservation.ticket)
+    assert caught.value.reason is reason
+    assert caller.used == 1
+    with caller.refuses(reason, claim_id):
+        caller.write_back(claim_id, ["s1"], {"b": [5]})
+    with caller.refuses(reason, claim_id):
+        caller.write_back(claim_id, ["s1", "unknown"], {"b": [5, 5]})
+
+
+def test_a_write_back_to_a_row_that_was_cleared_and_put_anew_leaves_the_new_row_alone(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    claim_id = caller.take("a").claim_id
+    caller.clear()
+    with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'s1'"):
+        caller.write_back(claim_id, ["s1"], {"b": [5]})
+    caller.put_rows(["s1"], "a")
+    with caller.refuses(Reason.INVALID_REQUEST, claim_id):
+        caller.write_back(claim_id, ["s1"], {"b": [5]})
+
+
+# -- what is told of writes --------------------------------------------------------------------------------------------
+
+
+def told(caller: Caller, sample_id: str) -> list[tuple[str, str, str, tuple[str, ...]]]:
+    events = caller.plane.sample("p", sample_id).events
+    return [(event.what, event.who, event.claim_id, event.fields) for event in events if event.fields]
+
+
+def test_the_story_of_a_row_names_who_put_which_fields_and_under_which_claim(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], {"a": [1]}, caller="rollout-7"))
+    first, second = caller.take("a").claim_id, caller.take("a", task="score").claim_id
+    caller.put(caller.put_call(["s1"], {"b": [1]}, claim_id=first, caller="critic"))
+    reservation = caller.plane.begin_commit(caller.commit_call(second, {"b": [2], "a": [3]}), 0.0)
+    assert isinstance(reservation, Reservation)
+    caller.finish(reservation.ticket)
+    assert told(caller, "s1") == [
+        ("put", "rollout-7", "", ("a",)),
+        ("wrote_back", "critic", first, ("b",)),
+        ("wrote_back", "", second, ("b", "a")),
+    ]
+
+
+def test_a_put_that_never_finished_is_not_told(caller: Caller) -> None:
+    caller.plane.abort_write(begun(caller, caller.put_call(["s1"], {"a": [1]})).ticket)
+    assert told(caller, "s1") == []
+
+
+def test_the_name_of_a_caller_has_a_bound(caller: Caller) -> None:
+    with caller.refuses(Reason.INVALID_REQUEST, "caller", "256 bytes"):
+        caller.begin_put(caller.put_call(["s1"], {"a": [1]}, caller="x" * 257))
+    caller.put(caller.put_call(["s1"], {"a": [1]}, caller="x" * 256))

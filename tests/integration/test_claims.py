@@ -11,7 +11,7 @@ from torch.nested import nested_tensor
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.errors import ClaimNotFoundError, ClaimTimeoutError, NotFoundError, PreconditionError
+from dataplane_client.errors import ClaimFencedError, ClaimTimeoutError, NotFoundError, PreconditionError
 
 Eventually = Callable[[Callable[[], object]], None]
 
@@ -249,12 +249,12 @@ def test_columns_for_a_row_that_was_cleared_and_put_again_are_refused(flow: Data
     assert states(flow) == (1, 0, 0)
 
 
-def test_registering_again_voids_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:
+def test_registering_again_fences_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y"])
     flow.claim("p", "train", ["a"], 1).commit()
     held = flow.claim("p", "train", ["a"], 1)
     flow.register_partition("p", ["a", "b"], 4, ["train"])
-    with pytest.raises(ClaimNotFoundError, match="re-registration"):
+    with pytest.raises(ClaimFencedError, match="registered anew"):
         held.commit()
     with pytest.raises(KeyError):
         held.release()

@@ -10,14 +10,18 @@ import pytest
 
 from dataplane_client import aio
 from dataplane_client.errors import (
+    ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
     DataPlaneError,
+    GroupFencedError,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
     OutOfSpaceError,
     PreconditionError,
+    ReplacedError,
+    SessionExpiredError,
     SupersededError,
     UnavailableError,
 )
@@ -55,6 +59,13 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.CLAIM_TIMEOUT: ClaimTimeoutError,
     Reason.DRAINING: UnavailableError,
     Reason.SUPERSEDED: SupersededError,
+    Reason.CLAIM_FENCED: ClaimFencedError,
+    Reason.SESSION_EXPIRED: SessionExpiredError,
+    Reason.GROUP_FENCED: GroupFencedError,
+    Reason.GROUP_INCOMPLETE: PreconditionError,
+    Reason.ROW_REPLACED: ReplacedError,
+    Reason.ROW_RESERVED: PreconditionError,
+    Reason.SAMPLE_EXISTS: PreconditionError,
 }
 RETRIED_LATER = {Reason.NO_SPACE, Reason.LIMIT_REACHED, Reason.DRAINING}
 

@@ -76,13 +76,18 @@ MOVED: dict[str, tuple[dict[str, str], float]] = {
     "dataplane_claim_wait_seconds_count": ({"task": "train"}, 1),
     "dataplane_rows_put_total": ({"partition": "p"}, 4),
     "dataplane_rows_cleared_total": ({"partition": "p"}, 1),
+    "dataplane_rows_removed_total": ({"partition": "p", "reason": "consumed"}, 1),
     "dataplane_rows_consumed_total": ({"partition": "p", "task": "train"}, 3),
+    "dataplane_row_deliveries_total": ({"partition": "p", "task": "train"}, 3),
+    "dataplane_row_deliveries_ended_total": ({"partition": "p", "task": "train", "how": "committed"}, 3),
     "dataplane_rows": ({"partition": "p"}, 3),
     "dataplane_stored_bytes": ({"partition": "p"}, BYTES * 3 / 4),
     "dataplane_memory_used_bytes": ({}, BYTES * 3 / 4),
     "dataplane_memory_budget_bytes": ({}, 1 << 20),
     "dataplane_partitions": ({}, 1),
     "dataplane_open_claims": ({}, 0),
+    "dataplane_sessions": ({}, 1),
+    "dataplane_open_groups": ({"partition": "p"}, 0),
 }
 
 
@@ -92,7 +97,11 @@ def test_the_calls_show_in(after_traffic: ServerThread, name: str) -> None:
     assert value(after_traffic, name, **labels) == expected
 
 
-@pytest.mark.parametrize(("state", "rows"), [("untaken", 1), ("claimed", 0), ("consumed", 2)])
+WHYS = ("consumed", "cleared", "rolled_back")
+STATES = [("untaken", 1), ("claimed", 0), ("consumed", 2), ("delayed", 0), ("dead", 0)]
+
+
+@pytest.mark.parametrize(("state", "rows"), STATES)
 def test_rows_of_a_task_are_counted_by_state(after_traffic: ServerThread, state: str, rows: int) -> None:
     assert value(after_traffic, "dataplane_task_rows", partition="p", task="train", state=state) == rows
 
@@ -108,6 +117,64 @@ def test_calls_are_counted_by_verb_transport_and_code(
 
 def test_the_seconds_of_calls_are_counted_by_verb_and_transport(after_traffic: ServerThread, transport: str) -> None:
     assert value(after_traffic, "dataplane_call_seconds_count", verb="ReadColumns", transport=transport) == 2
+
+
+def test_rows_that_were_given_back_are_delayed_or_dead_and_their_deliveries_have_ended(
+    server: ServerThread, flow: DataPlaneClient
+) -> None:
+    flow.register_partition("p", ["x", "y"], 4, ["train"], max_deliveries=1)
+    flow.put_samples(IDS, "p", FIELDS)
+    flow.claim("p", "train", ["x"], 1).release(reason="no room")
+    flow.claim("p", "train", ["x"], 1).release(delay_s=600.0)
+    labels = {"partition": "p", "task": "train"}
+    assert value(server, "dataplane_task_rows", **labels, state="dead") == 1
+    assert value(server, "dataplane_task_rows", **labels, state="delayed") == 1
+    assert value(server, "dataplane_row_deliveries_ended_total", **labels, how="released") == 2
+
+
+def test_rows_that_are_gone_are_counted_by_why(server: ServerThread, flow: DataPlaneClient) -> None:
+    flow.put_samples(IDS, "p", FIELDS)
+    flow.clear_samples(["a", "b"], "p")
+    flow.reserve_group("p", "prompt", ["e", "f", "g"]).abort()
+    removed = {why: value(server, "dataplane_rows_removed_total", partition="p", reason=why) for why in WHYS}
+    assert removed == {"consumed": 0, "cleared": 2, "rolled_back": 3}
+
+
+def test_groups_are_open_until_they_are_finished_or_rolled_back(server: ServerThread, flow: DataPlaneClient) -> None:
+    group = flow.reserve_group("p", "prompt", ["e"])
+    assert value(server, "dataplane_open_groups", partition="p") == 1
+    group.abort()
+    assert value(server, "dataplane_open_groups", partition="p") == 0
+
+
+def test_sessions_are_counted_while_they_live(
+    server: ServerThread, flow: DataPlaneClient, transport: str, eventually: Eventually
+) -> None:
+    flow.reserve_group("p", "prompt", ["e"])
+    with connect(server.addresses[0], transport=transport) as other:
+        other.reserve_group("p", "another", ["f"])
+        assert value(server, "dataplane_sessions") == 2
+    eventually(lambda: value(server, "dataplane_sessions") == 1)
+
+
+def test_the_time_of_a_task_goes_to_the_state_that_it_is_in(
+    server: ServerThread, flow: DataPlaneClient, eventually: Eventually
+) -> None:
+    """A task that holds rows serves, and nothing else goes on."""
+
+    def spent() -> dict[str, float]:
+        name = "dataplane_task_state_seconds_total"
+        samples = [sample for family in families(server).values() for sample in family.samples if sample.name == name]
+        assert {sample.labels["task"] for sample in samples} == {"train"}
+        return {sample.labels["state"]: sample.value for sample in samples}
+
+    flow.put_samples(IDS, "p", FIELDS)
+    flow.claim("p", "train", ["x"], 4)
+    before = spent()
+    eventually(lambda: spent()["serving"] > before["serving"])
+    after = spent()
+    assert set(after) == {"idle", "serving", "waiting_for_producers", "waiting_for_consumers", "waiting_by_policy"}
+    assert {state for state, seconds in after.items() if seconds > before[state]} == {"serving"}
 
 
 def test_clients_that_map_the_memory_are_counted(

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from dataplane_server.core.calls import Definition, FieldInfo, Grant, PartitionInfo, ReadColumn, ReadPlan, TaskInfo
+from dataplane_server.core.calls import Definition, FieldInfo, PartitionInfo, PutResult, ReadColumn, ReadPlan, TaskInfo
 from dataplane_server.core.columns import DTYPE_BYTES, Shape
+from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.service import translate
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -42,19 +43,41 @@ def test_lengths_come_through_both_ways(kind: str) -> None:
 def test_what_a_put_does_not_hold_is_none() -> None:
     put = translate.put(pb.PutSamplesHeader(request_id="r", partition_id="p", sample_ids=["a"]))
     assert (put.request_id, put.partition_id, list(put.sample_ids)) == ("r", "p", ["a"])
-    assert (list(put.columns), put.tags, put.sequence_lengths) == ([], None, None)
+    assert (list(put.columns), put.tags, put.sequence_lengths, put.generations) == ([], None, None, None)
+    assert (put.claim_id, put.reservation_id, put.shared, put.caller) == ("", "", False, "")
+
+
+def test_a_put_says_in_whose_name_it_comes_and_of_which_rows_it_speaks() -> None:
+    header = pb.PutSamplesHeader(claim_id="c", reservation_id="r", shared=True, caller="me", generations=INT64_ONE_TWO)
+    put = translate.put(header)
+    assert (put.claim_id, put.reservation_id, put.shared, put.caller) == ("c", "r", True, "me")
+    assert put.generations is not None
+    assert put.generations.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [pb.PutSamplesHeader, pb.ReadColumnsRequest, pb.ClearSamplesRequest])
+def test_generations_that_are_not_given_are_none(kind: type[pb.ReadColumnsRequest]) -> None:
+    assert translate.generations(kind()) is None
+    given = translate.generations(kind(generations=INT64_ONE_TWO))
+    assert given is not None
+    assert given.tolist() == [1, 2]
+
+
+def test_generations_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(Refusal, match="generations: numbers are little-endian int64, but their 15 bytes") as caught:
+        translate.generations(pb.ReadColumnsRequest(generations=INT64_ONE_TWO[:15]))
+    assert caught.value.reason is Reason.INVALID_REQUEST
+
+
+def test_a_put_is_answered_with_the_generations_of_its_rows() -> None:
+    response = translate.put_result(PutResult(1, 24, np.array([1, 2])))
+    assert (response.created_rows, response.size_bytes, response.generations) == (1, 24, INT64_ONE_TWO)
 
 
 def test_tags_of_a_put_are_dicts_and_empty_bytes_no_tags() -> None:
     tags = {"version": 3, "std": 0.5, "ok": True, "note": None, "name": "é"}
     put = translate.put(pb.PutSamplesHeader(row_tags=[msgpack.packb(tags), b""]))
     assert put.tags == [tags, {}]
-
-
-def test_a_grant_holds_what_the_client_unpacks() -> None:
-    response = translate.grant(Grant("c", ("a", "b"), np.array([1, 2]), ({"n": 1}, {})))
-    assert (response.claim_id, list(response.sample_ids), response.sequence_lengths) == ("c", ["a", "b"], INT64_ONE_TWO)
-    assert [msgpack.unpackb(packed) if packed else {} for packed in response.row_tags] == [{"n": 1}, {}]
 
 
 @pytest.mark.parametrize("size", [None, 0, 8], ids=str)
@@ -74,23 +97,31 @@ def test_a_definition_keeps_orders_and_enums() -> None:
         num_samples=7,
         per_token_fields=["x"],
         enums={"y": pb.EnumNames(names=["no", "yes"])},
+        max_deliveries=3,
     )
     assert translate.definition(request) == Definition(
-        "p", ("y", "x"), ("t2", "t1"), 7, frozenset({"x"}), None, {"y": ("no", "yes")}
+        "p", ("y", "x"), ("t2", "t1"), 7, frozenset({"x"}), None, {"y": ("no", "yes")}, 3
     )
 
 
 def test_a_partition_is_described_in_full() -> None:
     fields = (FieldInfo("x", Shape("jagged", "int8", (4,)), True, 2, 24), FieldInfo("y", None, False, 0, 0))
-    tasks = (TaskInfo("train", 1, 2, 3, 4, 5),)
-    message = translate.partition(PartitionInfo(Definition("p", ("x", "y"), ("train",)), fields, tasks, 6, 24, 9, 3))
+    tasks = (TaskInfo("train", 1, 2, 3, 4, 5, 6, 7, 8, {"expired": 9}, {"idle": 1.5}),)
+    what = Definition("p", ("x", "y"), ("train",), max_deliveries=2)
+    message = translate.partition(PartitionInfo(what, fields, tasks, 6, 24, 9, 3, {"cleared": 3}, 1))
     x, y = message.fields
     assert (x.name, x.kind, x.data_type, list(x.row_shape)) == ("x", pb.FIELD_KIND_JAGGED, pb.DATA_TYPE_INT8, [4])
     assert (x.per_token, x.rows, x.size_bytes) == (True, 2, 24)
     assert (y.kind, y.data_type, y.rows) == (pb.FIELD_KIND_UNSPECIFIED, pb.DATA_TYPE_UNSPECIFIED, 0)
     (task,) = message.tasks
     assert (task.task, task.untaken_rows, task.claimed_rows, task.consumed_rows) == ("train", 1, 2, 3)
-    assert (task.consumed_rows_total, task.waiting_claims) == (4, 5)
+    assert (task.consumed_rows_total, task.waiting_claims, task.delayed_rows, task.dead_rows) == (4, 5, 6, 7)
+    assert (task.delivered_rows_total, dict(task.ended_deliveries), dict(task.state_seconds)) == (
+        8,
+        {"expired": 9},
+        {"idle": 1.5},
+    )
+    assert (message.max_deliveries, dict(message.removed_rows), message.open_groups) == (2, {"cleared": 3}, 1)
     assert (message.rows, message.size_bytes, message.rows_put_total, message.rows_cleared_total) == (6, 24, 9, 3)
 
 

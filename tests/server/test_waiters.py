@@ -26,7 +26,8 @@ async def waiting(waiters: Waiters, timeout_s: float = 20.0) -> asyncio.Task[Gra
 async def test_a_waiter_gets_the_answer_of_its_ticket() -> None:
     waiters = Waiters()
     task = await waiting(waiters)
-    waiters.wake([Granted(6, GRANT), Granted(7, GRANT)])
+    waiters.wake(Granted(6, GRANT))
+    waiters.wake(Granted(7, GRANT))
     assert await task is GRANT
 
 
@@ -34,14 +35,14 @@ async def test_a_waiter_for_room_gets_its_reservation() -> None:
     waiters = Waiters()
     task = asyncio.create_task(waiters.wait(7, Reservation, 20.0, lambda: LATE))
     await asyncio.sleep(0)
-    waiters.wake([Admitted(7, RESERVATION)])
+    waiters.wake(Admitted(7, RESERVATION))
     assert await task is RESERVATION
 
 
 async def test_a_failure_is_raised_where_it_is_awaited() -> None:
     waiters = Waiters()
     task = await waiting(waiters)
-    waiters.wake([Failed(7, Refusal(Reason.DRAINING, "the server is shutting down"))])
+    waiters.wake(Failed(7, Refusal(Reason.DRAINING, "the server is shutting down")))
     with pytest.raises(Refusal, match="shutting down"):
         await task
 
@@ -54,13 +55,16 @@ async def test_at_its_deadline_a_waiter_gives_up_with_what_the_core_says() -> No
 async def test_an_answer_goes_before_a_later_deadline_and_a_second_answer_is_ignored() -> None:
     waiters = Waiters()
     task = await waiting(waiters, 0.01)
-    waiters.wake([Granted(7, GRANT), Failed(7, LATE)])
+    waiters.wake(Granted(7, GRANT))
+    waiters.wake(Failed(7, LATE))
     assert await task is GRANT
     await asyncio.sleep(0.02)
 
 
 async def test_effects_for_nobody_are_ignored() -> None:
-    Waiters().wake([Granted(1, GRANT), Failed(2, LATE), Admitted(3, RESERVATION)])
+    waiters = Waiters()
+    for effect in (Granted(1, GRANT), Failed(2, LATE), Admitted(3, RESERVATION)):
+        waiters.wake(effect)
 
 
 async def test_a_cancelled_waiter_frees_its_ticket() -> None:
@@ -69,15 +73,15 @@ async def test_a_cancelled_waiter_frees_its_ticket() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    waiters.wake([Granted(7, GRANT)])
+    waiters.wake(Granted(7, GRANT))
     again = await waiting(waiters)
-    waiters.wake([Granted(7, GRANT)])
+    waiters.wake(Granted(7, GRANT))
     assert await again is GRANT
 
 
 async def test_an_answer_of_the_wrong_kind_is_a_defect() -> None:
     waiters = Waiters()
     task = await waiting(waiters)
-    waiters.wake([Admitted(7, RESERVATION)])
+    waiters.wake(Admitted(7, RESERVATION))
     with pytest.raises(TypeError, match="ticket 7 was answered with Reservation, not Grant"):
         await task

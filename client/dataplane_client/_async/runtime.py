@@ -7,6 +7,7 @@ import contextlib
 import socket
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 import grpc
@@ -49,6 +50,18 @@ async def apart(work: Callable[[], T]) -> T:
         running.exception()  # it was looked at
         raise cancelled
     return running.result()
+
+
+async def result_of(future: Future[T], timeout_s: float) -> T:
+    """What another thread makes of a future. Raises TimeoutError; the future itself is not cancelled by anything."""
+    waiting = asyncio.wrap_future(future)
+    try:
+        done, _ = await asyncio.wait([waiting], timeout=timeout_s)
+        if not done:
+            raise TimeoutError
+        return waiting.result()
+    finally:
+        waiting.cancel()
 
 
 class LocalConnection:

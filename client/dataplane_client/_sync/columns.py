@@ -51,7 +51,7 @@ def write_columns(
     """Write columns under a meta's rows: one row for each of its ids and in its order; no fields is a no-op.
 
     Tensors (N, max(sequence_lengths), ...) are stored jagged, by the meta's lengths; others as they are. Errors as
-    put_samples.
+    put_samples, and NotFoundError for a row that was cleared since (ReplacedError if it was put again).
     """
     if not fields:
         return
@@ -62,7 +62,7 @@ def write_columns(
             packed = with_padded_rows(fields, torch.tensor(meta.sequence_lengths, dtype=torch.int64), None)
     except ValueError as error:
         raise InvalidArgumentError(f"write_columns into {meta.partition_id!r}: {error}") from None
-    client.put_samples(meta.sample_ids, meta.partition_id, packed, timeout_s=timeout_s)
+    client.put_samples(meta.sample_ids, meta.partition_id, packed, generations=meta.generations, timeout_s=timeout_s)
 
 
 def kv_first_write(

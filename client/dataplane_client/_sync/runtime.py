@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import socket
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 import grpc
@@ -37,6 +39,13 @@ def sleep(seconds: float) -> None:
 def apart(work: Callable[[], T]) -> T:
     """Do work; the calling thread is as good as any."""
     return work()
+
+
+def result_of(future: Future[T], timeout_s: float) -> T:
+    """What another thread makes of a future. Raises TimeoutError."""
+    if not concurrent.futures.wait([future], timeout_s).done:
+        raise TimeoutError
+    return future.result()
 
 
 class LocalConnection:

@@ -1,8 +1,9 @@
 """Who may write values now: room in the arena, reserved before the first byte arrives.
 
 A write asks for room for all its rows at once and gets it whole or waits, first come first served, so that a large
-put is not starved by small ones. What is reserved is given back (`forfeit`) or handed to the rows (`redeem`), never
-both.
+put is not starved by small ones. Two lines wait: writes in the name of a claim go ahead of all others, since they are
+what lets rows be consumed, and cleared, in the end; behind a line of puts that wait for just that, they would wait for
+ever. What is reserved is given back (`forfeit`) or handed to the rows (`redeem`), never both.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from dataplane_server.core.state import State
 
 
 class Admission:
-    """Reservations and the queue for them, by ticket."""
+    """Reservations and the lines for them, by ticket."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._reserved: dict[int, tuple[Int64Array, Int64Array]] = {}  # ticket -> offsets, bytes: a row a column
+        self._urgent: OrderedDict[int, Columns] = OrderedDict()
         self._waiting: OrderedDict[int, Columns] = OrderedDict()
 
     def __contains__(self, ticket: int) -> bool:
@@ -29,19 +31,23 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        """Writes in either line."""
+        return len(self._urgent) + len(self._waiting)
 
     @property
     def reserved_bytes(self) -> int:
         return sum(int(sizes.sum()) for _, sizes in self._reserved.values())
 
-    def admit(self, ticket: int, columns: Columns) -> Reservation | None:
-        """Reserve room for columns that can fit, or queue for it (None: an effect `Admitted` follows)."""
-        queues = bool(self._waiting) and columns.size_bytes > 0
-        reservation = None if queues else self._reserve(ticket, columns)
+    def admit(self, ticket: int, columns: Columns, *, urgent: bool = False) -> Reservation | None:
+        """Reserve room for columns that can fit, or queue for it (None: an effect `Admitted` follows). urgent: ahead of
+        all that are not.
+        """
+        ahead = len(self._urgent) if urgent else self.waiting
+        reservation = None if ahead and columns.size_bytes > 0 else self._reserve(ticket, columns)
         if reservation is None:
-            self._check_may_wait()
-            self._waiting[ticket] = columns
+            line = self._urgent if urgent else self._waiting
+            self._check_may_wait(line)
+            line[ticket] = columns
         return reservation
 
     def check_can_fit(self, columns: Columns) -> None:
@@ -57,18 +63,19 @@ class Admission:
             )
             raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
 
-    def _check_may_wait(self) -> None:
+    def _check_may_wait(self, line: OrderedDict[int, Columns]) -> None:
         limit = self._state.limits.max_waiting_puts
-        if len(self._waiting) >= limit:
+        if len(line) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} puts wait for space already", max_waiting_puts=limit)
 
     def no_space(self, ticket: int) -> Refusal:
         """Why a waiting write did not get room in time."""
-        needed = self._waiting[ticket].size_bytes if ticket in self._waiting else 0
+        columns = self._urgent.get(ticket) or self._waiting.get(ticket)
+        needed = columns.size_bytes if columns is not None else 0
         space = self._state.space
         message = (
             f"the put holds {needed} bytes of values, {space.free} of the memory budget of {space.capacity} bytes are "
-            f"free, {len(self._waiting) - 1} other puts wait; clear consumed rows or raise the budget"
+            f"free, {self.waiting - 1} other puts wait; clear consumed rows or raise the budget"
         )
         metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
         return Refusal(Reason.NO_SPACE, message, **metadata)
@@ -86,20 +93,22 @@ class Admission:
 
     def leave_queue(self, ticket: int) -> None:
         """Stop waiting; those behind are not served yet."""
+        self._urgent.pop(ticket, None)
         self._waiting.pop(ticket, None)
 
     def admit_waiting(self) -> None:
-        """Serve the queue from its head while there is room; to be called whenever bytes became free."""
-        while self._waiting:
-            ticket, columns = next(iter(self._waiting.items()))
+        """Serve the lines from their head while there is room; to be called whenever bytes became free."""
+        while line := self._urgent or self._waiting:
+            ticket, columns = next(iter(line.items()))
             reservation = self._reserve(ticket, columns)
             if reservation is None:
                 return
-            del self._waiting[ticket]
+            del line[ticket]
             self._state.effects.append(Admitted(ticket, reservation))
 
     def waiting_tickets(self) -> list[int]:
-        return list(self._waiting)
+        """Of both lines, in the order in which they would be served."""
+        return [*self._urgent, *self._waiting]
 
     def _reserve(self, ticket: int, columns: Columns) -> Reservation | None:
         size = columns.size_bytes

@@ -48,6 +48,7 @@ class Answers:
         return answer.value
 
     def remember(self, request_id: str, verb: str, value: object, now: float) -> None:
+        self._answers.pop(request_id, None)  # an answer that changes is as old as its change
         self._answers[request_id] = _Answer(verb, value, now)
         if len(self._answers) > self._limits.remembered_requests:
             self._answers.popitem(last=False)

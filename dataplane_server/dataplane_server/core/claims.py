@@ -1,61 +1,46 @@
-"""Claims: rows handed to one caller for one task, until they are committed or released.
+"""Claims: rows handed to one session for one task, until they are committed, given back, or taken away.
 
-A row is in at most one open claim of a task. A claim whose rows are not there yet waits at its view and is served by
-whatever makes rows ready: a put, a release, a reset. A claim keeps rows by slot and generation, so what was cleared
+A row is in at most one open claim of a task. Every delivery has a claim of its own, whose id is its fence: once a claim
+has ended nothing can be done in its name, so whoever comes late with it (a process that slept through its session, a
+message that took the long way) changes nothing. A claim keeps rows by slot and generation, so what was cleared
 meanwhile, or cleared and put again under the same id, is never mistaken for its own.
+
+    open ──commit──────────────────────> committed   rows are consumed
+      │ ──release, caller gone─────────> released, abandoned   rows go back
+      └ ──last holder's session died───> expired     rows go back, or are dead letters
+        ──reset, re-registration───────> reset       rows go back
+
+A claim is held by a session; a shard of a step by the sessions of all who asked for it, and it ends with the last. Rows
+of a shard do not go back to the task but stay with their step (see `steps`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
 
 import numpy as np
 
 from dataplane_server.core.calls import ClaimRequest, Grant, Granted, ReleaseResult, Waiting
-from dataplane_server.core.names import check_distinct
+from dataplane_server.core.claim_line import Asker, ClaimLine
+from dataplane_server.core.claim_table import ClaimTable, OpenClaim
+from dataplane_server.core.delays import Due
+from dataplane_server.core.deliveries import How
 from dataplane_server.core.partition import Partition
 from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.rows import Generations, Slots
-from dataplane_server.core.state import State, draining, superseded
-from dataplane_server.core.tasks import CLAIMED, CONSUMED, UNTAKEN, View, Waiter
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _OpenClaim:
-    partition: Partition
-    task: str
-    slots: Slots
-    generations: Generations
-    sample_ids: tuple[str, ...]
-
-    def left(self) -> Slots:
-        """The rows that are still there."""
-        return self.slots[self.partition.rows.still(self.slots, self.generations)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _WaitingClaim:
-    request: ClaimRequest
-    view: View
+from dataplane_server.core.rows import Slots
+from dataplane_server.core.sessions import Session
+from dataplane_server.core.state import State, superseded
 
 
 class ClaimDesk:
-    """Open claims by id, waiting claims by ticket. `incarnation` keeps ids of one server life apart from another's."""
+    """Hands out claims and ends them."""
 
-    def __init__(self, state: State, incarnation: str) -> None:
+    def __init__(self, state: State, line: ClaimLine, claims: ClaimTable) -> None:
         self._state = state
-        self._incarnation = incarnation
-        self._open: dict[str, _OpenClaim] = {}
-        self._waiting: dict[int, _WaitingClaim] = {}
-        self._ticket_of: dict[str, int] = {}  # request_id -> ticket
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def open(self) -> int:
-        return len(self._open)
+        self._claims = claims
+        self._line = line
+        self._ticket_of: dict[str, int] = {}  # request_id of a claim that waits -> ticket
 
     # -- claim ---------------------------------------------------------------------------------------------------------
 
@@ -64,49 +49,130 @@ class ClaimDesk:
         answer = self._state.answers.recall(request.request_id, "claim", now)
         if isinstance(answer, Grant):
             return answer
-        partition, mask = self._check(request)
+        if answer is not None:
+            raise superseded()
+        partition, mask = self._line.check(request)
+        if request.session_id:
+            self._state.sessions.find(request.session_id)
         self._supersede(request.request_id, now)
-        view = partition.task(request.task).view(mask)
-        if not view.waiters and view.ready >= request.min_size:
-            return self._grant(partition, request, view.first(min(view.ready, request.batch_size)), now)
-        return self._wait(request, mask)
+        slots = self._line.take(partition, request, mask)
+        if slots is not None:
+            grant = self._grant(partition, request, slots, now)
+            partition.task(request.task).observe(now)
+            return grant
+        asker = _PlainAsker(self, request)
+        asker.ticket = self._line.wait(partition, asker, mask)
+        self._ticket_of[request.request_id] = asker.ticket
+        partition.task(request.task).observe(now)
+        return Waiting(asker.ticket)
 
-    def give_up(self, ticket: int, now: float) -> Refusal:
-        """End the wait of a claim whose deadline has come; what to tell its caller."""
-        refusal = self._timeout(self._waiting[ticket].request)
-        self.abandon(ticket, now)
-        return refusal
+    def give_up(self, ticket: int, now: float) -> Refusal | None:
+        """End the wait of a claim whose deadline has come; what to tell its caller. None for an unknown ticket."""
+        asker = self.abandon(ticket, now)
+        return None if asker is None else self._line.timeout(asker.wish)
 
-    def abandon(self, ticket: int, now: float) -> None:
-        """Forget a claim that waits; unknown tickets are fine. Those behind it in line are served if they can be."""
-        if ticket in self._waiting:
-            request = self._forget(ticket)
-            self.serve(self._state.partition(request.partition_id), now)
+    def abandon(self, ticket: int, now: float) -> Asker | None:
+        """Forget a claim that waits, if there is one. Those behind it in line are served if they can be."""
+        if ticket not in self._line:
+            return None
+        asker = self._line.leave(ticket)
+        self._ticket_of.pop(asker.wish.request_id, None)
+        self._line.serve(self._state.partition(asker.wish.partition_id), now)
+        return asker
 
-    def serve(self, partition: Partition, now: float) -> None:
-        """Hand ready rows to the claims that wait for them, the longest waiting first."""
-        for task in partition.tasks.values():
-            while (pair := task.next_waiter()) is not None:
-                view, waiter = pair
-                request = self._forget(waiter.ticket)
-                slots = view.first(min(view.ready, waiter.batch_size))
-                self._state.effects.append(Granted(waiter.ticket, self._grant(partition, request, slots, now)))
+    def abandon_request(self, request_id: str, claim_request_id: str, now: float) -> ReleaseResult:
+        """The caller will not take the answer to a claim: its rows go back as if they had not been delivered, and the
+        request, should it still come, is refused.
+        """
+        answer = self._state.answers.recall(request_id, "release", now)
+        if isinstance(answer, ReleaseResult):
+            return answer
+        granted = self._state.answers.recall(claim_request_id, "claim", now)
+        self._supersede(claim_request_id, now)
+        rows = 0
+        claim = self._claims.get(granted.claim_id) if isinstance(granted, Grant) else None
+        if claim is not None and not claim.of_step:  # a shard stays with its step, whoever holds it
+            rows = len(self._give_back([claim], "abandoned", now))
+            self._line.serve(claim.partition, now)
+        result = ReleaseResult(rows)
+        if not isinstance(granted, Grant) or granted.claim_id:
+            self._state.answers.remember(claim_request_id, "claim", "abandoned", now)
+        self._state.answers.remember(request_id, "release", result, now)
+        return result
 
-    # -- commit and release --------------------------------------------------------------------------------------------
+    def grant_waiting(self, request: ClaimRequest, ticket: int, partition: Partition, slots: Slots, now: float) -> None:
+        """A claim that waited has its rows."""
+        del self._ticket_of[request.request_id]
+        self._state.effects.append(Granted(ticket, self._grant(partition, request, slots, now)))
 
-    def size(self, claim_id: str) -> int:
+    def fail_waiting(self, request: ClaimRequest, ticket: int, refusal: Refusal) -> None:
+        """A claim that waited gets no rows."""
+        del self._ticket_of[request.request_id]
+        self._state.fail(ticket, refusal)
+
+    def _grant(self, partition: Partition, request: ClaimRequest, slots: Slots, now: float) -> Grant:
+        sessions = [request.session_id] if request.session_id else []
+        grant = self.hand_out(
+            partition, request.task, slots, sessions, now, consume=request.consume, whole_groups=request.whole_groups
+        )
+        self._state.answers.remember(request.request_id, "claim", grant, now)
+        return grant
+
+    def hand_out(
+        self,
+        partition: Partition,
+        task_name: str,
+        slots: Slots,
+        sessions: Iterable[str],
+        now: float,
+        *,
+        consume: bool = False,
+        whole_groups: bool = False,
+        of_step: bool = False,
+    ) -> Grant:
+        """A new claim on rows that are in no view; none when they are consumed at once."""
+        task, rows = partition.task(task_name), partition.rows
+        task.take(slots, consume=consume)
+        sample_ids = tuple(rows.ids(slots))
+        claim_id = "" if consume else f"{self._state.incarnation}-{self._state.ticket()}"
+        who = ""
+        if claim_id:
+            claim = OpenClaim(claim_id, partition, task_name, slots, rows.stamp(slots), sample_ids)
+            claim.of_step = of_step
+            self._claims.add(claim)
+            for session_id in sessions:
+                self._claims.hold(claim, session_id)
+                who = who or self._state.sessions.name(session_id)
+        what = "committed" if consume else "claimed"
+        self._state.journal.note(
+            what, partition.partition_id, sample_ids, now, who=who, task=task_name, claim_id=claim_id
+        )
+        return Grant(
+            claim_id,
+            sample_ids,
+            rows["sequence_length"][slots].astype(np.int64),
+            rows.tags_of(slots),
+            rows.generations(slots),
+            task.deliveries.counts(slots),
+            partition.groups.parts(slots) if whole_groups else (),
+        )
+
+    def _supersede(self, request_id: str, now: float) -> None:
+        earlier = self._ticket_of.get(request_id)
+        if earlier is not None:
+            self._state.fail(earlier, superseded())
+            self.abandon(earlier, now)
+
+    # -- commit --------------------------------------------------------------------------------------------------------
+
+    def size(self, claim_id: str, now: float) -> int:
         """Rows handed out with an open claim."""
-        return len(self._find(claim_id).slots)
+        return len(self._claims.find(claim_id, now).slots)
 
-    def partition_id(self, claim_id: str) -> str | None:
-        """The partition of an open claim; None when the claim is not open."""
-        claim = self._open.get(claim_id)
-        return None if claim is None else claim.partition.partition_id
-
-    def rows_of(self, claim_id: str) -> tuple[Partition, tuple[str, ...]]:
+    def rows_of(self, claim_id: str, now: float) -> tuple[Partition, tuple[str, ...]]:
         """Partition and samples of an open claim all of whose rows are there. Refusal SAMPLE_NOT_FOUND otherwise."""
-        claim = self._find(claim_id)
-        gone = np.flatnonzero(~claim.partition.rows.still(claim.slots, claim.generations))
+        claim = self._claims.find(claim_id, now)
+        gone = np.flatnonzero(~claim.partition.rows.still(claim.slots, claim.stamps))
         if gone.size:
             sample_id = claim.sample_ids[int(gone[0])]
             partition_id = claim.partition.partition_id
@@ -117,144 +183,169 @@ class ClaimDesk:
             raise Refusal(Reason.SAMPLE_NOT_FOUND, message, partition_id=partition_id, sample_id=sample_id)
         return claim.partition, claim.sample_ids
 
-    def commit(self, claim_id: str) -> int:
-        """End a claim; how many of its rows are now consumed."""
-        claim = self._find(claim_id)
+    def check_write_back(self, claim_id: str, partition: Partition, slots: Slots, now: float) -> None:
+        """Refuse a write in the name of a claim that is not open, or to rows that are not its own."""
+        claim = self._claims.find(claim_id, now)
         left = claim.left()
-        claim.partition.tasks[claim.task].consume(left)
-        del self._open[claim_id]
+        strange = np.flatnonzero(~np.isin(slots, left)) if claim.partition is partition else np.arange(len(slots))
+        if strange.size:
+            message = (
+                f"partition {partition.partition_id!r}: row {int(strange[0])} of the put is not one of the "
+                f"{len(left)} rows of claim {claim_id!r}"
+            )
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition.partition_id, claim_id=claim_id)
+
+    def commit(self, claim_id: str, now: float) -> int:
+        """End a claim; how many of its rows are now consumed. Every holder of a shard may do so; the first one does."""
+        before = self._claims.committed_shard(claim_id)
+        if before is not None:
+            return before
+        claim = self._claims.find(claim_id, now)
+        left = claim.left()
+        task = claim.partition.tasks[claim.task]
+        task.consume(left)
+        self._claims.note("committed", claim, left, now)
+        self._claims.end(claim, "committed", len(left))
+        task.observe(now)
         return len(left)
 
-    def release(self, request_id: str, claim_id: str, now: float) -> ReleaseResult:
-        """End a claim; its rows go back, first in line."""
+    # -- give back -----------------------------------------------------------------------------------------------------
+
+    def release(self, request_id: str, claim_id: str, now: float, delay_s: float, reason: str) -> ReleaseResult:
+        """End a claim; its rows go back, first in line, at once or when the delay is over."""
         answer = self._state.answers.recall(request_id, "release", now)
         if isinstance(answer, ReleaseResult):
             return answer
-        claim = self._find(claim_id)
-        left = claim.left()
-        del self._open[claim_id]
-        claim.partition.tasks[claim.task].give_back(left)
+        self._check_release(delay_s, reason)
+        claim = self._claims.find(claim_id, now)
+        held_until = now + delay_s if delay_s else None
+        left = self._give_back([claim], "released", now, reason, held_until)
+        if held_until is not None and not claim.of_step:
+            self._state.delays.add(held_until, claim.partition.partition_id, claim.task, left)
+            if self._state.delays.crowded:
+                self._state.delays.sweep(self._stands)
         result = ReleaseResult(len(left))
         self._state.answers.remember(request_id, "release", result, now)
-        self.serve(claim.partition, now)
+        self._line.serve(claim.partition, now)
         return result
 
-    # -- what happens to a partition -----------------------------------------------------------------------------------
+    def _stands(self, due: Due) -> bool:
+        """Whether any row still waits for a delay."""
+        partition = self._state.partitions.get(due.partition_id)
+        task = None if partition is None else partition.tasks.get(due.task)
+        return task is not None and task.is_held(due.slots, due.at)
 
-    def void(self, partition: Partition) -> None:
-        """End the open claims on a partition whose cursors were reset or that is gone."""
-        for claim_id in [claim_id for claim_id, claim in self._open.items() if claim.partition is partition]:
-            del self._open[claim_id]
+    def _check_release(self, delay_s: float, reason: str) -> None:
+        limits = self._state.limits
+        if not 0 <= delay_s <= limits.max_delay_s:
+            message = f"a release may be delayed by 0 to {limits.max_delay_s:.0f} seconds, got {delay_s:g}"
+            raise Refusal(Reason.INVALID_REQUEST, message)
+        if len(reason.encode()) > limits.max_reason_bytes:
+            message = f"a reason has at most {limits.max_reason_bytes} bytes, got {len(reason.encode())}"
+            raise Refusal(Reason.INVALID_REQUEST, message)
 
-    def fail_waiting_on(self, partition_id: str, refusal: Refusal) -> None:
-        """End the waits on a partition that is gone."""
-        for ticket in self._waiting_on(partition_id):
-            self._fail(ticket, refusal)
-
-    def fail_orphans(self, partition_id: str) -> None:
-        """End the waits for tasks and fields that the partition no longer has; others go on."""
-        for ticket in self._waiting_on(partition_id):
-            refusal = self._why_not(self._waiting[ticket].request)
-            if refusal is not None:
-                self._fail(ticket, refusal)
-
-    def owned(self, partition: Partition, task: str) -> list[int]:
-        """Slots that open claims of a task hold and that are still there."""
-        claims = [claim for claim in self._open.values() if claim.partition is partition and claim.task == task]
-        return [slot for claim in claims for slot in claim.left().tolist()]
-
-    def drain(self) -> None:
-        for ticket in list(self._waiting):
-            self._fail(ticket, draining())
-
-    # -- steps ---------------------------------------------------------------------------------------------------------
-
-    def _check(self, request: ClaimRequest) -> tuple[Partition, int]:
-        most = self._state.limits.max_rows_per_call
-        if not 1 <= request.min_size <= request.batch_size <= most:
-            message = (
-                f"a claim needs 1 <= min_size <= batch_size <= {most}, "
-                f"got min_size {request.min_size} and batch_size {request.batch_size}"
+    def _give_back(
+        self,
+        claims: list[OpenClaim],
+        how: How,
+        now: float,
+        reason: str = "",
+        held_until: float | None = None,
+        who: str = "",
+    ) -> Slots:
+        """End claims of one task; their rows go back in order, those of shards to their step. Which rows were there."""
+        first = claims[0]
+        if first.of_step:
+            held_until = math.inf
+        task, partition = first.partition.tasks[first.task], first.partition
+        lefts = [claim.left() for claim in claims]
+        left = np.concatenate(lefts)
+        for claim, rows in zip(claims, lefts, strict=True):
+            self._claims.note("released" if how == "abandoned" else how, claim, rows, now, reason, who)
+            self._claims.end(claim, how, len(rows))
+        if not reason and how != "expired":
+            if held_until is None:
+                task.give_back(left, how)
+            else:
+                task.delay(left, how, held_until)
+            return left
+        dead = task.fail(left, how, reason or how, partition.definition.max_deliveries, held_until)
+        if len(dead):
+            ids = partition.rows.ids(dead)
+            self._state.journal.note(
+                "dead_letter", partition.partition_id, ids, now, task=first.task, reason=reason or how
             )
-            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=request.partition_id, task=request.task)
-        check_distinct("required field", request.required_fields)
-        partition = self._state.partition(request.partition_id)
-        partition.task(request.task)
-        return partition, partition.mask(request.required_fields)
+        return left
 
-    def _why_not(self, request: ClaimRequest) -> Refusal | None:
-        try:
-            self._check(request)
-        except Refusal as refusal:
-            return refusal
-        return None
+    # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def _wait(self, request: ClaimRequest, mask: int) -> Waiting:
-        if self._state.draining:
-            raise draining()
-        limit = self._state.limits.max_waiting_claims
-        if len(self._waiting) >= limit:
-            raise Refusal(Reason.LIMIT_REACHED, f"{limit} claims wait already", max_waiting_claims=limit)
-        ticket = self._state.ticket()
-        view = self._state.partition(request.partition_id).task(request.task).view(mask)
-        view.waiters[ticket] = Waiter(ticket, request.min_size, request.batch_size)
-        self._waiting[ticket] = _WaitingClaim(request, view)
-        self._ticket_of[request.request_id] = ticket
-        return Waiting(ticket)
+    def adopt(self, request_id: str, claim_id: str, session_id: str, now: float) -> None:
+        """Move a claim to another session, which holds it alone from then on."""
+        if self._state.answers.recall(request_id, "adopt", now) is not None:
+            return
+        claim = self._claims.find(claim_id, now)
+        self._state.sessions.find(session_id)
+        for holder in list(claim.sessions):
+            self._claims.let_go(claim, holder)
+        self._claims.hold(claim, session_id)
+        who = self._state.sessions.name(session_id)
+        self._claims.note("adopted", claim, claim.left(), now, who=who)
+        self._state.answers.remember(request_id, "adopt", True, now)
 
-    def _grant(self, partition: Partition, request: ClaimRequest, slots: Slots, now: float) -> Grant:
-        partition.task(request.task).take(slots, CONSUMED if request.consume else CLAIMED)
-        rows = partition.rows
-        sample_ids = tuple(rows.ids(slots))
-        claim_id = "" if request.consume else f"{self._incarnation}-{self._state.ticket()}"
-        if claim_id:
-            self._open[claim_id] = _OpenClaim(partition, request.task, slots, rows.stamp(slots), sample_ids)
-        lengths = rows["sequence_length"][slots].astype(np.int64)
-        grant = Grant(claim_id, sample_ids, lengths, rows.tags_of(slots))
-        self._state.answers.remember(request.request_id, "claim", grant, now)
-        return grant
+    def session_ended(self, session: Session, now: float, *, died: bool) -> tuple[int, int]:
+        """Give back what nobody else holds; how many claims and rows. A session that closed had not used them."""
+        lone = [self._claims.find(claim_id, now) for claim_id in session.claims]
+        for claim in lone:
+            del claim.sessions[session.session_id]
+        session.claims.clear()
+        by_task: dict[tuple[str, str, bool], list[OpenClaim]] = {}
+        for claim in lone:
+            if not claim.sessions:
+                by_task.setdefault((claim.partition.partition_id, claim.task, claim.of_step), []).append(claim)
+        how: How = "expired" if died else "released"
+        rows = sum(len(self._give_back(claims, how, now, who=session.client_name)) for claims in by_task.values())
+        for partition_id in dict.fromkeys(key[0] for key in by_task):
+            self._line.serve(self._state.partition(partition_id), now)
+        return sum(map(len, by_task.values())), rows
 
-    def _supersede(self, request_id: str, now: float) -> None:
-        earlier = self._ticket_of.get(request_id)
-        if earlier is not None:
-            self._state.fail(earlier, superseded())
-            self.abandon(earlier, now)
+    # -- ends by the server --------------------------------------------------------------------------------------------
 
-    def _waiting_on(self, partition_id: str) -> list[int]:
-        return [ticket for ticket, waiting in self._waiting.items() if waiting.request.partition_id == partition_id]
+    def void(self, partition: Partition, now: float) -> None:
+        """End the open claims on a partition whose cursors are being reset, or that is going."""
+        for claim in [claim for claim in self._claims if claim.partition is partition]:
+            self._claims.note("reset", claim, claim.left(), now)
+            self._claims.end(claim, "reset", 0)
 
-    def _fail(self, ticket: int, refusal: Refusal) -> None:
-        """End a wait without serving those behind it."""
-        self._forget(ticket)
-        self._state.fail(ticket, refusal)
+    def fence(self, partition: Partition, task: str, slots: Slots | None, now: float) -> tuple[Slots, int]:
+        """End the claims of a task that hold any of the rows (None: all); the rows that they held, and how many claims.
+        The rows are left for the caller to restore.
+        """
+        lefts = []
+        for claim in [c for c in self._claims if c.partition is partition and c.task == task]:
+            left = claim.left()
+            if slots is None or np.isin(left, slots).any():
+                lefts.append(left)
+                self._claims.end(claim, "reset", len(left))
+        return np.concatenate([np.zeros(0, np.int64), *lefts]), len(lefts)
 
-    def _forget(self, ticket: int) -> ClaimRequest:
-        waiting = self._waiting.pop(ticket)
-        del self._ticket_of[waiting.request.request_id]
-        del waiting.view.waiters[ticket]
-        return waiting.request
 
-    def _find(self, claim_id: str) -> _OpenClaim:
-        try:
-            return self._open[claim_id]
-        except KeyError:
-            message = (
-                f"claim {claim_id[:256]!r} is not open: it was committed, released, or voided by a re-registration"
-            )
-            raise Refusal(Reason.CLAIM_NOT_FOUND, message, claim_id=claim_id[:256]) from None
+class _PlainAsker:
+    """A claim that waits."""
 
-    def _timeout(self, request: ClaimRequest) -> Refusal:
-        partition = self._state.partition(request.partition_id)
-        task = partition.task(request.task)
-        untaken = partition.rows["alive"] & (task.states == UNTAKEN)
-        produced = partition.rows["produced"][untaken]
-        lacking = {
-            name: int(np.count_nonzero((produced & partition.field(name).bit) == 0)) for name in request.required_fields
-        }
-        reasons = [f"{count} of them lack field {name!r}" for name, count in lacking.items() if count]
-        message = (
-            f"partition {request.partition_id!r}, task {request.task!r}: {request.min_size} ready rows wanted; "
-            f"{len(produced)} of {len(partition.rows)} resident rows are untaken"
-            + "".join(f", {reason}" for reason in reasons)
-        )
-        return Refusal(Reason.CLAIM_TIMEOUT, message, partition_id=request.partition_id, task=request.task)
+    callers = 1
+
+    def __init__(self, desk: ClaimDesk, request: ClaimRequest) -> None:
+        self.session_id = request.session_id
+        self.ticket = 0
+        self._desk = desk
+        self._request = request
+
+    @property
+    def wish(self) -> ClaimRequest:
+        return self._request
+
+    def receive(self, partition: Partition, slots: Slots, now: float) -> None:
+        self._desk.grant_waiting(self._request, self.ticket, partition, slots, now)
+
+    def fail(self, refusal: Refusal) -> None:
+        self._desk.fail_waiting(self._request, self.ticket, refusal)

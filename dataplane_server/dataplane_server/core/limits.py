@@ -26,6 +26,21 @@ class Limits:
     """Length in UTF-8 of one tag's key, or of its value when that is a str."""
     max_waiting_claims: int = 10_000
     max_waiting_puts: int = 1_000
+    max_sessions: int = 10_000
+    min_grace_s: float = 0.1
+    max_grace_s: float = 3600.0
+    default_grace_s: float = 10.0
+    """After how long without a sign of life a session has died, unless it asks for another grace."""
+    max_group_rows: int = 4096
+    max_delay_s: float = 86_400.0
+    """How long a release may hold rows back."""
+    max_reason_bytes: int = 256
+    remembered_claims: int = 65_536
+    """Claims that have ended, kept to tell whoever comes late how."""
+    remembered_steps: int = 64
+    """Steps of a task whose split between ranks is kept."""
+    remembered_events: int = 262_144
+    """Rows of calls kept for the stories of samples; about 40 bytes each."""
     remembered_requests: int = 16_384
     """Answers kept for callers that repeat a call."""
     remember_s: float = 600.0
@@ -43,6 +58,10 @@ class Limits:
             "max_rows_per_call",
             "max_id_bytes",
             "remembered_requests",
+            "max_sessions",
+            "max_group_rows",
+            "remembered_claims",
+            "remembered_steps",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -1,5 +1,5 @@
-"""Rules for what callers may call things: ids, fields, tasks, tags, definitions. Every check names what breaks which
-rule.
+"""Rules for what callers may call things, and for how many there may be: ids, rows, fields, tasks, tags, definitions.
+Every check names what breaks which rule.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dataplane_server.core.calls import Definition
+from dataplane_server.core.columns import Int64Array
 from dataplane_server.core.limits import Limits
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.rows import Tags
@@ -39,6 +40,27 @@ def check_sample_ids(sample_ids: Sequence[str], limits: Limits) -> None:
         for sample_id in sample_ids:
             check_name("sample id", sample_id, limits)
     check_distinct("sample id", sample_ids)
+
+
+def check_caller(caller: str, limits: Limits) -> None:
+    """Whatever a caller calls itself; it may be empty."""
+    if len(caller.encode()) > limits.max_id_bytes:
+        message = f"the name of a caller has at most {limits.max_id_bytes} bytes, got {caller[:40]!r}..."
+        raise Refusal(Reason.INVALID_REQUEST, message)
+
+
+def check_new_rows(held: int, new: int, limits: Limits) -> None:
+    """As many rows as a server may hold, those that it holds included."""
+    if new and held + new > limits.max_rows:
+        message = f"the server holds {held} rows; at most {limits.max_rows} are kept"
+        raise Refusal(Reason.LIMIT_REACHED, message, max_rows=limits.max_rows)
+
+
+def check_generations(sample_ids: Sequence[str], generations: Int64Array | None) -> None:
+    """None, or one for each row."""
+    if generations is not None and generations.size != len(sample_ids):
+        message = f"the call has generations of {generations.size} rows but names {len(sample_ids)} samples"
+        raise Refusal(Reason.ROW_COUNT_MISMATCH, message, rows=generations.size, samples=len(sample_ids))
 
 
 def check_definition(definition: Definition, limits: Limits) -> None:

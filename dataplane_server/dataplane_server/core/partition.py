@@ -1,4 +1,7 @@
-"""One partition: its definition, its rows, their values, and the cursors of its tasks.
+"""One partition: its definition, its rows, their values and groups, and the cursors of its tasks.
+
+Every row that was ever put is resident or was removed, and counted by why (`removed`): consumed by every task before it
+was cleared, cleared before that, or rolled back with its group.
 
 Methods named check_* decide and change nothing; those that change something cannot fail. A caller checks first, so
 that a refused call leaves no trace.
@@ -14,11 +17,14 @@ import numpy as np
 from dataplane_server.core.calls import Definition, FieldInfo, PartitionInfo, ReadColumn, TaskInfo
 from dataplane_server.core.columns import Column, Columns, Int64Array, Shape
 from dataplane_server.core.fields import Field
+from dataplane_server.core.groups import Group, GroupTable
 from dataplane_server.core.limits import Limits
+from dataplane_server.core.names import check_generations
 from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.rows import RowTable, Slots, Tags
+from dataplane_server.core.rows import Births, RowTable, Slots, Tags
 from dataplane_server.core.sequence_lengths import check_sequence_lengths
 from dataplane_server.core.space import Run, Space, column_runs
+from dataplane_server.core.task_states import CONSUMED
 from dataplane_server.core.tasks import Task
 
 _ROWS_AT_ONCE = 1 << 14
@@ -37,15 +43,16 @@ class Checked(NamedTuple):
 
 
 class Partition:
-    """A named flow of rows. `definition` must have been checked."""
+    """A named flow of rows. `definition` must have been checked; `births` counts the rows of the whole server."""
 
-    def __init__(self, definition: Definition, space: Space) -> None:
+    def __init__(self, definition: Definition, space: Space, births: Births) -> None:
         self.definition = definition
-        self.rows = RowTable(definition.partition_id, space)
+        self.rows = RowTable(definition.partition_id, space, births)
+        self.groups = GroupTable(self.rows)
         self.fields: dict[str, Field] = {}
         self.tasks: dict[str, Task] = {}
         self.rows_put_total = 0
-        self.rows_cleared_total = 0
+        self.removed = {"consumed": 0, "cleared": 0, "rolled_back": 0}
         self._adopt(definition)
 
     @property
@@ -95,7 +102,7 @@ class Partition:
             self.fields[name] = kept.get(name) or Field(name, next(indexes), per_token, self.rows)
             self.fields[name].per_token = per_token
         self.rows.places.set_width(1 + max(field.index for field in self.fields.values()))
-        self.tasks = {name: self.tasks.get(name) or Task(name, self.rows) for name in definition.tasks}
+        self.tasks = {name: self.tasks.get(name) or Task(name, self.rows, self.groups) for name in definition.tasks}
 
     def field(self, name: str) -> Field:
         if name not in self.fields:
@@ -120,14 +127,14 @@ class Partition:
     def check_put(
         self,
         sample_ids: Sequence[str],
+        slots: Slots,
         columns: Columns,
         tags: Sequence[Tags] | None,
         sequence_lengths: Int64Array | None,
         limits: Limits,
     ) -> Checked:
-        """Refuse what the rows contradict."""
-        shapes = [self.field(column.name).check(column, self.partition_id) for column in columns.each]
-        slots = self.rows.find_existing(sample_ids)
+        """Refuse what the rows, as found, contradict."""
+        shapes = self._check_columns(columns)
         check_sequence_lengths(self.partition_id, self.fields, sample_ids, slots, columns.each, sequence_lengths)
         for sample_id, slot, row_tags in zip(sample_ids, slots.tolist() if tags else (), tags or (), strict=False):
             kept = self.rows.tags(slot)
@@ -136,6 +143,32 @@ class Partition:
                 message = f"partition {self.partition_id!r}: sample {sample_id!r} would have more than {most} tags"
                 raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, sample_id=sample_id)
         return Checked(slots, shapes)
+
+    def check_shared(self, group: Group, columns: Columns) -> Checked:
+        """Refuse what the rows of a group cannot share: fields that tell them apart, or that one of them has."""
+        shapes = self._check_columns(columns)
+        slots = self.groups.members(group.number)
+        for field in (self.field(column.name) for column in columns.each):
+            held = slots[field.holds(slots)]
+            if not field.per_token and not held.size:
+                continue
+            rule = "is per-token" if field.per_token else f"is there in sample {self.rows.ids(held[:1])[0]!r} already"
+            message = (
+                f"partition {self.partition_id!r}: the rows of group {group.group_id!r} cannot share field "
+                f"{field.name!r}, which {rule}"
+            )
+            metadata = {"partition_id": self.partition_id, "group_id": group.group_id, "field": field.name}
+            raise Refusal(Reason.INVALID_REQUEST, message, **metadata)
+        return Checked(slots, shapes)
+
+    def _check_columns(self, columns: Columns) -> list[Shape]:
+        return [self.field(column.name).check(column, self.partition_id) for column in columns.each]
+
+    def create(self, sample_ids: Sequence[str]) -> Slots:
+        """Rows for samples that do not exist, without values. Whoever asks keeps them out of sight: no view is told."""
+        slots = np.full(len(sample_ids), -1, np.int64)
+        self.rows_put_total += self.rows.create(sample_ids, slots)
+        return slots
 
     def put(
         self,
@@ -175,17 +208,49 @@ class Partition:
             field.rows += len(slots)
             field.size_bytes += column.size_bytes
 
+    def put_shared(self, checked: Checked, columns: Columns, offsets: Int64Array) -> None:
+        """Point all of the rows, which were checked just now, at one value of each column."""
+        slots = checked.slots
+        fields = [self.fields[column.name] for column in columns.each]
+        places = self.rows.places
+        places.store(places.at(_indexes(fields), slots), offsets, columns.entries)
+        self.rows["produced"][slots] |= np.uint64(_mask(fields))
+        pairs = zip(fields, columns.each, checked.shapes, offsets[:, 0].tolist(), strict=True)
+        for field, column, shape, offset in pairs:
+            field.shape = shape
+            field.rows += len(slots)
+            field.size_bytes += column.size_bytes
+            if column.size_bytes:
+                self.rows["shared"][slots] |= field.bit
+                self.rows.payloads.add(offset, column.size_bytes, len(slots))
+
     def _release(self, slots: Slots, fields: Sequence[Field]) -> int:
         """Give back values of rows, of which some may hold none; the bytes given back. The words stay."""
         indexes = _indexes(fields)
         offsets, entries = self.rows.places.load(self.rows.places.at(indexes, slots))
         sizes = entries * np.array([[field.unit_bytes] for field in fields])
+        lost = self._give_up_payloads(slots, fields, offsets, sizes) if self.rows.payloads else 0
         self.rows.release_bytes(slots, offsets, sizes)
         held = (self.rows["produced"][slots] >> indexes[:, None].astype(np.uint64)) & np.uint64(1)
         for field, rows, released in zip(fields, held.sum(axis=1).tolist(), sizes.sum(axis=1).tolist(), strict=True):
             field.rows -= rows
             field.size_bytes -= released
-        return int(sizes.sum())
+        return int(sizes.sum()) + lost
+
+    def _give_up_payloads(self, slots: Slots, fields: Sequence[Field], offsets: Int64Array, sizes: Int64Array) -> int:
+        """Rows give up what they share of the fields. Its sizes become 0 here: whether bytes are free is decided where
+        payloads are counted. Returns the bytes of payloads that no row has any more.
+        """
+        rows, lost = self.rows, 0
+        for field, at, of_rows in zip(fields, offsets, sizes, strict=True):
+            sharing = (rows["shared"][slots] & field.bit) != 0
+            if sharing.any():
+                of_rows[sharing] = 0
+                given_up = rows.payloads.give_up(at[sharing], slots[sharing], rows["pins"][slots[sharing]] > 0)
+                field.size_bytes -= given_up
+                lost += given_up
+        rows["shared"][slots] &= ~np.uint64(_mask(fields))
+        return lost
 
     def _store_sequence_lengths(self, slots: Slots, columns: Sequence[Column], given: Int64Array | None) -> None:
         stored = self.rows["sequence_length"]
@@ -225,39 +290,81 @@ class Partition:
 
     # -- clear ---------------------------------------------------------------------------------------------------------
 
-    def clear(self, slots: Slots) -> int:
-        """Remove rows, whatever their state. Returns the bytes of their values."""
-        pieces = [slots[begin : begin + _ROWS_AT_ONCE] for begin in range(0, len(slots), _ROWS_AT_ONCE)]
-        return sum(map(self._clear, pieces))
+    def find_same(self, sample_ids: Sequence[str], generations: Int64Array | None) -> Slots:
+        """Slots of those of the samples that are there and, with generations, are the rows that the caller means.
+        Refusal ROW_COUNT_MISMATCH unless there is a generation for each.
+        """
+        check_generations(sample_ids, generations)
+        slots = self.rows.find_existing(sample_ids)
+        meant = slots >= 0
+        if generations is not None:
+            meant[meant] = self.rows.generations(slots[meant]) == generations[meant]
+        return slots[meant]
 
-    def _clear(self, slots: Slots) -> int:
+    def clear(self, slots: Slots, why: str | None = None) -> int:
+        """Remove rows, whatever their state; why: as a key of `removed`, None to tell by their tasks. Returns the bytes
+        of their values.
+        """
+        pieces = [slots[begin : begin + _ROWS_AT_ONCE] for begin in range(0, len(slots), _ROWS_AT_ONCE)]
+        return sum(self._clear(piece, why) for piece in pieces)
+
+    def _clear(self, slots: Slots, why: str | None) -> int:
+        self._count_removed(slots, why)
         released = self._release(slots, list(self.fields.values()))
+        self.groups.shrink(slots)  # before the views look: what is left of a group may be complete
         for task in self.tasks.values():
             task.forget(slots)
         self.rows.remove(slots)
-        self.rows_cleared_total += len(slots)
         return released
 
+    def _count_removed(self, slots: Slots, why: str | None) -> None:
+        consumed = 0
+        if why is None and self.tasks:
+            of_tasks = [task.states[slots] == CONSUMED for task in self.tasks.values()]
+            consumed = int(np.count_nonzero(np.logical_and.reduce(of_tasks)))
+        self.removed["consumed"] += consumed
+        self.removed[why or "cleared"] += len(slots) - consumed
+
     # -- description ---------------------------------------------------------------------------------------------------
+
+    @property
+    def rows_cleared_total(self) -> int:
+        return sum(self.removed.values())
 
     @property
     def size_bytes(self) -> int:
         return sum(field.size_bytes for field in self.fields.values())
 
-    def task_info(self, name: str) -> TaskInfo:
+    def task_info(self, name: str, now: float = 0.0) -> TaskInfo:
+        """now: until when the time in states is counted."""
         task = self.task(name)
-        return TaskInfo(name, *task.counts(), task.consumed_total, task.waiting())
+        untaken, claimed, consumed, delayed, dead = task.counts()
+        return TaskInfo(
+            task=name,
+            untaken_rows=untaken,
+            claimed_rows=claimed,
+            consumed_rows=consumed,
+            consumed_rows_total=task.consumed_total,
+            waiting_claims=task.waiting(),
+            delayed_rows=delayed,
+            dead_rows=dead,
+            delivered_rows_total=task.deliveries.total,
+            ended_deliveries=dict(task.deliveries.ended),
+            state_seconds=task.clock.seconds(now),
+        )
 
-    def info(self) -> PartitionInfo:
+    def info(self, now: float = 0.0) -> PartitionInfo:
         fields = tuple(FieldInfo(f.name, f.shape, f.per_token, f.rows, f.size_bytes) for f in self.fields.values())
         return PartitionInfo(
             definition=self.definition,
             fields=fields,
-            tasks=tuple(self.task_info(name) for name in self.tasks),
+            tasks=tuple(self.task_info(name, now) for name in self.tasks),
             rows=len(self.rows),
             size_bytes=self.size_bytes,
             rows_put_total=self.rows_put_total,
             rows_cleared_total=self.rows_cleared_total,
+            removed_rows=dict(self.removed),
+            open_groups=len(self.groups.reserved),
         )
 
 

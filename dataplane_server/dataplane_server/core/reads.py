@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dataplane_server.core.calls import ReadPlan
-from dataplane_server.core.names import check_distinct, check_sample_ids
+from dataplane_server.core.columns import Int64Array
+from dataplane_server.core.names import check_distinct, check_generations, check_sample_ids
 from dataplane_server.core.partition import Partition
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.rows import Slots
@@ -21,17 +22,26 @@ class Reads:
         self._state = state
         self._pinned: dict[int, tuple[Partition, Slots]] = {}
 
-    def begin(self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str]) -> ReadPlan:
-        """Pin rows and say where their values lie."""
+    def begin(
+        self,
+        partition_id: str,
+        sample_ids: Sequence[str],
+        fields: Sequence[str],
+        generations: Int64Array | None = None,
+    ) -> ReadPlan:
+        """Pin rows and say where their values lie. With generations: those very rows, or a Refusal ROW_REPLACED."""
         partition = self._state.partition(partition_id)
         if not fields:
             message = f"a read of partition {partition_id!r} names no field"
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id)
         check_distinct("field", fields)
         check_sample_ids(sample_ids, self._state.limits)
+        check_generations(sample_ids, generations)
         for name in fields:
             partition.field(name)
         slots = partition.rows.find(sample_ids)
+        if generations is not None:
+            partition.rows.check_same(sample_ids, slots, generations)
         columns, runs = partition.plan_read(slots, fields)
         ticket = self._state.ticket()
         partition.rows.pin(slots)

@@ -36,6 +36,13 @@ class Reason(enum.Enum):
     CLAIM_TIMEOUT = enum.auto()
     DRAINING = enum.auto()
     SUPERSEDED = enum.auto()
+    CLAIM_FENCED = enum.auto()
+    SESSION_EXPIRED = enum.auto()
+    GROUP_FENCED = enum.auto()
+    GROUP_INCOMPLETE = enum.auto()
+    ROW_REPLACED = enum.auto()
+    ROW_RESERVED = enum.auto()
+    SAMPLE_EXISTS = enum.auto()
 
 
 class Refusal(Exception):

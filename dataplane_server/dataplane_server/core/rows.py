@@ -10,6 +10,9 @@ pages, not bytes): little lies idle, and a million rows later a put is not held 
 column, nor a view of one, over `create`: it would point at memory that is no longer ours. Only `Partition.put` creates
 rows, and it does that first.
 
+A row has two names for those who must not take another row for it. Inside the core, slot and generation; for callers
+its *birth*, a number that no other row of the server has, counted by `Births` over all partitions.
+
 Readers pin slots. A pinned row that is removed leaves its slot in limbo: its bytes and its slot become free when the
 last pin goes, not before, and nobody waits for that.
 """
@@ -27,6 +30,7 @@ import numpy.typing as npt
 from dataplane_server.core.columns import Int64Array
 from dataplane_server.core.places import Places
 from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.shared_payloads import SharedPayloads
 from dataplane_server.core.space import Space
 from dataplane_server.core.tags import TagPool
 
@@ -40,18 +44,38 @@ _LONGEST_STEP = 1 << 16
 _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "alive": np.bool_,
     "generation": np.uint32,
+    "birth": np.int64,
     "produced": np.uint64,  # bit i: the row has produced the field of index i
     "pins": np.int32,
     "sequence_length": np.int32,  # tokens, -1 where unknown
+    "group": np.int32,  # number of the row's group, 0 for none
+    "hidden": np.bool_,  # its group is reserved still
+    "shared": np.uint64,  # bit i: the value of the field of index i lies in a payload that other rows have, too
 }
 _OUTLIVE_THE_ROW = ("generation", "pins")
 
 
-class RowTable:
-    """Slots of one partition. `space` is where the bytes of rows return to."""
+class Births:
+    """Counts the rows of a server. A row's birth is what callers know as its generation."""
 
-    def __init__(self, partition_id: str, space: Space) -> None:
+    def __init__(self, first: int = 1) -> None:
+        self.next = first
+
+    def take(self, count: int) -> Int64Array:
+        """Births of so many new rows, in growing order."""
+        begin, self.next = self.next, self.next + count
+        return np.arange(begin, self.next)
+
+
+class RowTable:
+    """Slots of one partition. `space` is where the bytes of rows return to; `births` is shared by all tables of a
+    server (None: the table is the only one).
+    """
+
+    def __init__(self, partition_id: str, space: Space, births: Births | None = None) -> None:
         self.places = Places(space.capacity)
+        self.payloads = SharedPayloads(space)
+        self._births = births or Births()
         self._partition_id = partition_id
         self._space = space
         self._slot_of: dict[str, int] = {}  # in order of arrival
@@ -98,6 +122,18 @@ class RowTable:
             raise Refusal(Reason.SAMPLE_NOT_FOUND, message, partition_id=self._partition_id, sample_id=first)
         return slots
 
+    def check_same(self, sample_ids: Sequence[str], slots: Slots, generations: Int64Array) -> None:
+        """Refusal ROW_REPLACED names the first of the rows that was not born as the caller says."""
+        others = np.flatnonzero(self.generations(slots) != generations)
+        if others.size:
+            first = sample_ids[int(others[0])]
+            more = f" (and {others.size - 1} more of the call)" if others.size > 1 else ""
+            message = (
+                f"partition {self._partition_id!r}: sample {first!r}{more} was cleared and put anew; it is another row "
+                "than the one of the generation that the call names"
+            )
+            raise Refusal(Reason.ROW_REPLACED, message, partition_id=self._partition_id, sample_id=first)
+
     def find_existing(self, sample_ids: Sequence[str]) -> Slots:
         """Slots of samples, -1 where there is none."""
         return np.fromiter(map(self._slot_of.get, sample_ids, repeat(-1)), np.int64, len(sample_ids))
@@ -115,6 +151,7 @@ class RowTable:
         created = np.array(taken, np.int64)
         slots[new] = created
         self._columns["alive"][created] = True
+        self._columns["birth"][created] = self._births.take(len(taken))
         self._columns["sequence_length"][created] = -1
         return len(taken)
 
@@ -151,6 +188,11 @@ class RowTable:
     def still(self, slots: Slots, generations: Generations) -> BoolArray:
         """Which of the rows once stamped are still there."""
         return np.asarray(self._columns["generation"][slots] == generations)
+
+    def generations(self, slots: Slots) -> Int64Array:
+        """What callers know the rows by: the birth of each."""
+        births: Int64Array = self._columns["birth"][slots]
+        return births
 
     # -- tags ----------------------------------------------------------------------------------------------------------
 
@@ -191,6 +233,7 @@ class RowTable:
         pins[slots] = left
         loose = slots[left == 0]
         self._free.extend(loose[~self._columns["alive"][loose]].tolist())
+        self.payloads.unpinned(loose)
         if self._owed:
             paid = [piece for slot in loose.tolist() for piece in self._owed.pop(slot, ())]
             if paid:
@@ -200,7 +243,8 @@ class RowTable:
     @property
     def owed_bytes(self) -> int:
         """Bytes that readers still hold of rows that are gone or were overwritten."""
-        return sum(int(sizes.sum()) for owed in self._owed.values() for _, sizes in owed)
+        owed = sum(int(sizes.sum()) for pieces in self._owed.values() for _, sizes in pieces)
+        return owed + self.payloads.owed_bytes
 
     # -- slots ---------------------------------------------------------------------------------------------------------
 

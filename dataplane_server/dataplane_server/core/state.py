@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from dataplane_server.core.answers import Answers
 from dataplane_server.core.calls import Effect, Failed
+from dataplane_server.core.delays import Delays
+from dataplane_server.core.journal import Journal
 from dataplane_server.core.limits import Limits
 from dataplane_server.core.partition import Partition
 from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.rows import Births
+from dataplane_server.core.sessions import Sessions
 from dataplane_server.core.space import Space
 
 
 class State:
     """Partitions, the space their bytes take, answers given, and effects that the shell has yet to carry out."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, incarnation: str = "c", first_generation: int = 1) -> None:
         limits.validate()
         self.limits = limits
+        self.incarnation = incarnation
+        self.sessions = Sessions(limits, incarnation)
+        self.delays = Delays()
+        self.journal = Journal(limits.remembered_events)
+        self.births = Births(first_generation)
         self.space = Space(limits.memory_bytes)
         self.partitions: dict[str, Partition] = {}
         self.answers = Answers(limits)

@@ -4,28 +4,47 @@ Between the steps the caller streams bytes into the reservation; nobody sees the
 partition may have changed meanwhile, and applies everything at one point in time. A repeated request_id that is still
 under way takes the earlier attempt's place once it has passed its own checks: the earlier caller is gone, whether or
 not the new one may then wait for room.
+
+A put that speaks of certain rows creates none: those of a claim (a write-back, refused once the claim has ended), those
+of a reserved group (refused once it was finished or rolled back), those of given generations. That is checked at both
+steps, since it may have become false while the bytes came in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from dataplane_server.core.admission import Admission
 from dataplane_server.core.calls import Commit, CommitResult, Put, PutResult, Reservation, Waiting
+from dataplane_server.core.claim_line import ClaimLine
 from dataplane_server.core.claims import ClaimDesk
 from dataplane_server.core.columns import Columns, ColumnSpec, make_columns
 from dataplane_server.core.limits import Limits
-from dataplane_server.core.names import check_distinct, check_name, check_sample_ids, check_tags
+from dataplane_server.core.names import (
+    check_caller,
+    check_distinct,
+    check_generations,
+    check_name,
+    check_new_rows,
+    check_sample_ids,
+    check_tags,
+)
 from dataplane_server.core.partition import Checked, Partition
 from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.rows import Slots
 from dataplane_server.core.sequence_lengths import check_given_lengths
+from dataplane_server.core.spans import Spans
 from dataplane_server.core.state import State, draining, superseded
 
-R = TypeVar("R", PutResult, CommitResult)
 
-_VERBS = {PutResult: "put", CommitResult: "commit"}
+@dataclass(frozen=True, slots=True)
+class _DonePut:
+    """The answer to a put, as it is remembered."""
+
+    created_rows: int
+    size_bytes: int
+    generations: Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +57,10 @@ class _UnderWay:
 class Writes:
     """Puts and commits that have begun and not yet finished, by ticket."""
 
-    def __init__(self, state: State, claims: ClaimDesk) -> None:
+    def __init__(self, state: State, line: ClaimLine, claims: ClaimDesk) -> None:
         self.admission = Admission(state)
         self._state = state
+        self._line = line
         self._claims = claims
         self._under_way: dict[int, _UnderWay] = {}
         self._ticket_of: dict[str, int] = {}  # request_id -> ticket
@@ -48,26 +68,27 @@ class Writes:
 
     def begin_put(self, put: Put, now: float) -> Reservation | Waiting | PutResult:
         """Reserve room for a put. A result means that this request was applied before."""
-        if (answer := self._recall(put, PutResult, now)) is not None:
-            return answer
-        check_sample_ids(put.sample_ids, self._state.limits)
-        check_tags(put.sample_ids, put.tags, self._state.limits)
-        check_given_lengths(put.sample_ids, put.sequence_lengths)
-        columns = _columns(put.columns, len(put.sample_ids), self._state.limits)
-        self._check_put(put, columns)
-        return self._admit(put, put.partition_id, columns)
+        answer = self._state.answers.recall(put.request_id, "put", now)
+        if isinstance(answer, _DonePut):
+            return PutResult(answer.created_rows, answer.size_bytes, answer.generations.numbers())
+        _check_form(put, self._state.limits)
+        columns = _columns(put.columns, 1 if put.shared else len(put.sample_ids), self._state.limits)
+        self._check_put(put, columns, now)
+        return self._admit(put, put.partition_id, columns, urgent=bool(put.claim_id))
 
     def begin_commit(self, commit: Commit, now: float) -> Reservation | Waiting | CommitResult:
         """Reserve room for a commit's columns. Without columns the claim ends here."""
-        if (answer := self._recall(commit, CommitResult, now)) is not None:
+        answer = self._state.answers.recall(commit.request_id, "commit", now)
+        if isinstance(answer, CommitResult):
             return answer
         if not commit.columns:
-            result = CommitResult(self._claims.commit(commit.claim_id))
+            result = CommitResult(self._claims.commit(commit.claim_id, now))
             self._supersede(commit.request_id)
-            return self._remember(commit, result, now)
-        columns = _columns(commit.columns, self._claims.size(commit.claim_id), self._state.limits)
-        partition, _ = self._check_commit(commit, columns)
-        return self._admit(commit, partition.partition_id, columns)
+            self._state.answers.remember(commit.request_id, "commit", result, now)
+            return result
+        columns = _columns(commit.columns, self._claims.size(commit.claim_id, now), self._state.limits)
+        partition, _, _ = self._check_commit(commit, columns, now)
+        return self._admit(commit, partition.partition_id, columns, urgent=True)
 
     def finish(self, ticket: int, now: float) -> PutResult | CommitResult:
         """Apply a write whose bytes have arrived. Refusal leaves nothing of it behind."""
@@ -112,11 +133,11 @@ class Writes:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _admit(self, call: Put | Commit, partition_id: str, columns: Columns) -> Reservation | Waiting:
+    def _admit(self, call: Put | Commit, partition_id: str, columns: Columns, *, urgent: bool) -> Reservation | Waiting:
         self.admission.check_can_fit(columns)
         self._supersede(call.request_id)
         ticket = self._state.ticket()
-        reservation = self.admission.admit(ticket, columns)
+        reservation = self.admission.admit(ticket, columns, urgent=urgent)
         if reservation is None and self._state.draining:
             self.admission.forfeit(ticket)
             raise draining()
@@ -125,43 +146,78 @@ class Writes:
         return reservation or Waiting(ticket)
 
     def _finish_put(self, ticket: int, put: Put, columns: Columns, now: float) -> PutResult:
-        checked = self._check_put(put, columns)
+        checked = self._check_put(put, columns, now)
         partition = self._state.partition(put.partition_id)
         offsets = self.admission.redeem(ticket)
-        created = partition.put(put.sample_ids, checked, columns, offsets, put.tags, put.sequence_lengths)
-        self._claims.serve(partition, now)
-        return self._remember(put, PutResult(created, columns.size_bytes), now)
+        created = 0
+        if put.shared:
+            partition.put_shared(checked, columns, offsets)
+        else:
+            created = partition.put(put.sample_ids, checked, columns, offsets, put.tags, put.sequence_lengths)
+        self._note(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids, now)
+        self._line.serve(partition, now)
+        generations = partition.rows.generations(checked.slots[: len(put.sample_ids)])
+        done = _DonePut(created, columns.size_bytes, Spans(generations))
+        self._state.answers.remember(put.request_id, "put", done, now)
+        return PutResult(created, columns.size_bytes, generations)
 
     def _finish_commit(self, ticket: int, commit: Commit, columns: Columns, now: float) -> CommitResult:
-        partition, checked = self._check_commit(commit, columns)
+        partition, sample_ids, checked = self._check_commit(commit, columns, now)
         partition.put((), checked, columns, self.admission.redeem(ticket), None, None)
-        result = CommitResult(self._claims.commit(commit.claim_id))
-        self._claims.serve(partition, now)
-        return self._remember(commit, result, now)
+        self._note(commit, partition, sample_ids, now)
+        result = CommitResult(self._claims.commit(commit.claim_id, now))
+        self._line.serve(partition, now)
+        self._state.answers.remember(commit.request_id, "commit", result, now)
+        return result
+
+    def _note(self, call: Put | Commit, partition: Partition, sample_ids: Sequence[str], now: float) -> None:
+        self._state.journal.note(
+            "wrote_back" if call.claim_id else "put",
+            partition.partition_id,
+            sample_ids,
+            now,
+            who=call.caller if isinstance(call, Put) else "",
+            claim_id=call.claim_id,
+            fields=tuple(column.name for column in call.columns),
+        )
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def _check_put(self, put: Put, columns: Columns) -> Checked:
-        limits = self._state.limits
+    def _check_put(self, put: Put, columns: Columns, now: float) -> Checked:
         partition = self._state.partition(put.partition_id)
-        checked = partition.check_put(put.sample_ids, columns, put.tags, put.sequence_lengths, limits)
-        new_rows = checked.new_rows
-        if new_rows and self._state.total_rows + new_rows > limits.max_rows:
-            message = f"the server holds {self._state.total_rows} rows; at most {limits.max_rows} are kept"
-            raise Refusal(Reason.LIMIT_REACHED, message, max_rows=limits.max_rows)
+        if put.shared:
+            return partition.check_shared(partition.groups.of_reservation(put.reservation_id), columns)
+        slots = partition.rows.find_existing(put.sample_ids)
+        self._check_access(put, partition, slots, now)
+        limits = self._state.limits
+        checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
+        check_new_rows(self._state.total_rows, checked.new_rows, limits)
         return checked
 
-    def _check_commit(self, commit: Commit, columns: Columns) -> tuple[Partition, Checked]:
-        partition, sample_ids = self._claims.rows_of(commit.claim_id)
-        return partition, partition.check_put(sample_ids, columns, None, None, self._state.limits)
+    def _check_access(self, put: Put, partition: Partition, slots: Slots, now: float) -> None:
+        """Refuse a put to rows that are not its own, or that are others than the caller means."""
+        of_certain_rows = put.claim_id or put.reservation_id or put.generations is not None
+        if not of_certain_rows and not partition.groups.reserved:
+            return
+        there = slots[slots >= 0]
+        if put.claim_id:
+            self._claims.size(put.claim_id, now)  # refuses one that is not open, whatever became of its rows
+        if put.reservation_id:
+            partition.groups.check_members(put.reservation_id, there)
+        else:
+            partition.groups.check_free(there)
+        if of_certain_rows:
+            partition.rows.find(put.sample_ids)
+        if put.generations is not None:
+            partition.rows.check_same(put.sample_ids, slots, put.generations)
+        if put.claim_id:
+            self._claims.check_write_back(put.claim_id, partition, slots, now)
 
-    def _recall(self, call: Put | Commit, kind: type[R], now: float) -> R | None:
-        answer = self._state.answers.recall(call.request_id, _VERBS[kind], now)
-        return answer if isinstance(answer, kind) else None
-
-    def _remember(self, call: Put | Commit, result: R, now: float) -> R:
-        self._state.answers.remember(call.request_id, _VERBS[type(result)], result, now)
-        return result
+    def _check_commit(self, commit: Commit, columns: Columns, now: float) -> tuple[Partition, Sequence[str], Checked]:
+        partition, sample_ids = self._claims.rows_of(commit.claim_id, now)
+        slots = partition.rows.find(sample_ids)
+        checked = partition.check_put(sample_ids, slots, columns, None, None, self._state.limits)
+        return partition, sample_ids, checked
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -185,6 +241,21 @@ class Writes:
         under_way = self._under_way.pop(ticket, None)
         if under_way is not None:
             del self._ticket_of[under_way.call.request_id]
+
+
+def _check_form(put: Put, limits: Limits) -> None:
+    """Refuse what is malformed whatever the server holds."""
+    check_caller(put.caller, limits)
+    if not put.shared:
+        check_sample_ids(put.sample_ids, limits)
+        check_tags(put.sample_ids, put.tags, limits)
+        check_given_lengths(put.sample_ids, put.sequence_lengths)
+        check_generations(put.sample_ids, put.generations)
+        return
+    of_rows = any(given is not None for given in (put.tags, put.sequence_lengths, put.generations))
+    if put.sample_ids or not put.reservation_id or put.claim_id or of_rows or not put.columns:
+        message = "a shared put names a reservation and at least one column, and neither samples nor tags nor a claim"
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
 
 
 def _columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:

@@ -2,11 +2,12 @@
 
 Counters and histograms are fed by the service as calls end. Gauges are read from the core at each scrape, so they
 cannot drift and a dropped partition takes its series with it. Labels are bounded: verbs and codes by the contract,
-partitions and tasks by the core's limits.
+partitions and tasks by the core's limits, states and reasons by what the core knows.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Literal
 
@@ -22,7 +23,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dataplane_server.core.calls import PartitionInfo
+from dataplane_server.core.calls import PartitionInfo, TaskInfo
 from dataplane_server.core.plane import DataPlane
 
 Transport = Literal["grpc", "shm"]
@@ -116,7 +117,7 @@ class _CoreCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._totals()
-        infos = self._plane.partition_infos()
+        infos = self._plane.partition_infos(time.monotonic())
         yield from _partition_metrics(infos)
         yield from _task_metrics(infos)
 
@@ -129,6 +130,7 @@ class _CoreCollector(Collector):
             ("open_claims", "Claims handed out and neither committed nor released.", totals.open_claims),
             ("waiting_claims", "Claims that wait for rows.", totals.waiting_claims),
             ("waiting_puts", "Puts and commits that wait for space.", totals.waiting_puts),
+            ("sessions", "Sessions that live.", totals.sessions),
         ):
             yield GaugeMetricFamily(f"dataplane_{name}", text, value=value)
 
@@ -137,25 +139,55 @@ def _partition_metrics(infos: list[PartitionInfo]) -> Iterable[Metric]:
     rows = GaugeMetricFamily("dataplane_rows", "Resident rows.", labels=["partition"])
     size = GaugeMetricFamily("dataplane_stored_bytes", "Bytes of the values of resident rows.", labels=["partition"])
     put = CounterMetricFamily("dataplane_rows_put", "Rows created by puts.", labels=["partition"])
-    cleared = CounterMetricFamily("dataplane_rows_cleared", "Rows cleared.", labels=["partition"])
+    cleared = CounterMetricFamily("dataplane_rows_cleared", "Rows that are gone.", labels=["partition"])
+    removed = CounterMetricFamily(
+        "dataplane_rows_removed", "Rows that are gone, by why.", labels=["partition", "reason"]
+    )
+    groups = GaugeMetricFamily(
+        "dataplane_open_groups", "Groups that are reserved and not finished.", labels=["partition"]
+    )
     for info in infos:
         label = [info.definition.partition_id]
         rows.add_metric(label, info.rows)
         size.add_metric(label, info.size_bytes)
         put.add_metric(label, info.rows_put_total)
         cleared.add_metric(label, info.rows_cleared_total)
-    return (rows, size, put, cleared)
+        groups.add_metric(label, info.open_groups)
+        for reason, count in info.removed_rows.items():
+            removed.add_metric([*label, reason], count)
+    return (rows, size, put, cleared, removed, groups)
 
 
 def _task_metrics(infos: list[PartitionInfo]) -> Iterable[Metric]:
     labels = ["partition", "task"]
     rows = GaugeMetricFamily("dataplane_task_rows", "Resident rows by task and state.", labels=[*labels, "state"])
     consumed = CounterMetricFamily("dataplane_rows_consumed", "Rows consumed by tasks.", labels=labels)
-    for info in infos:
-        for task in info.tasks:
-            label = [info.definition.partition_id, task.task]
-            rows.add_metric([*label, "untaken"], task.untaken_rows)
-            rows.add_metric([*label, "claimed"], task.claimed_rows)
-            rows.add_metric([*label, "consumed"], task.consumed_rows)
-            consumed.add_metric(label, task.consumed_rows_total)
-    return (rows, consumed)
+    delivered = CounterMetricFamily(
+        "dataplane_row_deliveries", "Rows handed out to tasks, each as often as it was.", labels=labels
+    )
+    ended = CounterMetricFamily(
+        "dataplane_row_deliveries_ended", "Deliveries of rows that have ended, by how.", labels=[*labels, "how"]
+    )
+    seconds = CounterMetricFamily(
+        "dataplane_task_state_seconds", "For how long tasks have been in a state.", labels=[*labels, "state"]
+    )
+    for label, task in (([info.definition.partition_id, task.task], task) for info in infos for task in info.tasks):
+        for state, count in _rows_by_state(task):
+            rows.add_metric([*label, state], count)
+        consumed.add_metric(label, task.consumed_rows_total)
+        delivered.add_metric(label, task.delivered_rows_total)
+        for how, count in task.ended_deliveries.items():
+            ended.add_metric([*label, how], count)
+        for state, spent in task.state_seconds.items():
+            seconds.add_metric([*label, state], spent)
+    return (rows, consumed, delivered, ended, seconds)
+
+
+def _rows_by_state(task: TaskInfo) -> Iterable[tuple[str, int]]:
+    return (
+        ("untaken", task.untaken_rows),
+        ("claimed", task.claimed_rows),
+        ("consumed", task.consumed_rows),
+        ("delayed", task.delayed_rows),
+        ("dead", task.dead_rows),
+    )

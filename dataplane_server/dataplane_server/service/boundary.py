@@ -45,6 +45,8 @@ class Boundary(grpc.aio.ServerInterceptor):
             None if handler.request_streaming else handler.request_deserializer,
             None if handler.response_streaming else handler.response_serializer,
         )
+        if handler.request_streaming and handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._endless(verb, handler.stream_stream), *codec)
         if handler.response_streaming:
             stream = self._stream(verb, handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(stream, *codec)
@@ -69,8 +71,23 @@ class Boundary(grpc.aio.ServerInterceptor):
 
         return behaviour
 
+    def _endless(
+        self, verb: str, method: Callable[[Any, Context], Awaitable[Awaitable[None]]]
+    ) -> Callable[[Any, Any], Any]:
+        """A stream that has no end of its own. Its method opens it and returns what goes on from there; counted and
+        measured is the opening.
+        """
+
+        async def behaviour(requests: Any, context: Context) -> None:
+            async with self._guarded(verb, context):
+                going_on = await method(requests, context)
+            async with self._guarded(verb, context, counted=False):
+                await going_on
+
+        return behaviour
+
     @contextlib.asynccontextmanager
-    async def _guarded(self, verb: str, context: Context) -> AsyncIterator[None]:
+    async def _guarded(self, verb: str, context: Context, *, counted: bool = True) -> AsyncIterator[None]:
         began = time.monotonic()
         code = "OK"
         try:
@@ -82,7 +99,8 @@ class Boundary(grpc.aio.ServerInterceptor):
             code, status = self._failures.status(verb, error)
             await _abort(context, status)
         finally:
-            self._metrics.call(verb, "grpc", code, time.monotonic() - began)
+            if counted:
+                self._metrics.call(verb, "grpc", code, time.monotonic() - began)
 
 
 async def _abort(context: Context, status: status_pb2.Status) -> None:

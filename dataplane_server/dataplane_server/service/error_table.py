@@ -29,12 +29,19 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
     Reason.FIELD_NOT_PRODUCED: grpc.StatusCode.NOT_FOUND,
     Reason.TASK_NOT_REGISTERED: grpc.StatusCode.NOT_FOUND,
     Reason.CLAIM_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.ROW_REPLACED: grpc.StatusCode.NOT_FOUND,
     Reason.FIELD_HOLDS_VALUES: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.GROUP_INCOMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.ROW_RESERVED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SAMPLE_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     Reason.NO_SPACE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.LIMIT_REACHED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.CLAIM_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.SUPERSEDED: grpc.StatusCode.ABORTED,
+    Reason.CLAIM_FENCED: grpc.StatusCode.ABORTED,
+    Reason.SESSION_EXPIRED: grpc.StatusCode.ABORTED,
+    Reason.GROUP_FENCED: grpc.StatusCode.ABORTED,
 }
 
 RETRY_DELAY_S: dict[Reason, float] = {Reason.NO_SPACE: 1.0, Reason.LIMIT_REACHED: 1.0, Reason.DRAINING: 0.5}

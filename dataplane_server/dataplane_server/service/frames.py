@@ -17,6 +17,8 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import Frame, frame_prefix, parse_frame
 
 MAX_CHUNK_BYTES = 16 << 20
+MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (4 << 20)
+"""Room for a chunk and its frame, or for a header with as many ids as a call may name."""
 SENT_CHUNK_BYTES = 2 << 20
 STALL_TIMEOUT_S = 60.0
 """A caller that sends nothing for so long in the middle of a stream has lost its stream."""

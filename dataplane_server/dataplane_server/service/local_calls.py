@@ -107,8 +107,7 @@ class LocalCalls:
     def _put_applied(self, partition_id: str, rows: int, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         put = cast("PutResult", result)  # a ticket finishes as what it began as
         self._metrics.put(partition_id, rows, put.size_bytes)
-        response = plane_pb.PutSamplesResponse(created_rows=put.created_rows, size_bytes=put.size_bytes)
-        return pb.LocalWriteResponse(put=response)
+        return pb.LocalWriteResponse(put=translate.put_result(put))
 
     def _commit_applied(self, partition_id: str | None, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         if partition_id is not None:  # a repeated commit finds its claim ended, and was counted before
@@ -118,7 +117,8 @@ class LocalCalls:
 
     def read(self, request: pb.LocalReadRequest, session: LocalSession) -> pb.LocalReadResponse:
         what, plane = request.request, self._shell.plane
-        plan = plane.begin_read(what.partition_id, list(what.sample_ids), list(what.fields))
+        generations = translate.generations(what)
+        plan = plane.begin_read(what.partition_id, list(what.sample_ids), list(what.fields), generations)
         response = pb.LocalReadResponse(header=translate.read_header(plan))
         if plan.size_bytes <= min(request.inline_bytes, MAX_INLINE_BYTES):
             response.values = b"".join(map(self._arena.view, plan.runs))

@@ -19,7 +19,8 @@ from dataplane_server.observe.http import HttpSide
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.boundary import SERVICE, Boundary
-from dataplane_server.service.frames import MAX_CHUNK_BYTES, SENT_CHUNK_BYTES
+from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES
+from dataplane_server.service.health import Health
 from dataplane_server.service.local_calls import LocalCalls
 from dataplane_server.service.local_endpoint import LocalEndpoint
 from dataplane_server.service.local_methods import local_methods
@@ -29,11 +30,9 @@ from dataplane_server.storage.arena import Arena, can_share
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1.frames import keep_message_memory
 
-# Room for a chunk and its frame, or for a header with as many ids as a call may name.
-_MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (4 << 20)
 _OPTIONS = (
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -50,7 +49,9 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         config.validate()
         self.config = config
-        self.plane = DataPlane(config.limits, incarnation=uuid.uuid4().hex[:12])
+        self.plane = DataPlane(
+            config.limits, incarnation=uuid.uuid4().hex[:12], first_generation=time.time_ns() // 1000
+        )
         self.addresses: list[str] = []
         self.http_address: str | None = None
         self._log = get_log()
@@ -63,7 +64,7 @@ class Server:
             methods = local_methods(LocalCalls(shell, self._arena, self._metrics), self._servicer)
             self._local = LocalEndpoint(shell, self._arena, self._metrics, methods)
             self._servicer.share_memory(self._arena.nonce, self._local.abstract_name)
-        self._health = health.aio.HealthServicer()
+        self._health = Health(shell.endless)
         self._http = HttpSide(self._metrics, lambda: self._serving)
         self._serving = False
         self._grpc = grpc.aio.server(interceptors=[Boundary(self._metrics)], options=_OPTIONS)

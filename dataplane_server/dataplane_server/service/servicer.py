@@ -6,22 +6,28 @@ the callers concerned.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
-from functools import partial
-from typing import TypeVar, cast
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from dataplane_server.core.calls import CommitResult, Grant, PutResult, Reservation, Waiting
+import grpc
+
+from dataplane_server.core.calls import CommitResult, PutResult, Reservation, Waiting
 from dataplane_server.core.state import superseded
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service import translate
+from dataplane_server.service import translate, translate_samples
+from dataplane_server.service.claim_calls import ClaimCalls
 from dataplane_server.service.frames import SENT_CHUNK_BYTES, FrameReader, Header, read_frames
+from dataplane_server.service.group_calls import GroupCalls
+from dataplane_server.service.session_calls import SessionCalls
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena, RunWriter, cut
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
 
 R = TypeVar("R", PutResult, CommitResult)
 
@@ -34,6 +40,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._plane = shell.plane
         self._arena = arena
         self._metrics = metrics
+        self._claims = ClaimCalls(shell, metrics)
+        self._groups = GroupCalls(shell)
+        self._sessions = SessionCalls(shell)
         self._started = time.monotonic()
         self._shared_memory: pb.SharedMemory | None = None
 
@@ -60,17 +69,17 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return pb.DropPartitionResponse(dropped_rows=result.dropped_rows)
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:
-        info = self._plane.partition_info(request.partition_id)
+        info = self._plane.partition_info(request.partition_id, time.monotonic())
         return pb.GetPartitionResponse(partition=translate.partition(info))
 
     async def ListPartitions(self, request: pb.ListPartitionsRequest, context: object) -> pb.ListPartitionsResponse:
-        infos = self._plane.partition_infos()
+        infos = self._plane.partition_infos(time.monotonic())
         return pb.ListPartitionsResponse(partitions=[translate.partition(info) for info in infos])
 
     async def GetConsumptionStatus(
         self, request: pb.GetConsumptionStatusRequest, context: object
     ) -> pb.GetConsumptionStatusResponse:
-        info = self._plane.consumption(request.partition_id, list(request.tasks))
+        info = self._plane.consumption(request.partition_id, list(request.tasks), time.monotonic())
         return pb.GetConsumptionStatusResponse(consumed=info.consumed, tasks=translate.task_statuses(info.tasks))
 
     async def GetServerStatus(self, request: pb.GetServerStatusRequest, context: object) -> pb.GetServerStatusResponse:
@@ -84,6 +93,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             waiting_claims=totals.waiting_claims,
             waiting_puts=totals.waiting_puts,
             shared_memory=self._shared_memory,
+            sessions=totals.sessions,
         )
 
     # -- writes --------------------------------------------------------------------------------------------------------
@@ -96,7 +106,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         begun = self._shell.settled(lambda: self._plane.begin_put(translate.put(header), time.monotonic()))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
         self._metrics.put(header.partition_id, len(header.sample_ids), result.size_bytes)
-        return pb.PutSamplesResponse(created_rows=result.created_rows, size_bytes=result.size_bytes)
+        return translate.put_result(result)
 
     async def CommitClaim(  # type: ignore[override]  # likewise
         self, request_iterator: AsyncIterator[bytes], context: object
@@ -131,9 +141,11 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             writer.write(data)
 
     async def ClearSamples(self, request: pb.ClearSamplesRequest, context: object) -> pb.ClearSamplesResponse:
-        sample_ids = translate.selection(request)
+        sample_ids, generations = translate.selection(request), translate.generations(request)
         result = self._shell.settled(
-            lambda: self._plane.clear_samples(request.request_id, request.partition_id, sample_ids, time.monotonic())
+            lambda: self._plane.clear_samples(
+                request.request_id, request.partition_id, sample_ids, time.monotonic(), generations
+            )
         )
         return pb.ClearSamplesResponse(cleared_rows=result.cleared_rows, size_bytes=result.size_bytes)
 
@@ -142,7 +154,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def ReadColumns(  # type: ignore[override]  # likewise
         self, request: pb.ReadColumnsRequest, context: object
     ) -> AsyncIterator[bytes]:
-        plan = self._plane.begin_read(request.partition_id, list(request.sample_ids), list(request.fields))
+        plan = self._plane.begin_read(
+            request.partition_id, list(request.sample_ids), list(request.fields), translate.generations(request)
+        )
         try:
             chunks = cut(self._arena, plan.runs, SENT_CHUNK_BYTES)
             for frame in read_frames(translate.read_header(plan), chunks):
@@ -152,34 +166,50 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             self._shell.settle()
         self._metrics.read(request.partition_id, len(request.sample_ids), plan.size_bytes)
 
+    async def GetSample(self, request: pb.GetSampleRequest, context: object) -> pb.GetSampleResponse:
+        story = self._plane.sample(request.partition_id, request.sample_id)
+        return translate_samples.story(story, time.monotonic())
+
     # -- claims --------------------------------------------------------------------------------------------------------
 
     async def ClaimSamples(self, request: pb.ClaimSamplesRequest, context: object) -> pb.ClaimSamplesResponse:
-        began = time.monotonic()
-        answer = self._shell.settled(lambda: self._plane.claim(translate.claim(request), began))
-        if isinstance(answer, Waiting):
-            answer = await self._wait_for_rows(answer.ticket, translate.seconds(request.wait_timeout))
-        self._metrics.claim(request.partition_id, request.task, len(answer.sample_ids), time.monotonic() - began)
-        return translate.grant(answer)
+        return await self._claims.claim_samples(request)
 
-    async def _wait_for_rows(self, ticket: int, wait_s: float) -> Grant:
-        give_up = partial(self._shell.settled, lambda: self._plane.give_up_claim(ticket, time.monotonic()))
-        try:
-            return await self._shell.waiters.wait(ticket, Grant, wait_s, give_up)
-        except asyncio.CancelledError:
-            self._plane.abandon_claim(ticket, time.monotonic())
-            self._shell.settle()
-            raise
+    async def ClaimShard(self, request: pb.ClaimShardRequest, context: object) -> pb.ClaimShardResponse:
+        return await self._claims.claim_shard(request)
 
     async def ReleaseClaim(self, request: pb.ReleaseClaimRequest, context: object) -> pb.ReleaseClaimResponse:
-        result = self._shell.settled(
-            lambda: self._plane.release_claim(request.request_id, request.claim_id, time.monotonic())
-        )
-        return pb.ReleaseClaimResponse(released_rows=result.released_rows)
+        return await self._claims.release_claim(request)
+
+    async def AdoptClaim(self, request: pb.AdoptClaimRequest, context: object) -> pb.AdoptClaimResponse:
+        return await self._claims.adopt_claim(request)
+
+    async def ResetTask(self, request: pb.ResetTaskRequest, context: object) -> pb.ResetTaskResponse:
+        return await self._claims.reset_task(request)
+
+    async def ListDeadLetters(self, request: pb.ListDeadLettersRequest, context: object) -> pb.ListDeadLettersResponse:
+        return await self._claims.list_dead_letters(request)
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    async def ReserveGroup(self, request: pb.ReserveGroupRequest, context: object) -> pb.ReserveGroupResponse:
+        return await self._groups.reserve(request)
+
+    async def FinishGroup(self, request: pb.FinishGroupRequest, context: object) -> pb.FinishGroupResponse:
+        return await self._groups.finish(request)
+
+    async def AbortGroup(self, request: pb.AbortGroupRequest, context: object) -> pb.AbortGroupResponse:
+        return await self._groups.abort(request)
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    async def Session(  # type: ignore[override]  # likewise
+        self, request_iterator: object, context: Context
+    ) -> Coroutine[Any, Any, None]:
+        return await self._sessions.open(context)
 
     # -- the rest ------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """End every wait; see DataPlane.drain."""
-        self._plane.drain(time.monotonic())
-        self._shell.settle()
+        """End whatever waits or has no end of its own."""
+        self._shell.drain(time.monotonic())

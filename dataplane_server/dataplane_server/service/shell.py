@@ -9,8 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from dataplane_server.core.calls import Reservation, Waiting
+from dataplane_server.core.calls import Reservation, SessionDied, Waiting
 from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.state import draining
+from dataplane_server.service.endless import EndlessCalls
+from dataplane_server.service.session_streams import SessionStreams
+from dataplane_server.service.ticker import Ticker
 from dataplane_server.service.waiters import Waiters
 
 T = TypeVar("T")
@@ -24,11 +28,19 @@ class Shell:
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane
         self.waiters = Waiters()
+        self.endless = EndlessCalls()
+        self.sessions = SessionStreams(self.endless)
+        self._ticker = Ticker(plane, self.settle)
         self._tidies = False
 
     def settle(self) -> None:
         """Wake whom the last calls of the core concerned, and see to what they have put off."""
-        self.waiters.wake(self.plane.take_effects())
+        for effect in self.plane.take_effects():
+            if isinstance(effect, SessionDied):
+                self.sessions.died(effect)
+            else:
+                self.waiters.wake(effect)
+        self._ticker.see_to()
         if self.plane.untidy and not self._tidies:
             self._tidies = True
             asyncio.get_running_loop().call_later(_TIDY_PAUSE_S, self._tidy)
@@ -48,6 +60,13 @@ class Shell:
             return call()
         finally:
             self.settle()
+
+    def drain(self, now: float) -> None:
+        """End every wait and every call without an end of its own; see DataPlane.drain."""
+        self.plane.drain(now)
+        self._ticker.stop()
+        self.settle()
+        self.endless.end_all(draining())
 
     async def room(self, begun: Reservation | Waiting, wait_s: float) -> Reservation:
         """The reservation of a begun write, now or within wait_s. The caller aborts the write when this raises."""

@@ -1,4 +1,6 @@
-"""Messages to values of the core and back. No decision is taken here that the core could take."""
+"""Messages to values of the core and back: partitions, writes, reads, clears. No decision is taken here that the core
+could take. Claims and groups are in translate_claims, stories of samples in translate_samples.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,12 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from dataplane_server.core.calls import (
-    ClaimRequest,
     Commit,
     Definition,
     FieldInfo,
-    Grant,
     PartitionInfo,
     Put,
+    PutResult,
     ReadColumn,
     ReadPlan,
     TaskInfo,
@@ -49,6 +50,7 @@ def definition(request: pb.RegisterPartitionRequest) -> Definition:
         per_token_fields=frozenset(request.per_token_fields),
         grpo_group_size=request.grpo_group_size if request.HasField("grpo_group_size") else None,
         enums={field: tuple(names.names) for field, names in request.enums.items()},
+        max_deliveries=request.max_deliveries,
     )
 
 
@@ -60,6 +62,11 @@ def put(header: pb.PutSamplesHeader) -> Put:
         columns=[_column_spec(column) for column in header.columns],
         tags=_tags(header.row_tags) if header.row_tags else None,
         sequence_lengths=_int64s("sequence_lengths", header.sequence_lengths) if header.sequence_lengths else None,
+        generations=generations(header),
+        claim_id=header.claim_id,
+        reservation_id=header.reservation_id,
+        shared=header.shared,
+        caller=header.caller,
     )
 
 
@@ -67,18 +74,9 @@ def commit(header: pb.CommitClaimHeader) -> Commit:
     return Commit(header.request_id, header.claim_id, [_column_spec(column) for column in header.columns])
 
 
-def claim(request: pb.ClaimSamplesRequest) -> ClaimRequest:
-    if request.mode not in (pb.CLAIM_MODE_ACKNOWLEDGED, pb.CLAIM_MODE_CONSUME):
-        raise Refusal(Reason.INVALID_REQUEST, "a claim must say what delivery means (mode)")
-    return ClaimRequest(
-        request_id=request.request_id,
-        partition_id=request.partition_id,
-        task=request.task,
-        required_fields=tuple(request.required_fields),
-        batch_size=request.batch_size,
-        min_size=request.min_size if request.HasField("min_size") else request.batch_size,
-        consume=request.mode == pb.CLAIM_MODE_CONSUME,
-    )
+def generations(request: pb.PutSamplesHeader | pb.ReadColumnsRequest | pb.ClearSamplesRequest) -> Int64Array | None:
+    """The generations that a request names; None when it names none."""
+    return _int64s("generations", request.generations) if request.generations else None
 
 
 def selection(request: pb.ClearSamplesRequest) -> list[str] | None:
@@ -111,7 +109,7 @@ def _column_spec(column: pb.Column) -> ColumnSpec:
 
 def _int64s(what: str, data: bytes) -> Int64Array:
     if len(data) % 8:
-        message = f"{what}: lengths are little-endian int64, but their {len(data)} bytes are not a multiple of 8"
+        message = f"{what}: numbers are little-endian int64, but their {len(data)} bytes are not a multiple of 8"
         raise Refusal(Reason.INVALID_REQUEST, message, field=what)
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
 
@@ -135,18 +133,15 @@ def _row_tags(row: int, packed: bytes) -> Tags:
 # -- responses ---------------------------------------------------------------------------------------------------------
 
 
+def put_result(result: PutResult) -> pb.PutSamplesResponse:
+    return pb.PutSamplesResponse(
+        created_rows=result.created_rows, size_bytes=result.size_bytes, generations=int64_bytes(result.generations)
+    )
+
+
 def read_header(plan: ReadPlan) -> pb.ReadColumnsHeader:
     columns = [_column(column) for column in plan.columns]
-    return pb.ReadColumnsHeader(columns=columns, sequence_lengths=_bytes(plan.sequence_lengths))
-
-
-def grant(value: Grant) -> pb.ClaimSamplesResponse:
-    return pb.ClaimSamplesResponse(
-        claim_id=value.claim_id,
-        sample_ids=value.sample_ids,
-        sequence_lengths=_bytes(value.sequence_lengths),
-        row_tags=[msgpack.packb(tags) if tags else b"" for tags in value.tags],
-    )
+    return pb.ReadColumnsHeader(columns=columns, sequence_lengths=int64_bytes(plan.sequence_lengths))
 
 
 def partition(info: PartitionInfo) -> pb.Partition:
@@ -162,6 +157,9 @@ def partition(info: PartitionInfo) -> pb.Partition:
         size_bytes=info.size_bytes,
         rows_put_total=info.rows_put_total,
         rows_cleared_total=info.rows_cleared_total,
+        max_deliveries=what.max_deliveries,
+        removed_rows=info.removed_rows,
+        open_groups=info.open_groups,
     )
 
 
@@ -174,6 +172,11 @@ def task_statuses(infos: Iterable[TaskInfo]) -> list[pb.TaskStatus]:
             consumed_rows=info.consumed_rows,
             consumed_rows_total=info.consumed_rows_total,
             waiting_claims=info.waiting_claims,
+            delayed_rows=info.delayed_rows,
+            dead_rows=info.dead_rows,
+            delivered_rows_total=info.delivered_rows_total,
+            ended_deliveries=info.ended_deliveries,
+            state_seconds=info.state_seconds,
         )
         for info in infos
     ]
@@ -182,7 +185,7 @@ def task_statuses(infos: Iterable[TaskInfo]) -> list[pb.TaskStatus]:
 def _column(column: ReadColumn) -> pb.Column:
     message = _layout(column.name, column.shape)
     if column.shape.kind != "dense":
-        message.row_lengths = _bytes(column.entries)
+        message.row_lengths = int64_bytes(column.entries)
     return message
 
 
@@ -204,5 +207,5 @@ def _layout(name: str, shape: Shape) -> pb.Column:
     )
 
 
-def _bytes(values: Int64Array) -> bytes:
+def int64_bytes(values: Int64Array) -> bytes:
     return values.astype("<i8", copy=False).tobytes()

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from dataplane_server.core.calls import Admitted, Effect, Failed, Grant, Granted, Reservation
+from dataplane_server.core.calls import Admitted, Failed, Grant, Granted, Reservation
 from dataplane_server.core.refusal import Refusal
 
 T = TypeVar("T", Grant, Reservation)
@@ -37,18 +37,17 @@ class Waiters:
             raise TypeError(f"ticket {ticket} was answered with {type(answer).__name__}, not {kind.__name__}")
         return answer
 
-    def wake(self, effects: list[Effect]) -> None:
-        """Carry out effects of the core."""
-        for effect in effects:
-            future = self._futures.get(effect.ticket)
-            if future is None or future.done():
-                continue  # a write that was streaming when it was superseded: it notices at its next chunk
-            if isinstance(effect, Failed):
-                future.set_exception(effect.refusal)
-            elif isinstance(effect, Granted):
-                future.set_result(effect.grant)
-            elif isinstance(effect, Admitted):
-                future.set_result(effect.reservation)
+    def wake(self, effect: Admitted | Granted | Failed) -> None:
+        """Carry out an effect of the core."""
+        future = self._futures.get(effect.ticket)
+        if future is None or future.done():
+            return  # a write that was streaming when it was superseded: it notices at its next chunk
+        if isinstance(effect, Failed):
+            future.set_exception(effect.refusal)
+        elif isinstance(effect, Granted):
+            future.set_result(effect.grant)
+        else:
+            future.set_result(effect.reservation)
 
     @staticmethod
     def _expire(future: asyncio.Future[Grant | Reservation], give_up: Callable[[], Refusal]) -> None:

@@ -23,6 +23,18 @@ Retries. Every call that changes something carries a request_id of the caller's 
 logical call). The server remembers the last 16,384 of them for up to 10 minutes: a repeated call is applied once and
 answered as the first time. A call without request_id is refused.
 
+Sessions. Claims and reserved groups belong to a session: one stream of heartbeats for each client. A session whose
+last sign of life is older than its grace has died: its claims end and their rows are delivered anew, its reserved
+groups are rolled back. A client that lives keeps what it holds, for hours if it likes.
+
+Deliveries. Whoever is handed a row under a claim gets a claim_id of that delivery, which is its fence: when a claim has
+been ended by the server, whatever is still done in its name is refused (CLAIM_FENCED), and changes nothing. A row is
+delivered to a task at least once, and committed for it at most once.
+
+Generations. Every row has a generation, which no other row of this server ever has, and which is greater than those of
+all rows before it. A call that names generations speaks of those very rows: an id that was cleared and put again is
+refused (ROW_REPLACED) instead of being taken for the old row.
+
 Errors. Every error carries google.rpc details: ErrorInfo (domain "rl_dataplane", a reason of the enum ErrorReason
 without its prefix, metadata that names partition, sample, field, rule), and RetryInfo where waiting helps. A refused
 call has changed nothing.
@@ -230,6 +242,22 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ABORTED: a later call with the same request_id took this one's place."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 20
     """INTERNAL: a defect of the server; its log has the story."""
+    ERROR_REASON_CLAIM_FENCED: _ErrorReason.ValueType  # 21
+    """ABORTED: the server has ended the claim (its session died, its task was reset, its partition registered anew), and its
+    rows may be with others.
+    """
+    ERROR_REASON_SESSION_EXPIRED: _ErrorReason.ValueType  # 22
+    """ABORTED: the session has died or was closed; open another one."""
+    ERROR_REASON_GROUP_FENCED: _ErrorReason.ValueType  # 23
+    """ABORTED: the group is not reserved any more: it was finished or rolled back."""
+    ERROR_REASON_GROUP_INCOMPLETE: _ErrorReason.ValueType  # 24
+    """FAILED_PRECONDITION: a row of the group has produced no field yet."""
+    ERROR_REASON_ROW_REPLACED: _ErrorReason.ValueType  # 25
+    """NOT_FOUND: the sample is another row than the one that the caller's generation names."""
+    ERROR_REASON_ROW_RESERVED: _ErrorReason.ValueType  # 26
+    """FAILED_PRECONDITION: the row belongs to a reserved group, and the put does not come from its holder."""
+    ERROR_REASON_SAMPLE_EXISTS: _ErrorReason.ValueType  # 27
+    """ALREADY_EXISTS: a row or group that is to be reserved exists."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -276,6 +304,22 @@ ERROR_REASON_SUPERSEDED: ErrorReason.ValueType  # 19
 """ABORTED: a later call with the same request_id took this one's place."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 20
 """INTERNAL: a defect of the server; its log has the story."""
+ERROR_REASON_CLAIM_FENCED: ErrorReason.ValueType  # 21
+"""ABORTED: the server has ended the claim (its session died, its task was reset, its partition registered anew), and its
+rows may be with others.
+"""
+ERROR_REASON_SESSION_EXPIRED: ErrorReason.ValueType  # 22
+"""ABORTED: the session has died or was closed; open another one."""
+ERROR_REASON_GROUP_FENCED: ErrorReason.ValueType  # 23
+"""ABORTED: the group is not reserved any more: it was finished or rolled back."""
+ERROR_REASON_GROUP_INCOMPLETE: ErrorReason.ValueType  # 24
+"""FAILED_PRECONDITION: a row of the group has produced no field yet."""
+ERROR_REASON_ROW_REPLACED: ErrorReason.ValueType  # 25
+"""NOT_FOUND: the sample is another row than the one that the caller's generation names."""
+ERROR_REASON_ROW_RESERVED: ErrorReason.ValueType  # 26
+"""FAILED_PRECONDITION: the row belongs to a reserved group, and the put does not come from its holder."""
+ERROR_REASON_SAMPLE_EXISTS: ErrorReason.ValueType  # 27
+"""ALREADY_EXISTS: a row or group that is to be reserved exists."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _ClaimMode:
@@ -301,6 +345,34 @@ CLAIM_MODE_ACKNOWLEDGED: ClaimMode.ValueType  # 1
 CLAIM_MODE_CONSUME: ClaimMode.ValueType  # 2
 """The rows are consumed as they are delivered: what the caller then loses stays lost."""
 Global___ClaimMode: _TypeAlias = ClaimMode  # noqa: Y015
+
+class _ShardBalance:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ShardBalanceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShardBalance.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SHARD_BALANCE_UNSPECIFIED: _ShardBalance.ValueType  # 0
+    """Not allowed."""
+    SHARD_BALANCE_ROWS: _ShardBalance.ValueType  # 1
+    """In order: each rank the next rows, their numbers differing by one at most."""
+    SHARD_BALANCE_TOKENS: _ShardBalance.ValueType  # 2
+    """By tokens: sums of sequence_lengths as equal as the largest differencing method makes them, while the numbers of rows
+    (with whole_groups: of groups) differ by one at most. Unknown lengths count as none.
+    """
+
+class ShardBalance(_ShardBalance, metaclass=_ShardBalanceEnumTypeWrapper):
+    """How rows are split between data-parallel ranks."""
+
+SHARD_BALANCE_UNSPECIFIED: ShardBalance.ValueType  # 0
+"""Not allowed."""
+SHARD_BALANCE_ROWS: ShardBalance.ValueType  # 1
+"""In order: each rank the next rows, their numbers differing by one at most."""
+SHARD_BALANCE_TOKENS: ShardBalance.ValueType  # 2
+"""By tokens: sums of sequence_lengths as equal as the largest differencing method makes them, while the numbers of rows
+(with whole_groups: of groups) differ by one at most. Unknown lengths count as none.
+"""
+Global___ShardBalance: _TypeAlias = ShardBalance  # noqa: Y015
 
 @_typing.final
 class Column(_message.Message):
@@ -420,9 +492,52 @@ Global___FieldDescription: _TypeAlias = FieldDescription  # noqa: Y015
 
 @_typing.final
 class TaskStatus(_message.Message):
-    """How far a task is in a partition. Every resident row is in exactly one of the three states."""
+    """How far a task is in a partition. Every resident row is in exactly one of the five states; those that a reserved group
+    hides are untaken. Every delivery is open, or has ended in one of the ways: delivered_rows_total is claimed_rows plus
+    the sum of ended_deliveries.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EndedDeliveriesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class StateSecondsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     TASK_FIELD_NUMBER: _builtins.int
     UNTAKEN_ROWS_FIELD_NUMBER: _builtins.int
@@ -430,6 +545,11 @@ class TaskStatus(_message.Message):
     CONSUMED_ROWS_FIELD_NUMBER: _builtins.int
     CONSUMED_ROWS_TOTAL_FIELD_NUMBER: _builtins.int
     WAITING_CLAIMS_FIELD_NUMBER: _builtins.int
+    DELAYED_ROWS_FIELD_NUMBER: _builtins.int
+    DEAD_ROWS_FIELD_NUMBER: _builtins.int
+    DELIVERED_ROWS_TOTAL_FIELD_NUMBER: _builtins.int
+    ENDED_DELIVERIES_FIELD_NUMBER: _builtins.int
+    STATE_SECONDS_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task."""
     untaken_rows: _builtins.int
@@ -442,6 +562,25 @@ class TaskStatus(_message.Message):
     """Rows that the task has consumed since the partition was registered, cleared ones included."""
     waiting_claims: _builtins.int
     """Claims that wait for rows."""
+    delayed_rows: _builtins.int
+    """Resident rows that a release holds back until its delay is over."""
+    dead_rows: _builtins.int
+    """Resident rows that were delivered max_deliveries times and never committed."""
+    delivered_rows_total: _builtins.int
+    """Rows ever handed out, each as often as it was."""
+    @_builtins.property
+    def ended_deliveries(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Deliveries that have ended, by how: "committed", "released", "expired" (the session died), "reset", "cleared" (while
+        claimed), "abandoned" (the caller did not take the answer).
+        """
+
+    @_builtins.property
+    def state_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """For how long the task has been in each state, in seconds: "serving" (rows are claimed), "waiting_for_producers"
+        (claims wait, too few rows are ready), "waiting_for_consumers" (rows are ready, nobody holds or wants any),
+        "waiting_by_policy" (claims wait for rows that are delayed, or hidden in an unfinished group), "idle".
+        """
+
     def __init__(
         self,
         *,
@@ -451,10 +590,15 @@ class TaskStatus(_message.Message):
         consumed_rows: _builtins.int = ...,
         consumed_rows_total: _builtins.int = ...,
         waiting_claims: _builtins.int = ...,
+        delayed_rows: _builtins.int = ...,
+        dead_rows: _builtins.int = ...,
+        delivered_rows_total: _builtins.int = ...,
+        ended_deliveries: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        state_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_rows", b"claimed_rows", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_rows", b"claimed_rows", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -511,6 +655,26 @@ class Partition(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RemovedRowsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
@@ -521,6 +685,9 @@ class Partition(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     ROWS_PUT_TOTAL_FIELD_NUMBER: _builtins.int
     ROWS_CLEARED_TOTAL_FIELD_NUMBER: _builtins.int
+    MAX_DELIVERIES_FIELD_NUMBER: _builtins.int
+    REMOVED_ROWS_FIELD_NUMBER: _builtins.int
+    OPEN_GROUPS_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """Its id."""
     num_samples: _builtins.int
@@ -534,7 +701,11 @@ class Partition(_message.Message):
     rows_put_total: _builtins.int
     """Rows ever put: always rows_cleared_total + rows."""
     rows_cleared_total: _builtins.int
-    """Rows ever cleared."""
+    """Rows that are gone; the sum of removed_rows."""
+    max_deliveries: _builtins.int
+    """As registered; 0 for no limit."""
+    open_groups: _builtins.int
+    """Groups that are reserved and not finished."""
     @_builtins.property
     def fields(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDescription]:
         """Its fields, in declared order."""
@@ -546,6 +717,12 @@ class Partition(_message.Message):
     @_builtins.property
     def enums(self) -> _containers.MessageMap[_builtins.str, Global___EnumNames]:
         """Names for integer codes, by field; kept for readers."""
+
+    @_builtins.property
+    def removed_rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Rows that are gone, by why: "consumed" (cleared when every task had consumed them), "cleared" (before that),
+        "rolled_back" (with their group).
+        """
 
     def __init__(
         self,
@@ -560,10 +737,13 @@ class Partition(_message.Message):
         size_bytes: _builtins.int = ...,
         rows_put_total: _builtins.int = ...,
         rows_cleared_total: _builtins.int = ...,
+        max_deliveries: _builtins.int = ...,
+        removed_rows: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        open_groups: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "grpo_group_size", b"grpo_group_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "num_samples", b"num_samples", "partition_id", b"partition_id", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "num_samples", b"num_samples", "open_groups", b"open_groups", "partition_id", b"partition_id", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015
@@ -606,6 +786,7 @@ class RegisterPartitionRequest(_message.Message):
     GRPO_GROUP_SIZE_FIELD_NUMBER: _builtins.int
     ENUMS_FIELD_NUMBER: _builtins.int
     PER_TOKEN_FIELDS_FIELD_NUMBER: _builtins.int
+    MAX_DELIVERIES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See the head of this file."""
     partition_id: _builtins.str
@@ -614,6 +795,8 @@ class RegisterPartitionRequest(_message.Message):
     """Rows the producer announces."""
     grpo_group_size: _builtins.int
     """Samples of one prompt; kept for readers."""
+    max_deliveries: _builtins.int
+    """How often a row is delivered to a task before it becomes a dead letter; 0 for no limit, at most 65,535."""
     @_builtins.property
     def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The fields that rows may have; 1 to 64, distinct."""
@@ -641,10 +824,11 @@ class RegisterPartitionRequest(_message.Message):
         grpo_group_size: _builtins.int | None = ...,
         enums: _abc.Mapping[_builtins.str, Global___EnumNames] | None = ...,
         per_token_fields: _abc.Iterable[_builtins.str] | None = ...,
+        max_deliveries: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "grpo_group_size", b"grpo_group_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "num_samples", b"num_samples", "partition_id", b"partition_id", "per_token_fields", b"per_token_fields", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "num_samples", b"num_samples", "partition_id", b"partition_id", "per_token_fields", b"per_token_fields", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015
@@ -737,12 +921,31 @@ class PutSamplesHeader(_message.Message):
     ROW_TAGS_FIELD_NUMBER: _builtins.int
     SEQUENCE_LENGTHS_FIELD_NUMBER: _builtins.int
     WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
+    CLAIM_ID_FIELD_NUMBER: _builtins.int
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See the head of this file."""
     partition_id: _builtins.str
     """The partition."""
     sequence_lengths: _builtins.bytes
     """Empty, or the length of each row in tokens, -1 where unknown; one little-endian int64 for each row."""
+    claim_id: _builtins.str
+    """A write-back under a claim: refused (CLAIM_FENCED) unless the claim is open. All rows must be rows of the claim."""
+    reservation_id: _builtins.str
+    """A put of a reserved group: refused (GROUP_FENCED) unless it is still reserved. All rows must be rows of the group."""
+    shared: _builtins.bool
+    """With reservation_id: sample_ids is empty and the columns hold one row, which is stored once and read as if it stood in
+    every row of the group. Not for per-token fields; without tags and sequence_lengths.
+    """
+    generations: _builtins.bytes
+    """Empty, or the generation of each row: no row is created, and one that is another row is refused (ROW_REPLACED); one
+    little-endian int64 for each row.
+    """
+    caller: _builtins.str
+    """Who puts, for GetSample; at most 256 bytes."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows, distinct; 1 to 65,536."""
@@ -771,10 +974,15 @@ class PutSamplesHeader(_message.Message):
         row_tags: _abc.Iterable[_builtins.bytes] | None = ...,
         sequence_lengths: _builtins.bytes = ...,
         wait_timeout: _duration_pb2.Duration | None = ...,
+        claim_id: _builtins.str = ...,
+        reservation_id: _builtins.str = ...,
+        shared: _builtins.bool = ...,
+        generations: _builtins.bytes = ...,
+        caller: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "partition_id", b"partition_id", "request_id", b"request_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "generations", b"generations", "partition_id", b"partition_id", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -818,19 +1026,23 @@ class PutSamplesResponse(_message.Message):
 
     CREATED_ROWS_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
     created_rows: _builtins.int
     """Rows that did not exist before."""
     size_bytes: _builtins.int
     """Bytes of values written."""
+    generations: _builtins.bytes
+    """The generation of each row; one little-endian int64 for each row."""
     def __init__(
         self,
         *,
         created_rows: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
+        generations: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_rows", b"created_rows", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_rows", b"created_rows", "generations", b"generations", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -845,8 +1057,11 @@ class ReadColumnsRequest(_message.Message):
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     SAMPLE_IDS_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """The partition."""
+    generations: _builtins.bytes
+    """Empty, or the generation of each row: one that is another row is refused (ROW_REPLACED)."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows, distinct, in the order in which they are wanted; 1 to 65,536."""
@@ -861,10 +1076,11 @@ class ReadColumnsRequest(_message.Message):
         partition_id: _builtins.str = ...,
         sample_ids: _abc.Iterable[_builtins.str] | None = ...,
         fields: _abc.Iterable[_builtins.str] | None = ...,
+        generations: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "partition_id", b"partition_id", "sample_ids", b"sample_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "generations", b"generations", "partition_id", b"partition_id", "sample_ids", b"sample_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -942,6 +1158,9 @@ class ClaimSamplesRequest(_message.Message):
     MIN_SIZE_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    WHOLE_GROUPS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See the head of this file."""
     partition_id: _builtins.str
@@ -954,6 +1173,16 @@ class ClaimSamplesRequest(_message.Message):
     """Rows to take at least, 1 to batch_size; unset means batch_size."""
     mode: Global___ClaimMode.ValueType
     """What delivery means."""
+    session_id: _builtins.str
+    """The session that is to hold the claim. Unset: the claim lives until it is ended."""
+    whole_groups: _builtins.bool
+    """Take groups whole: batch_size and min_size count groups, and a group whose rows are not all ready is passed over. A row
+    outside of any group is a group of its own.
+    """
+    max_tokens: _builtins.int
+    """Take no more rows than have so many tokens together, but one row (or group) at least; 0 for no limit. Rows of unknown
+    length count as none. A claim that this cuts short answers with less than min_size.
+    """
     @_builtins.property
     def required_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fields that a row must have produced; may be empty."""
@@ -973,10 +1202,13 @@ class ClaimSamplesRequest(_message.Message):
         min_size: _builtins.int | None = ...,
         mode: Global___ClaimMode.ValueType = ...,
         wait_timeout: _duration_pb2.Duration | None = ...,
+        session_id: _builtins.str = ...,
+        whole_groups: _builtins.bool = ...,
+        max_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "min_size", b"min_size", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "batch_size", b"batch_size", "min_size", b"min_size", "mode", b"mode", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "task", b"task", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "batch_size", b"batch_size", "max_tokens", b"max_tokens", "min_size", b"min_size", "mode", b"mode", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "task", b"task", "wait_timeout", b"wait_timeout", "whole_groups", b"whole_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_size: _TypeAlias = _typing.Literal["min_size"]  # noqa: Y015
     _WhichOneofArgType__min_size: _TypeAlias = _typing.Literal["_min_size", b"_min_size"]  # noqa: Y015
@@ -994,10 +1226,17 @@ class ClaimSamplesResponse(_message.Message):
     SAMPLE_IDS_FIELD_NUMBER: _builtins.int
     SEQUENCE_LENGTHS_FIELD_NUMBER: _builtins.int
     ROW_TAGS_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     claim_id: _builtins.str
     """Names the claim for CommitClaim and ReleaseClaim; empty for CLAIM_MODE_CONSUME."""
     sequence_lengths: _builtins.bytes
     """Length of each row in tokens, -1 where unknown; one little-endian int64 for each row."""
+    generations: _builtins.bytes
+    """The generation of each row; one little-endian int64 for each row."""
+    deliveries: _builtins.bytes
+    """How often each row has been delivered to the task, this time included; one little-endian int64 for each row."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows."""
@@ -1006,6 +1245,10 @@ class ClaimSamplesResponse(_message.Message):
     def row_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """For each row a msgpack map of its tags, or empty bytes."""
 
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedGroup]:
+        """With whole_groups: the groups, in the order of their rows, which adjoin."""
+
     def __init__(
         self,
         *,
@@ -1013,14 +1256,162 @@ class ClaimSamplesResponse(_message.Message):
         sample_ids: _abc.Iterable[_builtins.str] | None = ...,
         sequence_lengths: _builtins.bytes = ...,
         row_tags: _abc.Iterable[_builtins.bytes] | None = ...,
+        generations: _builtins.bytes = ...,
+        deliveries: _builtins.bytes = ...,
+        groups: _abc.Iterable[Global___ClaimedGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "deliveries", b"deliveries", "generations", b"generations", "groups", b"groups", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimSamplesResponse: _TypeAlias = ClaimSamplesResponse  # noqa: Y015
+
+@_typing.final
+class ClaimedGroup(_message.Message):
+    """Rows of a prompt, as a claim hands them out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    START_WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    END_WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """Its id; empty for a row outside of any group."""
+    rows: _builtins.int
+    """How many of the claim's rows are its own."""
+    start_weight_version: _builtins.int
+    """The weight version that the producer named as it reserved the group."""
+    end_weight_version: _builtins.int
+    """The weight version that the producer named as it finished the group."""
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        start_weight_version: _builtins.int | None = ...,
+        end_weight_version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_weight_version", b"_end_weight_version", "_start_weight_version", b"_start_weight_version", "end_weight_version", b"end_weight_version", "start_weight_version", b"start_weight_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_weight_version", b"_end_weight_version", "_start_weight_version", b"_start_weight_version", "end_weight_version", b"end_weight_version", "group_id", b"group_id", "rows", b"rows", "start_weight_version", b"start_weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end_weight_version: _TypeAlias = _typing.Literal["end_weight_version"]  # noqa: Y015
+    _WhichOneofArgType__end_weight_version: _TypeAlias = _typing.Literal["_end_weight_version", b"_end_weight_version"]  # noqa: Y015
+    _WhichOneofReturnType__start_weight_version: _TypeAlias = _typing.Literal["start_weight_version"]  # noqa: Y015
+    _WhichOneofArgType__start_weight_version: _TypeAlias = _typing.Literal["_start_weight_version", b"_start_weight_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_weight_version) -> _WhichOneofReturnType__end_weight_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_weight_version) -> _WhichOneofReturnType__start_weight_version | None: ...
+
+Global___ClaimedGroup: _TypeAlias = ClaimedGroup  # noqa: Y015
+
+@_typing.final
+class ClaimShardRequest(_message.Message):
+    """Request of ClaimShard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    DP_RANK_FIELD_NUMBER: _builtins.int
+    DP_WORLD_FIELD_NUMBER: _builtins.int
+    REQUIRED_FIELDS_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    MIN_SIZE_FIELD_NUMBER: _builtins.int
+    BALANCE_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    WHOLE_GROUPS_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See the head of this file."""
+    partition_id: _builtins.str
+    """The partition."""
+    task: _builtins.str
+    """The task."""
+    step: _builtins.int
+    """The step, by a number that the callers agree on."""
+    dp_rank: _builtins.int
+    """The data-parallel rank, below dp_world."""
+    dp_world: _builtins.int
+    """Data-parallel ranks; 1 to 65,536."""
+    batch_size: _builtins.int
+    """Rows (with whole_groups: groups) of all ranks together."""
+    min_size: _builtins.int
+    """As in ClaimSamples, for all ranks together, at least dp_world; unset means batch_size."""
+    balance: Global___ShardBalance.ValueType
+    """How to split."""
+    max_tokens: _builtins.int
+    """As in ClaimSamples, for all ranks together."""
+    whole_groups: _builtins.bool
+    """As in ClaimSamples; a group goes to one rank."""
+    session_id: _builtins.str
+    """As in ClaimSamples."""
+    @_builtins.property
+    def required_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in ClaimSamples."""
+
+    @_builtins.property
+    def wait_timeout(self) -> _duration_pb2.Duration:
+        """As in ClaimSamples."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        partition_id: _builtins.str = ...,
+        task: _builtins.str = ...,
+        step: _builtins.int = ...,
+        dp_rank: _builtins.int = ...,
+        dp_world: _builtins.int = ...,
+        required_fields: _abc.Iterable[_builtins.str] | None = ...,
+        batch_size: _builtins.int = ...,
+        min_size: _builtins.int | None = ...,
+        balance: Global___ShardBalance.ValueType = ...,
+        max_tokens: _builtins.int = ...,
+        whole_groups: _builtins.bool = ...,
+        session_id: _builtins.str = ...,
+        wait_timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "min_size", b"min_size", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "balance", b"balance", "batch_size", b"batch_size", "dp_rank", b"dp_rank", "dp_world", b"dp_world", "max_tokens", b"max_tokens", "min_size", b"min_size", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "step", b"step", "task", b"task", "wait_timeout", b"wait_timeout", "whole_groups", b"whole_groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_size: _TypeAlias = _typing.Literal["min_size"]  # noqa: Y015
+    _WhichOneofArgType__min_size: _TypeAlias = _typing.Literal["_min_size", b"_min_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_size) -> _WhichOneofReturnType__min_size | None: ...
+
+Global___ClaimShardRequest: _TypeAlias = ClaimShardRequest  # noqa: Y015
+
+@_typing.final
+class ClaimShardResponse(_message.Message):
+    """Response of ClaimShard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLAIM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def claim(self) -> Global___ClaimSamplesResponse:
+        """The shard, which may have no rows where max_tokens left fewer than there are ranks."""
+
+    def __init__(
+        self,
+        *,
+        claim: Global___ClaimSamplesResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimShardResponse: _TypeAlias = ClaimShardResponse  # noqa: Y015
 
 @_typing.final
 class CommitClaimHeader(_message.Message):
@@ -1120,19 +1511,38 @@ class ReleaseClaimRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CLAIM_ID_FIELD_NUMBER: _builtins.int
+    DELAY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CLAIM_REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See the head of this file."""
     claim_id: _builtins.str
     """The claim."""
+    reason: _builtins.str
+    """Why; at most 256 bytes. With a reason the delivery counts as a failed one; without, the rows were not used, and it is
+    not counted.
+    """
+    claim_request_id: _builtins.str
+    """Instead of claim_id: the request_id of a ClaimSamples or ClaimShard whose answer the caller will not take. If it was
+    granted, the rows go back as if they had not been delivered (those of a shard stay with their step, claimed by the
+    session); if it still comes, it is refused (SUPERSEDED).
+    """
+    @_builtins.property
+    def delay(self) -> _duration_pb2.Duration:
+        """How long the rows are held back; unset means not at all, at most a day."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         claim_id: _builtins.str = ...,
+        delay: _duration_pb2.Duration | None = ...,
+        reason: _builtins.str = ...,
+        claim_request_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "claim_request_id", b"claim_request_id", "delay", b"delay", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1161,6 +1571,637 @@ class ReleaseClaimResponse(_message.Message):
 Global___ReleaseClaimResponse: _TypeAlias = ReleaseClaimResponse  # noqa: Y015
 
 @_typing.final
+class AdoptClaimRequest(_message.Message):
+    """Request of AdoptClaim."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CLAIM_ID_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See the head of this file."""
+    claim_id: _builtins.str
+    """The claim."""
+    session_id: _builtins.str
+    """Its new session."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        claim_id: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "request_id", b"request_id", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptClaimRequest: _TypeAlias = AdoptClaimRequest  # noqa: Y015
+
+@_typing.final
+class AdoptClaimResponse(_message.Message):
+    """Response of AdoptClaim."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptClaimResponse: _TypeAlias = AdoptClaimResponse  # noqa: Y015
+
+@_typing.final
+class ResetTaskRequest(_message.Message):
+    """Request of ResetTask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    SAMPLE_IDS_FIELD_NUMBER: _builtins.int
+    WHOLE_TASK_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See the head of this file."""
+    partition_id: _builtins.str
+    """The partition."""
+    task: _builtins.str
+    """The task."""
+    whole_task: _builtins.bool
+    """All rows; sample_ids must then be empty."""
+    @_builtins.property
+    def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The rows, distinct."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        partition_id: _builtins.str = ...,
+        task: _builtins.str = ...,
+        sample_ids: _abc.Iterable[_builtins.str] | None = ...,
+        whole_task: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id", "request_id", b"request_id", "sample_ids", b"sample_ids", "task", b"task", "whole_task", b"whole_task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetTaskRequest: _TypeAlias = ResetTaskRequest  # noqa: Y015
+
+@_typing.final
+class ResetTaskResponse(_message.Message):
+    """Response of ResetTask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESET_ROWS_FIELD_NUMBER: _builtins.int
+    FENCED_CLAIMS_FIELD_NUMBER: _builtins.int
+    reset_rows: _builtins.int
+    """Rows that were not untaken before."""
+    fenced_claims: _builtins.int
+    """Claims that were fenced."""
+    def __init__(
+        self,
+        *,
+        reset_rows: _builtins.int = ...,
+        fenced_claims: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced_claims", b"fenced_claims", "reset_rows", b"reset_rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetTaskResponse: _TypeAlias = ResetTaskResponse  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersRequest(_message.Message):
+    """Request of ListDeadLetters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    partition_id: _builtins.str
+    """The partition."""
+    task: _builtins.str
+    """The task."""
+    def __init__(
+        self,
+        *,
+        partition_id: _builtins.str = ...,
+        task: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersRequest: _TypeAlias = ListDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class DeadLetter(_message.Message):
+    """A row that a task has given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_ID_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    sample_id: _builtins.str
+    """Its id."""
+    deliveries: _builtins.int
+    """How often it was delivered."""
+    reason: _builtins.str
+    """How its last delivery ended: the reason of the release, or "expired"."""
+    def __init__(
+        self,
+        *,
+        sample_id: _builtins.str = ...,
+        deliveries: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "reason", b"reason", "sample_id", b"sample_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersResponse(_message.Message):
+    """Response of ListDeadLetters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]:
+        """In order of arrival; at most 65,536."""
+
+    def __init__(
+        self,
+        *,
+        dead_letters: _abc.Iterable[Global___DeadLetter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersResponse: _TypeAlias = ListDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class ReserveGroupRequest(_message.Message):
+    """Request of ReserveGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    SAMPLE_IDS_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See the head of this file."""
+    partition_id: _builtins.str
+    """The partition."""
+    group_id: _builtins.str
+    """Name of the group, as of its prompt: 1 to 256 bytes."""
+    session_id: _builtins.str
+    """The session that holds the reservation; when it dies the group is rolled back. Unset: it stays until it is ended."""
+    weight_version: _builtins.int
+    """Version of the weights with which generation begins."""
+    @_builtins.property
+    def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its rows, distinct; 1 to 4,096."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        partition_id: _builtins.str = ...,
+        group_id: _builtins.str = ...,
+        sample_ids: _abc.Iterable[_builtins.str] | None = ...,
+        session_id: _builtins.str = ...,
+        weight_version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "weight_version", b"weight_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "group_id", b"group_id", "partition_id", b"partition_id", "request_id", b"request_id", "sample_ids", b"sample_ids", "session_id", b"session_id", "weight_version", b"weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__weight_version: _TypeAlias = _typing.Literal["weight_version"]  # noqa: Y015
+    _WhichOneofArgType__weight_version: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_version) -> _WhichOneofReturnType__weight_version | None: ...
+
+Global___ReserveGroupRequest: _TypeAlias = ReserveGroupRequest  # noqa: Y015
+
+@_typing.final
+class ReserveGroupResponse(_message.Message):
+    """Response of ReserveGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    """Names the reservation for PutSamples, FinishGroup and AbortGroup."""
+    generations: _builtins.bytes
+    """The generation of each row; one little-endian int64 for each row."""
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        generations: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReserveGroupResponse: _TypeAlias = ReserveGroupResponse  # noqa: Y015
+
+@_typing.final
+class FinishGroupRequest(_message.Message):
+    """Request of FinishGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See the head of this file."""
+    reservation_id: _builtins.str
+    """The reservation."""
+    weight_version: _builtins.int
+    """Version of the weights with which generation ended."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        reservation_id: _builtins.str = ...,
+        weight_version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "weight_version", b"weight_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "request_id", b"request_id", "reservation_id", b"reservation_id", "weight_version", b"weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__weight_version: _TypeAlias = _typing.Literal["weight_version"]  # noqa: Y015
+    _WhichOneofArgType__weight_version: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_version) -> _WhichOneofReturnType__weight_version | None: ...
+
+Global___FinishGroupRequest: _TypeAlias = FinishGroupRequest  # noqa: Y015
+
+@_typing.final
+class FinishGroupResponse(_message.Message):
+    """Response of FinishGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """Rows that are visible now; rows cleared meanwhile are not counted."""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishGroupResponse: _TypeAlias = FinishGroupResponse  # noqa: Y015
+
+@_typing.final
+class AbortGroupRequest(_message.Message):
+    """Request of AbortGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See the head of this file."""
+    reservation_id: _builtins.str
+    """The reservation."""
+    reason: _builtins.str
+    """Why; at most 256 bytes."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        reservation_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortGroupRequest: _TypeAlias = AbortGroupRequest  # noqa: Y015
+
+@_typing.final
+class AbortGroupResponse(_message.Message):
+    """Response of AbortGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMOVED_ROWS_FIELD_NUMBER: _builtins.int
+    removed_rows: _builtins.int
+    """Rows that vanished."""
+    def __init__(
+        self,
+        *,
+        removed_rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed_rows", b"removed_rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortGroupResponse: _TypeAlias = AbortGroupResponse  # noqa: Y015
+
+@_typing.final
+class GetSampleRequest(_message.Message):
+    """Request of GetSample."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    SAMPLE_ID_FIELD_NUMBER: _builtins.int
+    partition_id: _builtins.str
+    """The partition."""
+    sample_id: _builtins.str
+    """The sample."""
+    def __init__(
+        self,
+        *,
+        partition_id: _builtins.str = ...,
+        sample_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id", "sample_id", b"sample_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSampleRequest: _TypeAlias = GetSampleRequest  # noqa: Y015
+
+@_typing.final
+class SampleTask(_message.Message):
+    """Where a row stands with a task."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    CLAIM_ID_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """Name of the task."""
+    state: _builtins.str
+    """"untaken", "claimed", "consumed", "delayed" or "dead"."""
+    deliveries: _builtins.int
+    """How often it was delivered."""
+    claim_id: _builtins.str
+    """The claim that holds it."""
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        state: _builtins.str = ...,
+        deliveries: _builtins.int = ...,
+        claim_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "deliveries", b"deliveries", "state", b"state", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleTask: _TypeAlias = SampleTask  # noqa: Y015
+
+@_typing.final
+class SampleEvent(_message.Message):
+    """Something that happened to a sample."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGE_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    CLAIM_ID_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    what: _builtins.str
+    """What: "put", "wrote_back", "reserved", "ready", "claimed", "committed", "released", "expired", "adopted", "reset",
+    "fenced" (a call in the name of an ended claim was refused), "cleared", "rolled_back", "dead_letter".
+    """
+    who: _builtins.str
+    """By whom: the caller of the put, the name of the session's client."""
+    task: _builtins.str
+    """For which task."""
+    claim_id: _builtins.str
+    """Under which claim."""
+    reason: _builtins.str
+    """The reason that was given."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long ago."""
+
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields that were written."""
+
+    def __init__(
+        self,
+        *,
+        age: _duration_pb2.Duration | None = ...,
+        what: _builtins.str = ...,
+        who: _builtins.str = ...,
+        task: _builtins.str = ...,
+        claim_id: _builtins.str = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "claim_id", b"claim_id", "fields", b"fields", "reason", b"reason", "task", b"task", "what", b"what", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleEvent: _TypeAlias = SampleEvent  # noqa: Y015
+
+@_typing.final
+class GetSampleResponse(_message.Message):
+    """Response of GetSample."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESIDENT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_LENGTH_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    resident: _builtins.bool
+    """Whether the row is there; the fields up to tasks are set only then."""
+    generation: _builtins.int
+    """Its generation."""
+    sequence_length: _builtins.int
+    """Its length in tokens, -1 where unknown."""
+    tags: _builtins.bytes
+    """A msgpack map of its tags, or empty bytes."""
+    group_id: _builtins.str
+    """Its group, if it belongs to one."""
+    hidden: _builtins.bool
+    """Whether the group is still reserved, so that no claim sees the row."""
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields that it has produced, in declared order."""
+
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleTask]:
+        """Where it stands with every task."""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleEvent]:
+        """What happened to samples of this id, oldest first, as far as it is remembered."""
+
+    def __init__(
+        self,
+        *,
+        resident: _builtins.bool = ...,
+        generation: _builtins.int = ...,
+        sequence_length: _builtins.int = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
+        tags: _builtins.bytes = ...,
+        group_id: _builtins.str = ...,
+        hidden: _builtins.bool = ...,
+        tasks: _abc.Iterable[Global___SampleTask] | None = ...,
+        events: _abc.Iterable[Global___SampleEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fields", b"fields", "generation", b"generation", "group_id", b"group_id", "hidden", b"hidden", "resident", b"resident", "sequence_length", b"sequence_length", "tags", b"tags", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSampleResponse: _TypeAlias = GetSampleResponse  # noqa: Y015
+
+@_typing.final
+class OpenSession(_message.Message):
+    """First request of a session's stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_NAME_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """The session to resume; unset to open a new one."""
+    client_name: _builtins.str
+    """Who the client is, for people: 0 to 256 bytes."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """After how long without a sign of life the session has died; 0.1 s to 1 h, unset means 10 s."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        client_name: _builtins.str = ...,
+        grace: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name", "grace", b"grace", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenSession: _TypeAlias = OpenSession  # noqa: Y015
+
+@_typing.final
+class SessionRequest(_message.Message):
+    """One message of a client to its session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    CLOSE_FIELD_NUMBER: _builtins.int
+    close: _builtins.bool
+    """The client ends the session: what it holds is given back at once, and the server ends the stream."""
+    @_builtins.property
+    def open(self) -> Global___OpenSession:
+        """First message only; all others are heartbeats."""
+
+    def __init__(
+        self,
+        *,
+        open: Global___OpenSession | None = ...,
+        close: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
+
+@_typing.final
+class SessionResponse(_message.Message):
+    """The answer to OpenSession."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Names the session for claims and reservations."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """Its grace."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        grace: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
 class ClearSamplesRequest(_message.Message):
     """Request of ClearSamples."""
 
@@ -1170,12 +2211,15 @@ class ClearSamplesRequest(_message.Message):
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     SAMPLE_IDS_FIELD_NUMBER: _builtins.int
     WHOLE_PARTITION_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See the head of this file."""
     partition_id: _builtins.str
     """The partition."""
     whole_partition: _builtins.bool
     """All rows; sample_ids must then be empty."""
+    generations: _builtins.bytes
+    """Empty, or the generation of each row: a row that is another one stays."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows, distinct."""
@@ -1187,10 +2231,11 @@ class ClearSamplesRequest(_message.Message):
         partition_id: _builtins.str = ...,
         sample_ids: _abc.Iterable[_builtins.str] | None = ...,
         whole_partition: _builtins.bool = ...,
+        generations: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id", "request_id", b"request_id", "sample_ids", b"sample_ids", "whole_partition", b"whole_partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "partition_id", b"partition_id", "request_id", b"request_id", "sample_ids", b"sample_ids", "whole_partition", b"whole_partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1396,6 +2441,7 @@ class GetServerStatusResponse(_message.Message):
     WAITING_CLAIMS_FIELD_NUMBER: _builtins.int
     WAITING_PUTS_FIELD_NUMBER: _builtins.int
     SHARED_MEMORY_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server's distribution."""
     memory_budget_bytes: _builtins.int
@@ -1408,6 +2454,8 @@ class GetServerStatusResponse(_message.Message):
     """Claims that wait for rows."""
     waiting_puts: _builtins.int
     """Puts that wait for space."""
+    sessions: _builtins.int
+    """Sessions that live."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server started."""
@@ -1427,10 +2475,11 @@ class GetServerStatusResponse(_message.Message):
         waiting_claims: _builtins.int = ...,
         waiting_puts: _builtins.int = ...,
         shared_memory: Global___SharedMemory | None = ...,
+        sessions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

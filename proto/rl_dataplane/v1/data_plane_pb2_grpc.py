@@ -60,6 +60,11 @@ class DataPlaneServiceStub:
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimSamplesRequest.SerializeToString,
                 response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimSamplesResponse.FromString,
                 _registered_method=True)
+        self.ClaimShard = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ClaimShard',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardResponse.FromString,
+                _registered_method=True)
         self.CommitClaim = channel.stream_unary(
                 '/rl_dataplane.v1.DataPlaneService/CommitClaim',
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.CommitClaimRequest.SerializeToString,
@@ -69,6 +74,46 @@ class DataPlaneServiceStub:
                 '/rl_dataplane.v1.DataPlaneService/ReleaseClaim',
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ReleaseClaimRequest.SerializeToString,
                 response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ReleaseClaimResponse.FromString,
+                _registered_method=True)
+        self.AdoptClaim = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/AdoptClaim',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.AdoptClaimRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.AdoptClaimResponse.FromString,
+                _registered_method=True)
+        self.ResetTask = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ResetTask',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ResetTaskRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ResetTaskResponse.FromString,
+                _registered_method=True)
+        self.ListDeadLetters = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ListDeadLetters',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.ReserveGroup = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ReserveGroup',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ReserveGroupRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ReserveGroupResponse.FromString,
+                _registered_method=True)
+        self.FinishGroup = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/FinishGroup',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.FinishGroupRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.FinishGroupResponse.FromString,
+                _registered_method=True)
+        self.AbortGroup = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/AbortGroup',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.AbortGroupRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.AbortGroupResponse.FromString,
+                _registered_method=True)
+        self.GetSample = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/GetSample',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleResponse.FromString,
+                _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/rl_dataplane.v1.DataPlaneService/Session',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SessionRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SessionResponse.FromString,
                 _registered_method=True)
         self.ClearSamples = channel.unary_unary(
                 '/rl_dataplane.v1.DataPlaneService/ClearSamples',
@@ -149,17 +194,96 @@ class DataPlaneServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClaimShard(self, request, context):
+        """Takes the rows of one data-parallel rank for one step of a task. The first call of a step takes the rows of all ranks,
+        as ClaimSamples would, and splits them; every later call for the step and rank, by whichever client and however
+        often, is handed the same rows. So all tensor-, context- and pipeline-parallel ranks of a data-parallel rank see one
+        shard, which is theirs together: it stays claimed while one of their sessions lives, and one commit ends it for all (a
+        later one without columns is answered alike, one with columns is refused).
+        Rows of a shard that nobody holds any more (a session died, or the shard was released) stay with their step, and go
+        to whoever asks for it next, with a new claim_id. Calls of one step must agree on everything but dp_rank. A step is
+        remembered until 64 later ones have been taken, or ResetTask; then what is left of it goes back to the task.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CommitClaim(self, request_iterator, context):
         """Ends a claim: its rows are consumed by the task. Columns sent along are written in the same atomic step, one row for
         each row of the claim and in its order: either both happen or neither. Frames, blocking and refusal as in
-        PutSamples. Columns for a row that was cleared since the claim are refused and the claim stays open.
+        PutSamples, but ahead of all puts that wait for room. Columns for a row that was cleared since the claim are refused
+        and the claim stays open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseClaim(self, request, context):
-        """Gives the rows of a claim back to its task, ahead of the rows that wait.
+        """Gives the rows of a claim back to its task, ahead of the rows that wait, at once or after a delay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdoptClaim(self, request, context):
+        """Moves an open claim to another session, which holds it alone from then on. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetTask(self, request, context):
+        """Gives rows back to a task as if it had never taken them, whether consumed, claimed, delayed or dead: first in line, in
+        order of arrival, their deliveries forgotten. Claims and shards of the task that hold any of them are fenced as a
+        whole. Ids that do not exist are fine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeadLetters(self, request, context):
+        """Lists the rows that a task has given up: delivered max_deliveries times and never committed. ResetTask gives them
+        another chance.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReserveGroup(self, request, context):
+        """Reserves the rows of one prompt: they exist from here on, but no claim sees them until FinishGroup. Refused when one
+        of them, or the group, exists already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishGroup(self, request, context):
+        """Makes the rows of a group visible to claims, all at once. Refused (GROUP_INCOMPLETE) while a row has produced no
+        field.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortGroup(self, request, context):
+        """Rolls a reserved group back: its rows vanish.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSample(self, request, context):
+        """Tells the story of one sample: what it holds, where it stands with every task, and what happened to it, as far as the
+        server remembers (some hundred thousand rows of calls). Also of a sample that is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """Keeps a session alive. The first request opens it, or resumes one whose stream broke; every later one is a heartbeat.
+        The first response names the session; there are no others. The server ends the stream when the session has died
+        (SESSION_EXPIRED) or the caller has closed it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -229,6 +353,11 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimSamplesRequest.FromString,
                     response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimSamplesResponse.SerializeToString,
             ),
+            'ClaimShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimShard,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardResponse.SerializeToString,
+            ),
             'CommitClaim': grpc.stream_unary_rpc_method_handler(
                     servicer.CommitClaim,
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.CommitClaimRequest.FromString,
@@ -238,6 +367,46 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     servicer.ReleaseClaim,
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ReleaseClaimRequest.FromString,
                     response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ReleaseClaimResponse.SerializeToString,
+            ),
+            'AdoptClaim': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdoptClaim,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.AdoptClaimRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.AdoptClaimResponse.SerializeToString,
+            ),
+            'ResetTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetTask,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ResetTaskRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ResetTaskResponse.SerializeToString,
+            ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'ReserveGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReserveGroup,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ReserveGroupRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ReserveGroupResponse.SerializeToString,
+            ),
+            'FinishGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishGroup,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.FinishGroupRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.FinishGroupResponse.SerializeToString,
+            ),
+            'AbortGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortGroup,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.AbortGroupRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.AbortGroupResponse.SerializeToString,
+            ),
+            'GetSample': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSample,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleResponse.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SessionRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SessionResponse.SerializeToString,
             ),
             'ClearSamples': grpc.unary_unary_rpc_method_handler(
                     servicer.ClearSamples,
@@ -412,6 +581,33 @@ class DataPlaneService:
             _registered_method=True)
 
     @staticmethod
+    def ClaimShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ClaimShard',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CommitClaim(request_iterator,
             target,
             options=(),
@@ -455,6 +651,222 @@ class DataPlaneService:
             '/rl_dataplane.v1.DataPlaneService/ReleaseClaim',
             rl__dataplane_dot_v1_dot_data__plane__pb2.ReleaseClaimRequest.SerializeToString,
             rl__dataplane_dot_v1_dot_data__plane__pb2.ReleaseClaimResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdoptClaim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/AdoptClaim',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.AdoptClaimRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.AdoptClaimResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ResetTask',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ResetTaskRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ResetTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ListDeadLetters',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListDeadLettersRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReserveGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ReserveGroup',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ReserveGroupRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ReserveGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/FinishGroup',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.FinishGroupRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.FinishGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/AbortGroup',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.AbortGroupRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.AbortGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/GetSample',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/Session',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.SessionRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,6 +23,18 @@ Retries. Every call that changes something carries a request_id of the caller's 
 logical call). The server remembers the last 16,384 of them for up to 10 minutes: a repeated call is applied once and
 answered as the first time. A call without request_id is refused.
 
+Sessions. Claims and reserved groups belong to a session: one stream of heartbeats for each client. A session whose
+last sign of life is older than its grace has died: its claims end and their rows are delivered anew, its reserved
+groups are rolled back. A client that lives keeps what it holds, for hours if it likes.
+
+Deliveries. Whoever is handed a row under a claim gets a claim_id of that delivery, which is its fence: when a claim has
+been ended by the server, whatever is still done in its name is refused (CLAIM_FENCED), and changes nothing. A row is
+delivered to a task at least once, and committed for it at most once.
+
+Generations. Every row has a generation, which no other row of this server ever has, and which is greater than those of
+all rows before it. A call that names generations speaks of those very rows: an id that was cleared and put again is
+refused (ROW_REPLACED) instead of being taken for the old row.
+
 Errors. Every error carries google.rpc details: ErrorInfo (domain "rl_dataplane", a reason of the enum ErrorReason
 without its prefix, metadata that names partition, sample, field, rule), and RetryInfo where waiting helps. A refused
 call has changed nothing.
@@ -89,13 +101,54 @@ class DataPlaneServiceStub:
     on the server, woken by the put that completes a row, at most until wait_timeout, then DEADLINE_EXCEEDED
     (CLAIM_TIMEOUT) with no row taken. Waiting claims for the same task and fields are served first come first served.
     """
+    ClaimShard: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimShardRequest, _data_plane_pb2.ClaimShardResponse]
+    """Takes the rows of one data-parallel rank for one step of a task. The first call of a step takes the rows of all ranks,
+    as ClaimSamples would, and splits them; every later call for the step and rank, by whichever client and however
+    often, is handed the same rows. So all tensor-, context- and pipeline-parallel ranks of a data-parallel rank see one
+    shard, which is theirs together: it stays claimed while one of their sessions lives, and one commit ends it for all (a
+    later one without columns is answered alike, one with columns is refused).
+    Rows of a shard that nobody holds any more (a session died, or the shard was released) stay with their step, and go
+    to whoever asks for it next, with a new claim_id. Calls of one step must agree on everything but dp_rank. A step is
+    remembered until 64 later ones have been taken, or ResetTask; then what is left of it goes back to the task.
+    """
     CommitClaim: _grpc.StreamUnaryMultiCallable[_data_plane_pb2.CommitClaimRequest, _data_plane_pb2.CommitClaimResponse]
     """Ends a claim: its rows are consumed by the task. Columns sent along are written in the same atomic step, one row for
     each row of the claim and in its order: either both happen or neither. Frames, blocking and refusal as in
-    PutSamples. Columns for a row that was cleared since the claim are refused and the claim stays open.
+    PutSamples, but ahead of all puts that wait for room. Columns for a row that was cleared since the claim are refused
+    and the claim stays open.
     """
     ReleaseClaim: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ReleaseClaimRequest, _data_plane_pb2.ReleaseClaimResponse]
-    """Gives the rows of a claim back to its task, ahead of the rows that wait."""
+    """Gives the rows of a claim back to its task, ahead of the rows that wait, at once or after a delay."""
+    AdoptClaim: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.AdoptClaimRequest, _data_plane_pb2.AdoptClaimResponse]
+    """Moves an open claim to another session, which holds it alone from then on. Idempotent."""
+    ResetTask: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ResetTaskRequest, _data_plane_pb2.ResetTaskResponse]
+    """Gives rows back to a task as if it had never taken them, whether consumed, claimed, delayed or dead: first in line, in
+    order of arrival, their deliveries forgotten. Claims and shards of the task that hold any of them are fenced as a
+    whole. Ids that do not exist are fine.
+    """
+    ListDeadLetters: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ListDeadLettersRequest, _data_plane_pb2.ListDeadLettersResponse]
+    """Lists the rows that a task has given up: delivered max_deliveries times and never committed. ResetTask gives them
+    another chance.
+    """
+    ReserveGroup: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ReserveGroupRequest, _data_plane_pb2.ReserveGroupResponse]
+    """Reserves the rows of one prompt: they exist from here on, but no claim sees them until FinishGroup. Refused when one
+    of them, or the group, exists already.
+    """
+    FinishGroup: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.FinishGroupRequest, _data_plane_pb2.FinishGroupResponse]
+    """Makes the rows of a group visible to claims, all at once. Refused (GROUP_INCOMPLETE) while a row has produced no
+    field.
+    """
+    AbortGroup: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.AbortGroupRequest, _data_plane_pb2.AbortGroupResponse]
+    """Rolls a reserved group back: its rows vanish."""
+    GetSample: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.GetSampleRequest, _data_plane_pb2.GetSampleResponse]
+    """Tells the story of one sample: what it holds, where it stands with every task, and what happened to it, as far as the
+    server remembers (some hundred thousand rows of calls). Also of a sample that is gone.
+    """
+    Session: _grpc.StreamStreamMultiCallable[_data_plane_pb2.SessionRequest, _data_plane_pb2.SessionResponse]
+    """Keeps a session alive. The first request opens it, or resumes one whose stream broke; every later one is a heartbeat.
+    The first response names the session; there are no others. The server ends the stream when the session has died
+    (SESSION_EXPIRED) or the caller has closed it.
+    """
     ClearSamples: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ClearSamplesRequest, _data_plane_pb2.ClearSamplesResponse]
     """Removes rows, claimed or not, and returns their bytes to the budget (bytes that a read is sending return when that
     read ends). Ids that do not exist are fine. Never waits for readers.
@@ -142,13 +195,54 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     on the server, woken by the put that completes a row, at most until wait_timeout, then DEADLINE_EXCEEDED
     (CLAIM_TIMEOUT) with no row taken. Waiting claims for the same task and fields are served first come first served.
     """
+    ClaimShard: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimShardRequest, _data_plane_pb2.ClaimShardResponse]  # type: ignore[assignment]
+    """Takes the rows of one data-parallel rank for one step of a task. The first call of a step takes the rows of all ranks,
+    as ClaimSamples would, and splits them; every later call for the step and rank, by whichever client and however
+    often, is handed the same rows. So all tensor-, context- and pipeline-parallel ranks of a data-parallel rank see one
+    shard, which is theirs together: it stays claimed while one of their sessions lives, and one commit ends it for all (a
+    later one without columns is answered alike, one with columns is refused).
+    Rows of a shard that nobody holds any more (a session died, or the shard was released) stay with their step, and go
+    to whoever asks for it next, with a new claim_id. Calls of one step must agree on everything but dp_rank. A step is
+    remembered until 64 later ones have been taken, or ResetTask; then what is left of it goes back to the task.
+    """
     CommitClaim: _aio.StreamUnaryMultiCallable[_data_plane_pb2.CommitClaimRequest, _data_plane_pb2.CommitClaimResponse]  # type: ignore[assignment]
     """Ends a claim: its rows are consumed by the task. Columns sent along are written in the same atomic step, one row for
     each row of the claim and in its order: either both happen or neither. Frames, blocking and refusal as in
-    PutSamples. Columns for a row that was cleared since the claim are refused and the claim stays open.
+    PutSamples, but ahead of all puts that wait for room. Columns for a row that was cleared since the claim are refused
+    and the claim stays open.
     """
     ReleaseClaim: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ReleaseClaimRequest, _data_plane_pb2.ReleaseClaimResponse]  # type: ignore[assignment]
-    """Gives the rows of a claim back to its task, ahead of the rows that wait."""
+    """Gives the rows of a claim back to its task, ahead of the rows that wait, at once or after a delay."""
+    AdoptClaim: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.AdoptClaimRequest, _data_plane_pb2.AdoptClaimResponse]  # type: ignore[assignment]
+    """Moves an open claim to another session, which holds it alone from then on. Idempotent."""
+    ResetTask: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ResetTaskRequest, _data_plane_pb2.ResetTaskResponse]  # type: ignore[assignment]
+    """Gives rows back to a task as if it had never taken them, whether consumed, claimed, delayed or dead: first in line, in
+    order of arrival, their deliveries forgotten. Claims and shards of the task that hold any of them are fenced as a
+    whole. Ids that do not exist are fine.
+    """
+    ListDeadLetters: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ListDeadLettersRequest, _data_plane_pb2.ListDeadLettersResponse]  # type: ignore[assignment]
+    """Lists the rows that a task has given up: delivered max_deliveries times and never committed. ResetTask gives them
+    another chance.
+    """
+    ReserveGroup: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ReserveGroupRequest, _data_plane_pb2.ReserveGroupResponse]  # type: ignore[assignment]
+    """Reserves the rows of one prompt: they exist from here on, but no claim sees them until FinishGroup. Refused when one
+    of them, or the group, exists already.
+    """
+    FinishGroup: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.FinishGroupRequest, _data_plane_pb2.FinishGroupResponse]  # type: ignore[assignment]
+    """Makes the rows of a group visible to claims, all at once. Refused (GROUP_INCOMPLETE) while a row has produced no
+    field.
+    """
+    AbortGroup: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.AbortGroupRequest, _data_plane_pb2.AbortGroupResponse]  # type: ignore[assignment]
+    """Rolls a reserved group back: its rows vanish."""
+    GetSample: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.GetSampleRequest, _data_plane_pb2.GetSampleResponse]  # type: ignore[assignment]
+    """Tells the story of one sample: what it holds, where it stands with every task, and what happened to it, as far as the
+    server remembers (some hundred thousand rows of calls). Also of a sample that is gone.
+    """
+    Session: _aio.StreamStreamMultiCallable[_data_plane_pb2.SessionRequest, _data_plane_pb2.SessionResponse]  # type: ignore[assignment]
+    """Keeps a session alive. The first request opens it, or resumes one whose stream broke; every later one is a heartbeat.
+    The first response names the session; there are no others. The server ends the stream when the session has died
+    (SESSION_EXPIRED) or the caller has closed it.
+    """
     ClearSamples: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ClearSamplesRequest, _data_plane_pb2.ClearSamplesResponse]  # type: ignore[assignment]
     """Removes rows, claimed or not, and returns their bytes to the budget (bytes that a read is sending return when that
     read ends). Ids that do not exist are fine. Never waits for readers.
@@ -224,6 +318,22 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ClaimShard(
+        self,
+        request: _data_plane_pb2.ClaimShardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ClaimShardResponse, _abc.Awaitable[_data_plane_pb2.ClaimShardResponse]]:
+        """Takes the rows of one data-parallel rank for one step of a task. The first call of a step takes the rows of all ranks,
+        as ClaimSamples would, and splits them; every later call for the step and rank, by whichever client and however
+        often, is handed the same rows. So all tensor-, context- and pipeline-parallel ranks of a data-parallel rank see one
+        shard, which is theirs together: it stays claimed while one of their sessions lives, and one commit ends it for all (a
+        later one without columns is answered alike, one with columns is refused).
+        Rows of a shard that nobody holds any more (a session died, or the shard was released) stay with their step, and go
+        to whoever asks for it next, with a new claim_id. Calls of one step must agree on everything but dp_rank. A step is
+        remembered until 64 later ones have been taken, or ResetTask; then what is left of it goes back to the task.
+        """
+
+    @_abc_1.abstractmethod
     def CommitClaim(
         self,
         request_iterator: _MaybeAsyncIterator[_data_plane_pb2.CommitClaimRequest],
@@ -231,7 +341,8 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_data_plane_pb2.CommitClaimResponse, _abc.Awaitable[_data_plane_pb2.CommitClaimResponse]]:
         """Ends a claim: its rows are consumed by the task. Columns sent along are written in the same atomic step, one row for
         each row of the claim and in its order: either both happen or neither. Frames, blocking and refusal as in
-        PutSamples. Columns for a row that was cleared since the claim are refused and the claim stays open.
+        PutSamples, but ahead of all puts that wait for room. Columns for a row that was cleared since the claim are refused
+        and the claim stays open.
         """
 
     @_abc_1.abstractmethod
@@ -240,7 +351,85 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_plane_pb2.ReleaseClaimRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_plane_pb2.ReleaseClaimResponse, _abc.Awaitable[_data_plane_pb2.ReleaseClaimResponse]]:
-        """Gives the rows of a claim back to its task, ahead of the rows that wait."""
+        """Gives the rows of a claim back to its task, ahead of the rows that wait, at once or after a delay."""
+
+    @_abc_1.abstractmethod
+    def AdoptClaim(
+        self,
+        request: _data_plane_pb2.AdoptClaimRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.AdoptClaimResponse, _abc.Awaitable[_data_plane_pb2.AdoptClaimResponse]]:
+        """Moves an open claim to another session, which holds it alone from then on. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def ResetTask(
+        self,
+        request: _data_plane_pb2.ResetTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ResetTaskResponse, _abc.Awaitable[_data_plane_pb2.ResetTaskResponse]]:
+        """Gives rows back to a task as if it had never taken them, whether consumed, claimed, delayed or dead: first in line, in
+        order of arrival, their deliveries forgotten. Claims and shards of the task that hold any of them are fenced as a
+        whole. Ids that do not exist are fine.
+        """
+
+    @_abc_1.abstractmethod
+    def ListDeadLetters(
+        self,
+        request: _data_plane_pb2.ListDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ListDeadLettersResponse, _abc.Awaitable[_data_plane_pb2.ListDeadLettersResponse]]:
+        """Lists the rows that a task has given up: delivered max_deliveries times and never committed. ResetTask gives them
+        another chance.
+        """
+
+    @_abc_1.abstractmethod
+    def ReserveGroup(
+        self,
+        request: _data_plane_pb2.ReserveGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ReserveGroupResponse, _abc.Awaitable[_data_plane_pb2.ReserveGroupResponse]]:
+        """Reserves the rows of one prompt: they exist from here on, but no claim sees them until FinishGroup. Refused when one
+        of them, or the group, exists already.
+        """
+
+    @_abc_1.abstractmethod
+    def FinishGroup(
+        self,
+        request: _data_plane_pb2.FinishGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.FinishGroupResponse, _abc.Awaitable[_data_plane_pb2.FinishGroupResponse]]:
+        """Makes the rows of a group visible to claims, all at once. Refused (GROUP_INCOMPLETE) while a row has produced no
+        field.
+        """
+
+    @_abc_1.abstractmethod
+    def AbortGroup(
+        self,
+        request: _data_plane_pb2.AbortGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.AbortGroupResponse, _abc.Awaitable[_data_plane_pb2.AbortGroupResponse]]:
+        """Rolls a reserved group back: its rows vanish."""
+
+    @_abc_1.abstractmethod
+    def GetSample(
+        self,
+        request: _data_plane_pb2.GetSampleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.GetSampleResponse, _abc.Awaitable[_data_plane_pb2.GetSampleResponse]]:
+        """Tells the story of one sample: what it holds, where it stands with every task, and what happened to it, as far as the
+        server remembers (some hundred thousand rows of calls). Also of a sample that is gone.
+        """
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_data_plane_pb2.SessionRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_data_plane_pb2.SessionResponse], _abc.AsyncIterator[_data_plane_pb2.SessionResponse]]:
+        """Keeps a session alive. The first request opens it, or resumes one whose stream broke; every later one is a heartbeat.
+        The first response names the session; there are no others. The server ends the stream when the session has died
+        (SESSION_EXPIRED) or the caller has closed it.
+        """
 
     @_abc_1.abstractmethod
     def ClearSamples(

@@ -87,6 +87,22 @@ class _LocalMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LocalMeth
     """As DataPlaneService.ListPartitions."""
     LOCAL_METHOD_GET_SERVER_STATUS: _LocalMethod.ValueType  # 24
     """As DataPlaneService.GetServerStatus."""
+    LOCAL_METHOD_CLAIM_SHARD: _LocalMethod.ValueType  # 25
+    """As DataPlaneService.ClaimShard."""
+    LOCAL_METHOD_ADOPT_CLAIM: _LocalMethod.ValueType  # 26
+    """As DataPlaneService.AdoptClaim."""
+    LOCAL_METHOD_RESET_TASK: _LocalMethod.ValueType  # 27
+    """As DataPlaneService.ResetTask."""
+    LOCAL_METHOD_LIST_DEAD_LETTERS: _LocalMethod.ValueType  # 28
+    """As DataPlaneService.ListDeadLetters."""
+    LOCAL_METHOD_RESERVE_GROUP: _LocalMethod.ValueType  # 29
+    """As DataPlaneService.ReserveGroup."""
+    LOCAL_METHOD_FINISH_GROUP: _LocalMethod.ValueType  # 30
+    """As DataPlaneService.FinishGroup."""
+    LOCAL_METHOD_ABORT_GROUP: _LocalMethod.ValueType  # 31
+    """As DataPlaneService.AbortGroup."""
+    LOCAL_METHOD_GET_SAMPLE: _LocalMethod.ValueType  # 32
+    """As DataPlaneService.GetSample."""
 
 class LocalMethod(_LocalMethod, metaclass=_LocalMethodEnumTypeWrapper):
     """The method of a request frame."""
@@ -125,6 +141,22 @@ LOCAL_METHOD_LIST_PARTITIONS: LocalMethod.ValueType  # 23
 """As DataPlaneService.ListPartitions."""
 LOCAL_METHOD_GET_SERVER_STATUS: LocalMethod.ValueType  # 24
 """As DataPlaneService.GetServerStatus."""
+LOCAL_METHOD_CLAIM_SHARD: LocalMethod.ValueType  # 25
+"""As DataPlaneService.ClaimShard."""
+LOCAL_METHOD_ADOPT_CLAIM: LocalMethod.ValueType  # 26
+"""As DataPlaneService.AdoptClaim."""
+LOCAL_METHOD_RESET_TASK: LocalMethod.ValueType  # 27
+"""As DataPlaneService.ResetTask."""
+LOCAL_METHOD_LIST_DEAD_LETTERS: LocalMethod.ValueType  # 28
+"""As DataPlaneService.ListDeadLetters."""
+LOCAL_METHOD_RESERVE_GROUP: LocalMethod.ValueType  # 29
+"""As DataPlaneService.ReserveGroup."""
+LOCAL_METHOD_FINISH_GROUP: LocalMethod.ValueType  # 30
+"""As DataPlaneService.FinishGroup."""
+LOCAL_METHOD_ABORT_GROUP: LocalMethod.ValueType  # 31
+"""As DataPlaneService.AbortGroup."""
+LOCAL_METHOD_GET_SAMPLE: LocalMethod.ValueType  # 32
+"""As DataPlaneService.GetSample."""
 Global___LocalMethod: _TypeAlias = LocalMethod  # noqa: Y015
 
 class _LocalOutcome:

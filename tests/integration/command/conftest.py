@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from dataplane_client.client import connect
 
 COMMAND = Path(sys.executable).parent / "dataplane-server"
 
@@ -35,6 +38,18 @@ class Command:
     def log(self) -> str:
         return self._log.read_text()
 
+    def check_books(self) -> None:
+        """Every row, and every delivery, is there or counted under the reason for which it is gone."""
+        address = re.search(r"serves gRPC on (\S+)", self.banner)
+        assert address is not None
+        with connect(address[1], transport="grpc", timeout_s=10.0) as client:
+            for partition in client.partitions():
+                assert partition.rows_put_total == partition.rows + sum(partition.removed_rows.values())
+                for task in partition.tasks:
+                    assert task.delivered_rows_total == task.claimed_rows + sum(task.ended_deliveries.values())
+                    states = (task.untaken_rows, task.claimed_rows, task.consumed_rows, task.delayed_rows)
+                    assert partition.rows == sum(states) + task.dead_rows
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; the exit code."""
         self.process.send_signal(number)
@@ -48,16 +63,30 @@ class Command:
         self.process.stdout.close()
 
 
+_started: list[Command] = []
+
+
+@pytest.fixture(autouse=True)
+def books_balance() -> Iterator[None]:
+    """Whatever a test does to servers, their books balance when it is over, as far as they still run."""
+    yield
+    for command in _started:
+        if command.process.poll() is None:
+            command.check_books()
+
+
 @pytest.fixture(scope="session")
 def start_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
     """Start the command with these flags (HTTP off, unless they say otherwise) and wait until it serves."""
     folder = tmp_path_factory.mktemp("logs")
     with contextlib.ExitStack() as running:
+        _started.clear()
 
         def start(*flags: str) -> Command:
             arguments = [*flags, *(() if "--http" in flags else ("--http", ""))]
             command = Command(["--memory", "64MiB", *arguments], folder / f"{len(list(folder.iterdir()))}.log")
             running.callback(command.close)
+            _started.append(command)
             return command
 
         yield start

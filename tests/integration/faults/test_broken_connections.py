@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import (
+    ClaimTimeoutError,
     DataPlaneError,
     DeadlineError,
     InvalidArgumentError,
@@ -153,6 +154,8 @@ def test_a_claim_into_a_black_hole_ends_a_little_after_its_deadline(
     client: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy
 ) -> None:
     client.register_partition("p", ["a"], 0, ["train"])
+    with pytest.raises(ClaimTimeoutError):
+        shaky.claim("p", "train", ["a"], 1, timeout_s=0)  # opens the session
     proxy.swallow = {"answers"}
     began = time.monotonic()
     with pytest.raises(DeadlineError):

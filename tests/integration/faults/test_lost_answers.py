@@ -12,6 +12,7 @@ import torch
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import ClaimTimeoutError
 
 T = TypeVar("T")
 Eventually = Callable[[Callable[[], object]], None]
@@ -78,6 +79,8 @@ def test_a_put_of_a_new_row_is_counted_once(
 def test_a_claim_gets_the_same_rows(
     flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
 ) -> None:
+    with pytest.raises(ClaimTimeoutError):
+        shaky.claim("p", "train", ["b"], 1, timeout_s=0)  # opens the session, whose answer is not to be lost
     claimed: list[list[str]] = []
     lose_answer(
         lambda: claimed.append(shaky.claim("p", "train", ["a"], 2).meta.sample_ids),
@@ -180,6 +183,8 @@ async def test_the_asynchronous_client_repeats_a_put_and_it_is_applied_once(
 async def test_the_asynchronous_client_repeats_a_claim_and_gets_the_same_rows(
     flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: Proxy, eventually: Eventually
 ) -> None:
+    with pytest.raises(ClaimTimeoutError):
+        await async_shaky.claim("p", "train", ["b"], 1, timeout_s=0)  # likewise
     proxy.swallow = {"answers"}
     claim = asyncio.create_task(async_shaky.claim("p", "train", ["a"], 2))
     await asyncio.to_thread(lambda: eventually(lambda: flow.partition("p").task("train").claimed_rows == 2))

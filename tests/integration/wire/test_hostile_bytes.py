@@ -43,6 +43,7 @@ def send(channel: grpc.Channel, method: Any, data: bytes) -> object:
         (False, False): channel.unary_unary,
         (True, False): channel.stream_unary,
         (False, True): channel.unary_stream,
+        (True, True): channel.stream_stream,
     }
     open_call = kinds[method.client_streaming, method.server_streaming]
     call = open_call(f"/{SERVICE.full_name}/{method.name}", lambda message: message, lambda message: message)

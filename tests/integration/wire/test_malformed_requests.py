@@ -153,6 +153,17 @@ PUTS: dict[str, tuple[Callable[[], pb.PutSamplesRequest], str, str]] = {
         "INVALID_REQUEST",
         "row 0",
     ),
+    "generations of 15 bytes": (
+        lambda: put(generations=int64s(1, 1)[:15]),
+        "INVALID_REQUEST",
+        "15 bytes are not a multiple of 8",
+    ),
+    "generations of one row": (lambda: put(generations=int64s(1)), "ROW_COUNT_MISMATCH", "generations"),
+    "generations of other rows": (lambda: put(generations=int64s(1, 2)), "ROW_REPLACED", "'s'"),
+    "an unknown claim": (lambda: put(claim_id="nope"), "CLAIM_NOT_FOUND", "'nope'"),
+    "an unknown reservation": (lambda: put(reservation_id="nope"), "GROUP_FENCED", "'nope'"),
+    "a payload shared by no group": (lambda: put(shared=True, sample_ids=[]), "INVALID_REQUEST", "reservation"),
+    "a caller of 257 bytes": (lambda: put(caller="x" * 257), "INVALID_REQUEST", "256"),
     "a pickle for tags": (lambda: put(row_tags=[pickle.dumps({"n": 1}), b""]), "INVALID_REQUEST", "tags of row 0"),
     "tags of 65 KiB": (
         lambda: put(row_tags=packed_tags({str(i): "x" * 1024 for i in range(65)})),
@@ -162,6 +173,15 @@ PUTS: dict[str, tuple[Callable[[], pb.PutSamplesRequest], str, str]] = {
 }
 
 
+OTHER_CODES = {
+    "PARTITION_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "CLAIM_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "ROW_REPLACED": grpc.StatusCode.NOT_FOUND,
+    "GROUP_FENCED": grpc.StatusCode.ABORTED,
+}
+"""Of reasons that are not INVALID_ARGUMENT."""
+
+
 @pytest.mark.parametrize("name", PUTS)
 def test_a_put_is_refused_for(
     registered: DataPlaneClient, stub: Any, refusal: Refusal, unchanged: Unchanged, name: str
@@ -169,8 +189,21 @@ def test_a_put_is_refused_for(
     make, expected, fragment = PUTS[name]
     with unchanged(registered):
         code, reason, message = refusal(lambda: stub.PutSamples(iter([make()]), timeout=20))
-    assert (code, reason) == (grpc.StatusCode.NOT_FOUND if "NOT_FOUND" in expected else INVALID, expected)
+    assert (code, reason) == (OTHER_CODES.get(expected, INVALID), expected)
     assert fragment in message
+
+
+def shard(**more: Any) -> pb.ClaimShardRequest:
+    settings: dict[str, Any] = {
+        "request_id": f"request-{next(_numbers)}",
+        "partition_id": "p",
+        "task": "train",
+        "dp_world": 2,
+        "batch_size": 2,
+        "balance": pb.SHARD_BALANCE_ROWS,
+        **more,
+    }
+    return pb.ClaimShardRequest(**settings)
 
 
 def claim(**more: Any) -> pb.ClaimSamplesRequest:
@@ -239,6 +272,133 @@ CALLS: dict[str, tuple[str, Callable[[], object], str, str]] = {
         lambda: pb.ReleaseClaimRequest(request_id="r", claim_id="c" * 10_000),
         "CLAIM_NOT_FOUND",
         "'ccc",
+    ),
+    "release of a claim and of a request": (
+        "ReleaseClaim",
+        lambda: pb.ReleaseClaimRequest(request_id="r", claim_id="c", claim_request_id="q"),
+        "INVALID_REQUEST",
+        "not both",
+    ),
+    "release with a reason of 257 bytes": (
+        "ReleaseClaim",
+        lambda: pb.ReleaseClaimRequest(request_id="r", claim_id="c", reason="x" * 257),
+        "INVALID_REQUEST",
+        "256",
+    ),
+    "giving up a request without request_id": (
+        "ReleaseClaim",
+        lambda: pb.ReleaseClaimRequest(claim_request_id="q"),
+        "INVALID_REQUEST",
+        "request_id",
+    ),
+    "giving up a request that was no claim": (
+        "ReleaseClaim",
+        lambda: pb.ReleaseClaimRequest(request_id="r", claim_request_id="x" * 65),
+        "INVALID_REQUEST",
+        "1 to 64 bytes",
+    ),
+    "claim for a session that never was": (
+        "ClaimSamples",
+        lambda: claim(session_id="nobody"),
+        "SESSION_EXPIRED",
+        "'nobody'",
+    ),
+    "shard without balance": ("ClaimShard", lambda: shard(balance=0), "INVALID_REQUEST", "balance"),
+    "shard with an unknown balance": ("ClaimShard", lambda: shard(balance=99), "INVALID_REQUEST", "balance"),
+    "shard without request_id": ("ClaimShard", lambda: shard(request_id=""), "INVALID_REQUEST", "request_id"),
+    "shard of no ranks": ("ClaimShard", lambda: shard(dp_world=0), "INVALID_REQUEST", "dp_world"),
+    "shard of a rank beyond": ("ClaimShard", lambda: shard(dp_rank=2), "INVALID_REQUEST", "dp_rank"),
+    "shard for a session that never was": (
+        "ClaimShard",
+        lambda: shard(session_id="nobody"),
+        "SESSION_EXPIRED",
+        "'nobody'",
+    ),
+    "adoption of an unknown claim": (
+        "AdoptClaim",
+        lambda: pb.AdoptClaimRequest(request_id="r", claim_id="nope", session_id="s"),
+        "CLAIM_NOT_FOUND",
+        "'nope'",
+    ),
+    "reset of samples and the whole task": (
+        "ResetTask",
+        lambda: pb.ResetTaskRequest(request_id="r", partition_id="p", task="train", whole_task=True, sample_ids=["s"]),
+        "INVALID_REQUEST",
+        "not both",
+    ),
+    "reset of nothing": (
+        "ResetTask",
+        lambda: pb.ResetTaskRequest(request_id="r", partition_id="p", task="train"),
+        "INVALID_REQUEST",
+        "1 to 65536",
+    ),
+    "reset of an unknown task": (
+        "ResetTask",
+        lambda: pb.ResetTaskRequest(request_id="r", partition_id="p", task="nope", whole_task=True),
+        "TASK_NOT_REGISTERED",
+        "'nope'",
+    ),
+    "dead letters of an unknown task": (
+        "ListDeadLetters",
+        lambda: pb.ListDeadLettersRequest(partition_id="p", task="nope"),
+        "TASK_NOT_REGISTERED",
+        "'nope'",
+    ),
+    "reservation of rows that exist": (
+        "ReserveGroup",
+        lambda: pb.ReserveGroupRequest(request_id="r", partition_id="p", group_id="g", sample_ids=["new", "s"]),
+        "SAMPLE_EXISTS",
+        "'s'",
+    ),
+    "reservation of no rows": (
+        "ReserveGroup",
+        lambda: pb.ReserveGroupRequest(request_id="r", partition_id="p", group_id="g"),
+        "INVALID_REQUEST",
+        "1 to 4096",
+    ),
+    "reservation without a name": (
+        "ReserveGroup",
+        lambda: pb.ReserveGroupRequest(request_id="r", partition_id="p", sample_ids=["new"]),
+        "INVALID_REQUEST",
+        "group",
+    ),
+    "reservation without request_id": (
+        "ReserveGroup",
+        lambda: pb.ReserveGroupRequest(partition_id="p", group_id="g", sample_ids=["new"]),
+        "INVALID_REQUEST",
+        "request_id",
+    ),
+    "end of an unknown group": (
+        "FinishGroup",
+        lambda: pb.FinishGroupRequest(request_id="r", reservation_id="nope"),
+        "GROUP_FENCED",
+        "'nope'",
+    ),
+    "roll-back of an unknown group": (
+        "AbortGroup",
+        lambda: pb.AbortGroupRequest(request_id="r", reservation_id="nope"),
+        "GROUP_FENCED",
+        "'nope'",
+    ),
+    "clear with generations of 15 bytes": (
+        "ClearSamples",
+        lambda: pb.ClearSamplesRequest(
+            request_id="r", partition_id="p", sample_ids=["s", "t"], generations=int64s(1, 2)[:15]
+        ),
+        "INVALID_REQUEST",
+        "15 bytes are not a multiple of 8",
+    ),
+    "clear with generations of one row": (
+        "ClearSamples",
+        lambda: pb.ClearSamplesRequest(request_id="r", partition_id="p", sample_ids=["s", "t"], generations=int64s(1)),
+        "ROW_COUNT_MISMATCH",
+        "generations",
+    ),
+    "story of a sample of no partition": (
+        "GetSample",
+        lambda: pb.GetSampleRequest(partition_id="nope", sample_id="s"),
+        "PARTITION_NOT_FOUND",
+        "'nope'",
     ),
     "commit of an unknown claim": (
         "CommitClaim",

@@ -1,0 +1,207 @@
+"""Verbs that hand rows to a task, and those of producers that work group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dataplane_client._arguments import checked_name
+from dataplane_client._async.claim import AsyncClaim
+from dataplane_client._async.group import AsyncGroup
+from dataplane_client._async.session import AsyncSession
+from dataplane_client._async.transport import AsyncTransport
+from dataplane_client._claim_requests import Balance, claim_request, reserve_request, reset_request, shard_request
+from dataplane_client._layouts import generations_of
+from dataplane_client.descriptions import DeadLetter, dead_letter
+from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.grants import Grant, granted
+from dataplane_client.meta import KVBatchMeta
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+
+class ClaimVerbs:
+    """Part of the client."""
+
+    _transport: AsyncTransport
+    _session: AsyncSession
+
+    async def claim(
+        self,
+        partition_id: str,
+        task_name: str,
+        required_fields: Sequence[str],
+        batch_size: int,
+        *,
+        min_size: int | None = None,
+        whole_groups: bool = False,
+        max_tokens: int | None = None,
+        timeout_s: float = 60.0,
+    ) -> AsyncClaim:
+        """Take rows for a task until they are committed or released, or this client dies.
+
+        Rows in which all required fields are produced and which the task has not taken, in the order in which they
+        became ready. Blocks on the server until min_size rows are there (None: batch_size) and takes up to batch_size.
+
+        whole_groups: take the rows of a group together, and only when all are ready; batch_size and min_size then count
+        groups, and a row outside of groups is one of its own. max_tokens: take no more rows (or groups) than have so
+        many tokens together, but one at least, also if that is less than min_size; None for no limit.
+
+        Raises ClaimTimeoutError with nothing taken when timeout_s passes first, NotFoundError for an unknown partition
+        or task, InvalidArgumentError for an undeclared field or sizes that make no sense. Rows that were handed out in
+        an answer that did not arrive go back to the task.
+        """
+        request = claim_request(
+            partition_id,
+            task_name,
+            required_fields,
+            batch_size,
+            mode=pb.CLAIM_MODE_ACKNOWLEDGED,
+            min_size=min_size,
+            whole_groups=whole_groups,
+            max_tokens=max_tokens,
+        )
+        response = await self._session.hand_out("ClaimSamples", request, timeout_s, waits=True)
+        return AsyncClaim(self._session, granted(response, partition_id, task_name, required_fields, {}))
+
+    async def claim_shard(
+        self,
+        partition_id: str,
+        task_name: str,
+        required_fields: Sequence[str],
+        batch_size: int,
+        *,
+        step: int,
+        dp_rank: int,
+        dp_world: int,
+        min_size: int | None = None,
+        balance: Balance = "tokens",
+        max_tokens: int | None = None,
+        whole_groups: bool = False,
+        timeout_s: float = 60.0,
+    ) -> AsyncClaim:
+        """Take the rows of one data-parallel rank for one step.
+
+        The first call of a step takes the rows of all ranks, as `claim` would (batch_size, min_size and max_tokens are
+        of all together), and splits them. Whoever asks for the same step and rank, however often, gets the same rows
+        under the same claim: so all tensor-, context- and pipeline-parallel ranks see one shard. It is theirs together,
+        stays claimed while one of them lives, and ends for all with the first commit. Rows that nobody holds any more
+        stay with their step, and go to whoever asks next, under a new claim. Calls of one step must agree on all but
+        dp_rank.
+
+        step: a number on which the ranks agree; the server remembers the last 64 or so. balance "tokens": sums of
+        sequence_lengths as equal as can be, numbers of rows differing by one at most; "rows": in order. whole_groups: a
+        group goes to one rank. The meta's extra_info holds dp_rank. Blocks and raises as `claim`, and
+        InvalidArgumentError for a call that contradicts the step.
+        """
+        request = shard_request(
+            partition_id,
+            task_name,
+            required_fields,
+            batch_size,
+            step=step,
+            dp_rank=dp_rank,
+            dp_world=dp_world,
+            min_size=min_size,
+            balance=balance,
+            max_tokens=max_tokens,
+            whole_groups=whole_groups,
+        )
+        response = await self._session.hand_out("ClaimShard", request, timeout_s, waits=True)
+        extra_info: dict[str, object] = {"dp_rank": dp_rank}
+        return AsyncClaim(self._session, granted(response.claim, partition_id, task_name, required_fields, extra_info))
+
+    async def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> AsyncClaim:
+        """Take over an open claim from whoever holds it: from now on it lives as long as this client. For handing rows
+        from one process to another, which sends claim_id and meta.
+
+        Raises ClaimFencedError or ClaimNotFoundError when the claim has ended.
+        """
+        request = pb.AdoptClaimRequest(claim_id=checked_name("claim id", claim_id, "adopt_claim"))
+        await self._session.hand_out("AdoptClaim", request, timeout_s)
+        return AsyncClaim(self._session, Grant(claim_id, meta, []))
+
+    async def claim_meta(
+        self,
+        partition_id: str,
+        task_name: str,
+        required_fields: Sequence[str],
+        batch_size: int,
+        dp_rank: int | None = None,
+        blocking: bool = True,
+        timeout_s: float = 60.0,
+    ) -> KVBatchMeta:
+        """Take rows for a task; delivery is consumption. What the caller loses stays lost: `claim` does not have that.
+
+        Waits as `claim` does for exactly batch_size rows. Not blocking: a meta without rows when they are not there.
+        dp_rank is handed on in the meta's extra_info; which rows are taken does not depend on it.
+        """
+        mode = pb.CLAIM_MODE_CONSUME
+        request = claim_request(partition_id, task_name, required_fields, batch_size, mode=mode)
+        try:
+            if blocking:
+                response = await self._transport.unary("ClaimSamples", request, timeout_s, waits=True)
+            else:
+                response = await self._transport.unary("ClaimSamples", request, None)
+        except ClaimTimeoutError:
+            if blocking:
+                raise
+            response = pb.ClaimSamplesResponse()
+        extra_info: dict[str, object] = {} if dp_rank is None else {"dp_rank": dp_rank}
+        return granted(response, partition_id, task_name, required_fields, extra_info).meta
+
+    async def reset(
+        self,
+        partition_id: str,
+        task_name: str,
+        sample_ids: Sequence[str] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Give rows (None: all) back to a task as if it had never taken them, whether consumed, claimed, delayed or
+        dead; how many it had taken. Claims that hold any of them are fenced as a whole. Unknown ids are fine.
+
+        Raises NotFoundError for an unknown partition or task.
+        """
+        if sample_ids is not None and not len(sample_ids):
+            return 0
+        request = reset_request(partition_id, task_name, sample_ids)
+        return int((await self._transport.unary("ResetTask", request, timeout_s)).reset_rows)
+
+    async def dead_letters(
+        self, partition_id: str, task_name: str, *, timeout_s: float | None = None
+    ) -> list[DeadLetter]:
+        """The rows that a task has given up: delivered max_deliveries times and never committed. In order of arrival,
+        at most 65,536. `reset` gives them another chance. Raises NotFoundError for an unknown partition or task.
+        """
+        where = f"dead_letters of {partition_id!r}"
+        request = pb.ListDeadLettersRequest(
+            partition_id=checked_name("partition id", partition_id, where),
+            task=checked_name("task name", task_name, where),
+        )
+        response = await self._transport.unary("ListDeadLetters", request, timeout_s)
+        return [dead_letter(message) for message in response.dead_letters]
+
+    async def reserve_group(
+        self,
+        partition_id: str,
+        group_id: str,
+        sample_ids: Sequence[str],
+        *,
+        weight_version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGroup:
+        """Reserve the rows of one prompt: they exist from here on, but no claim sees them until the group is committed.
+        If this client dies before, they vanish.
+
+        group_id: a name in the partition, as of the prompt. sample_ids: 1 to 4,096 rows. weight_version: of the weights
+        with which generation begins, for those who claim groups whole. Raises PreconditionError when a row or the group
+        exists already, NotFoundError for an unknown partition.
+        """
+        request = reserve_request(partition_id, group_id, sample_ids, weight_version)
+        response = await self._session.hand_out("ReserveGroup", request, timeout_s)
+        meta = KVBatchMeta(
+            partition_id=partition_id,
+            task_name=None,
+            sample_ids=list(request.sample_ids),
+            generations=generations_of(response.generations, len(request.sample_ids)),
+        )
+        return AsyncGroup(self._session, group_id, response.reservation_id, meta)

@@ -1,0 +1,99 @@
+"""The stream of a session: the first request opens or resumes it, each later one is a heartbeat.
+
+A server of a thousand clients reads hundreds of heartbeats a second, so they are read as bytes, with nothing between
+gRPC and the core: an empty message is a heartbeat, whatever else comes is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from dataplane_server.core.calls import SessionInfo
+from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.service import translate
+from dataplane_server.service.endless import Call
+from dataplane_server.service.frames import STALL_TIMEOUT_S
+from dataplane_server.service.session_streams import expired
+from dataplane_server.service.shell import Shell
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SessionCalls:
+    """Serves the streams of sessions."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._plane = shell.plane
+
+    async def open(self, context: Context) -> Coroutine[Any, Any, None]:
+        """Answer the first request of a stream; returns what listens to the others."""
+        with self._shell.endless.running() as stream:
+            first = await self._first(context, stream)
+            info = self._open(first)
+            self._shell.sessions.enter(info.session_id, first, stream)
+            response = pb.SessionResponse(session_id=info.session_id, grace=translate.duration(info.grace_s))
+            try:
+                await context.write(response.SerializeToString())
+            except BaseException:
+                self._shell.sessions.leave(info.session_id, stream)
+                raise
+        return self._listen(context, info.session_id)
+
+    async def _first(self, context: Context, stream: Call) -> pb.OpenSession:
+        late = Refusal(Reason.MALFORMED_STREAM, f"the stream stalled: nothing was opened for {STALL_TIMEOUT_S:.0f} s")
+        timer = asyncio.get_running_loop().call_later(STALL_TIMEOUT_S, self._shell.endless.end, stream, late)
+        try:
+            message = await context.read()
+        finally:
+            timer.cancel()
+        request = pb.SessionRequest() if message is grpc.aio.EOF else _parsed(message)
+        if not request.HasField("open") or request.close:
+            raise Refusal(Reason.MALFORMED_STREAM, "the first request of a session's stream must open it")
+        return request.open
+
+    def _open(self, request: pb.OpenSession) -> SessionInfo:
+        grace_s = translate.seconds(request.grace) if request.HasField("grace") else None
+        return self._shell.settled(
+            lambda: self._plane.open_session(request.session_id, request.client_name, grace_s, time.monotonic())
+        )
+
+    async def _listen(self, context: Context, session_id: str) -> None:
+        """Until the client closes the session, or ends its stream, which changes nothing."""
+        with self._shell.endless.running() as stream:
+            try:
+                await self._hear(context, session_id)
+            finally:
+                self._shell.sessions.leave(session_id, stream)
+
+    async def _hear(self, context: Context, session_id: str) -> None:
+        read, heartbeat, now = context.read, self._plane.heartbeat, time.monotonic
+        while (message := await read()) is not grpc.aio.EOF:
+            if message and self._closes(message, session_id):
+                return
+            if not heartbeat(session_id, now()):
+                raise expired(session_id)
+
+    def _closes(self, message: bytes, session_id: str) -> bool:
+        request = _parsed(message)
+        if request.HasField("open"):
+            raise Refusal(Reason.MALFORMED_STREAM, "a session is opened once, in the first request of its stream")
+        if request.close:
+            self._shell.settled(lambda: self._plane.close_session(session_id, time.monotonic()))
+            self._shell.sessions.closed(session_id)
+        return request.close
+
+
+def _parsed(message: bytes) -> pb.SessionRequest:
+    try:
+        return pb.SessionRequest.FromString(message)
+    except DecodeError as error:
+        raise Refusal(Reason.MALFORMED_STREAM, f"the stream of a session holds what is no request: {error}") from None

@@ -1,0 +1,396 @@
+"""The session of a client: when it is opened, what keeps it, what ends it, and what it takes back."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from dataplane_client._deadline import Deadline
+from dataplane_client._session import LivenessSession
+from dataplane_client.errors import ClosedError, DataPlaneError, OutOfSpaceError, UnavailableError
+from dataplane_client.options import ClientOptions
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+GRACE_S = 0.2
+
+
+@dataclass
+class Sessions:
+    """The server's part: it notes what it is told, and says what the test wants it to say."""
+
+    opened: list[pb.OpenSession] = field(default_factory=list)
+    living: set[str] = field(default_factory=set)
+    closed: list[str] = field(default_factory=list)
+    refusal: tuple[grpc.StatusCode, str] | None = None
+    released: list[pb.ReleaseClaimRequest] = field(default_factory=list)
+    release_refusals: int = 0
+    silent: threading.Event | None = None
+    beats: int = 0
+    _streams: list[grpc.ServicerContext] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 1000)))
+
+    def session(
+        self, requests: Iterator[pb.SessionRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.SessionResponse]:
+        opening = next(requests).open
+        self.opened.append(opening)
+        if self.silent is not None:
+            self.silent.wait(20)
+        if self.refusal is not None:
+            abort(context, *self.refusal)
+        session_id = opening.session_id or f"s{next(self._numbers)}"
+        if opening.session_id and session_id not in self.living:
+            abort(context, grpc.StatusCode.ABORTED, "SESSION_EXPIRED")
+        self.living.add(session_id)
+        self._streams.append(context)
+        yield pb.SessionResponse(session_id=session_id, grace=opening.grace)
+        for request in requests:
+            assert not request.HasField("open")
+            if request.close:
+                self.closed.append(session_id)
+                return
+            assert request.ByteSize() == 0
+            self.beats += 1
+            if session_id not in self.living:
+                abort(context, grpc.StatusCode.ABORTED, "SESSION_EXPIRED")
+
+    def release_claim(self, request: pb.ReleaseClaimRequest, context: grpc.ServicerContext) -> pb.ReleaseClaimResponse:
+        self.released.append(request)
+        if self.release_refusals:
+            self.release_refusals -= 1
+            abort(context, grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        return pb.ReleaseClaimResponse(released_rows=1)
+
+    def break_streams(self) -> None:
+        """As a connection that is cut."""
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            stream.cancel()
+
+
+def handlers(sessions: Sessions) -> grpc.GenericRpcHandler:
+    return grpc.method_handlers_generic_handler(
+        "rl_dataplane.v1.DataPlaneService",
+        {
+            "Session": grpc.stream_stream_rpc_method_handler(
+                sessions.session, pb.SessionRequest.FromString, pb.SessionResponse.SerializeToString
+            ),
+            "ReleaseClaim": grpc.unary_unary_rpc_method_handler(
+                sessions.release_claim, pb.ReleaseClaimRequest.FromString, pb.ReleaseClaimResponse.SerializeToString
+            ),
+        },
+    )
+
+
+def abort(context: grpc.ServicerContext, code: grpc.StatusCode, reason: str) -> None:
+    info = any_pb2.Any()
+    info.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="rl_dataplane"))
+    status = status_pb2.Status(code=code.value[0], message="why it is so", details=[info])
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(code, "why it is so")
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., str]]:
+    """Serve sessions; the address."""
+    servers = []
+
+    def serve(sessions: Sessions, address: str = "127.0.0.1:0") -> str:
+        server = grpc.server(ThreadPoolExecutor(max_workers=16))
+        server.add_generic_rpc_handlers((handlers(sessions),))
+        port = server.add_insecure_port(address)
+        server.start()
+        servers.append(server)
+        return f"127.0.0.1:{port}"
+
+    yield serve
+    for server in servers:
+        server.stop(0).wait()
+
+
+@pytest.fixture
+def sessions() -> Sessions:
+    return Sessions()
+
+
+@pytest.fixture
+def address(start: Callable[..., str], sessions: Sessions) -> str:
+    return start(sessions)
+
+
+Open = Callable[[str], LivenessSession]
+
+
+@pytest.fixture
+def liveness() -> Iterator[Open]:
+    """A client's session with a server; closed at the end."""
+    opened: list[LivenessSession] = []
+
+    def new(address: str) -> LivenessSession:
+        opened.append(LivenessSession(address, ClientOptions(session_grace_s=GRACE_S, client_name="trainer-0")))
+        return opened[-1]
+
+    yield new
+    for session in opened:
+        session.close().result(20)
+    assert [thread.name for thread in threading.enumerate() if thread.name == "dataplane-session"] == []
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], object]], None]:
+    """Wait until something holds; fail after 20 s."""
+
+    def wait(holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 20.0
+        while not holds():
+            assert time.monotonic() < deadline, "it never happened"
+            time.sleep(0.002)
+
+    return wait
+
+
+Eventually = Callable[[Callable[[], object]], None]
+
+
+def opened(session: LivenessSession, stale: str = "", timeout_s: float = 20.0) -> str:
+    return session.wanted(stale, Deadline(timeout_s)).result(20)
+
+
+# -- opening -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_session_is_opened_until_one_is_wanted(address: str, sessions: Sessions, liveness: Open) -> None:
+    session = liveness(address)
+    assert session.session_id == ""
+    assert opened(session) == "s1"
+    assert session.session_id == "s1"
+    assert [(opening.session_id, opening.client_name) for opening in sessions.opened] == [("", "trainer-0")]
+    assert sessions.opened[0].grace.ToNanoseconds() == GRACE_S * 1e9
+
+
+def test_all_who_want_a_session_get_the_same(address: str, sessions: Sessions, liveness: Open) -> None:
+    session = liveness(address)
+    wanted = [session.wanted("", Deadline(20.0)) for _ in range(20)]
+    assert {future.result(20) for future in wanted} == {"s1"}
+    assert len(sessions.opened) == 1
+
+
+def test_a_server_that_comes_up_later_is_waited_for(start: Callable[..., str], liveness: Open) -> None:
+    first = start(Sessions(), "127.0.0.1:0")
+    session = liveness(f"127.0.0.1:{free_port()}")
+    wanted = session.wanted("", Deadline(20.0))
+    assert first != session._target
+    start(Sessions(), session._target)
+    assert wanted.result(20) == "s1"
+
+
+def test_a_server_that_is_not_there_until_the_deadline_is_unavailable(liveness: Open) -> None:
+    with pytest.raises(UnavailableError, match="Session at"):
+        opened(liveness(f"127.0.0.1:{free_port()}"), timeout_s=0.05)
+
+
+def test_a_session_that_the_server_refuses_is_refused_at_once(address: str, sessions: Sessions, liveness: Open) -> None:
+    sessions.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
+    session = liveness(address)
+    with pytest.raises(OutOfSpaceError, match="why it is so"):
+        opened(session)
+    assert len(sessions.opened) == 1
+    sessions.refusal = None
+    assert opened(session) == "s1"
+
+
+# -- staying alive -----------------------------------------------------------------------------------------------------
+
+
+def test_heartbeats_go_on_without_anybody_doing_anything(
+    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
+) -> None:
+    opened(liveness(address))
+    eventually(lambda: sessions.beats >= 8)
+    assert len(sessions.opened) == 1
+
+
+def test_a_stream_that_breaks_is_opened_anew_for_the_same_session(
+    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
+) -> None:
+    session = liveness(address)
+    opened(session)
+    sessions.break_streams()
+    eventually(lambda: len(sessions.opened) == 2)
+    assert sessions.opened[1].session_id == "s1"
+    before = sessions.beats
+    eventually(lambda: sessions.beats > before)
+    assert opened(session) == "s1"
+
+
+def test_a_session_that_has_died_is_gone_and_none_is_opened_until_one_is_wanted(
+    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
+) -> None:
+    session = liveness(address)
+    opened(session)
+    sessions.living.clear()
+    eventually(lambda: session.session_id == "")
+    assert len(sessions.opened) == 1
+    assert opened(session) == "s2"
+
+
+def test_a_server_that_was_started_anew_knows_no_session_of_before(
+    start: Callable[..., str], liveness: Open, eventually: Eventually
+) -> None:
+    before = Sessions()
+    session = liveness(start(before))
+    opened(session)
+    before.living.clear()
+    before.break_streams()
+    eventually(lambda: session.session_id == "")
+    assert [opening.session_id for opening in before.opened] == ["", "s1"]
+
+
+def test_a_session_that_a_call_found_dead_is_replaced(address: str, sessions: Sessions, liveness: Open) -> None:
+    session = liveness(address)
+    assert opened(session) == "s1"
+    assert opened(session, stale="s1") == "s2"
+    assert opened(session, stale="s1") == "s2"
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def test_closing_tells_the_server_and_ends_the_thread(address: str, sessions: Sessions, liveness: Open) -> None:
+    session = liveness(address)
+    opened(session)
+    session.close().result(20)
+    assert sessions.closed == ["s1"]
+    with pytest.raises(ClosedError):
+        opened(session)
+    session.close().result(20)
+
+
+def test_a_session_that_nobody_wanted_closes_without_a_word(address: str, sessions: Sessions, liveness: Open) -> None:
+    session = liveness(address)
+    session.close().result(20)
+    assert sessions.opened == []
+    with pytest.raises(ClosedError):
+        opened(session)
+
+
+def test_whoever_waits_for_a_session_learns_that_it_was_closed(
+    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
+) -> None:
+    sessions.silent = threading.Event()
+    session = liveness(address)
+    wanted = session.wanted("", Deadline(20.0))
+    eventually(lambda: sessions.opened)
+    session.close().result(20)
+    with pytest.raises(DataPlaneError):
+        wanted.result(20)
+    sessions.silent.set()
+
+
+def test_a_session_that_nobody_holds_any_more_is_closed(
+    address: str, sessions: Sessions, eventually: Eventually
+) -> None:
+    session = LivenessSession(address, ClientOptions())
+    opened(session)
+    gone = weakref.ref(session)
+    del session
+    gc.collect()
+    assert gone() is None
+    eventually(lambda: sessions.closed == ["s1"])
+    eventually(lambda: all(thread.name != "dataplane-session" for thread in threading.enumerate()))
+
+
+def test_a_process_that_ends_without_closing_its_client_gives_back_what_it_holds(
+    address: str, sessions: Sessions, eventually: Eventually
+) -> None:
+    code = (
+        "from dataplane_client._session import LivenessSession\n"
+        "from dataplane_client._deadline import Deadline\n"
+        "from dataplane_client.options import ClientOptions\n"
+        f"session = LivenessSession({address!r}, ClientOptions())\n"
+        "print(session.wanted('', Deadline(20.0)).result(20))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "s1\n", "")
+    assert sessions.closed == ["s1"]
+
+
+def test_a_forked_child_has_a_session_of_its_own(address: str, sessions: Sessions) -> None:
+    """A process that starts none of gRPC's threads before it forks, so that the child can."""
+    code = (
+        "import os, sys\n"
+        "from dataplane_client._session import LivenessSession, _Keeper\n"
+        "from dataplane_client._deadline import Deadline\n"
+        "from dataplane_client.options import ClientOptions\n"
+        f"session = LivenessSession({address!r}, ClientOptions())\n"
+        "parents = session._keeper()\n"
+        "parents.session_id = 'of the parent'\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    found = session.session_id, session.wanted('', Deadline(20.0)).result(20)\n"
+        "    session.close().result(20)\n"
+        "    os._exit(0 if found == ('', 's1') else 1)\n"
+        "code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "sys.exit(code or session.session_id != 'of the parent')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sessions.closed == ["s1"]
+
+
+# -- taking back -------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_taken_back_now_is_taken_back_later(
+    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
+) -> None:
+    session = liveness(address)
+    opened(session)
+    sessions.release_refusals = 3
+    session.undo(release("first"))
+    session.undo(release("second"))
+    eventually(lambda: len(sessions.released) == 5)
+    assert [request.claim_request_id for request in sessions.released] == ["first"] * 4 + ["second"]
+
+
+def test_what_is_to_be_taken_back_ends_with_the_session(
+    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
+) -> None:
+    session = liveness(address)
+    opened(session)
+    sessions.release_refusals = 1_000_000
+    session.undo(release("first"))
+    eventually(lambda: sessions.released)
+    sessions.living.clear()
+    eventually(lambda: session.session_id == "")
+    sessions.release_refusals = 0
+    tries = len(sessions.released)
+    opened(session)
+    before = sessions.beats
+    eventually(lambda: sessions.beats >= before + 3)
+    assert len(sessions.released) == tries
+
+
+def release(claim_request_id: str) -> Callable[[Any, float], object]:
+    request = pb.ReleaseClaimRequest(request_id="r", claim_request_id=claim_request_id)
+    return lambda stub, timeout_s: stub.ReleaseClaim(request, timeout=timeout_s)
+
+
+def free_port() -> int:
+    server = grpc.server(ThreadPoolExecutor(max_workers=1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.stop(0).wait()
+    return int(port)

@@ -1,0 +1,275 @@
+"""Claims of the model: who gets which rows, who waits, and how each delivery ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from tests.core.claim_machine.facts import Facts
+from tests.core.claim_machine.lines import rows_of
+from tests.core.claim_machine.partition import PartitionModel
+from tests.core.claim_machine.refusals import No, refuse_if
+from tests.core.claim_machine.requests import Abandon, Adopt, Release, Reset
+from tests.core.claim_machine.steps import HELD_FOR_STEP, Steps
+from tests.core.claim_machine.things import Answer, Claim, Handed, Row, Session, Wait, Wish
+
+from dataplane_server.core.calls import (
+    ClaimRequest,
+    Grant,
+    GroupPart,
+    ReleaseResult,
+    ResetResult,
+)
+from dataplane_server.core.limits import Limits
+from dataplane_server.core.refusal import Reason
+
+
+class Claims(Facts):
+    """Methods named after requests answer them, or raise `No`."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.steps = Steps(self)
+
+    def claim(self, wish: ClaimRequest) -> Handed | None:
+        """None when the claim has to wait."""
+        refuse_if((not 1 <= wish.min_size <= wish.batch_size, Reason.INVALID_REQUEST))
+        partition = self.check_wish(wish)
+        self.supersede_wait(wish.request_id)
+        if not self.may_take(partition, wish):
+            return None
+        return self._hand_out(partition, wish)
+
+    def check_wish(self, wish: Wish) -> PartitionModel:
+        partition = self.partition(wish.partition_id)
+        reasons = set() if wish.task in partition.definition.tasks else {Reason.TASK_NOT_REGISTERED}
+        try:
+            self.session(wish.session_id)
+        except No as no:
+            reasons |= no.reasons
+        if reasons:
+            raise No(*reasons)
+        return partition
+
+    def may_take(self, partition: PartitionModel, wish: Wish) -> bool:
+        line = partition.line(wish)
+        in_front = [wait for wait in self.waiting_on(wish.partition_id) if partition.line(wait.wish) is line]
+        return not in_front and len(line.units) >= wish.min_size
+
+    def _hand_out(self, partition: PartitionModel, wish: ClaimRequest) -> Handed:
+        rows = [row for unit in partition.first(wish) for row in rows_of(unit)]
+        partition.deliver(wish.task, rows)
+        if wish.consume:
+            partition.consume(wish.task, rows)
+        session = self.session(wish.session_id)
+        return self.handed(wish, rows, [session] if session else [], consumed=wish.consume)
+
+    def handed(self, wish: Wish, rows: list[Row], holders: Iterable[Session], *, consumed: bool = False) -> Handed:
+        claim = Claim(wish.partition_id, wish.task, rows, [], ended="committed" if consumed else "")
+        if not consumed:
+            self.claims.append(claim)
+            for session in holders:
+                claim.holders.append(session)
+                session.claims.append(claim)
+        ledger = self.partitions[wish.partition_id].ledgers[wish.task]
+        return Handed(claim, ledger, self.grant(wish, rows), consumed)
+
+    def grant(self, wish: Wish, rows: Sequence[Row]) -> Grant:
+        return Grant(
+            "",
+            tuple(row.sample_id for row in rows),
+            np.array([row.length for row in rows], np.int64),
+            tuple({} for _ in rows),
+            np.zeros(0, np.int64),  # of rows that are being put nobody knows them yet
+            np.array([row.standings[wish.task].deliveries for row in rows], np.int64),
+            group_parts(rows) if wish.whole_groups else (),
+        )
+
+    def serve(self, partition: PartitionModel) -> None:
+        """Of those at the head of their line who can be served, the longest waiting is; until nobody can."""
+        for task in partition.definition.tasks:
+            while (wait := self._next_served(partition, task)) is not None:
+                self.waiting.remove(wait)
+                self.receive(partition, wait)
+
+    def receive(self, partition: PartitionModel, wait: Wait) -> None:
+        """The turn of a claim, or of all callers of a step, has come."""
+        if isinstance(wait.wish, ClaimRequest):
+            self._tell(wait.callers[0], self._hand_out(partition, wait.wish))
+            return
+        step = self.steps.take(partition, wait.wish)
+        for caller in wait.callers:
+            assert not isinstance(caller[1], ClaimRequest)
+            self._tell(caller, self.steps.hand(partition, step, caller[1]))
+
+    def _tell(self, caller: tuple[int, Wish], handed: Handed) -> None:
+        self.effects.granted.append((*caller, handed))
+
+    def wait(self, wish: Wish, ticket: int) -> None:
+        """A claim stands in line, or with the others of its step."""
+        others = None if isinstance(wish, ClaimRequest) else self.steps.waiting(wish)
+        if others is None:
+            self.waiting.append(Wait(wish, [(ticket, wish)]))
+        else:
+            others.callers.append((ticket, wish))
+
+    def _next_served(self, partition: PartitionModel, task: str) -> Wait | None:
+        passed = []
+        for wait in self.waiting_on(partition.partition_id):
+            line = partition.line(wait.wish) if wait.wish.task == task else None
+            if line is not None and line not in passed:
+                if len(line.units) >= wait.wish.min_size:
+                    return wait
+                passed.append(line)
+        return None
+
+    def leave_line(self, ticket: int) -> None:
+        """A claim that waits is given up, or its caller is gone."""
+        for wait in list(self.waiting):
+            wait.callers = [caller for caller in wait.callers if caller[0] != ticket]
+            if not wait.callers:
+                self.waiting.remove(wait)
+                self.serve(self.partitions[wait.wish.partition_id])
+
+    def supersede_wait(self, request_id: str) -> None:
+        self.fail_callers(
+            [ticket for ticket, wish in self.callers() if wish.request_id == request_id], Reason.SUPERSEDED
+        )
+
+    def fail_callers(self, tickets: Iterable[int], reason: Reason) -> None:
+        for ticket in tickets:
+            self.effects.failed.append((ticket, {reason}))
+            self.leave_line(ticket)
+
+    def fail(self, wait: Wait, reason: Reason) -> None:
+        self.waiting.remove(wait)
+        self.effects.failed += [(ticket, {reason}) for ticket, _ in wait.callers]
+
+    # -- ends of claims ------------------------------------------------------------------------------------------------
+
+    def release(self, call: Release) -> ReleaseResult:
+        claim = self.claim_of(call.claim_id)
+        until = self.now + call.delay_s if call.delay_s else None
+        until = HELD_FOR_STEP if claim.shard is not None else until
+        rows, partition = claim.left(), self.partitions[claim.partition_id]
+        self.end(claim, "released")
+        if call.reason:
+            partition.fail(claim.task, rows, "released", call.reason, until)
+        else:
+            partition.take_back(claim.task, rows, "released", until)
+        self.serve(partition)
+        return ReleaseResult(len(rows))
+
+    def adopt(self, call: Adopt) -> None:
+        reasons = set()
+        try:
+            claim = self.claim_of(call.claim_id)
+        except No as no:
+            reasons |= no.reasons
+        heirs = [session for session in self.sessions if session.session_id == call.session_id]
+        if not heirs:
+            reasons.add(Reason.SESSION_EXPIRED)
+        if reasons:
+            raise No(*reasons)
+        for holder in claim.holders:
+            holder.claims.remove(claim)
+        claim.holders = heirs
+        heirs[0].claims.append(claim)
+
+    def abandon(self, call: Abandon) -> ReleaseResult:
+        """Nobody will take a claim: its rows go back as if never delivered, and it is refused if it still comes."""
+        answer = self.recall(call.claim_request_id, "ClaimRequest")
+        self.supersede_wait(call.claim_request_id)
+        handed = None if answer is None else answer.handed
+        if handed is None or not handed.consumed:
+            self.answers[call.claim_request_id] = Answer("ClaimRequest", Reason.SUPERSEDED.name, self.now)
+        if handed is None or handed.consumed or handed.claim.ended or handed.claim.shard is not None:
+            return ReleaseResult(0)
+        claim = handed.claim
+        rows, partition = claim.left(), self.partitions[claim.partition_id]
+        self.end(claim, "abandoned")
+        partition.take_back(claim.task, rows, "abandoned")
+        self.serve(partition)
+        return ReleaseResult(len(rows))
+
+    def reset(self, call: Reset) -> ResetResult:
+        partition = self.partition(call.partition_id)
+        refuse_if((call.task not in partition.definition.tasks, Reason.TASK_NOT_REGISTERED))
+        wanted = list(partition.rows) if call.sample_ids is None else partition.found(call.sample_ids)
+        touched = set(wanted) | set(self._forget_steps(partition, call, wanted))
+        fenced = [
+            claim
+            for claim in self.open_on(partition)
+            if claim.task == call.task and (call.sample_ids is None or touched & set(claim.left()))
+        ]
+        touched |= {row for claim in fenced for row in claim.left()}
+        rows = [row for row in partition.rows if row in touched]
+        taken = sum(row.standings[call.task].state != "untaken" for row in rows)
+        for claim in fenced:
+            self.end(claim, "reset")
+        partition.restore(call.task, rows)
+        self.serve(partition)
+        return ResetResult(taken, len(fenced))
+
+    def _forget_steps(self, partition: PartitionModel, call: Reset, wanted: Sequence[Row]) -> list[Row]:
+        """Forget the steps that have any of the rows; their rows that are claimed, or held for them."""
+        rows: list[Row] = []
+        for step in list(partition.steps[call.task]):
+            own = [row for shard in step.shards for row in shard.rows if row.resident]
+            if call.sample_ids is None or set(own) & set(wanted):
+                partition.steps[call.task].remove(step)
+                rows += [row for row in own if row.standings[call.task].state in ("claimed", "delayed")]
+        return rows
+
+    def end(self, claim: Claim, how: str) -> None:
+        claim.ended = how
+        for session in claim.holders:
+            session.claims.remove(claim)
+        claim.holders = []
+
+    def end_all_on(self, partition: PartitionModel, how: str) -> None:
+        for claim in self.open_on(partition):
+            self.end(claim, how)
+
+    def open_on(self, partition: PartitionModel) -> list[Claim]:
+        return [claim for claim in self.open_claims() if claim.partition_id == partition.partition_id]
+
+    def give_back_together(self, claims: Sequence[Claim], *, died: bool) -> int:
+        """Rows of one task come first in line together, in the order in which they were handed out, but those of shards
+        stay with their step.
+        """
+        by_task: dict[tuple[str, str, bool], list[Claim]] = {}
+        for claim in claims:
+            by_task.setdefault((claim.partition_id, claim.task, claim.shard is not None), []).append(claim)
+        count = 0
+        for (partition_id, task, of_step), of_task in by_task.items():
+            rows = [row for claim in of_task for row in claim.left()]
+            count += len(rows)
+            for claim in of_task:
+                claim.ended = "expired" if died else "released"
+            until = HELD_FOR_STEP if of_step else None
+            if died:
+                self.partitions[partition_id].fail(task, rows, "expired", "expired", until)
+            else:
+                self.partitions[partition_id].take_back(task, rows, "released", until)
+        for partition_id in {key[0]: None for key in by_task}:
+            self.serve(self.partitions[partition_id])
+        return count
+
+
+def group_parts(rows: Sequence[Row]) -> tuple[GroupPart, ...]:
+    """Rows of one group adjoin; a row outside of groups is a part of its own."""
+    parts: list[list[Row]] = []
+    for row in rows:
+        if parts and row.group is not None and parts[-1][0].group is row.group:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return tuple(_part(part) for part in parts)
+
+
+def _part(rows: Sequence[Row]) -> GroupPart:
+    group = rows[0].group
+    if group is None:
+        return GroupPart("", 1)
+    return GroupPart(group.group_id, len(rows), group.start, group.end)

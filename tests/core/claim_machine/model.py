@@ -1,0 +1,164 @@
+"""What the data plane promises, as a program over plain lists: what a call is answered, whom it serves, why not.
+
+Ids of claims, sessions and reservations, tickets, and generations are the plane's to choose: the model is told them by
+whoever compares, and finds things by looking for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.core.claim_machine.partition import PartitionModel
+from tests.core.claim_machine.refusals import No, refuse_if
+from tests.core.claim_machine.requests import Abort, Clear, Drop, Finish, Register
+from tests.core.claim_machine.things import Group, Row, Session
+from tests.core.claim_machine.writes import Writes
+
+from dataplane_server.core.calls import (
+    ClaimRequest,
+    ClearResult,
+    DropResult,
+    GroupAborted,
+    GroupFinished,
+    Reserve,
+    ShardRequest,
+)
+from dataplane_server.core.refusal import Reason
+
+
+class Model(Writes):
+    # -- partitions ----------------------------------------------------------------------------------------------------
+
+    def register(self, call: Register) -> None:
+        definition = call.definition
+        partition = self.partitions.get(definition.partition_id)
+        if partition is None:
+            self.partitions[definition.partition_id] = PartitionModel(definition)
+            return
+        held = {name for row in partition.rows for name in row.values}
+        refuse_if((not held <= set(definition.fields), Reason.FIELD_HOLDS_VALUES))
+        for task, ledger in partition.ledgers.items():
+            ledger.ended["reset"] += partition.count(task, "claimed")
+        self.end_all_on(partition, "reset")
+        partition.redefine(definition)
+        for wait in self.waiting_on(partition.partition_id):
+            if wait.wish.task not in definition.tasks:
+                self.fail(wait, Reason.TASK_NOT_REGISTERED)
+        self.serve(partition)
+
+    def drop(self, call: Drop) -> DropResult:
+        partition = self.partitions.pop(call.partition_id, None)
+        if partition is None:
+            return DropResult(0)
+        self.end_all_on(partition, "reset")
+        for group in partition.groups:
+            self._end_group(group, "rolled back")
+        for wait in self.waiting_on(call.partition_id):
+            self.fail(wait, Reason.PARTITION_NOT_FOUND)
+        rows = list(partition.rows)
+        partition.remove(rows)
+        return DropResult(len(rows))
+
+    def clear(self, call: Clear) -> ClearResult:
+        partition = self.partition(call.partition_id)
+        rows = list(partition.rows) if call.sample_ids is None else partition.found(call.sample_ids)
+        if call.generations is not None and call.sample_ids is not None:
+            wanted = dict(zip(call.sample_ids, call.generations, strict=True))
+            rows = [row for row in rows if wanted[row.sample_id] == row.generation]
+        size = self._remove(partition, rows)
+        return ClearResult(len(rows), size)
+
+    def _remove(self, partition: PartitionModel, rows: Sequence[Row], why: str = "") -> int:
+        size = partition.remove(rows, why)
+        for group in self.groups:
+            if not group.rows and group.state == "reserved":
+                self._end_group(group, "gone")
+        self.serve(partition)
+        return size
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def reserve(self, call: Reserve) -> Group:
+        partition = self.partition(call.partition_id)
+        reasons = set()
+        try:
+            session = self.session(call.session_id)
+        except No as no:
+            reasons |= no.reasons
+        if partition.found(call.sample_ids) or any(call.group_id == group.group_id for group in partition.groups):
+            reasons.add(Reason.SAMPLE_EXISTS)
+        if reasons:
+            raise No(*reasons)
+        group = Group(call.group_id, call.partition_id, [], session, call.weight_version)
+        group.rows = [partition.create(sample_id) for sample_id in call.sample_ids]
+        for row in group.rows:
+            row.group = group
+        partition.groups.append(group)
+        self.groups.append(group)
+        if session:
+            session.groups.append(group)
+        return group
+
+    def finish(self, call: Finish) -> GroupFinished:
+        group = self.group_of(call.reservation_id)
+        refuse_if((not all(row.values for row in group.rows), Reason.GROUP_INCOMPLETE))
+        group.end = call.weight_version
+        self._end_group(group, "finished")
+        partition = self.partitions[group.partition_id]
+        partition.became_ready(group.rows)
+        self.serve(partition)
+        return GroupFinished(len(group.rows))
+
+    def abort(self, call: Abort) -> GroupAborted:
+        group = self.group_of(call.reservation_id)
+        return GroupAborted(self._roll_back(group))
+
+    def _roll_back(self, group: Group) -> int:
+        self._end_group(group, "rolled back")
+        rows = list(group.rows)
+        self._remove(self.partitions[group.partition_id], rows, "rolled_back")
+        return len(rows)
+
+    def _end_group(self, group: Group, state: str) -> None:
+        group.state = state if group.state == "reserved" else group.state
+        if group.session is not None and group in group.session.groups:
+            group.session.groups.remove(group)
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    def heard(self, session_id: str) -> bool:
+        for session in self.sessions:
+            if session.session_id == session_id:
+                session.deadline = max(session.deadline, self.now + session.grace_s)
+                return True
+        return False
+
+    def advance(self, now: float, stalled_s: float) -> None:
+        self.now = max(now, self.now)
+        for session in self.sessions:
+            session.deadline += max(0.0, stalled_s)
+        for session in sorted(self.sessions, key=lambda session: session.deadline):
+            if session.deadline <= now:
+                ended = self.end_session(session, died=True)
+                self.effects.died.append((session.session_id, *ended))
+        due = [(held, partition) for partition in self.partitions.values() for held in partition.held]
+        for held, partition in sorted(due, key=lambda pair: pair[0].until):
+            if held.until <= now:
+                partition.end_delay(held)
+                self.serve(partition)
+
+    def end_session(self, session: Session, *, died: bool) -> tuple[int, int, int]:
+        """How many claims ended with it, with how many rows, and how many groups."""
+        self.sessions.remove(session)
+        mine = [(ticket, wish) for ticket, wish in self.callers() if wish.session_id == session.session_id]
+        for kind in (ClaimRequest, ShardRequest):
+            self.fail_callers([t for t, wish in mine if isinstance(wish, kind)], Reason.SESSION_EXPIRED)
+        alone = [claim for claim in session.claims if claim.holders == [session]]
+        for claim in session.claims:
+            claim.holders.remove(session)
+        session.claims = []
+        rows = self.give_back_together(alone, died=died)
+        groups = list(session.groups)
+        for group in groups:
+            self._roll_back(group)
+        return len(alone), rows, len(groups)

@@ -1,0 +1,125 @@
+"""Steps of the model: a batch that is split between ranks once, and stays so for whoever asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tests.core.claim_machine.lines import Unit, rows_of, tokens
+from tests.core.claim_machine.partition import PartitionModel
+from tests.core.claim_machine.refusals import refuse_if
+from tests.core.claim_machine.things import Handed, Shard, Step, Wait, Wish
+
+from dataplane_server.core.balance import split_by_weight
+from dataplane_server.core.calls import ShardRequest
+from dataplane_server.core.refusal import Reason
+
+if TYPE_CHECKING:
+    from tests.core.claim_machine.claims import Claims
+
+
+class Steps:
+    def __init__(self, model: Claims) -> None:
+        self._model = model
+
+    def claim(self, wish: ShardRequest) -> Handed | None:
+        """None when the caller has to wait: alone, or with the others of its step."""
+        model = self._model
+        self._check_sizes(wish)
+        partition = model.check_wish(wish)
+        asked = self._asked(partition, wish)
+        refuse_if((asked is not None and alike(asked) != alike(wish), Reason.INVALID_REQUEST))
+        model.supersede_wait(wish.request_id)
+        step = self._taken(partition, wish)
+        if step is not None:
+            return self.hand(partition, step, wish)
+        if self.waiting(wish) is not None or not model.may_take(partition, wish):
+            return None
+        return self.hand(partition, self.take(partition, wish), wish)
+
+    def _check_sizes(self, wish: ShardRequest) -> None:
+        ranks = 0 <= wish.dp_rank < wish.dp_world
+        sizes = wish.dp_world <= wish.min_size <= wish.batch_size
+        refuse_if((not ranks or not sizes, Reason.INVALID_REQUEST))
+
+    def _taken(self, partition: PartitionModel, wish: ShardRequest) -> Step | None:
+        return next((step for step in partition.steps[wish.task] if step.wish.step == wish.step), None)
+
+    def waiting(self, wish: ShardRequest) -> Wait | None:
+        """The callers that wait for the same step."""
+        key = (wish.partition_id, wish.task, wish.step)
+        for wait in self._model.waiting:
+            other = wait.wish
+            if isinstance(other, ShardRequest) and (other.partition_id, other.task, other.step) == key:
+                return wait
+        return None
+
+    def _asked(self, partition: PartitionModel, wish: ShardRequest) -> Wish | None:
+        """The first wish for the step."""
+        step, wait = self._taken(partition, wish), self.waiting(wish)
+        return step.wish if step is not None else None if wait is None else wait.wish
+
+    def take(self, partition: PartitionModel, wish: ShardRequest) -> Step:
+        """The rows of a step leave the line, and what belonged to a step long past comes back to it."""
+        units = partition.first(wish)
+        partition.hold(wish.task, [row for unit in units for row in rows_of(unit)])
+        parts = [[units[i] for i in part] for part in split(units, wish)]
+        step = Step(wish, [Shard([row for unit in part for row in rows_of(unit)]) for part in parts])
+        steps = partition.steps[wish.task]
+        steps.append(step)
+        if len(steps) > self._model.limits.remembered_steps:
+            self._forget(partition, steps[0])
+            self._model.serve(partition)
+        return step
+
+    def hand(self, partition: PartitionModel, step: Step, wish: ShardRequest) -> Handed:
+        shard = step.shards[wish.dp_rank]
+        session = self._model.session(wish.session_id)
+        handed = shard.handed
+        if handed is not None and not handed.claim.ended:
+            if session is not None and session not in handed.claim.holders:
+                handed.claim.holders.append(session)
+                session.claims.append(handed.claim)
+            return handed
+        if handed is not None and handed.claim.ended == "committed":
+            return handed
+        rows = [row for row in shard.rows if row.resident and row.standings[wish.task].state == "delayed"]
+        partition.deliver(wish.task, rows)
+        shard.handed = self._model.handed(wish, rows, [session] if session else [])
+        shard.handed.claim.shard = shard
+        return shard.handed
+
+    def _forget(self, partition: PartitionModel, step: Step) -> None:
+        partition.steps[step.wish.task].remove(step)
+        rows = [row for shard in step.shards for row in shard.rows if row.resident]
+        for shard in step.shards:
+            if shard.handed is not None and not shard.handed.claim.ended:
+                shard.handed.claim.shard = None
+        task = step.wish.task
+        partition.untake(task, [row for row in rows if row.standings[task].state == "delayed"])
+
+
+def alike(wish: Wish) -> tuple[object, ...]:
+    """What all callers of a step must ask for alike."""
+    assert isinstance(wish, ShardRequest)
+    sizes = (wish.dp_world, wish.batch_size, wish.min_size, wish.max_tokens)
+    return (*sizes, wish.required_fields, wish.balance, wish.whole_groups)
+
+
+def split(units: Sequence[Unit], wish: ShardRequest) -> list[list[int]]:
+    """Which units each rank gets. By tokens, only the laws of a split are checked here, not how well it is balanced."""
+    if wish.balance == "rows":
+        least, more = divmod(len(units), wish.dp_world)
+        sizes = [least + (rank < more) for rank in range(wish.dp_world)]
+        starts = [sum(sizes[:rank]) for rank in range(wish.dp_world)]
+        return [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    parts = split_by_weight(np.array([tokens(unit) for unit in units], np.int64), wish.dp_world)
+    assert len(parts) == wish.dp_world
+    assert sorted(position for part in parts for position in part) == list(range(len(units)))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    return parts
+
+
+HELD_FOR_STEP = math.inf

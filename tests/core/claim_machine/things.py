@@ -1,0 +1,162 @@
+"""What the model is made of: rows, groups, claims and sessions as plain objects that are told apart by identity.
+
+A row that was cleared and put again under its id is another object, so nothing here needs slots, stamps or generations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dataplane_server.core.calls import ClaimRequest, Commit, Grant, Put, ShardRequest
+
+Wish = ClaimRequest | ShardRequest
+
+
+@dataclass(eq=False)
+class Value:
+    """Bytes of one field, perhaps of several rows."""
+
+    size: int
+
+
+@dataclass(eq=False)
+class Standing:
+    """Where a row stands with a task."""
+
+    state: str = "untaken"
+    deliveries: int = 0
+    reason: str = ""
+
+
+@dataclass(eq=False)
+class Row:
+    sample_id: str
+    partition_id: str
+    standings: dict[str, Standing]
+    length: int = -1
+    values: dict[str, Value] = field(default_factory=dict)
+    group: Group | None = None
+    generation: int = 0
+    resident: bool = True
+
+    @property
+    def hidden(self) -> bool:
+        return self.group is not None and self.group.state == "reserved"
+
+
+@dataclass(eq=False)
+class Group:
+    """A prompt's rows that are still there. state: reserved, then finished or rolled back, for good."""
+
+    group_id: str
+    partition_id: str
+    rows: list[Row]
+    session: Session | None
+    start: int | None = None
+    end: int | None = None
+    state: str = "reserved"
+    reservation_id: str = ""
+
+
+@dataclass(eq=False)
+class Claim:
+    """Rows of one delivery. told: whether somebody knows of it. ended: how, empty while it is open. shard: while its
+    rows belong to a step.
+    """
+
+    partition_id: str
+    task: str
+    rows: list[Row]
+    holders: list[Session]
+    claim_id: str = ""
+    told: bool = False
+    ended: str = ""
+    shard: Shard | None = None
+    consumed_rows: int = 0
+
+    def left(self) -> list[Row]:
+        return [row for row in self.rows if row.resident]
+
+
+@dataclass(eq=False)
+class Handed:
+    """Rows on their way to a caller: the grant that it must get, but for the id of the claim."""
+
+    claim: Claim
+    ledger: Ledger
+    grant: Grant
+    consumed: bool = False
+
+
+@dataclass(eq=False)
+class Shard:
+    """What one rank gets of a step. handed: what its callers were handed last."""
+
+    rows: list[Row]
+    handed: Handed | None = None
+
+
+@dataclass(eq=False)
+class Step:
+    """A step of a task whose rows are there: one shard a rank."""
+
+    wish: ShardRequest
+    shards: list[Shard]
+
+
+@dataclass(eq=False)
+class Session:
+    session_id: str
+    grace_s: float
+    deadline: float
+    claims: list[Claim] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Wait:
+    """A claim in line, or a step, for which there may be several callers; with their tickets."""
+
+    wish: Wish
+    callers: list[tuple[int, Wish]]
+
+
+@dataclass(eq=False)
+class Answer:
+    """What was told to the caller of a request. told: as text. handed: the rows, of a claim that was granted."""
+
+    verb: str
+    told: str
+    at: float
+    handed: Handed | None = None
+
+
+@dataclass(eq=False)
+class Write:
+    """A put or commit that has its room and not all of its bytes."""
+
+    call: Put | Commit
+    ticket: int
+
+    @property
+    def size(self) -> int:
+        return sum(int(spec.lengths.sum()) for spec in self.call.columns if spec.lengths is not None)
+
+
+@dataclass(eq=False)
+class Held:
+    """Rows that a release holds back."""
+
+    until: float
+    rows: list[Row]
+    task: str
+
+
+@dataclass(eq=False)
+class Ledger:
+    """What a task has handed out since its partition was first registered with it, and how that ended."""
+
+    delivered: int = 0
+    consumed: int = 0
+    ended: Counter[str] = field(default_factory=Counter)

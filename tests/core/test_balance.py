@@ -1,0 +1,183 @@
+"""Splits between ranks, beside every possible split, a plain deal, and the bounds that the methods promise."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.caller import int64
+
+from dataplane_server.core.balance import _differencing, split_by_weight, split_in_order
+
+PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+WEIGHTS = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 1 << 40)), max_size=60)
+SHARDS = st.integers(1, 12)
+
+
+def sums(weights: list[int], split: list[list[int]]) -> list[int]:
+    return [sum(weights[position] for position in shard) for shard in split]
+
+
+def sizes_of_an_even_split(n: int, shards: int) -> list[int]:
+    return sorted(n // shards + (shard < n % shards) for shard in range(shards))
+
+
+def dealt_sums(weights: list[int], shards: int) -> list[int]:
+    """The rows by descending weight, dealt round and round."""
+    line = sorted(weights, reverse=True)
+    return [sum(line[shard::shards]) for shard in range(shards)]
+
+
+def least_fullest(weights: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    """The fullest shard of the best of all splits into shards of these sizes."""
+    if len(sizes) == 1:
+        return sum(weights)
+    return min(
+        max(sum(weights[i] for i in first), least_fullest(rest, sizes[1:])) for first, rest in ways(weights, sizes[0])
+    )
+
+
+def ways(weights: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    for first in combinations(range(len(weights)), size):
+        yield first, tuple(weight for i, weight in enumerate(weights) if i not in first)
+
+
+# -- in order ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "shards", "split"),
+    [
+        (4, 2, [[0, 1], [2, 3]]),
+        (5, 2, [[0, 1, 2], [3, 4]]),
+        (7, 3, [[0, 1, 2], [3, 4], [5, 6]]),
+        (2, 3, [[0], [1], []]),
+        (0, 2, [[], []]),
+        (3, 1, [[0, 1, 2]]),
+    ],
+)
+def test_rows_in_order_are_cut_into_runs(n: int, shards: int, split: list[list[int]]) -> None:
+    assert split_in_order(n, shards) == split
+
+
+@settings(PROFILE)
+@given(n=st.integers(0, 200), shards=SHARDS)
+def test_runs_follow_one_another_and_differ_by_one_at_most(n: int, shards: int) -> None:
+    split = split_in_order(n, shards)
+    assert [position for run in split for position in run] == list(range(n))
+    assert sorted(map(len, split)) == sizes_of_an_even_split(n, shards)
+
+
+# -- by weight ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "shards", "split"),
+    [
+        ([9, 1, 1, 9], 2, [[0, 1], [2, 3]]),
+        ([8, 7, 6, 5, 4], 2, [[0, 1], [2, 3, 4]]),
+        ([4, 5, 6, 7, 8, 6], 2, [[0, 2, 4], [1, 3, 5]]),
+        ([100, 1, 2, 3, 4, 5, 6, 7, 8], 3, [[0, 1, 2], [3, 5, 8], [4, 6, 7]]),
+        ([5, 5, 5, 5], 4, [[0], [1], [2], [3]]),
+        ([3, 4], 3, [[0], [1], []]),
+        ([-1, 7, -1, 7], 2, [[0, 1], [2, 3]]),
+        ([], 2, [[], []]),
+        ([2, 1], 1, [[0, 1]]),
+    ],
+)
+def test_sums_are_made_equal(weights: list[int], shards: int, split: list[list[int]]) -> None:
+    """The splits were found by hand."""
+    found = split_by_weight(int64(weights), shards)
+    assert sorted(sums(weights, found)) == sorted(sums(weights, split))
+    assert list(map(len, found)) == list(map(len, split))
+
+
+@settings(PROFILE)
+@given(weights=WEIGHTS, shards=SHARDS)
+def test_every_position_has_one_place_and_shards_have_as_many_as_each_other(weights: list[int], shards: int) -> None:
+    split = split_by_weight(int64(weights), shards)
+    assert Counter(position for shard in split for position in shard) == Counter(range(len(weights)))
+    assert sorted(map(len, split)) == sizes_of_an_even_split(len(weights), shards)
+
+
+@settings(PROFILE)
+@given(weights=WEIGHTS, shards=SHARDS)
+def test_positions_ascend_and_shards_stand_in_the_order_of_their_first(weights: list[int], shards: int) -> None:
+    split = split_by_weight(int64(weights), shards)
+    assert split == [sorted(shard) for shard in split]
+    firsts = [shard[0] for shard in split if shard]
+    assert firsts == sorted(firsts)
+    assert split == [shard for shard in split if shard] + [[]] * (shards - len(firsts))
+
+
+@settings(PROFILE)
+@given(weights=WEIGHTS, shards=SHARDS)
+def test_no_split_is_worse_than_a_deal_of_the_sorted_rows(weights: list[int], shards: int) -> None:
+    split = split_by_weight(int64(weights), shards)
+    assert max(sums(weights, split)) <= max(dealt_sums(weights, shards))
+
+
+@settings(PROFILE)
+@given(weights=WEIGHTS, shards=SHARDS)
+def test_no_shard_is_further_above_the_mean_than_rows_of_like_length_differ(weights: list[int], shards: int) -> None:
+    """The promise of largest differencing; rows of like length are as many sorted rows as there are shards."""
+    line = sorted(weights, reverse=True) + [0] * (-len(weights) % shards)
+    widest = max((line[i] - line[i + shards - 1] for i in range(0, len(line), shards)), default=0)
+    fullest = max(sums(weights, split_by_weight(int64(weights), shards)))
+    assert fullest * shards <= sum(weights) + widest * shards
+
+
+def test_white_box_differencing_follows_the_published_example() -> None:
+    """8 7 6 5 4 between two: 4 and nothing are merged with 8 and 7 first, then 8 and 11 with 6 and 5."""
+    rows = [(weight, position) for position, weight in enumerate([8, 7, 6, 5, 4])]
+    assert [(total, sorted(share)) for total, share in _differencing(rows, 2)] == [
+        (14, [(6, 2), (8, 0)]),
+        (16, [(4, 4), (5, 3), (7, 1)]),
+    ]
+
+
+@settings(PROFILE)
+@given(weights=st.lists(st.integers(0, 1000), min_size=8, max_size=60), shards=st.integers(2, 5))
+def test_white_box_differencing_never_widens_the_difference(weights: list[int], shards: int) -> None:
+    line = sorted(weights, reverse=True)
+    sums = [total for total, _ in _differencing([(weight, 0) for weight in line], shards)]
+    padded = line + [0] * (-len(line) % shards)
+    assert max(sums) - min(sums) <= max(padded[i] - padded[i + shards - 1] for i in range(0, len(padded), shards))
+
+
+@settings(PROFILE)
+@given(weights=WEIGHTS, shards=SHARDS)
+def test_equal_weights_give_equal_splits(weights: list[int], shards: int) -> None:
+    assert split_by_weight(int64(weights), shards) == split_by_weight(int64(list(weights)), shards)
+
+
+@pytest.mark.parametrize(("n", "shards"), [(4, 2), (6, 2), (7, 2), (8, 2), (6, 3), (7, 3), (8, 3), (9, 3)])
+def test_small_splits_are_the_best_there_are_or_nearly(n: int, shards: int) -> None:
+    random = np.random.default_rng(n * shards)
+    sizes = tuple(sizes_of_an_even_split(n, shards))
+    excess = []
+    for _ in range(20):
+        weights = random.lognormal(6, 1, n).astype(np.int64).tolist()
+        fullest = max(sums(weights, split_by_weight(int64(weights), shards)))
+        excess.append(fullest / least_fullest(tuple(weights), sizes) - 1)
+    assert min(excess) >= 0
+    assert np.mean(excess) < 0.005
+    assert max(excess) < 0.06
+
+
+@pytest.mark.parametrize(("n", "shards"), [(128, 16), (512, 16), (1024, 8), (1024, 64)])
+def test_rollouts_of_all_lengths_are_split_almost_as_evenly_as_is_possible(n: int, shards: int) -> None:
+    """Log-normal lengths up to a context of 32,768 tokens."""
+    for seed in range(5):
+        drawn = np.random.default_rng(seed).lognormal(7, 1, n)
+        weights = np.minimum(drawn, 32_768).astype(np.int64).tolist()
+        line = sorted(weights)
+        possible = max(sum(weights) / shards, line[-1] + sum(line[: n // shards - 1]))
+        fullest = max(sums(weights, split_by_weight(int64(weights), shards)))
+        assert fullest <= possible * 1.003

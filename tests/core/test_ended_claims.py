@@ -1,0 +1,162 @@
+"""Ended claims: nothing is done in their name any more, and whoever comes late is told why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls import CommitResult, Grant, PutResult, Reservation, Waiting
+from dataplane_server.core.refusal import Reason, Refusal
+
+BY_SERVER = ["session died", "row reset", "task reset", "registered anew", "dropped"]
+BY_CALLER = ["committed", "released", "abandoned", "session closed"]
+
+
+def ended(caller: Caller, how: str) -> str:
+    """The id of a claim on s1 that has ended, after which s1 is there for others."""
+    caller.put_rows(["s1"], "a")
+    session_id = caller.open_session(5.0)
+    request = caller.claim_call("a", session_id=session_id)
+    grant = caller.claim(request)
+    assert isinstance(grant, Grant)
+    claim_id = grant.claim_id
+    if how == "session died":
+        caller.pass_time(5.0)
+    elif how == "row reset":
+        caller.reset(["s1"])
+    elif how == "task reset":
+        caller.reset()
+    elif how == "registered anew":
+        caller.register(tasks=("train",))
+    elif how == "dropped":
+        caller.plane.drop_partition(caller.request_id(), "p", caller.now)
+        caller.register()
+        caller.put_rows(["s1"], "a")
+    elif how == "committed":
+        caller.commit(claim_id)
+    elif how == "released":
+        caller.release(claim_id)
+    elif how == "abandoned":
+        caller.abandon_request(request.request_id)
+    else:
+        caller.plane.close_session(session_id, caller.now)
+    caller.plane.take_effects()
+    return claim_id
+
+
+def check_refused(caller: Caller, claim_id: str, reason: Reason) -> None:
+    with caller.refuses(reason, claim_id):
+        caller.commit(claim_id)
+    with caller.refuses(reason, claim_id):
+        caller.plane.begin_commit(caller.commit_call(claim_id, {"b": [1]}), caller.now)
+    with caller.refuses(reason, claim_id):
+        caller.release(claim_id)
+    with caller.refuses(reason, claim_id):
+        caller.write_back(claim_id, ["s1"], {"b": [1]})
+    heir = caller.open_session()
+    with caller.refuses(reason, claim_id):
+        caller.adopt(claim_id, heir)
+
+
+@pytest.mark.parametrize("how", BY_SERVER)
+def test_whatever_is_done_in_the_name_of_a_claim_that_the_server_ended_is_fenced(caller: Caller, how: str) -> None:
+    check_refused(caller, ended(caller, how), Reason.CLAIM_FENCED)
+
+
+@pytest.mark.parametrize("how", [way for way in BY_CALLER if way != "session closed"])
+def test_a_claim_that_its_caller_ended_is_not_found(caller: Caller, how: str) -> None:
+    check_refused(caller, ended(caller, how), Reason.CLAIM_NOT_FOUND)
+
+
+def test_a_claim_that_was_given_back_by_closing_its_session_is_not_found(caller: Caller) -> None:
+    check_refused(caller, ended(caller, "session closed"), Reason.CLAIM_NOT_FOUND)
+
+
+@pytest.mark.parametrize("claim_id", ["c-99", "x-1", "c-", "-1", "nonsense", "c--1", "c-1e3", "c-²"])
+def test_a_claim_that_never_was_is_not_found(caller: Caller, claim_id: str) -> None:
+    caller.put_rows(["s1"], "a")
+    check_refused(caller, claim_id, Reason.CLAIM_NOT_FOUND)
+
+
+@pytest.mark.parametrize("how", ["session died", "row reset", "registered anew"])
+def test_what_a_fenced_caller_tried_changes_nothing_for_the_next_owner(caller: Caller, how: str) -> None:
+    late = ended(caller, how)
+    grant = caller.take("a")
+    check_refused(caller, late, Reason.CLAIM_FENCED)
+    assert caller.standing("s1").claim_id == grant.claim_id
+    assert caller.commit(grant.claim_id) == CommitResult(1)
+
+
+def test_a_claim_is_the_fence_of_one_delivery_and_fences_grow(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    fences = []
+    for _ in range(5):
+        grant = caller.take("a")
+        fences.append(int(grant.claim_id.rpartition("-")[2]))
+        caller.release(grant.claim_id)
+    assert fences == sorted(set(fences))
+
+
+@pytest.mark.parametrize("write", ["commit", "write-back"])
+def test_a_write_whose_claim_ends_while_its_bytes_come_is_fenced_at_its_end(caller: Caller, write: str) -> None:
+    caller.put_rows(["s1"], "a")
+    claim_id = caller.take("a", session_id=caller.open_session(5.0)).claim_id
+    reservation: CommitResult | PutResult | Reservation | Waiting
+    if write == "commit":
+        reservation = caller.plane.begin_commit(caller.commit_call(claim_id, {"b": [9]}), caller.now)
+    else:
+        reservation = caller.begin_put(caller.put_call(["s1"], {"b": [9]}, claim_id=claim_id))
+    assert isinstance(reservation, Reservation)
+    caller.pass_time(5.0)
+    with pytest.raises(Refusal) as caught:
+        caller.finish(reservation.ticket)
+    assert caught.value.reason is Reason.CLAIM_FENCED
+    with caller.refuses(Reason.FIELD_NOT_PRODUCED):
+        caller.read(["s1"], "b")
+
+
+def test_a_write_back_keeps_the_claim_open(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    grant = caller.take("a")
+    caller.write_back(grant.claim_id, ["s1"], {"b": [3]})
+    assert caller.read(["s1"], "b").size_bytes == 3
+    assert caller.commit(grant.claim_id) == CommitResult(1)
+
+
+def test_a_write_back_to_rows_of_others_is_refused(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2"], "a")
+    grant = caller.take("a")
+    with caller.refuses(Reason.INVALID_REQUEST, grant.claim_id):
+        caller.write_back(grant.claim_id, ["s1", "s2"], {"b": [3, 3]})
+
+
+def test_a_write_back_does_not_write_to_a_row_that_took_the_id_of_its_own(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    grant = caller.take("a")
+    caller.clear(["s1"])
+    caller.put_rows(["s1"], "a")
+    with caller.refuses(Reason.INVALID_REQUEST, grant.claim_id):
+        caller.write_back(grant.claim_id, ["s1"], {"b": [3]})
+
+
+def test_repeating_the_call_that_ended_a_claim_is_answered_as_the_first_time(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    grant = caller.take("a")
+    first = caller.plane.release_claim("again", grant.claim_id, caller.now, reason="failed")
+    caller.take("a")
+    assert caller.plane.release_claim("again", grant.claim_id, caller.now, reason="failed") == first
+    assert caller.task().claimed_rows == 1
+
+
+@pytest.mark.parametrize("how", ["session died", "committed"])
+def test_a_claim_that_ended_long_ago_is_fenced(new_caller: Callable[..., Caller], how: str) -> None:
+    caller = new_caller(remembered_claims=3)
+    caller.register()
+    late = ended(caller, how)
+    caller.reset()
+    for _ in range(3):
+        caller.release(caller.take("a").claim_id)
+    with caller.refuses(Reason.CLAIM_FENCED, late):
+        caller.commit(late)

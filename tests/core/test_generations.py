@@ -1,0 +1,170 @@
+"""Generations: a row has one for ever, and no other row of the server ever has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller, int64
+
+from dataplane_server.core.calls import ClearResult, Put, PutResult, Reservation
+from dataplane_server.core.columns import Int64Array
+from dataplane_server.core.limits import Limits
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.reads import Reads
+from dataplane_server.core.refusal import Reason, Refusal
+
+
+def replaced(caller: Caller, *sample_ids: str) -> Int64Array:
+    """The generations of rows of a byte in a, which were then cleared and put anew."""
+    before = caller.put_rows(sample_ids, "a").generations
+    caller.clear(sample_ids)
+    caller.put_rows(sample_ids, "a")
+    return before
+
+
+def test_generations_grow_in_the_order_in_which_rows_are_created(caller: Caller) -> None:
+    first = caller.put_rows(["s2", "s1"], "a").generations.tolist()
+    second = caller.put_rows(["s3"], "a").generations.tolist()
+    assert first + second == sorted({*first, *second})
+
+
+def test_generations_of_a_put_stand_in_the_order_of_its_samples(caller: Caller) -> None:
+    s1, s2 = caller.put_rows(["s1", "s2"], "a").generations.tolist()
+    result = caller.put_rows(["s3", "s2", "s4", "s1"], "b")
+    assert result == PutResult(2, 4)
+    s3, other, s4, one = result.generations.tolist()
+    assert (one, other) == (s1, s2)
+    assert s2 < s3 < s4
+
+
+def test_rows_of_two_partitions_share_no_generation(caller: Caller) -> None:
+    caller.register(partition_id="q")
+    of_all = [
+        generation
+        for partition_id in ("p", "q", "p", "q")
+        for generation in caller.put_rows([f"s{caller.request_id()}"], "a", partition_id=partition_id).generations
+    ]
+    assert of_all == sorted(set(of_all))
+
+
+def test_a_partition_that_was_dropped_and_registered_anew_repeats_no_generation(caller: Caller) -> None:
+    before = caller.put_rows(["s1"], "a").generations[0]
+    caller.plane.drop_partition(caller.request_id(), "p", 0.0)
+    caller.register()
+    assert caller.put_rows(["s1"], "a").generations[0] > before
+
+
+def test_generations_begin_where_the_shell_says() -> None:
+    caller = Caller(Limits())
+    caller.plane = DataPlane(Limits(), first_generation=10**15)
+    caller.register()
+    assert caller.put_rows(["s1", "s2"], "a").generations.tolist() == [10**15, 10**15 + 1]
+
+
+def test_a_grant_names_the_generations_of_its_rows(caller: Caller) -> None:
+    generations = caller.put_rows(["s1", "s2"], "a").generations
+    assert caller.take("a", batch_size=2).generations.tolist() == generations.tolist()
+
+
+def test_a_row_that_is_written_over_keeps_its_generation(caller: Caller) -> None:
+    before = caller.put_rows(["s1"], "a").generations
+    assert caller.put_rows(["s1"], "a", size=9).generations.tolist() == before.tolist()
+
+
+# -- calls that speak of certain rows ----------------------------------------------------------------------------------
+
+
+def test_a_put_with_the_generations_of_its_rows_writes_them(caller: Caller) -> None:
+    generations = caller.put_rows(["s1", "s2"], "a").generations
+    put = caller.put_call(["s2", "s1"], {"b": [3, 4]}, generations=generations[::-1])
+    assert caller.put(put).generations.tolist() == generations.tolist()[::-1]
+
+
+def test_a_read_with_the_generations_of_its_rows_reads_them(caller: Caller) -> None:
+    generations = caller.put(caller.put_call(["s1", "s2"], {"a": [3, 4]})).generations
+    plan = caller.plane.begin_read("p", ["s2", "s1"], ["a"], generations[::-1])
+    assert plan.columns[0].entries.tolist() == [4, 3]
+
+
+def read(caller: Caller, sample_ids: list[str], generations: Int64Array) -> None:
+    caller.plane.begin_read("p", sample_ids, ["a"], generations)
+
+
+def put(caller: Caller, sample_ids: list[str], generations: Int64Array) -> None:
+    caller.begin_put(caller.put_call(sample_ids, {"b": [1] * len(sample_ids)}, generations=generations))
+
+
+Speak = Callable[[Caller, list[str], Int64Array], None]
+
+
+@pytest.mark.parametrize("speak", [read, put])
+def test_a_row_that_was_cleared_and_put_anew_is_refused_as_another_one(caller: Caller, speak: Speak) -> None:
+    (kept,) = caller.put_rows(["s0"], "a").generations
+    old = replaced(caller, "s1", "s2")
+    with caller.refuses(Reason.ROW_REPLACED, "'p'", "'s1'", "1 more"):
+        speak(caller, ["s0", "s1", "s2"], int64([kept, *old]))
+
+
+@pytest.mark.parametrize("speak", [read, put])
+def test_a_row_that_is_gone_is_refused_as_missing_though_its_generation_is_named(caller: Caller, speak: Speak) -> None:
+    generations = caller.put_rows(["s1", "s2"], "a").generations
+    caller.clear(["s2"])
+    with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'p'", "'s2'"):
+        speak(caller, ["s1", "s2"], generations)
+
+
+def clear(caller: Caller, sample_ids: list[str], generations: Int64Array) -> None:
+    caller.clear(sample_ids, generations=generations)
+
+
+@pytest.mark.parametrize("speak", [read, put, clear])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_generations_of_more_or_fewer_rows_than_the_call_names_are_refused(
+    caller: Caller, speak: Speak, count: int
+) -> None:
+    caller.put_rows(["s1", "s2"], "a")
+    with caller.refuses(Reason.ROW_COUNT_MISMATCH, f"{count} rows", "2 samples"):
+        speak(caller, ["s1", "s2"], int64([1] * count))
+
+
+def test_a_put_under_way_to_a_row_that_is_replaced_meanwhile_leaves_the_new_row_alone(caller: Caller) -> None:
+    generations = caller.put_rows(["s1"], "a").generations
+    reservation = caller.begin_put(caller.put_call(["s1"], {"b": [9]}, generations=generations))
+    assert isinstance(reservation, Reservation)
+    caller.clear(["s1"])
+    caller.put_rows(["s1"], "a", size=2)
+    with pytest.raises(Refusal) as caught:
+        caller.finish(reservation.ticket)
+    assert caught.value.reason is Reason.ROW_REPLACED
+    assert caller.used == 2
+    with caller.refuses(Reason.FIELD_NOT_PRODUCED):
+        caller.read(["s1"], "b")
+
+
+def test_a_clear_with_generations_leaves_rows_that_are_others_or_gone(caller: Caller) -> None:
+    old = replaced(caller, "s1")
+    (s2, s3) = caller.put_rows(["s2", "s3"], "a", size=7).generations
+    caller.clear(["s3"])
+    assert caller.clear(["s1", "s2", "s3"], generations=int64([old[0], s2, s3])) == ClearResult(1, 7)
+    assert caller.plane.partition_info("p").rows == 1
+
+
+def test_a_read_that_is_refused_for_a_replaced_row_pins_nothing(caller: Caller) -> None:
+    old = replaced(caller, "s1")
+    with pytest.raises(Refusal):
+        read(caller, ["s1"], old)
+    caller.clear(["s1"])
+    assert caller.used == 0
+    reads: Reads = caller.plane._reads
+    assert reads.partitions() == []
+
+
+def test_a_repeated_put_is_answered_with_the_generations_of_the_first_time(caller: Caller) -> None:
+    call: Put = caller.put_call(["s1"], {"a": [1]})
+    before = caller.put(call)
+    caller.clear(["s1"])
+    caller.put_rows(["s1"], "a")
+    again = caller.begin_put(call)
+    assert isinstance(again, PutResult)
+    assert again.generations.tolist() == before.generations.tolist()

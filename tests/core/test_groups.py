@@ -1,0 +1,430 @@
+"""Groups: the rows of a prompt become visible together or not at all, whatever happens to their producer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls import (
+    Admitted,
+    Effect,
+    Grant,
+    Granted,
+    GroupAborted,
+    GroupFinished,
+    PutResult,
+    Reservation,
+    Reserve,
+    Reserved,
+    Waiting,
+)
+from dataplane_server.core.limits import Limits
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.refusal import Reason, Refusal
+
+
+def put_into(caller: Caller, reservation_id: str, *sample_ids: str, size: int = 1) -> PutResult:
+    lengths = {"a": [size] * len(sample_ids)}
+    return caller.put(caller.put_call(sample_ids, lengths, reservation_id=reservation_id))
+
+
+def waits(caller: Caller, batch_size: int, task: str = "train") -> int:
+    waiting = caller.claim(caller.claim_call("a", batch_size=batch_size, task=task))
+    assert isinstance(waiting, Waiting)
+    return waiting.ticket
+
+
+def granted(effects: list[Effect]) -> list[tuple[int, tuple[str, ...]]]:
+    assert all(isinstance(effect, Granted) for effect in effects)
+    return [(effect.ticket, effect.grant.sample_ids) for effect in effects if isinstance(effect, Granted)]
+
+
+# -- reserved ----------------------------------------------------------------------------------------------------------
+
+
+def test_reserved_rows_exist_and_no_claim_sees_them(caller: Caller) -> None:
+    reserved = caller.reserve("g", ["s1", "s2"])
+    put_into(caller, reserved.reservation_id, "s1", "s2")
+    info = caller.plane.partition_info("p")
+    assert (info.rows, info.rows_put_total, info.open_groups) == (2, 2, 1)
+    assert caller.plane.totals().open_groups == 1
+    assert isinstance(caller.claim(caller.claim_call("a")), Waiting)
+    assert isinstance(caller.claim(caller.claim_call(task="score", whole_groups=True)), Waiting)
+
+
+def test_a_reservation_names_the_generations_of_its_rows(caller: Caller) -> None:
+    reserved = caller.reserve("g", ["s1", "s2"])
+    assert put_into(caller, reserved.reservation_id, "s2", "s1").generations.tolist() == [
+        *reserved.generations[::-1].tolist()
+    ]
+
+
+def test_a_put_creates_none_of_the_rows_of_a_group(caller: Caller) -> None:
+    reservation_id = caller.reserve("g", ["s1", "s2"]).reservation_id
+    assert put_into(caller, reservation_id, "s1") == PutResult(0, 1)
+
+
+def test_reserved_rows_can_be_read_by_whoever_knows_them(caller: Caller) -> None:
+    put_into(caller, caller.reserve("g", ["s1"]).reservation_id, "s1", size=3)
+    assert caller.read(["s1"], "a").size_bytes == 3
+
+
+@pytest.mark.parametrize(
+    ("group_id", "sample_ids", "reason", "words"),
+    [
+        pytest.param("g", ["s9"], Reason.SAMPLE_EXISTS, ("'p'", "group 'g'"), id="the group"),
+        pytest.param("h", ["s9", "s1"], Reason.SAMPLE_EXISTS, ("'p'", "'s1'", "'h'"), id="a row of a group"),
+        pytest.param("h", ["s9", "single"], Reason.SAMPLE_EXISTS, ("'p'", "'single'"), id="a row"),
+        pytest.param("", ["s9"], Reason.INVALID_REQUEST, ("group id", "1 to 256 bytes"), id="no id"),
+        pytest.param("x" * 257, ["s9"], Reason.INVALID_REQUEST, ("group id", "257"), id="long id"),
+        pytest.param("h", [], Reason.INVALID_REQUEST, ("'h'", "0 rows"), id="no rows"),
+        pytest.param("h", ["a", "b", "c", "d", "e"], Reason.INVALID_REQUEST, ("5 rows", "1 to 4"), id="many rows"),
+        pytest.param("h", ["s9", ""], Reason.INVALID_REQUEST, ("sample id",), id="malformed row"),
+        pytest.param("h", ["s9", "s9"], Reason.DUPLICATE, ("'s9'",), id="a row twice"),
+        pytest.param("h", ["w", "x", "y", "z"], Reason.LIMIT_REACHED, ("6 are kept",), id="too many rows in all"),
+    ],
+)
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_group_that_cannot_be_is_refused(
+    new_caller: Callable[..., Caller],
+    group_id: str,
+    sample_ids: list[str],
+    reason: Reason,
+    words: tuple[str, ...],
+    finished: bool,
+) -> None:
+    caller = new_caller(max_group_rows=4, max_rows=6)
+    caller.register()
+    caller.put_rows(["single"], "a")
+    reservation_id = caller.reserve("g", ["s1", "s2"]).reservation_id
+    put_into(caller, reservation_id, "s1", "s2")
+    if finished:
+        caller.finish_group(reservation_id)
+    with caller.refuses(reason, *words):
+        caller.reserve(group_id, sample_ids)
+
+
+def test_a_group_in_a_partition_or_for_a_session_that_is_not_there_is_refused(caller: Caller) -> None:
+    with caller.refuses(Reason.PARTITION_NOT_FOUND, "'nowhere'"):
+        caller.plane.reserve_group(Reserve(caller.request_id(), "nowhere", "g", ["s1"]), 0.0)
+    with caller.refuses(Reason.SESSION_EXPIRED, "'c-s99'"):
+        caller.reserve("g", ["s1"], "c-s99")
+
+
+def test_groups_of_two_partitions_may_have_the_same_id(caller: Caller) -> None:
+    caller.register(partition_id="q")
+    first = caller.reserve("g", ["s1"])
+    second = caller.plane.reserve_group(Reserve(caller.request_id(), "q", "g", ["s1"]), 0.0)
+    assert first.reservation_id != second.reservation_id
+    caller.abort_group(second.reservation_id)
+    assert caller.plane.partition_info("p").open_groups == 1
+
+
+def test_a_reservation_of_another_server_life_is_refused() -> None:
+    earlier, later = Caller(Limits()), Caller(Limits())
+    earlier.plane, later.plane = DataPlane(incarnation="one"), DataPlane(incarnation="two")
+    for caller in (earlier, later):
+        caller.register()
+    reservation_id = earlier.reserve("g", ["s1"]).reservation_id
+    later.reserve("g", ["s1"])
+    with later.refuses(Reason.GROUP_FENCED, reservation_id):
+        later.abort_group(reservation_id)
+
+
+# -- puts of reserved rows ---------------------------------------------------------------------------------------------
+
+
+def test_a_put_to_reserved_rows_must_name_their_reservation(caller: Caller) -> None:
+    caller.reserve("g", ["s1", "s2"])
+    with caller.refuses(Reason.ROW_RESERVED, "'s2'", "'g'"):
+        caller.begin_put(caller.put_call(["s0", "s2"], {"a": [1, 1]}))
+    caller.put_rows(["s0"], "a")
+
+
+def test_a_put_may_not_name_the_reservation_of_another_group(caller: Caller) -> None:
+    first = caller.reserve("g", ["s1"]).reservation_id
+    caller.reserve("h", ["s2"])
+    caller.put_rows(["single"], "a")
+    for stranger in ("s2", "single"):
+        with caller.refuses(Reason.INVALID_REQUEST, repr(stranger), "'g'"):
+            caller.begin_put(caller.put_call(["s1", stranger], {"a": [1, 1]}, reservation_id=first))
+
+
+def test_a_put_that_names_a_reservation_creates_no_row(caller: Caller) -> None:
+    reservation_id = caller.reserve("g", ["s1"]).reservation_id
+    with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'s2'"):
+        caller.begin_put(caller.put_call(["s1", "s2"], {"a": [1, 1]}, reservation_id=reservation_id))
+
+
+def finish(caller: Caller, reservation_id: str) -> None:
+    caller.finish_group(reservation_id)
+
+
+def abort(caller: Caller, reservation_id: str) -> None:
+    caller.abort_group(reservation_id)
+
+
+def clear_all(caller: Caller, reservation_id: str) -> None:
+    caller.clear(["s1", "s2"])
+
+
+def outlive_the_session(caller: Caller, reservation_id: str) -> None:
+    caller.now += 100.0
+    caller.plane.advance(caller.now)
+
+
+def let_the_session_die(caller: Caller, reservation_id: str) -> None:
+    caller.pass_time(100.0)
+
+
+End = Callable[[Caller, str], None]
+ENDS: list[End] = [finish, abort, clear_all, let_the_session_die]
+
+
+@pytest.fixture
+def reservation(caller: Caller) -> str:
+    """Of group g, rows s1 and s2, each with a byte in a, held by a session."""
+    reservation_id = caller.reserve("g", ["s1", "s2"], caller.open_session()).reservation_id
+    put_into(caller, reservation_id, "s1", "s2")
+    return reservation_id
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_whatever_is_done_in_the_name_of_a_reservation_that_ended_is_refused(
+    caller: Caller, reservation: str, end: End
+) -> None:
+    end(caller, reservation)
+    with caller.refuses(Reason.GROUP_FENCED, reservation):
+        caller.begin_put(caller.put_call(["s1"], {"a": [1]}, reservation_id=reservation))
+    with caller.refuses(Reason.GROUP_FENCED, reservation):
+        caller.begin_put(caller.put_call(["s3"], {"a": [1]}, reservation_id=reservation))
+    with caller.refuses(Reason.GROUP_FENCED, reservation):
+        caller.begin_put(caller.put_call([], {"b": [1]}, reservation_id=reservation, shared=True))
+    with caller.refuses(Reason.GROUP_FENCED, reservation):
+        caller.finish_group(reservation)
+    with caller.refuses(Reason.GROUP_FENCED, reservation):
+        caller.abort_group(reservation)
+    assert caller.plane.totals().open_groups == 0
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_put_under_way_when_its_reservation_ends_leaves_nothing_behind(
+    caller: Caller, reservation: str, end: End, shared: bool
+) -> None:
+    put = caller.put_call([] if shared else ["s1"], {"b": [7]}, reservation_id=reservation, shared=shared)
+    begun = caller.begin_put(put)
+    assert isinstance(begun, Reservation)
+    end(caller, reservation)
+    caller.plane.take_effects()
+    left = caller.state()[0]
+    with pytest.raises(Refusal) as caught:
+        caller.finish(begun.ticket)
+    assert caught.value.reason is Reason.GROUP_FENCED
+    assert caller.state()[0] == left
+    assert caller.used == caller.plane.partition_info("p").size_bytes
+
+
+@pytest.mark.parametrize("end", [abort, clear_all, let_the_session_die])
+def test_ids_of_a_group_that_is_gone_are_free_again(caller: Caller, reservation: str, end: End) -> None:
+    end(caller, reservation)
+    again = caller.reserve("g", ["s2", "s1"]).reservation_id
+    assert again != reservation
+    put_into(caller, again, "s1", "s2")
+    assert caller.finish_group(again) == GroupFinished(2)
+
+
+def test_an_ordinary_put_may_write_rows_of_a_group_that_is_finished(caller: Caller, reservation: str) -> None:
+    caller.finish_group(reservation)
+    assert caller.put_rows(["s1", "s2"], "b") == PutResult(0, 2)
+
+
+# -- finished ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_become_visible_to_all_tasks_when_their_group_is_finished(caller: Caller, reservation: str) -> None:
+    train, score = waits(caller, 2), waits(caller, 1, "score")
+    assert caller.plane.take_effects() == []
+    assert caller.finish_group(reservation) == GroupFinished(2)
+    assert granted(caller.plane.take_effects()) == [(train, ("s1", "s2")), (score, ("s1",))]
+
+
+def test_a_group_is_ready_when_it_is_finished_however_early_its_rows_were_put(caller: Caller) -> None:
+    early = caller.reserve("early", ["s1"]).reservation_id
+    put_into(caller, early, "s1")
+    caller.put_rows(["s2"], "a")
+    ticket = waits(caller, 2)
+    caller.finish_group(early)
+    assert granted(caller.plane.take_effects()) == [(ticket, ("s2", "s1"))]
+
+
+def test_a_group_of_which_a_row_has_produced_nothing_cannot_be_finished(caller: Caller) -> None:
+    reservation_id = caller.reserve("g", ["s1", "s2", "s3"]).reservation_id
+    put_into(caller, reservation_id, "s2")
+    caller.put(caller.put_call(["s1", "s3"], tags=[{"k": 1}, {}], reservation_id=reservation_id))
+    with caller.refuses(Reason.GROUP_INCOMPLETE, "'p'", "'s1'", "'g'", "2 of 3"):
+        caller.finish_group(reservation_id)
+    put_into(caller, reservation_id, "s1")
+    caller.clear(["s3"])
+    assert caller.finish_group(reservation_id) == GroupFinished(2)
+
+
+def test_a_finished_group_is_told_with_its_weight_versions(caller: Caller) -> None:
+    first = caller.reserve("g", ["s1", "s2"], weight_version=7).reservation_id
+    second = caller.reserve("h", ["s3"]).reservation_id
+    put_into(caller, first, "s1", "s2")
+    put_into(caller, second, "s3")
+    caller.finish_group(first, 9)
+    caller.finish_group(second)
+    grant = caller.take("a", batch_size=2, whole_groups=True)
+    parts = [(part.group_id, part.rows, part.start_weight_version, part.end_weight_version) for part in grant.groups]
+    assert parts == [("g", 2, 7, 9), ("h", 1, None, None)]
+
+
+@pytest.mark.parametrize("verb", ["reserve", "finish", "abort"])
+def test_a_repeated_call_is_answered_as_the_first_time_and_done_once(
+    caller: Caller, reservation: str, verb: str
+) -> None:
+    def call() -> object:
+        if verb == "reserve":
+            return caller.plane.reserve_group(Reserve("again", "p", "h", ["s3"]), caller.now)
+        if verb == "finish":
+            return caller.plane.finish_group("again", reservation, 3, caller.now)
+        return caller.plane.abort_group("again", reservation, "", caller.now)
+
+    first, after = call(), caller.state()
+    assert call() == first
+    assert caller.state() == after
+
+
+def test_a_repeated_reservation_is_answered_after_its_group_is_gone(caller: Caller) -> None:
+    request = Reserve("again", "p", "g", ["s1"])
+    first = caller.plane.reserve_group(request, 0.0)
+    caller.abort_group(first.reservation_id)
+    again = caller.plane.reserve_group(request, 0.0)
+    assert isinstance(again, Reserved)
+    assert again == first
+    assert caller.plane.totals().open_groups == 0
+
+
+# -- rolled back -------------------------------------------------------------------------------------------------------
+
+
+def test_an_aborted_group_vanishes_with_its_bytes(caller: Caller) -> None:
+    caller.put_rows(["single"], "a", size=3)
+    reservation_id = caller.reserve("g", ["s1", "s2"]).reservation_id
+    put_into(caller, reservation_id, "s1", size=100)
+    assert caller.abort_group(reservation_id, "generation failed") == GroupAborted(2)
+    info = caller.plane.partition_info("p")
+    assert (info.rows, info.size_bytes, caller.used) == (1, 3, 3)
+    assert info.removed_rows == {"consumed": 0, "cleared": 0, "rolled_back": 2}
+
+
+def test_a_reason_longer_than_the_bound_is_refused(caller: Caller, reservation: str) -> None:
+    with caller.refuses(Reason.INVALID_REQUEST, "256 bytes"):
+        caller.abort_group(reservation, "x" * 257)
+    assert caller.abort_group(reservation, "x" * 256) == GroupAborted(2)
+
+
+def test_puts_that_wait_for_room_get_that_of_a_group_rolled_back(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(memory_bytes=64)
+    caller.register()
+    for end in (abort, outlive_the_session):
+        reservation_id = caller.reserve("g", ["s1"], caller.open_session()).reservation_id
+        put_into(caller, reservation_id, "s1", size=64)
+        waiting = caller.begin_put(caller.put_call(["s2"], {"a": [64]}))
+        assert isinstance(waiting, Waiting)
+        end(caller, reservation_id)
+        admitted = [effect for effect in caller.plane.take_effects() if isinstance(effect, Admitted)]
+        assert [effect.ticket for effect in admitted] == [waiting.ticket]
+        caller.plane.abort_write(waiting.ticket)
+
+
+def test_readers_of_a_group_rolled_back_go_on_reading(caller: Caller, reservation: str) -> None:
+    plan = caller.read(["s1"], "a")
+    caller.abort_group(reservation)
+    assert caller.used == 1
+    caller.plane.end_read(plan.ticket)
+    assert caller.used == 0
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+def test_groups_that_a_session_reserved_are_rolled_back_when_it_dies_and_others_stay(caller: Caller) -> None:
+    mine, other = caller.open_session(grace_s=5.0), caller.open_session(grace_s=50.0)
+    first = caller.reserve("g", ["s1", "s2"], mine).reservation_id
+    put_into(caller, first, "s1")
+    finished = caller.reserve("done", ["s3"], mine).reservation_id
+    put_into(caller, finished, "s3")
+    caller.finish_group(finished)
+    kept = [caller.reserve("h", ["s4"], other).reservation_id, caller.reserve("i", ["s5"]).reservation_id]
+    caller.pass_time(6.0)
+    info = caller.plane.partition_info("p")
+    assert (info.rows, info.open_groups, info.removed_rows["rolled_back"]) == (3, 2, 2)
+    assert [caller.abort_group(reservation_id) for reservation_id in kept] == [GroupAborted(1)] * 2
+
+
+def test_groups_that_a_session_reserved_are_rolled_back_when_it_is_closed(caller: Caller) -> None:
+    session_id = caller.open_session()
+    caller.reserve("g", ["s1"], session_id)
+    caller.plane.close_session(session_id, caller.now)
+    assert caller.plane.partition_info("p").rows == 0
+
+
+@pytest.mark.parametrize("end", [finish, abort, clear_all])
+def test_a_session_that_outlives_its_reservations_keeps_none_of_them(
+    caller: Caller, reservation: str, end: End
+) -> None:
+    (session,) = caller.plane._state.sessions
+    assert list(session.groups) == [reservation]
+    end(caller, reservation)
+    assert list(session.groups) == []
+
+
+# -- partitions and rows -----------------------------------------------------------------------------------------------
+
+
+def test_registering_anew_keeps_groups_and_reservations(caller: Caller, reservation: str) -> None:
+    caller.put_group("done", ["s3", "s4"], "a")
+    caller.register(tasks=("train", "other"))
+    assert caller.plane.partition_info("p").open_groups == 1
+    assert caller.take("a", batch_size=1, task="other", whole_groups=True).sample_ids == ("s3", "s4")
+    assert isinstance(caller.claim(caller.claim_call(task="other", whole_groups=True)), Waiting)
+    caller.finish_group(reservation)
+    ((_, sample_ids),) = granted(caller.plane.take_effects())
+    assert sample_ids == ("s1", "s2")
+
+
+def test_dropping_a_partition_ends_its_reservations(caller: Caller, reservation: str) -> None:
+    caller.plane.drop_partition(caller.request_id(), "p", 0.0)
+    (session,) = caller.plane._state.sessions
+    assert (list(session.groups), caller.plane.totals().open_groups) == ([], 0)
+    with caller.refuses(Reason.GROUP_FENCED, reservation):
+        caller.finish_group(reservation)
+
+
+def test_a_reserved_group_can_lose_rows_and_be_finished_with_those_that_are_left(
+    caller: Caller, reservation: str
+) -> None:
+    assert caller.clear(["s1"]).cleared_rows == 1
+    assert caller.finish_group(reservation) == GroupFinished(1)
+    assert caller.take("a").sample_ids == ("s2",)
+
+
+def test_a_number_that_a_group_leaves_is_used_again_and_its_rows_are_not_mixed_up(caller: Caller) -> None:
+    for round_trip in range(3):
+        caller.put_group(f"g{round_trip}", [f"x{round_trip}", f"y{round_trip}"], "a")
+        grant = caller.take("a", whole_groups=True)
+        assert [part.group_id for part in grant.groups] == [f"g{round_trip}"]
+        caller.clear()
+    assert len(caller.plane._state.partitions["p"].groups) == 0
+
+
+def test_the_grant_of_single_rows_tells_no_groups(caller: Caller) -> None:
+    caller.put_group("g", ["s1", "s2"], "a")
+    grant = caller.take("a", batch_size=2)
+    assert isinstance(grant, Grant)
+    assert grant.groups == ()

@@ -1,0 +1,86 @@
+"""Every row that was ever put is there, or is gone for a reason that was counted."""
+
+from __future__ import annotations
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls import GroupAborted
+
+
+def removed(caller: Caller, partition_id: str = "p") -> dict[str, int]:
+    """Why rows are gone, where any are; the counts add up."""
+    info = caller.plane.partition_info(partition_id)
+    assert info.rows_cleared_total == sum(info.removed_rows.values())
+    assert info.rows_put_total == info.rows + info.rows_cleared_total
+    return {why: rows for why, rows in info.removed_rows.items() if rows}
+
+
+def consume(caller: Caller, count: int, *tasks: str) -> None:
+    for task in tasks:
+        caller.take("a", batch_size=count, task=task, consume=True)
+
+
+def test_every_reason_is_named_before_a_row_is_gone(caller: Caller) -> None:
+    assert caller.plane.partition_info("p").removed_rows == {"consumed": 0, "cleared": 0, "rolled_back": 0}
+
+
+def test_rows_that_every_task_has_consumed_are_removed_as_consumed(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2", "s3"], "a")
+    consume(caller, 2, "train", "score")
+    caller.clear()
+    assert removed(caller) == {"consumed": 2, "cleared": 1}
+
+
+@pytest.mark.parametrize("task", ["train", "score"])
+def test_a_row_that_one_task_has_not_consumed_is_removed_as_cleared(caller: Caller, task: str) -> None:
+    caller.put_rows(["s1"], "a")
+    consume(caller, 1, task)
+    caller.clear(["s1"])
+    assert removed(caller) == {"cleared": 1}
+
+
+def test_a_row_that_is_claimed_is_removed_as_cleared(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    consume(caller, 1, "score")
+    caller.take("a")
+    caller.clear(["s1"])
+    assert removed(caller) == {"cleared": 1}
+
+
+def test_rows_of_a_partition_without_tasks_are_removed_as_cleared(caller: Caller) -> None:
+    caller.register(tasks=(), partition_id="q")
+    caller.put_rows(["s1", "s2"], "a", partition_id="q")
+    caller.clear(partition_id="q")
+    assert removed(caller, "q") == {"cleared": 2}
+
+
+def test_rows_of_a_reserved_group_that_are_cleared_are_not_rolled_back(caller: Caller) -> None:
+    reservation_id = caller.reserve("g", ["s1", "s2", "s3"]).reservation_id
+    caller.clear(["s2"])
+    assert removed(caller) == {"cleared": 1}
+    assert caller.abort_group(reservation_id) == GroupAborted(2)
+    assert removed(caller) == {"cleared": 1, "rolled_back": 2}
+
+
+def test_reserved_rows_count_as_put(caller: Caller) -> None:
+    caller.reserve("g", ["s1", "s2"])
+    assert caller.plane.partition_info("p").rows_put_total == 2
+    assert removed(caller) == {}
+
+
+def test_a_redefinition_keeps_the_counts(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2"], "a")
+    consume(caller, 1, "train", "score")
+    caller.clear()
+    caller.register(tasks=("train",))
+    assert removed(caller) == {"consumed": 1, "cleared": 1}
+
+
+def test_more_rows_than_are_cleared_in_one_step_are_counted_by_what_became_of_each(caller: Caller) -> None:
+    ids = [f"s{i}" for i in range(40_000)]
+    caller.put(caller.put_call(ids, tags=[{}] * len(ids)))
+    for task in ("train", "score"):
+        caller.take(batch_size=30_000, task=task, consume=True)
+    caller.clear(ids)
+    assert removed(caller) == {"consumed": 30_000, "cleared": 10_000}

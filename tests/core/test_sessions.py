@@ -1,0 +1,335 @@
+"""Sessions: how long they live, and what becomes of what they held."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls import Failed, Granted, SessionDied, SessionInfo
+from dataplane_server.core.limits import Limits
+from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.sessions import Sessions
+
+
+@pytest.fixture
+def sessions() -> Sessions:
+    """Sessions of a server life that is called x."""
+    return Sessions(Limits(max_sessions=3), "x")
+
+
+def dead(sessions: Sessions, now: float, stalled_s: float = 0.0) -> list[str]:
+    return [session.session_id for session in sessions.expired(now, stalled_s)]
+
+
+def alive(sessions: Sessions) -> list[str]:
+    return [session.session_id for session in sessions]
+
+
+# -- how long they live ------------------------------------------------------------------------------------------------
+
+
+def test_a_session_lives_while_its_last_sign_of_life_is_younger_than_its_grace(sessions: Sessions) -> None:
+    sessions.open("", "client", 5.0, 100.0)
+    assert dead(sessions, 104.9) == []
+    assert dead(sessions, 105.0) == ["x-s1"]
+    assert alive(sessions) == []
+
+
+def test_a_session_dies_once(sessions: Sessions) -> None:
+    sessions.open("", "client", 5.0, 0.0)
+    assert dead(sessions, 5.0) == ["x-s1"]
+    assert dead(sessions, 1e9) == []
+
+
+def test_a_heartbeat_starts_the_grace_anew(sessions: Sessions) -> None:
+    sessions.open("", "client", 5.0, 0.0)
+    for now in (4.0, 8.0, 12.0):
+        assert sessions.heard("x-s1", now)
+        assert dead(sessions, now) == []
+    assert dead(sessions, 16.9) == []
+    assert dead(sessions, 17.0) == ["x-s1"]
+
+
+def test_a_client_that_sends_heartbeats_lives_for_hours(sessions: Sessions) -> None:
+    sessions.open("", "client", 1.0, 0.0)
+    for quarter in range(4 * 3600 * 3):
+        assert sessions.heard("x-s1", quarter / 4)
+        assert sessions.expired(quarter / 4, 0.0) == []
+
+
+def test_a_heartbeat_that_is_read_late_takes_nothing_back(sessions: Sessions) -> None:
+    sessions.open("", "client", 5.0, 100.0)
+    assert sessions.heard("x-s1", 90.0)
+    assert dead(sessions, 104.9) == []
+
+
+def test_a_heartbeat_of_a_dead_session_says_that_it_is_dead(sessions: Sessions) -> None:
+    sessions.open("", "client", 5.0, 0.0)
+    sessions.expired(5.0, 0.0)
+    assert not sessions.heard("x-s1", 5.0)
+    assert alive(sessions) == []
+
+
+def test_a_grace_that_nobody_named_is_the_default(sessions: Sessions) -> None:
+    assert sessions.open("", "client", None, 0.0) == SessionInfo("x-s1", 10.0)
+    assert dead(sessions, 9.9) == []
+    assert dead(sessions, 10.0) == ["x-s1"]
+
+
+def test_each_session_has_its_own_grace(sessions: Sessions) -> None:
+    for grace_s in (3.0, 1.0, 2.0):
+        sessions.open("", "client", grace_s, 0.0)
+    assert [dead(sessions, now) for now in (1.0, 2.0, 3.0)] == [["x-s2"], ["x-s3"], ["x-s1"]]
+
+
+def test_sessions_found_dead_together_are_told_in_the_order_in_which_they_died(sessions: Sessions) -> None:
+    sessions.open("", "client", 1.0, 0.0)
+    sessions.open("", "client", 2.0, 0.0)
+    sessions.heard("x-s1", 5.0)
+    assert dead(sessions, 100.0) == ["x-s2", "x-s1"]
+
+
+def test_next_due_comes_no_later_than_the_next_death(sessions: Sessions) -> None:
+    dues = [sessions.next_due]
+    sessions.open("", "client", 5.0, 0.0)
+    sessions.heard("x-s1", 3.0)
+    for now in (5.0, 8.0):
+        dues.append(sessions.next_due)
+        sessions.expired(now, 0.0)
+    assert [*dues, sessions.next_due] == [None, 5.0, 8.0, None]
+
+
+def test_nothing_is_due_when_every_session_was_closed(sessions: Sessions) -> None:
+    for _ in range(3):
+        sessions.close(sessions.open("", "client", 3600.0, 0.0).session_id)
+    assert sessions.next_due is None
+
+
+def test_sessions_opened_and_closed_without_end_leave_nothing_behind() -> None:
+    sessions = Sessions(Limits(), "x")
+    kept = sessions.open("", "client", 3600.0, 0.0).session_id
+    for _ in range(10_000):
+        sessions.close(sessions.open("", "client", 3600.0, 0.0).session_id)
+    assert alive(sessions) == [kept]
+    assert len(sessions._due) < 1000
+
+
+# -- a server that stood still -----------------------------------------------------------------------------------------
+
+
+def test_time_in_which_the_server_stood_still_counts_for_nobody(sessions: Sessions) -> None:
+    sessions.open("", "client", 5.0, 0.0)
+    assert dead(sessions, 1000.0, 996.0) == []
+    assert dead(sessions, 1000.9) == []
+    assert dead(sessions, 1001.0) == ["x-s1"]
+
+
+def test_a_standstill_counts_once(sessions: Sessions) -> None:
+    sessions.open("", "client", 5.0, 0.0)
+    assert dead(sessions, 100.0, 96.0) == []
+    assert dead(sessions, 101.0) == ["x-s1"]
+
+
+@pytest.mark.parametrize("stalled_s", [0.0, -5.0])
+def test_no_standstill_shortens_no_grace(sessions: Sessions, stalled_s: float) -> None:
+    sessions.open("", "client", 5.0, 0.0)
+    assert dead(sessions, 4.9, stalled_s) == []
+    assert dead(sessions, 5.0, stalled_s) == ["x-s1"]
+
+
+# -- open, resume, close -----------------------------------------------------------------------------------------------
+
+
+def test_a_session_that_lives_is_resumed_with_its_grace(sessions: Sessions) -> None:
+    sessions.open("", "client", 5.0, 0.0)
+    assert sessions.open("x-s1", "somebody", 1.0, 4.0) == SessionInfo("x-s1", 5.0)
+    assert sessions.name("x-s1") == "client"
+    assert dead(sessions, 8.9) == []
+    assert dead(sessions, 9.0) == ["x-s1"]
+
+
+def test_a_session_that_died_is_not_resumed(sessions: Sessions) -> None:
+    sessions.open("", "client", 5.0, 0.0)
+    sessions.expired(5.0, 0.0)
+    with pytest.raises(Refusal, match="'x-s1' does not live") as caught:
+        sessions.open("x-s1", "client", None, 5.0)
+    assert caught.value.reason is Reason.SESSION_EXPIRED
+
+
+@pytest.mark.parametrize("session_id", ["x-s1", "y-s1", "nonsense", "x" * 10_000])
+def test_a_session_that_never_was_does_not_live(sessions: Sessions, session_id: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        sessions.find(session_id)
+    assert caught.value.reason is Reason.SESSION_EXPIRED
+    assert not sessions.heard(session_id, 0.0)
+    assert sessions.name(session_id) == ""
+
+
+def test_closing_ends_a_session_and_closing_it_again_nothing(sessions: Sessions) -> None:
+    sessions.open("", "client", None, 0.0)
+    closed = sessions.close("x-s1")
+    assert closed is not None
+    assert closed.session_id == "x-s1"
+    assert sessions.close("x-s1") is None
+    assert dead(sessions, 1e9) == []
+
+
+def test_no_two_sessions_have_one_id(sessions: Sessions) -> None:
+    ids = set()
+    for _ in range(5):
+        session_id = sessions.open("", "client", None, 0.0).session_id
+        sessions.close(session_id)
+        ids.add(session_id)
+    assert len(ids) == 5
+
+
+def test_more_sessions_than_allowed_are_refused_until_one_ends(sessions: Sessions) -> None:
+    for _ in range(3):
+        sessions.open("", "client", None, 0.0)
+    with pytest.raises(Refusal, match="3 sessions are open already") as caught:
+        sessions.open("", "client", None, 0.0)
+    assert caught.value.reason is Reason.LIMIT_REACHED
+    assert len(sessions) == 3
+    sessions.close("x-s2")
+    sessions.open("", "client", None, 0.0)
+    assert alive(sessions) == ["x-s1", "x-s3", "x-s4"]
+
+
+@pytest.mark.parametrize("grace_s", [0.0, -1.0, 0.099, 3600.1, math.inf, math.nan])
+def test_a_grace_out_of_bounds_is_refused(sessions: Sessions, grace_s: float) -> None:
+    with pytest.raises(Refusal, match=r"a grace is 0\.1 to 3600 seconds") as caught:
+        sessions.open("", "client", grace_s, 0.0)
+    assert caught.value.reason is Reason.INVALID_REQUEST
+    assert len(sessions) == 0
+
+
+@pytest.mark.parametrize("grace_s", [0.1, 3600.0])
+def test_a_grace_at_its_bounds_is_fine(sessions: Sessions, grace_s: float) -> None:
+    assert sessions.open("", "client", grace_s, 0.0).grace_s == grace_s
+
+
+def test_a_long_client_name_is_refused_by_its_bytes(sessions: Sessions) -> None:
+    sessions.open("", "é" * 128, None, 0.0)
+    with pytest.raises(Refusal, match="at most 256 bytes") as caught:
+        sessions.open("", "é" * 129, None, 0.0)
+    assert caught.value.reason is Reason.INVALID_REQUEST
+    assert len(sessions) == 1
+
+
+# -- what a session holds ----------------------------------------------------------------------------------------------
+
+
+def test_the_claims_of_a_session_that_died_end_and_their_rows_come_first_in_line(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2", "s3"], "a")
+    session_id = caller.open_session(5.0)
+    caller.take("a", batch_size=2, session_id=session_id)
+    caller.pass_time(5.0)
+    assert (caller.task().claimed_rows, caller.task().ended_deliveries["expired"]) == (0, 2)
+    assert caller.take("a", batch_size=3).sample_ids == ("s1", "s2", "s3")
+
+
+def test_rows_of_a_session_that_died_are_delivered_to_whoever_waits(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    caller.take("a", session_id=caller.open_session(5.0))
+    caller.claim(caller.claim_call("a"))
+    assert caller.plane.take_effects() == []
+    (effect,) = caller.pass_time(5.0)
+    assert isinstance(effect, Granted)
+    assert effect.grant.sample_ids == ("s1",)
+
+
+def test_a_session_that_is_heard_of_keeps_its_claims(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    session_id = caller.open_session(5.0)
+    grant = caller.take("a", session_id=session_id)
+    for _ in range(10):
+        caller.pass_time(4.0)
+        assert caller.plane.heartbeat(session_id, caller.now)
+    assert caller.commit(grant.claim_id).consumed_rows == 1
+
+
+def test_a_claim_without_a_session_outlives_every_grace(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    grant = caller.take("a")
+    caller.pass_time(1e7)
+    assert caller.commit(grant.claim_id).consumed_rows == 1
+
+
+def test_closing_a_session_gives_its_rows_back_at_once(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    session_id = caller.open_session()
+    caller.take("a", session_id=session_id)
+    caller.plane.close_session(session_id, caller.now)
+    assert caller.take("a").sample_ids == ("s1",)
+    assert caller.plane.totals().sessions == 0
+
+
+def test_the_reserved_groups_of_a_session_that_died_are_rolled_back(caller: Caller) -> None:
+    caller.reserve("g", ["s1", "s2"], caller.open_session(5.0))
+    caller.pass_time(5.0)
+    info = caller.plane.partition_info("p")
+    assert (info.rows, info.open_groups, info.removed_rows["rolled_back"]) == (0, 0, 2)
+    assert caller.reserve("g", ["s1", "s2"]).reservation_id
+
+
+@pytest.mark.parametrize("ended", ["died", "closed"])
+def test_nothing_is_claimed_or_reserved_in_the_name_of_a_session_that_ended(caller: Caller, ended: str) -> None:
+    caller.put_rows(["s1"], "a")
+    session_id = caller.open_session(5.0)
+    if ended == "died":
+        caller.pass_time(5.0)
+    else:
+        caller.plane.close_session(session_id, caller.now)
+    with caller.refuses(Reason.SESSION_EXPIRED, session_id):
+        caller.claim(caller.claim_call("a", session_id=session_id))
+    with caller.refuses(Reason.SESSION_EXPIRED, session_id):
+        caller.claim_shard(caller.shard_call("a", session_id=session_id))
+    with caller.refuses(Reason.SESSION_EXPIRED, session_id):
+        caller.reserve("g", ["s2"], session_id)
+    with caller.refuses(Reason.SESSION_EXPIRED, session_id):
+        caller.plane.open_session(session_id, "client", None, caller.now)
+
+
+def test_a_claim_that_waits_is_refused_when_its_session_ends(caller: Caller) -> None:
+    session_id = caller.open_session()
+    caller.claim(caller.claim_call("a", session_id=session_id))
+    caller.plane.close_session(session_id, caller.now)
+    (effect,) = caller.plane.take_effects()
+    assert isinstance(effect, Failed)
+    assert effect.refusal.reason is Reason.SESSION_EXPIRED
+    caller.put_rows(["s1"], "a")
+    assert caller.plane.take_effects() == []
+    assert caller.plane.totals().waiting_claims == 0
+
+
+def test_the_plane_tells_which_sessions_died_and_what_ended_with_each(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2", "s3"], "a")
+    first, second = caller.open_session(5.0), caller.open_session(5.5)
+    caller.take("a", batch_size=2, session_id=first)
+    caller.reserve("g", ["g1"], second)
+    caller.now = 6.0
+    caller.plane.advance(caller.now)
+    died = [effect for effect in caller.plane.take_effects() if isinstance(effect, SessionDied)]
+    assert [(one.session_id, one.claims, one.rows, one.groups) for one in died] == [(first, 1, 2, 0), (second, 0, 0, 1)]
+    assert [one.silent_s for one in died] == [6.0, 6.0]
+
+
+def test_a_server_that_stood_still_ends_nothing(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    grant = caller.take("a", session_id=caller.open_session(5.0))
+    caller.now = 1000.0
+    caller.plane.advance(caller.now, stalled_s=1000.0)
+    assert caller.commit(grant.claim_id).consumed_rows == 1
+
+
+def test_the_plane_says_when_something_is_due(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller()
+    caller.register()
+    dues = [caller.plane.next_due]
+    caller.open_session(5.0)
+    dues.append(caller.plane.next_due)
+    caller.pass_time(5.0)
+    assert [*dues, caller.plane.next_due] == [None, 5.0, None]

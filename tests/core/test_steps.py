@@ -1,0 +1,217 @@
+"""Steps: the rows of all data-parallel ranks are taken once, split once, and the same for whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls import Granted, Waiting
+from dataplane_server.core.refusal import Reason
+
+
+@pytest.fixture
+def rows(caller: Caller) -> Caller:
+    """A caller with s0 to s7, of 10, 20, ... tokens."""
+    ids = [f"s{i}" for i in range(8)]
+    caller.put(caller.put_call(ids, {"a": [1] * 8}, sequence_lengths=[10 * i for i in range(1, 9)]))
+    return caller
+
+
+def test_the_first_call_takes_the_rows_of_all_ranks(rows: Caller) -> None:
+    assert rows.take_shard("a", dp_rank=1).sample_ids == ("s2", "s3")
+    assert (rows.task().untaken_rows, rows.task().claimed_rows) == (4, 2)
+    assert rows.take("a").sample_ids == ("s4",)
+    assert rows.take_shard("a", dp_rank=0).sample_ids == ("s0", "s1")
+
+
+def test_rows_of_a_step_are_handed_to_nobody_else_whatever_fields_they_ask_for(caller: Caller) -> None:
+    for fields in (("b",), ("a", "b"), ()):
+        waiting = caller.claim(caller.claim_call(*fields))
+        assert isinstance(waiting, Waiting)
+        caller.plane.abandon_claim(waiting.ticket, caller.now)
+    caller.put_rows(["s0", "s1", "s2", "s3"], "a", "b")
+    caller.take_shard("a", dp_rank=0)
+    for fields in (("b",), ("a", "b"), ()):
+        assert isinstance(caller.claim(caller.claim_call(*fields)), Waiting)
+    assert caller.take_shard("a", dp_rank=1).sample_ids == ("s2", "s3")
+
+
+def test_all_callers_of_a_rank_are_handed_the_same_claim(rows: Caller) -> None:
+    first = rows.take_shard("a", session_id=rows.open_session())
+    again = rows.take_shard("a", session_id=rows.open_session())
+    assert (again.claim_id, again.sample_ids) == (first.claim_id, first.sample_ids)
+    assert again.deliveries.tolist() == [1, 1]
+    assert rows.task().delivered_rows_total == 2
+
+
+@pytest.mark.parametrize("balance", ["rows", "tokens"])
+@pytest.mark.parametrize("dp_world", [1, 2, 3])
+def test_shards_are_disjoint_complete_and_of_nearly_one_size(rows: Caller, balance: str, dp_world: int) -> None:
+    asked: dict[str, object] = {"dp_world": dp_world, "batch_size": 8, "balance": balance}
+    shards = [rows.take_shard("a", dp_rank=rank, **asked).sample_ids for rank in range(dp_world)]
+    assert sorted(sample_id for shard in shards for sample_id in shard) == [f"s{i}" for i in range(8)]
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_split_by_tokens_shards_have_nearly_as_many(rows: Caller) -> None:
+    shards = [rows.take_shard("a", dp_rank=rank, batch_size=8, balance="tokens") for rank in range(2)]
+    assert [int(shard.sequence_lengths.sum()) for shard in shards] == [180, 180]
+
+
+def test_a_group_goes_to_one_rank(caller: Caller) -> None:
+    for group in "gh":
+        caller.put_group(group, [f"{group}{i}" for i in range(3)], "a")
+    asked: dict[str, object] = {"batch_size": 2, "whole_groups": True}
+    shards = [caller.take_shard("a", dp_rank=rank, **asked) for rank in range(2)]
+    assert [shard.sample_ids for shard in shards] == [("g0", "g1", "g2"), ("h0", "h1", "h2")]
+    assert [part.group_id for shard in shards for part in shard.groups] == ["g", "h"]
+
+
+def test_everybody_who_waits_for_a_step_is_served_at_once(caller: Caller) -> None:
+    waits = [caller.claim_shard(caller.shard_call("a", dp_rank=rank)) for rank in (1, 0, 1)]
+    caller.put_rows([f"s{i}" for i in range(4)], "a")
+    effects = [effect for effect in caller.plane.take_effects() if isinstance(effect, Granted)]
+    tickets = [wait.ticket for wait in waits if isinstance(wait, Waiting)]
+    assert [effect.ticket for effect in effects] == tickets
+    assert [effect.grant.sample_ids for effect in effects] == [("s2", "s3"), ("s0", "s1"), ("s2", "s3")]
+
+
+def test_every_caller_that_waits_is_counted_once(caller: Caller) -> None:
+    for rank in (0, 1, 1):
+        caller.claim_shard(caller.shard_call("a", dp_rank=rank))
+    assert caller.plane.totals().waiting_claims == 3
+
+
+def test_a_step_is_given_up_with_the_last_who_waits_for_it(caller: Caller) -> None:
+    waits = [caller.claim_shard(caller.shard_call("a", dp_rank=rank)) for rank in range(2)]
+    for wait in waits:
+        assert isinstance(wait, Waiting)
+        assert caller.plane.give_up_claim(wait.ticket, caller.now).reason is Reason.CLAIM_TIMEOUT
+    caller.put_rows([f"s{i}" for i in range(4)], "a")
+    assert caller.plane.take_effects() == []
+    assert caller.take("a", batch_size=4).sample_ids == ("s0", "s1", "s2", "s3")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dp_world": 3},
+        {"batch_size": 5},
+        {"min_size": 3},
+        {"balance": "tokens"},
+        {"max_tokens": 5},
+        {"whole_groups": True},
+    ],
+    ids=str,
+)
+def test_calls_of_one_step_that_differ_are_refused(rows: Caller, other: dict[str, object]) -> None:
+    rows.take_shard("a", dp_rank=0)
+    asked: dict[str, object] = {"dp_rank": 1, **other}
+    with rows.refuses(Reason.INVALID_REQUEST, "step 0"):
+        rows.take_shard("a", **asked)
+
+
+@pytest.mark.parametrize(("rank", "world", "least"), [(2, 2, 4), (-1, 2, 4), (0, 0, 4), (0, 5, 4), (0, 2, 1)])
+def test_ranks_and_sizes_that_make_no_shards_are_refused(rows: Caller, rank: int, world: int, least: int) -> None:
+    with rows.refuses(Reason.INVALID_REQUEST):
+        rows.take_shard("a", dp_rank=rank, dp_world=world, min_size=least)
+
+
+def test_a_shard_is_held_by_all_sessions_that_asked_for_it(rows: Caller) -> None:
+    first, second = rows.open_session(5.0), rows.open_session(20.0)
+    grant = rows.take_shard("a", session_id=first)
+    rows.take_shard("a", session_id=second)
+    rows.pass_time(5.0)
+    assert rows.commit(grant.claim_id).consumed_rows == 2
+
+
+def test_a_shard_whose_last_holder_died_goes_to_whoever_asks_next_under_a_new_claim(rows: Caller) -> None:
+    grant = rows.take_shard("a", session_id=rows.open_session(5.0))
+    rows.pass_time(5.0)
+    assert isinstance(rows.claim(rows.claim_call("a", batch_size=5)), Waiting)
+    again = rows.take_shard("a")
+    assert (again.sample_ids, again.deliveries.tolist()) == (grant.sample_ids, [2, 2])
+    assert again.claim_id != grant.claim_id
+    with rows.refuses(Reason.CLAIM_FENCED, grant.claim_id):
+        rows.commit(grant.claim_id)
+
+
+def test_a_shard_that_was_released_stays_with_its_step(rows: Caller) -> None:
+    grant = rows.take_shard("a")
+    rows.release(grant.claim_id)
+    assert (rows.task().delayed_rows, rows.task().untaken_rows) == (4, 4)
+    again = rows.take_shard("a")
+    assert (again.sample_ids, again.deliveries.tolist()) == (grant.sample_ids, [1, 1])
+
+
+def test_one_commit_ends_a_shard_for_all_and_the_others_are_answered_alike(rows: Caller) -> None:
+    grant = rows.take_shard("a", session_id=rows.open_session())
+    rows.take_shard("a", session_id=rows.open_session())
+    assert rows.commit(grant.claim_id).consumed_rows == 2
+    assert rows.commit(grant.claim_id).consumed_rows == 2
+    assert rows.task().consumed_rows_total == 2
+
+
+def test_a_slow_rank_is_handed_the_rows_of_its_step_though_they_were_committed(rows: Caller) -> None:
+    grant = rows.take_shard("a")
+    rows.commit(grant.claim_id)
+    slow = rows.take_shard("a")
+    assert (slow.claim_id, slow.sample_ids) == (grant.claim_id, grant.sample_ids)
+    assert rows.task().delivered_rows_total == 2
+
+
+def test_steps_are_forgotten_after_so_many_later_ones_and_their_rows_go_back(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(remembered_steps=2)
+    caller.register()
+    caller.put_rows([f"s{i}" for i in range(6)], "a")
+    held = caller.take_shard("a", step=0, dp_rank=0, batch_size=2)
+    for step in (1, 2):
+        caller.take_shard("a", step=step, batch_size=2)
+    assert caller.take("a").sample_ids == ("s1",)
+    caller.release(held.claim_id)
+    assert caller.take("a").sample_ids == ("s0",)
+
+
+def test_a_step_that_waited_long_is_not_forgotten_as_it_begins(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(remembered_steps=2)
+    caller.register()
+    caller.claim_shard(caller.shard_call("b", step=0, batch_size=2))
+    caller.put_rows([f"s{i}" for i in range(6)], "a")
+    for step in (1, 2, 3):
+        caller.take_shard("a", step=step, batch_size=2)
+    caller.put_rows(["t0", "t1"], "b")
+    (effect,) = caller.plane.take_effects()
+    assert isinstance(effect, Granted)
+    assert effect.grant.sample_ids == ("t0",)
+
+
+def test_steps_of_another_definition_are_forgotten(rows: Caller) -> None:
+    rows.take_shard("a", batch_size=4)
+    rows.register(tasks=("train", "score"))
+    assert rows.take_shard("a", batch_size=8).sample_ids == ("s0", "s1", "s2", "s3")
+
+
+def test_a_shard_whose_rows_were_cleared_is_handed_out_without_them(rows: Caller) -> None:
+    rows.take_shard("a", dp_rank=0)
+    rows.clear(["s2"])
+    rows.put_rows(["s2"], "a")
+    assert rows.take_shard("a", dp_rank=1).sample_ids == ("s3",)
+
+
+def test_tokens_may_leave_a_rank_without_rows(rows: Caller) -> None:
+    shards = [rows.take_shard("a", dp_rank=rank, max_tokens=5).sample_ids for rank in range(2)]
+    assert shards == [("s0",), ()]
+
+
+def test_a_refused_wait_for_a_step_leaves_nothing_behind(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(max_waiting_claims=1)
+    caller.register()
+    waiting = caller.claim(caller.claim_call("b"))
+    with caller.refuses(Reason.LIMIT_REACHED):
+        caller.claim_shard(caller.shard_call("a"))
+    assert isinstance(waiting, Waiting)
+    caller.plane.abandon_claim(waiting.ticket, caller.now)
+    caller.put_rows([f"s{i}" for i in range(4)], "a")
+    assert caller.take_shard("a").sample_ids == ("s0", "s1")

@@ -1,0 +1,158 @@
+"""What is told of one sample, on a data plane to which things happen."""
+
+from __future__ import annotations
+
+import pytest
+from tests.core.caller import Caller, int64
+
+from dataplane_server.core.calls import ResidentSample, SampleTask
+from dataplane_server.core.refusal import Reason
+
+
+def resident(caller: Caller, sample_id: str) -> ResidentSample:
+    found = caller.plane.sample("p", sample_id).resident
+    assert found is not None
+    return found
+
+
+def whats(caller: Caller, sample_id: str) -> list[str]:
+    return [event.what for event in caller.plane.sample("p", sample_id).events]
+
+
+def test_a_sample_that_is_there_is_told_whole(caller: Caller) -> None:
+    put = caller.put(caller.put_call(["s", "t"], {"b": [3, 4]}, tags=[{"step": 1}, {}], sequence_lengths=[3, 4]))
+    assert resident(caller, "s") == ResidentSample(
+        generation=int(put.generations[0]),
+        sequence_length=3,
+        fields=("b",),
+        tags={"step": 1},
+        group_id="",
+        hidden=False,
+        tasks=(SampleTask("train", "untaken", 0, ""), SampleTask("score", "untaken", 0, "")),
+    )
+
+
+def test_fields_stand_in_declared_order(caller: Caller) -> None:
+    caller.put_rows(["s"], "b")
+    caller.put_rows(["s"], "a")
+    assert resident(caller, "s").fields == ("a", "b")
+
+
+def test_a_length_that_nobody_told_is_minus_one(caller: Caller) -> None:
+    caller.put_rows(["s"], "a")
+    assert resident(caller, "s").sequence_length == -1
+
+
+def test_a_sample_that_never_was_has_no_story(caller: Caller) -> None:
+    told = caller.plane.sample("p", "nobody")
+    assert (told.resident, told.events) == (None, ())
+
+
+def test_a_partition_that_is_not_there_is_named(caller: Caller) -> None:
+    with caller.refuses(Reason.PARTITION_NOT_FOUND, "'q'"):
+        caller.plane.sample("q", "s")
+
+
+def test_each_task_is_told_with_its_claim_and_its_deliveries(caller: Caller) -> None:
+    caller.put_rows(["s"], "a")
+    caller.release(caller.take("a").claim_id, reason="no room")
+    claim = caller.take("a")
+    caller.take("a", task="score", consume=True)
+    assert resident(caller, "s").tasks == (
+        SampleTask("train", "claimed", 2, claim.claim_id),
+        SampleTask("score", "consumed", 1, ""),
+    )
+
+
+@pytest.mark.parametrize(
+    ("delay_s", "max_deliveries", "state", "deliveries"),
+    [(0.0, 0, "untaken", 1), (5.0, 0, "delayed", 1), (0.0, 1, "dead", 1), (5.0, 1, "dead", 1)],
+)
+def test_a_row_that_was_given_back_is_untaken_delayed_or_dead(
+    caller: Caller, delay_s: float, max_deliveries: int, state: str, deliveries: int
+) -> None:
+    caller.register(max_deliveries=max_deliveries)
+    caller.put_rows(["s"], "a")
+    caller.release(caller.take("a").claim_id, delay_s=delay_s, reason="no room")
+    assert caller.standing("s") == SampleTask("train", state, deliveries, "")
+
+
+def test_a_row_of_a_reserved_group_is_hidden_until_the_group_is_finished(caller: Caller) -> None:
+    reservation_id = caller.reserve("prompt", ["s", "t"]).reservation_id
+    assert (resident(caller, "t").group_id, resident(caller, "t").hidden) == ("prompt", True)
+    caller.put(caller.put_call(["s", "t"], {"a": [1, 1]}, reservation_id=reservation_id))
+    caller.finish_group(reservation_id)
+    assert (resident(caller, "t").group_id, resident(caller, "t").hidden) == ("prompt", False)
+    assert whats(caller, "t") == ["reserved", "put", "ready"]
+
+
+def test_what_happened_is_told_oldest_first_with_time_and_claim(caller: Caller) -> None:
+    caller.now = 10.0
+    caller.put(caller.put_call(["s"], {"a": [1]}, caller="worker"))
+    caller.now = 11.0
+    session_id = caller.open_session()
+    claim = caller.take("a", session_id=session_id)
+    caller.now = 12.0
+    caller.commit(claim.claim_id)
+    events = caller.plane.sample("p", "s").events
+    assert [(event.at, event.what, event.who, event.task, event.claim_id) for event in events] == [
+        (10.0, "put", "worker", "", ""),
+        (11.0, "claimed", "client", "train", claim.claim_id),
+        (12.0, "committed", "client", "train", claim.claim_id),
+    ]
+    assert events[0].fields == ("a",)
+
+
+def test_a_delivery_whose_session_died_expires_and_its_row_is_delivered_again(caller: Caller) -> None:
+    caller.put_rows(["s"], "a")
+    lost = caller.take("a", session_id=caller.open_session(grace_s=1.0))
+    caller.pass_time(2.0)
+    caller.plane.take_effects()
+    caller.take("a")
+    with caller.refuses(Reason.CLAIM_FENCED):
+        caller.commit(lost.claim_id)
+    assert whats(caller, "s") == ["put", "claimed", "expired", "claimed", "fenced"]
+
+
+def test_a_row_that_failed_too_often_tells_why(caller: Caller) -> None:
+    caller.register(max_deliveries=1)
+    caller.put_rows(["s"], "a")
+    caller.release(caller.take("a").claim_id, reason="NaN in the loss")
+    events = caller.plane.sample("p", "s").events
+    assert [event.what for event in events] == ["put", "claimed", "released", "dead_letter"]
+    assert events[2].reason == "NaN in the loss"
+
+
+def test_the_story_outlives_the_row_and_goes_on_with_the_next_of_its_id(caller: Caller) -> None:
+    first = caller.put_rows(["s"], "a").generations
+    caller.clear(["s"])
+    assert caller.plane.sample("p", "s").resident is None
+    assert whats(caller, "s") == ["put", "cleared"]
+    second = caller.put_rows(["s"], "a").generations
+    assert resident(caller, "s").generation == int(second[0]) > int(first[0])
+    assert whats(caller, "s") == ["put", "cleared", "put"]
+
+
+def test_clearing_all_of_a_partition_is_told_of_those_that_were_there(caller: Caller) -> None:
+    caller.put_rows(["s", "t"], "a")
+    caller.clear(["t"], generations=int64([resident(caller, "t").generation]))
+    caller.clear()
+    assert whats(caller, "s") == ["put", "cleared"]
+    assert whats(caller, "t") == ["put", "cleared"]
+
+
+def test_a_new_definition_is_told_of_rows_that_it_gives_back(caller: Caller) -> None:
+    caller.put_rows(["s"], "a")
+    caller.take("a", consume=True)
+    caller.register()
+    assert whats(caller, "s") == ["put", "committed", "reset"]
+
+
+def test_a_reset_task_is_told_of(caller: Caller) -> None:
+    caller.put_rows(["s", "t"], "a")
+    caller.commit(caller.take("a", batch_size=2).claim_id)
+    caller.reset(["s"])
+    assert whats(caller, "s") == ["put", "claimed", "committed", "reset"]
+    assert whats(caller, "t") == ["put", "claimed", "committed"]
+    caller.reset()
+    assert whats(caller, "t") == ["put", "claimed", "committed", "reset"]

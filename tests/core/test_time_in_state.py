@@ -1,0 +1,76 @@
+"""Seconds by state, beside a plain account of the same changes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane_server.core.time_in_state import TASK_STATES, TaskClock, TaskState
+
+PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+CHANGES = st.lists(st.tuples(st.sampled_from(TASK_STATES), st.integers(0, 50)), max_size=30)
+
+
+def times(clock: TaskClock, now: float) -> dict[str, float]:
+    """The states in which the task has been."""
+    return {state: seconds for state, seconds in clock.seconds(now).items() if seconds}
+
+
+def test_time_goes_to_the_state_that_the_task_is_in() -> None:
+    clock = TaskClock()
+    clock.enter("idle", 100.0)
+    clock.enter("waiting_for_producers", 101.0)
+    clock.enter("serving", 103.0)
+    clock.enter("waiting_for_producers", 107.0)
+    assert times(clock, 107.0) == {"idle": 1.0, "waiting_for_producers": 2.0, "serving": 4.0}
+    assert times(clock, 107.5) == {"idle": 1.0, "waiting_for_producers": 2.5, "serving": 4.0}
+
+
+def test_every_state_is_told() -> None:
+    assert set(TaskClock().seconds(5.0)) == set(TASK_STATES)
+
+
+def test_the_account_begins_with_the_first_state() -> None:
+    clock = TaskClock()
+    assert times(clock, 1e6) == {}
+    clock.enter("serving", 1e6)
+    assert times(clock, 1e6 + 1) == {"serving": 1.0}
+
+
+def test_asking_changes_nothing() -> None:
+    clock = TaskClock()
+    clock.enter("serving", 0.0)
+    clock.seconds(50.0)["serving"] = 7.0
+    clock.enter("idle", 10.0)
+    assert times(clock, 10.0) == {"serving": 10.0}
+
+
+@pytest.mark.parametrize("state", TASK_STATES)
+def test_time_never_runs_backwards(state: TaskState) -> None:
+    clock = TaskClock()
+    clock.enter("serving", 10.0)
+    clock.enter("serving", 20.0)
+    clock.enter(state, 15.0)
+    assert times(clock, 5.0) == {"serving": 10.0}
+    clock.enter("idle", 21.0)
+    assert sum(clock.seconds(21.0).values()) == 11.0
+    assert clock.seconds(21.0)[state] == (11.0 if state == "serving" else 1.0)
+
+
+@settings(PROFILE)
+@given(changes=CHANGES, last=st.integers(0, 60))
+def test_all_time_since_the_first_change_is_in_some_state(changes: list[tuple[TaskState, int]], last: int) -> None:
+    clock, spent = TaskClock(), dict.fromkeys(TASK_STATES, 0)
+    state, since = None, 0
+    for entered, now in changes:
+        clock.enter(entered, now)
+        now = max(now, since)
+        if state is not None:
+            spent[state] += now - since
+        state, since = entered, now
+    if state is not None:
+        spent[state] += max(last - since, 0)
+    assert clock.seconds(last) == spent

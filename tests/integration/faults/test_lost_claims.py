@@ -1,0 +1,103 @@
+"""Claims whose answer nobody takes: their rows go back to the task (of a shard: to their step), as if not delivered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import pytest
+import torch
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import DataPlaneError
+
+Eventually = Callable[[Callable[[], object]], None]
+
+
+class Proxy(Protocol):
+    swallow: set[str]
+
+    def reset_connections(self) -> None: ...
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    """Partition p with rows x, y and z."""
+    client.register_partition("p", ["a"], 3, ["train"])
+    client.put_samples(["x", "y", "z"], "p", {"a": torch.zeros(3)})
+    return client
+
+
+def given_up(client: DataPlaneClient) -> bool:
+    """Whether two rows were delivered, never taken, and are there again."""
+    status = client.partition("p").task("train")
+    return (status.untaken_rows, status.ended_deliveries.get("abandoned")) == (2, 2)
+
+
+def test_rows_of_an_answer_that_does_not_come_in_time_go_back(
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, eventually: Eventually
+) -> None:
+    held = shaky.claim("p", "train", ["a"], 1)  # opens the session
+    proxy.swallow = {"answers"}
+    with pytest.raises(DataPlaneError):
+        shaky.claim("p", "train", ["a"], 2, timeout_s=0.1)
+    eventually(lambda: given_up(flow))
+    proxy.reset_connections()
+    assert held.commit() == 1
+    assert flow.claim("p", "train", ["a"], 2, timeout_s=0).deliveries == [1, 1]
+
+
+def test_a_shard_whose_answer_does_not_come_in_time_stays_with_its_step_and_can_be_asked_for_again(
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy
+) -> None:
+    shaky.claim("p", "train", ["a"], 1)
+    proxy.swallow = {"answers"}
+    with pytest.raises(DataPlaneError):
+        shaky.claim_shard("p", "train", ["a"], 2, step=0, dp_rank=0, dp_world=1, timeout_s=0.1)
+    assert flow.partition("p").task("train").claimed_rows == 3
+    proxy.reset_connections()
+    again = shaky.claim_shard("p", "train", ["a"], 2, step=0, dp_rank=0, dp_world=1, timeout_s=20.0)
+    assert (again.meta.sample_ids, again.deliveries) == (["y", "z"], [1, 1])
+    assert again.commit() == 2
+
+
+async def test_rows_of_a_claim_that_is_cancelled_go_back(
+    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: Proxy, eventually: Eventually
+) -> None:
+    held = await async_shaky.claim("p", "train", ["a"], 1)
+    proxy.swallow = {"answers"}
+    claim = asyncio.ensure_future(async_shaky.claim("p", "train", ["a"], 2))
+    await asyncio.to_thread(eventually, lambda: flow.partition("p").task("train").claimed_rows == 3)
+    claim.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claim
+    await asyncio.to_thread(eventually, lambda: given_up(flow))
+    proxy.reset_connections()
+    assert await held.commit() == 1
+
+
+def test_what_cannot_be_said_to_the_server_is_said_later(
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, eventually: Eventually
+) -> None:
+    shaky.claim("p", "train", ["a"], 1).commit()
+    proxy.swallow = {"answers", "requests"}
+    with pytest.raises(DataPlaneError):
+        shaky.claim("p", "train", ["a"], 2, timeout_s=0.1)
+    proxy.reset_connections()
+    claim = shaky.claim("p", "train", ["a"], 2, timeout_s=20.0)
+    assert claim.commit() == 2
+
+
+def test_a_group_whose_reservation_is_not_answered_does_not_stay(
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, eventually: Eventually
+) -> None:
+    shaky.claim("p", "train", ["a"], 1)
+    proxy.swallow = {"answers"}
+    with pytest.raises(DataPlaneError):
+        shaky.reserve_group("p", "g", ["g0"], timeout_s=0.1)
+    assert flow.partition("p").open_groups == 1
+    proxy.reset_connections()
+    eventually(lambda: flow.partition("p").open_groups == 0)
+    assert flow.partition("p").removed_rows["rolled_back"] == 1

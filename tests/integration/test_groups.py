@@ -1,0 +1,272 @@
+"""Groups: the rows of a prompt become visible all at once or not at all, and can be claimed whole."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, Group, connect
+from dataplane_client.errors import (
+    ClaimTimeoutError,
+    GroupFencedError,
+    InvalidArgumentError,
+    NotFoundError,
+    PreconditionError,
+)
+from dataplane_client.grants import ClaimedGroup
+
+Eventually = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    """Partition p with fields a and image, and the task train."""
+    client.register_partition("p", ["a", "image"], 4, ["train"])
+    return client
+
+
+def reserved(client: DataPlaneClient, group_id: str = "g", weight_version: int | None = None) -> Group:
+    return client.reserve_group("p", group_id, [f"{group_id}0", f"{group_id}1"], weight_version=weight_version)
+
+
+def fill(group: Group) -> None:
+    for row, sample_id in enumerate(group.meta.sample_ids):
+        group.put([sample_id], {"a": torch.tensor([float(row)])})
+
+
+def nothing_to_claim(client: DataPlaneClient) -> bool:
+    with pytest.raises(ClaimTimeoutError):
+        client.claim("p", "train", [], 1, timeout_s=0)
+    return True
+
+
+# -- all at once -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_group_are_seen_by_no_claim_until_it_is_committed(flow: DataPlaneClient) -> None:
+    group = reserved(flow)
+    fill(group)
+    assert nothing_to_claim(flow)
+    assert (flow.partition("p").rows, flow.partition("p").open_groups) == (2, 1)
+    assert group.commit() == 2
+    assert (group.state, flow.partition("p").open_groups) == ("committed", 0)
+    assert flow.claim("p", "train", ["a"], 2, timeout_s=0).meta.sample_ids == ["g0", "g1"]
+
+
+def test_a_commit_wakes_a_claim_that_waits_for_more_than_one_row(
+    flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    claim = threads.submit(flow.claim, "p", "train", ["a"], 2)
+    eventually(lambda: flow.server_status().waiting_claims == 1)
+    with reserved(flow) as group:
+        fill(group)
+        assert flow.server_status().waiting_claims == 1
+    assert claim.result(20).meta.sample_ids == ["g0", "g1"]
+
+
+def test_rows_are_what_was_put_into_them(flow: DataPlaneClient) -> None:
+    group = reserved(flow)
+    receipt = group.put(["g1", "g0"], {"a": torch.tensor([1.0, 2.0])}, [{"n": 1}, {}], sequence_lengths=[3, 4])
+    assert receipt.generations == list(reversed(group.meta.generations or []))
+    group.commit()
+    meta = flow.claim("p", "train", ["a"], 2).meta
+    assert (meta.sample_ids, meta.sequence_lengths, meta.tags) == (["g0", "g1"], [4, 3], [{}, {"n": 1}])
+    assert flow.get_data(meta)["a"].tolist() == [2.0, 1.0]
+
+
+def test_a_group_with_a_row_that_has_nothing_cannot_be_committed_yet(flow: DataPlaneClient) -> None:
+    group = reserved(flow)
+    group.put(["g0"], {"a": torch.zeros(1)})
+    with pytest.raises(PreconditionError, match="g1"):
+        group.commit()
+    assert group.state == "open"
+    group.put(["g1"], {"a": torch.zeros(1)})
+    assert group.commit() == 2
+
+
+@pytest.mark.parametrize("n_floats", [6, 100_000], ids=["small", "large"])
+def test_what_rows_have_in_common_is_stored_once_and_read_from_each(flow: DataPlaneClient, n_floats: int) -> None:
+    image = torch.randn(1, n_floats)
+    with reserved(flow) as group:
+        fill(group)
+        before = flow.partition("p").size_bytes
+        group.put_shared({"image": image})
+        assert flow.partition("p").size_bytes == before + image.nbytes
+    got = flow.get_data(flow.claim("p", "train", ["a", "image"], 2).meta)
+    assert torch.equal(got["image"], image.expand(2, n_floats))
+    flow.clear_samples(["g0"], "p")
+    assert torch.equal(flow.get_samples(["g1"], "p", ["image"])["image"], image)
+
+
+# -- or not at all -----------------------------------------------------------------------------------------------------
+
+
+def test_an_aborted_group_vanishes(flow: DataPlaneClient) -> None:
+    group = reserved(flow)
+    fill(group)
+    assert group.abort("no reward") == 2
+    assert (group.state, flow.partition("p").rows) == ("aborted", 0)
+    assert flow.partition("p").removed_rows["rolled_back"] == 2
+    assert flow.server_status().memory_used_bytes == 0
+
+
+def test_an_exception_aborts_the_group_and_says_why(flow: DataPlaneClient) -> None:
+    group = reserved(flow)
+    fill(group)
+    with pytest.raises(ZeroDivisionError), group:
+        raise ZeroDivisionError
+    assert (group.state, flow.partition("p").rows) == ("aborted", 0)
+    assert [event.reason for event in flow.sample("p", "g0").events if event.what == "rolled_back"] == [
+        "ZeroDivisionError"
+    ]
+
+
+def test_a_group_of_a_client_that_was_killed_vanishes(
+    flow: DataPlaneClient, address: str, transport: str, eventually: Eventually
+) -> None:
+    code = """
+import sys
+from dataplane_client.client import connect
+client = connect(sys.argv[1], transport=sys.argv[2], session_grace_s=0.3)
+group = client.reserve_group("p", "g", ["g0", "g1"])
+print("reserved", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code, address, transport]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reserved\n"
+        assert flow.partition("p").rows == 2
+        process.send_signal(signal.SIGKILL)
+    eventually(lambda: flow.partition("p").rows == 0)
+    with reserved(flow) as group:
+        fill(group)
+    assert flow.claim("p", "train", ["a"], 2).meta.sample_ids == ["g0", "g1"]
+
+
+def test_a_client_that_is_closed_takes_its_groups_with_it(flow: DataPlaneClient, address: str, transport: str) -> None:
+    with connect(address, transport=transport) as other:
+        fill(reserved(other))
+        assert flow.partition("p").rows == 2
+    assert flow.partition("p").rows == 0
+
+
+def test_the_asynchronous_client_has_groups_too(
+    flow: DataPlaneClient, address: str, transport: str, eventually: Eventually
+) -> None:
+    async def main() -> None:
+        async with await aio.connect(address, transport=transport) as other:
+            async with await other.reserve_group("p", "g", ["g0", "g1"], weight_version=1) as group:
+                await group.put(["g0", "g1"], {"a": torch.zeros(2)})
+            gone = await other.reserve_group("p", "h", ["h0"])
+            with pytest.raises(ZeroDivisionError):
+                async with gone:
+                    raise ZeroDivisionError
+            assert (group.state, gone.state) == ("committed", "aborted")
+
+    asyncio.run(main())
+    assert flow.claim("p", "train", ["a"], 3, min_size=1).meta.sample_ids == ["g0", "g1"]
+
+
+# -- who may do what ---------------------------------------------------------------------------------------------------
+
+
+def test_nobody_else_puts_into_a_reserved_group(flow: DataPlaneClient) -> None:
+    reserved(flow)
+    with pytest.raises(PreconditionError, match="g0"):
+        flow.put_samples(["g0"], "p", {"a": torch.zeros(1)})
+
+
+def test_a_group_takes_its_own_rows_only(flow: DataPlaneClient) -> None:
+    group = reserved(flow)
+    with pytest.raises(NotFoundError, match="other"):
+        group.put(["other"], {"a": torch.zeros(1)})
+    assert flow.partition("p").rows == 2
+    flow.put_samples(["other"], "p", {"a": torch.zeros(1)})
+    with pytest.raises(InvalidArgumentError, match="other"):
+        group.put(["other"], {"a": torch.ones(1)})
+    assert flow.get_samples(["other"], "p", ["a"])["a"].tolist() == [0.0]
+
+
+def test_what_exists_cannot_be_reserved(flow: DataPlaneClient) -> None:
+    flow.put_samples(["g1"], "p", {"a": torch.zeros(1)})
+    with pytest.raises(PreconditionError, match="g1"):
+        reserved(flow)
+    with pytest.raises(NotFoundError, match="'q'"):
+        flow.reserve_group("q", "g", ["x"])
+    assert flow.partition("p").rows == 1
+
+
+def test_a_group_that_has_ended_takes_nothing_more(flow: DataPlaneClient) -> None:
+    group = reserved(flow)
+    fill(group)
+    group.commit()
+    with pytest.raises(PreconditionError, match="committed"):
+        group.put(["g0"], {"a": torch.zeros(1)})
+    with pytest.raises(PreconditionError, match="committed"):
+        group.abort()
+
+
+def test_whoever_holds_a_group_that_the_server_has_ended_learns_of_it(flow: DataPlaneClient) -> None:
+    group = reserved(flow)
+    flow.drop_partition("p")
+    flow.register_partition("p", ["a", "image"], 4, ["train"])
+    with pytest.raises(NotFoundError):
+        group.put(["g0"], {"a": torch.zeros(1)})
+    assert flow.partition("p").rows_put_total == 0
+
+
+def test_a_late_put_of_a_group_that_was_rolled_back_is_fenced_and_creates_nothing(
+    flow: DataPlaneClient, address: str, transport: str
+) -> None:
+    group = reserved(flow)
+    with connect(address, transport=transport) as other:
+        late = reserved(other, "h")
+        ended = late.reservation_id
+    group.reservation_id = ended
+    with pytest.raises(GroupFencedError):
+        group.put(["h0"], {"a": torch.zeros(1)})
+    assert group.state == "fenced"
+    with pytest.raises(GroupFencedError):
+        group.commit()
+    assert flow.partition("p").rows == 2
+
+
+# -- claims of whole groups --------------------------------------------------------------------------------------------
+
+
+def test_whole_groups_are_claimed_with_their_weight_versions(flow: DataPlaneClient) -> None:
+    flow.put_samples(["single"], "p", {"a": torch.zeros(1)})
+    for group_id, start, end in (("g", 3, 4), ("h", 5, None)):
+        group = reserved(flow, group_id, start)
+        fill(group)
+        group.commit(end)
+    claim = flow.claim("p", "train", ["a"], 3, whole_groups=True)
+    assert claim.meta.sample_ids == ["single", "g0", "g1", "h0", "h1"]
+    assert claim.groups == (ClaimedGroup("", 1), ClaimedGroup("g", 2, 3, 4), ClaimedGroup("h", 2, 5, None))
+    assert claim.deliveries == [1] * 5
+
+
+def test_a_group_of_which_a_row_is_not_ready_is_passed_over(flow: DataPlaneClient) -> None:
+    for group_id in ("g", "h"):
+        with reserved(flow, group_id) as group:
+            fill(group)
+    flow.put_samples(["h0", "h1", "g0"], "p", {"image": torch.zeros(3, 2)})
+    claim = flow.claim("p", "train", ["image"], 2, min_size=1, whole_groups=True)
+    assert [(group.group_id, group.rows) for group in claim.groups] == [("h", 2)]
+
+
+def test_tokens_bound_a_claim_by_groups(flow: DataPlaneClient) -> None:
+    for group_id in ("g", "h"):
+        with reserved(flow, group_id) as group:
+            group.put(group.meta.sample_ids, {"a": torch.zeros(2)}, sequence_lengths=[10, 20])
+    claims = [flow.claim("p", "train", ["a"], 2, min_size=1, whole_groups=True, max_tokens=59) for _ in range(2)]
+    assert [claim.meta.sample_ids for claim in claims] == [["g0", "g1"], ["h0", "h1"]]

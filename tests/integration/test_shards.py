@@ -1,0 +1,133 @@
+"""Shards: all who ask for a rank of a step see the same rows, and the ranks share the step's rows out among them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from dataplane_client.client import Claim, DataPlaneClient, connect
+from dataplane_client.errors import ClaimNotFoundError, ClaimTimeoutError, InvalidArgumentError
+
+Eventually = Callable[[Callable[[], object]], None]
+
+LENGTHS = [100, 1, 2, 90, 50, 60, 3, 10]
+IDS = [f"s{row}" for row in range(len(LENGTHS))]
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    """Partition p with eight rows of very different lengths."""
+    client.register_partition("p", ["a"], 8, ["train"])
+    client.put_samples(IDS, "p", {"a": torch.arange(8)}, sequence_lengths=LENGTHS)
+    return client
+
+
+def shard(client: DataPlaneClient, dp_rank: int, step: int = 0, **more: object) -> Claim:
+    settings = {"dp_world": 2, "timeout_s": 20.0, **more}
+    return client.claim_shard("p", "train", ["a"], 8, step=step, dp_rank=dp_rank, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("balance", ["rows", "tokens"])
+def test_ranks_share_out_the_rows_of_a_step(flow: DataPlaneClient, balance: str) -> None:
+    shards = [shard(flow, rank, dp_world=3, balance=balance) for rank in range(3)]
+    assert sorted(row for claim in shards for row in claim.meta.sample_ids) == IDS
+    sizes = [claim.meta.size for claim in shards]
+    assert max(sizes) - min(sizes) <= 1
+    assert [claim.meta.extra_info for claim in shards] == [{"dp_rank": rank} for rank in range(3)]
+    if balance == "rows":
+        assert [row for claim in shards for row in claim.meta.sample_ids] == IDS
+
+
+def test_ranks_are_balanced_by_tokens(flow: DataPlaneClient) -> None:
+    sums = [sum(shard(flow, rank).meta.sequence_lengths or []) for rank in range(2)]
+    assert sum(sums) == sum(LENGTHS)
+    assert abs(sums[0] - sums[1]) <= 10  # by rows the difference would be 70
+
+
+def test_all_who_ask_for_a_rank_get_the_same_rows(
+    flow: DataPlaneClient, address: str, transport: str, threads: ThreadPoolExecutor
+) -> None:
+    all_have_asked = threading.Barrier(6)
+
+    def asked(dp_rank: int) -> tuple[str, list[str]]:
+        with connect(address, transport=transport) as other:
+            claim = shard(other, dp_rank)
+            assert shard(other, dp_rank).meta == claim.meta
+            all_have_asked.wait(20)
+            return claim.claim_id, claim.meta.sample_ids
+
+    found = list(threads.map(asked, [0, 1, 0, 1, 0, 1]))
+    assert found[0] == found[2] == found[4]
+    assert found[1] == found[3] == found[5]
+    assert sorted(found[0][1] + found[1][1]) == IDS
+
+
+def test_one_commit_ends_a_shard_for_all_who_share_it(flow: DataPlaneClient, address: str, transport: str) -> None:
+    with connect(address, transport=transport) as other:
+        mine, theirs, late = shard(flow, 0), shard(other, 0), shard(other, 0)
+        assert mine.commit() == 4
+        assert theirs.commit() == 4
+        with pytest.raises(ClaimNotFoundError):
+            late.release()
+    assert flow.partition("p").task("train").consumed_rows_total == 4
+
+
+def test_a_shard_stays_claimed_while_one_who_shares_it_lives(
+    flow: DataPlaneClient, address: str, transport: str
+) -> None:
+    with connect(address, transport=transport) as other:
+        rows = shard(other, 1).meta.sample_ids
+        mine = shard(flow, 1)
+    assert mine.meta.sample_ids == rows
+    assert mine.commit() == 4
+
+
+def test_rows_of_a_shard_that_nobody_holds_stay_with_their_step(
+    flow: DataPlaneClient, address: str, transport: str
+) -> None:
+    with connect(address, transport=transport) as other:
+        gone = shard(other, 0)
+    again = shard(flow, 0)
+    assert again.meta.sample_ids == gone.meta.sample_ids
+    assert again.fence > gone.fence
+    with pytest.raises(ClaimTimeoutError):
+        flow.claim("p", "train", ["a"], 1, timeout_s=0)
+
+
+def test_a_step_waits_for_its_rows(flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually) -> None:
+    for rank in range(2):
+        shard(flow, rank).commit()
+    waiting = [threads.submit(shard, flow, rank, 1) for rank in (1, 0)]
+    eventually(lambda: flow.server_status().waiting_claims >= 1)
+    more = [f"t{row}" for row in range(8)]
+    flow.put_samples(more, "p", {"a": torch.arange(8)})
+    assert sorted(row for claim in waiting for row in claim.result(20).meta.sample_ids) == more
+
+
+def test_a_step_that_does_not_get_its_rows_in_time_takes_none(flow: DataPlaneClient) -> None:
+    with pytest.raises(ClaimTimeoutError):
+        flow.claim_shard("p", "train", ["a"], 9, step=0, dp_rank=0, dp_world=2, timeout_s=0.05)
+    assert flow.partition("p").task("train").untaken_rows == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"dp_world": 4}, "step"),
+        ({"balance": "rows"}, "step"),
+        ({"balance": "fair"}, "balance must be one of"),
+        ({"dp_rank": 2}, "dp_rank must be 0 to 1"),
+        ({"max_tokens": 0}, "max_tokens must be 1 to"),
+    ],
+    ids=str,
+)
+def test_a_call_that_contradicts_its_step_or_itself_is_refused(
+    flow: DataPlaneClient, more: dict[str, object], message: str
+) -> None:
+    shard(flow, 0)
+    with pytest.raises(InvalidArgumentError, match=message):
+        shard(flow, **{"dp_rank": 0, **more})  # type: ignore[arg-type]

@@ -1,0 +1,26 @@
+"""Every guarantee that the documents name is proved by a test that exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
+NAMED = sorted(set(re.findall(r"`((?:core|integration|client|server)/[\w/]+\.py(?:::\w+)?|conftest\.py)`", SEMANTICS)))
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_every_test_that_the_guarantees_name_exists(named: str) -> None:
+    file, _, name = named.partition("::")
+    source = (ROOT / "tests" / file).read_text()
+    assert not name or re.search(rf"^(async )?def {name}\(", source, flags=re.MULTILINE)
+
+
+def test_every_row_of_a_table_of_guarantees_names_a_test() -> None:
+    rows = [line for line in SEMANTICS.splitlines() if line.startswith("| ") and "promise | proved by" not in line]
+    guarantees = [row for row in rows if row.count("|") == 3]
+    assert len(guarantees) > 30
+    assert [row for row in guarantees if not re.search(r"`[\w/]+\.py", row)] == []

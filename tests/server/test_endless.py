@@ -1,0 +1,74 @@
+"""Calls without an end of their own: they end for a reason, once, when the server says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.service.endless import EndlessCalls
+
+DRAINING = Refusal(Reason.DRAINING, "the server is shutting down")
+TAKEN_OVER = Refusal(Reason.SUPERSEDED, "another stream took this one's place")
+
+
+async def begun(calls: EndlessCalls) -> asyncio.Task[object]:
+    """A call that waits for ever."""
+
+    async def call() -> None:
+        with calls.running():
+            await asyncio.get_running_loop().create_future()
+
+    task: asyncio.Task[object] = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_call_ends_with_the_reason_that_it_is_given() -> None:
+    calls = EndlessCalls()
+    task, other = await begun(calls), await begun(calls)
+    calls.end(task, TAKEN_OVER)
+    with pytest.raises(Refusal) as caught:
+        await task
+    assert caught.value is TAKEN_OVER
+    assert not other.done()
+    other.cancel()
+
+
+async def test_the_first_reason_counts() -> None:
+    calls = EndlessCalls()
+    task = await begun(calls)
+    calls.end(task, TAKEN_OVER)
+    calls.end_all(DRAINING)
+    with pytest.raises(Refusal) as caught:
+        await task
+    assert caught.value is TAKEN_OVER
+
+
+async def test_all_calls_end_at_once_and_later_ones_do_not_begin() -> None:
+    calls = EndlessCalls()
+    tasks = [await begun(calls) for _ in range(3)]
+    calls.end_all(DRAINING)
+    tasks.append(await begun(calls))
+    assert await asyncio.gather(*tasks, return_exceptions=True) == [DRAINING] * 4
+
+
+async def test_a_caller_that_goes_away_is_no_refusal() -> None:
+    task = await begun(EndlessCalls())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_call_that_has_ended_is_left_alone() -> None:
+    calls = EndlessCalls()
+
+    async def call() -> str:
+        with calls.running() as own:
+            pass
+        calls.end(own, TAKEN_OVER)
+        await asyncio.sleep(0)
+        return "went on"
+
+    assert await asyncio.create_task(call()) == "went on"
