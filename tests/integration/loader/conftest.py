@@ -1,0 +1,97 @@
+"""A server of its own for every test, one nursery for all, and rows whose values say which row they are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nested import nested_tensor
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.loader import ClaimLoader
+from dataplane_client.loader._nursery import Nursery, nursery
+from dataplane_server.testing import running_server
+
+FIELDS = ["tokens", "number", "text"]
+GRACE_S = 1.0
+
+
+@pytest.fixture(scope="session")
+def shared_nursery() -> Iterator[Nursery]:
+    """The nursery of this process, kept from one test to the next, since it takes seconds to come up."""
+    shared = nursery()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    with running_server(listen=f"unix://{tmp_path}/dataplane.sock") as address:
+        yield address
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[DataPlaneClient]:
+    with connect(address, timeout_s=20.0) as client:
+        yield client
+
+
+@pytest.fixture
+def announce(client: DataPlaneClient) -> Callable[[int], None]:
+    """Register partition p for so many rows."""
+
+    def register(num_samples: int) -> None:
+        client.register_partition("p", [*FIELDS, "advantage"], num_samples, ["train"], per_token_fields=["tokens"])
+
+    return register
+
+
+@pytest.fixture
+def put(client: DataPlaneClient) -> Callable[[Sequence[int]], None]:
+    """Put rows of these numbers: row 7 is s7, holds 7 wherever it holds anything, and has 1 + 7 % 5 tokens."""
+
+    def put_rows(numbers: Sequence[int]) -> None:
+        tokens = nested_tensor([torch.full((1 + number % 5,), number) for number in numbers], layout=torch.jagged)
+        text = np.array([{"number": number} for number in numbers], object)
+        columns = {"tokens": tokens, "number": torch.tensor(numbers), "text": text}
+        client.put_samples([f"s{number}" for number in numbers], "p", columns)
+
+    return put_rows
+
+
+@pytest.fixture
+def fill(announce: Callable[[int], None], put: Callable[[Sequence[int]], None]) -> Callable[[int], None]:
+    """Announce and put rows 0 to count - 1."""
+
+    def announce_and_put(count: int) -> None:
+        announce(count)
+        for first in range(0, count, 1000):
+            put(range(first, min(first + 1000, count)))
+
+    return announce_and_put
+
+
+@pytest.fixture
+def loader(address: str, shared_nursery: Nursery) -> Iterator[Callable[..., ClaimLoader]]:
+    """Loaders of partition p, which are closed at the end: the batch size, and settings by name."""
+    with contextlib.ExitStack() as closing:
+
+        def make(batch_size: int, **settings: Any) -> ClaimLoader:
+            options = {"session_grace_s": GRACE_S, "timeout_s": 20.0}
+            named = {"idle_timeout_s": 20.0, "client_options": options, **settings}
+            made = ClaimLoader(address, "p", "train", FIELDS, batch_size, **named)
+            closing.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def claimed(client: DataPlaneClient) -> Callable[[], int]:
+    """How many rows of p are claimed now."""
+    return lambda: client.partition("p").task("train").claimed_rows

@@ -1,0 +1,231 @@
+"""Which rows a loop sees: each once, in full batches while rows are coming, to the last."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import ClaimTimeoutError, NotFoundError
+from dataplane_client.loader import ClaimLoader, LoadedBatch
+
+Loader = Callable[..., ClaimLoader]
+Rows = Callable[[int], None]
+Put = Callable[[Sequence[int]], None]
+Eventually = Callable[[Callable[[], object]], None]
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2], ids=["thread", "workers"])
+
+
+def numbers(batch: LoadedBatch) -> list[int]:
+    """The rows of a batch; all of their values are theirs, and padding is what it should be."""
+    found = [int(sample_id.removeprefix("s")) for sample_id in batch.meta.sample_ids]
+    lengths = [1 + number % 5 for number in found]
+    width = max(lengths)
+    padded = [[number] * length + [-1] * (width - length) for number, length in zip(found, lengths, strict=True)]
+    assert batch.data["number"].tolist() == found
+    assert batch.data["tokens"].tolist() == padded
+    assert batch.data["text"].tolist() == [{"number": number} for number in found]
+    assert batch.meta.sequence_lengths == lengths
+    return found
+
+
+def is_waited_for(client: DataPlaneClient, is_so: bool) -> bool:
+    """Whether it is so that a claim waits."""
+    return is_so == (client.partition("p").task("train").waiting_claims > 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 4])
+def test_each_of_10000_rows_comes_once_with_its_values(
+    fill: Rows, loader: Loader, client: DataPlaneClient, num_workers: int
+) -> None:
+    fill(10_000)
+    batches = list(loader(64, num_workers=num_workers, pad_value_dict={"tokens": -1}))
+    seen = Counter(number for batch in batches for number in numbers(batch))
+    assert seen == Counter(range(10_000))
+    assert {delivery for batch in batches for delivery in batch.deliveries} == {1}
+    assert len({batch.fence for batch in batches}) == len(batches)
+    assert client.check_consumption_status("p", ["train"])
+
+
+@WORKERS
+def test_batches_are_full_until_the_last(fill: Rows, loader: Loader, num_workers: int) -> None:
+    fill(10)
+    assert sorted(batch.meta.size for batch in loader(4, num_workers=num_workers)) == [2, 4, 4]
+
+
+def test_a_batch_is_not_cut_short_while_announced_rows_are_missing(announce: Rows, put: Put, loader: Loader) -> None:
+    announce(10)
+    put(range(6))
+    rows = iter(loader(4, idle_timeout_s=0.3))
+    assert next(rows).meta.size == 4
+    with pytest.raises(ClaimTimeoutError, match="of 10 announced rows 6 were put, 2 are untaken"):
+        next(rows)
+    put(range(6, 10))
+    assert [batch.meta.size for batch in rows] == [4, 2]
+
+
+def test_the_last_rows_are_not_cut_into_pieces_while_enough_of_them_are_still_to_become_ready(
+    announce: Rows,
+    put: Put,
+    loader: Loader,
+    client: DataPlaneClient,
+    threads: ThreadPoolExecutor,
+    eventually: Eventually,
+) -> None:
+    announce(4)
+    put(range(4))
+    client.put_samples(["s0", "s1"], "p", {"advantage": torch.zeros(2)})
+    sizes = threads.submit(lambda: [batch.meta.size for batch in loader(4, required_fields=["advantage"])])
+    for waiting in (True, False, True):  # a claim for all was not filled, and the one after it waits again
+        eventually(partial(is_waited_for, client, waiting))
+    client.put_samples(["s2", "s3"], "p", {"advantage": torch.zeros(2)})
+    assert sizes.result(20) == [4]
+
+
+def test_rows_that_are_ready_come_also_when_those_that_would_fill_the_batch_never_do(
+    announce: Rows, put: Put, loader: Loader, client: DataPlaneClient
+) -> None:
+    announce(4)
+    put(range(4))
+    client.put_samples(["s0", "s1"], "p", {"advantage": torch.zeros(2)})
+    rows = iter(loader(4, required_fields=["advantage"], idle_timeout_s=0.5))
+    assert next(rows).meta.sample_ids == ["s0", "s1"]
+    with pytest.raises(ClaimTimeoutError, match="2 are untaken, 0 claimed, 2 consumed"):
+        next(rows)
+
+
+def test_min_size_lets_smaller_batches_come_at_once(announce: Rows, put: Put, loader: Loader) -> None:
+    announce(10)
+    put(range(3))
+    assert next(iter(loader(8, min_size=2))).meta.size == 3
+
+
+@WORKERS
+def test_the_loop_goes_on_until_rows_that_others_hold_are_consumed(
+    fill: Rows, loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor, num_workers: int
+) -> None:
+    fill(8)
+    other = client.claim("p", "train", [], 2)
+    rows = iter(loader(3, num_workers=num_workers))
+    seen = [*next(rows).meta.sample_ids, *next(rows).meta.sample_ids]
+    last = threads.submit(next, rows, None)
+    assert not last.done()
+    other.release()
+    batch = last.result(20)
+    assert batch is not None
+    assert next(rows, None) is None
+    assert Counter([*seen, *batch.meta.sample_ids]) == Counter(f"s{number}" for number in range(8))
+
+
+def test_a_loop_that_is_not_to_end_waits_for_more_rows(fill: Rows, put: Put, loader: Loader) -> None:
+    fill(4)
+    rows = iter(loader(4, until_consumed=False, idle_timeout_s=0.3))
+    assert next(rows).meta.size == 4
+    with pytest.raises(ClaimTimeoutError, match=r"no batch within 0\.3 s"):
+        next(rows)
+    put(range(4, 8))
+    assert next(rows).meta.size == 4
+
+
+@WORKERS
+def test_max_batches_ends_the_loop_with_everything_it_saw_committed_and_nothing_else_taken(
+    fill: Rows, loader: Loader, client: DataPlaneClient, num_workers: int
+) -> None:
+    fill(100)
+    assert len(list(loader(8, max_batches=3, num_workers=num_workers))) == 3
+    status = client.partition("p").task("train")
+    assert (status.consumed_rows, status.claimed_rows, status.untaken_rows) == (24, 0, 76)
+
+
+@WORKERS
+@pytest.mark.parametrize("layout", ["padded", "jagged"])
+def test_rows_come_in_the_layout_that_was_asked_for(fill: Rows, loader: Loader, layout: str, num_workers: int) -> None:
+    fill(6)
+    (batch,) = loader(6, layout=layout, num_workers=num_workers, pad_to_seqlen=9)
+    tokens = batch.data["tokens"]
+    assert tokens.is_nested == (layout == "jagged")
+    assert layout == "jagged" or tokens.shape == (6, 9)
+    assert sorted(int(row[0]) for row in tokens.unbind()) == list(range(6))
+
+
+@WORKERS
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tensors_come_on_the_device_that_was_asked_for(
+    fill: Rows, loader: Loader, device: str, num_workers: int
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    fill(4)
+    (batch,) = loader(4, device=device, num_workers=num_workers, pad_value_dict={"tokens": -1})
+    assert (batch.data["tokens"].device.type, tuple(batch.data["tokens"].shape)) == (device, (4, 4))
+    assert batch.data["text"].tolist() == [{"number": number} for number in range(4)]
+    if device == "cuda":
+        assert numbers(batch) == [0, 1, 2, 3]
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"pad_value_dict": {"tokens": 0.5}}, ValueError, "tokens"),
+        ({"required_fields": ["advantage", "no such"]}, ValueError, "no such"),
+    ],
+    ids=["a pad value that does not fit", "a field that is not declared"],
+)
+def test_an_error_reaches_the_loop_and_the_rows_go_back(
+    fill: Rows,
+    loader: Loader,
+    claimed: Callable[[], int],
+    settings: dict[str, object],
+    error: type[Exception],
+    message: str,
+    num_workers: int,
+) -> None:
+    fill(4)
+    rows = iter(loader(2, num_workers=num_workers, **settings))
+    for _ in range(2):  # asking again does not make it better
+        with pytest.raises(error, match=message):
+            next(rows)
+    rows.close()
+    assert claimed() == 0
+
+
+@WORKERS
+def test_whole_groups_come_together_and_say_which_weights_made_them(
+    client: DataPlaneClient, loader: Loader, num_workers: int
+) -> None:
+    client.register_partition("p", ["tokens", "number", "text"], 6, ["train"], 3)
+    columns = {name: torch.zeros(3) for name in ("tokens", "number", "text")}
+    for group in ("g", "h"):
+        ids = [f"{group}{number}" for number in range(3)]
+        with client.reserve_group("p", group, ids, weight_version=7) as reserved:
+            reserved.put(ids, columns)
+            reserved.commit(weight_version=8)
+    groups = [
+        (group.group_id, group.rows, group.start_weight_version, group.end_weight_version, batch.meta.sample_ids)
+        for batch in loader(1, whole_groups=True, num_workers=num_workers)
+        for group in batch.groups
+    ]
+    assert sorted(groups) == [(group, 3, 7, 8, [f"{group}{number}" for number in range(3)]) for group in ("g", "h")]
+
+
+def test_a_task_that_does_not_exist_is_an_error(client: DataPlaneClient, loader: Loader) -> None:
+    client.register_partition("p", ["tokens", "number", "text"], 1, [])
+    with pytest.raises(NotFoundError, match="'train'"):
+        next(iter(loader(1)))
+
+
+def test_a_copy_of_a_loader_loads_what_the_loader_would(fill: Rows, loader: Loader) -> None:
+    fill(4)
+    made = loader(2, pad_value_dict={"tokens": -1})
+    for batch in made:
+        batch.commit()
+        break
+    twin = copy.deepcopy(made)
+    assert [number for batch in twin for number in numbers(batch)] == [2, 3]
