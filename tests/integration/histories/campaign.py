@@ -1,0 +1,130 @@
+"""A campaign from its start to what the server says in the end, and the figures of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.integration.histories.history import Final, History, TaskCounts
+from tests.integration.histories.reader import read_history
+from tests.integration.histories.settings import FIELDS, PARTITION, SHARED_TASKS, STOP_FILE, TASKS, Settings
+from tests.integration.histories.zygote import THROUGH
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.descriptions import PartitionDescription
+
+_ROOT = Path(__file__).parents[3]
+_DRAIN_S = 60.0
+_END_S = 60.0
+_READ_ROWS = 1000
+
+
+def run(settings: Settings) -> History:
+    """Run clients against a server that is there, until every row is consumed; what they and the server said.
+
+    Raises AssertionError when rows are left that nobody consumes, or a process does not end.
+    """
+    with connect(settings.address, timeout_s=30.0) as client:
+        client.register_partition(PARTITION, FIELDS, 0, TASKS, per_token_fields=["tokens"])
+        command = [sys.executable, "-m", "tests.integration.histories.zygote", settings.json()]
+        with (settings.folder / "stderr").open("w") as stderr:
+            pipe = subprocess.PIPE
+            zygote = subprocess.Popen(command, cwd=_ROOT, stdout=pipe, stderr=stderr, encoding="utf-8")
+        try:
+            assert zygote.stdout is not None
+            assert zygote.stdout.readline().strip() == THROUGH, "the processes ended before their time"
+            stuck = _drained(client)
+            (settings.folder / STOP_FILE).touch()
+            assert zygote.wait(_END_S) == 0, "the processes did not end well"
+        finally:
+            zygote.kill()
+            zygote.wait()
+            assert zygote.stdout is not None
+            zygote.stdout.close()
+        history = read_history(settings.folder, settings.grace_s, TASKS, SHARED_TASKS)
+        history.final = _final(client, {row for _, row in history.by_row})
+        history.complaints += stuck
+        return history
+
+
+def _drained(client: DataPlaneClient) -> list[str]:
+    """Wait until all is consumed; a complaint when it never is."""
+    deadline = time.monotonic() + _DRAIN_S
+    while time.monotonic() < deadline:
+        described = client.partition(PARTITION)
+        through = client.check_consumption_status(PARTITION, TASKS)
+        if through and not described.open_groups and not any(_unconsumed(described)):
+            return []
+        time.sleep(0.05)
+    return [f"rows are left: {client.partition(PARTITION).tasks}"]
+
+
+def _unconsumed(described: PartitionDescription) -> Iterable[int]:
+    return (task.untaken_rows + task.claimed_rows + task.delayed_rows for task in described.tasks)
+
+
+def _final(client: DataPlaneClient, seen: set[str]) -> Final:
+    described = client.partition(PARTITION)
+    columns = [name for name in FIELDS if name not in ("tokens", "prompt")]
+    values: dict[str, dict[str, int]] = {}
+    rows = sorted(seen)
+    for begin in range(0, len(rows), _READ_ROWS):
+        some = rows[begin : begin + _READ_ROWS]
+        read = client.get_samples(some, PARTITION, columns)
+        found = zip(*(read[name].tolist() for name in columns), strict=True)
+        values |= {row: dict(zip(columns, numbers, strict=True)) for row, numbers in zip(some, found, strict=True)}
+    tasks = {
+        task.task: TaskCounts(
+            task.untaken_rows,
+            task.claimed_rows,
+            task.consumed_rows,
+            task.delivered_rows_total,
+            dict(task.ended_deliveries),
+        )
+        for task in described.tasks
+    }
+    return Final(values, described.rows, described.rows_put_total, dict(described.removed_rows), tasks)
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def figures(history: History, settings: Settings) -> dict[str, int]:
+    """What there was of everything, to see that there was enough."""
+    faults = [json.loads(line) for line in (settings.folder / "zygote.jsonl").read_text().splitlines()]
+    struck = Counter("long stops" if fault.get("long") else f"{fault['what']}s" for fault in faults)
+    endings = Counter((ending.how, ending.outcome) for ending in history.endings)
+    batches = Counter((bool(batch.group), batch.outcome) for batch in history.batches)
+    redelivered = sum(len(holdings) - 1 for holdings in history.by_row.values())
+    return {
+        "processes": len(history.pulses) - 1,
+        "kills": struck["kills"],
+        "stops longer than the grace": struck["long stops"],
+        "short stops": struck["stops"],
+        "rows": history.final.resident if history.final else 0,
+        "groups finished": batches[True, "done"],
+        "groups aborted or rolled back": batches[True, "refused"],
+        "groups and puts of which nobody knows": batches[True, "unknown"] + batches[False, "unknown"],
+        "claims": len(history.holdings),
+        "claims handed to several": sum(len(held.holders) > 1 for held in history.holdings.values()),
+        "claims of whole groups": sum(delivery.whole for delivery in history.deliveries),
+        "claims without an answer": len(history.unanswered),
+        "commits": endings["commit", "done"],
+        "commits refused as fenced": endings["commit", "fenced"],
+        "commits of which nobody knows": endings["commit", "unknown"],
+        "releases": endings["release", "done"] + endings["release", "unknown"],
+        "write-backs": len(history.writes),
+        "write-backs refused as fenced": sum(write.outcome == "fenced" for write in history.writes),
+        "redeliveries of a row": redelivered,
+        "ownership intervals checked": sum(map(len, history.by_row.values())),
+    }
+
+
+def table(counts: dict[str, int], title: str) -> str:
+    """The figures, one a line."""
+    return "\n".join([title, *(f"  {name:<40}{count:>10,}" for name, count in counts.items()), ""])

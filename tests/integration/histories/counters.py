@@ -1,0 +1,63 @@
+"""Whether the server's own books agree with what processes saw. Nothing is cleared during a campaign, nor reset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.integration.histories.history import Batch, Final, History, Holding, TaskCounts
+
+
+def disagreements(history: History) -> Iterator[str]:
+    """What the server's counters say against themselves, and against the history."""
+    final = history.final
+    if final is None:
+        yield "the server's counters are missing"
+        return
+    yield from _rows(history, final)
+    for task in history.tasks:
+        yield from (f"{task}: {text}" for text in _deliveries(history, task, final.tasks[task], final.resident))
+
+
+def _rows(history: History, final: Final) -> Iterator[str]:
+    if final.put != final.resident + sum(final.removed.values()):
+        yield f"{final.put} rows were put, {final.resident} are there, {dict(final.removed)} are gone"
+    seen = {row for _, row in history.by_row}
+    expected = sum(len(batch.rows) for batch in history.batches if _is_there(batch, seen))
+    if final.resident != expected:
+        yield f"{final.resident} rows are there, {expected} were put"
+    if strange := set(final.removed) - {"rolled_back"} - {why for why, count in final.removed.items() if not count}:
+        yield f"rows are gone though nobody cleared them: {sorted(strange)}"
+    unfinished = sum(len(batch.rows) for batch in history.batches if batch.group and not _is_there(batch, seen))
+    if final.removed.get("rolled_back", 0) > unfinished:
+        yield f"{final.removed['rolled_back']} rows were rolled back, only {unfinished} were of groups without an end"
+
+
+def _is_there(batch: Batch, seen: set[str]) -> bool:
+    return batch.outcome == "done" or (batch.outcome == "unknown" and not seen.isdisjoint(batch.rows))
+
+
+def _deliveries(history: History, task: str, counts: TaskCounts, resident: int) -> Iterator[str]:
+    holdings = [holding for holding in history.holdings.values() if holding.task == task]
+    if counts.delivered != counts.claimed + sum(counts.ended.values()):
+        yield f"delivered {counts.delivered}, claimed {counts.claimed}, ended {dict(counts.ended)}"
+    if not counts.consumed == counts.ended.get("committed", 0) == resident:
+        yield f"{resident} rows, {counts.consumed} consumed, {counts.ended.get('committed', 0)} commits"
+    seen = sum(len(holding.rows) for holding in holdings)
+    unseen = sum(claim.most for claim in history.unanswered if claim.task == task)
+    if not seen <= counts.delivered <= seen + unseen:
+        yield f"{counts.delivered} rows were delivered; {seen} were seen, and at most {unseen} may have been lost"
+    released = _rows_that(holdings, "done"), _rows_that(holdings, "unknown")
+    if not released[0] <= counts.ended.get("released", 0) <= sum(released) + unseen:
+        yield f"{counts.ended.get('released', 0)} rows were released; of {released[0]} it was seen"
+    fenced = sum(len(holding.rows) for holding in holdings if any(e.outcome == "fenced" for e in holding.endings))
+    if counts.ended.get("expired", 0) < fenced:
+        yield f"{counts.ended.get('expired', 0)} deliveries expired, but {fenced} were fenced"
+
+
+def _rows_that(holdings: list[Holding], outcome: str) -> int:
+    """Rows of claims that were released, for certain (done) or perhaps (unknown)."""
+    return sum(
+        len(holding.rows)
+        for holding in holdings
+        if any(ending.how == "release" and ending.outcome == outcome for ending in holding.endings)
+    )

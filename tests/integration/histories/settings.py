@@ -1,0 +1,45 @@
+"""What a campaign is to be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PARTITION = "p"
+TASKS = ("rows", "groups", "shards")
+"""Consumers by how they claim: any rows, whole groups, the shards of steps."""
+SHARED_TASKS = frozenset({"shards"})
+FIELDS = ("tokens", "prompt", *(f"{task}_{column}" for task in TASKS for column in ("result", "draft")))
+DP_WORLD = 2
+STOP_FILE = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """processes: clients at a time, a quarter of them producers. seconds: how long there are faults."""
+
+    address: str
+    folder: Path
+    processes: int
+    seconds: float
+    grace_s: float
+    seed: int
+
+    def json(self) -> str:
+        return json.dumps(asdict(self) | {"folder": str(self.folder)})
+
+    @classmethod
+    def of_json(cls, text: str) -> Settings:
+        facts = json.loads(text)
+        return cls(**facts | {"folder": Path(facts["folder"])})
+
+    def options(self, slot: int, process: str) -> dict[str, float | str]:
+        """How the client of a process connects; half of them use shared memory."""
+        transport = "shm" if slot // 4 % 2 == 0 else "grpc"
+        return {
+            "transport": transport,
+            "timeout_s": 20.0,
+            "session_grace_s": self.grace_s,
+            "client_name": process,
+        }

@@ -1,0 +1,156 @@
+"""What processes write down comes back as one history, whatever became of them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from tests.integration.histories.history import NEVER, History
+from tests.integration.histories.reader import read_history
+from tests.integration.histories.recorder import Recorder
+from tests.integration.histories.settings import Settings
+from tests.integration.histories.steps import StepBook
+
+from dataplane_client import errors
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Recorder:
+    return Recorder(tmp_path, "me")
+
+
+def history(folder: Path) -> History:
+    return read_history(folder, 1.0, ("rows",), frozenset())
+
+
+def claim(record: Recorder, fence: int) -> None:
+    with record.call("claim", task="rows", whole=False, most=6) as answer:
+        answer.update(claim_id=f"c-{fence}", fence=fence, rows=["a", "b"], generations=[1, 2])
+
+
+def reserve(record: Recorder, group: str = "g") -> None:
+    with record.call("reserve", group=group, rows=["a", "b"]):
+        pass
+
+
+def test_a_claim_that_returned_is_a_delivery_between_its_two_lines(record: Recorder, tmp_path: Path) -> None:
+    claim(record, 7)
+    (delivery,) = history(tmp_path).deliveries
+    assert (delivery.process, delivery.task, delivery.claim_id, delivery.fence) == ("me", "rows", "c-7", 7)
+    assert (delivery.rows, delivery.generations, delivery.whole) == (("a", "b"), (1, 2), False)
+    assert 0 < delivery.asked_at < delivery.got_at
+
+
+def test_a_claim_that_never_returned_may_have_taken_rows(record: Recorder, tmp_path: Path) -> None:
+    record.begin("claim", task="rows", whole=False, most=6)
+    read = history(tmp_path)
+    assert read.deliveries == []
+    assert [unanswered.most for unanswered in read.unanswered] == [6]
+
+
+def test_half_a_line_of_a_killed_process_is_left_out(record: Recorder, tmp_path: Path) -> None:
+    claim(record, 7)
+    with (tmp_path / "me.jsonl").open("a") as file:
+        file.write('{"at": 12, "what": "commit", "fen')
+    read = history(tmp_path)
+    assert len(read.deliveries) == 1
+    assert read.endings == []
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "done"),
+        (errors.ClaimFencedError, "fenced"),
+        (errors.ClaimNotFoundError, "gone"),
+        (errors.OutOfSpaceError, "refused"),
+        (errors.DeadlineError, "unknown"),
+        (errors.UnavailableError, "unknown"),
+    ],
+)
+def test_a_commit_ends_as_its_error_says(
+    record: Recorder, tmp_path: Path, error: type[errors.DataPlaneError] | None, outcome: str
+) -> None:
+    with contextlib.suppress(errors.DataPlaneError), record.call("commit", fence=7, columns=True):
+        if error is not None:
+            raise error("no")
+    read = history(tmp_path)
+    assert [(ending.how, ending.fence, ending.outcome, ending.columns) for ending in read.endings] == [
+        ("commit", 7, outcome, True)
+    ]
+    assert read.complaints == []
+
+
+def test_an_error_that_nobody_expects_is_a_complaint(record: Recorder, tmp_path: Path) -> None:
+    with contextlib.suppress(errors.DataPlaneError), record.call("commit", fence=7):
+        raise errors.InternalError("it broke")
+    assert history(tmp_path).complaints == ["me: commit: InternalError: it broke"]
+
+
+def test_a_commit_of_a_killed_process_has_no_end(record: Recorder, tmp_path: Path) -> None:
+    record.begin("commit", fence=7, columns=False)
+    (ending,) = history(tmp_path).endings
+    assert (ending.outcome, ending.ended_at) == ("unknown", NEVER)
+
+
+@pytest.mark.parametrize(
+    ("calls", "outcome"),
+    [
+        ([], "refused"),
+        (["fill", "abort"], "refused"),
+        (["fill", "finish"], "done"),
+    ],
+)
+def test_a_group_is_there_when_it_was_finished(
+    record: Recorder, tmp_path: Path, calls: list[str], outcome: str
+) -> None:
+    reserve(record)
+    for what in calls:
+        with record.call(what, group="g"):
+            pass
+    (batch,) = history(tmp_path).batches
+    assert (batch.group, batch.rows, batch.outcome) == ("g", ("a", "b"), outcome)
+    assert (batch.begun_at == NEVER) == (outcome == "refused")
+
+
+def test_nobody_knows_of_a_group_whose_producer_was_killed_as_it_finished_it(record: Recorder, tmp_path: Path) -> None:
+    reserve(record)
+    record.begin("finish", group="g")
+    (batch,) = history(tmp_path).batches
+    assert batch.outcome == "unknown"
+    assert batch.begun_at < NEVER
+
+
+def test_a_group_that_the_server_rolled_back_is_not_there(record: Recorder, tmp_path: Path) -> None:
+    reserve(record)
+    with contextlib.suppress(errors.DataPlaneError), record.call("finish", group="g"):
+        raise errors.GroupFencedError("rolled back")
+    (batch,) = history(tmp_path).batches
+    assert batch.outcome == "refused"
+    assert batch.reserved_at < batch.fenced_at < NEVER
+
+
+def test_every_line_shows_that_its_process_ran(record: Recorder, tmp_path: Path) -> None:
+    record.note("pulse")
+    claim(record, 7)
+    read = history(tmp_path)
+    first, asked, got = read.pulses["me"]
+    assert read.silence_ns("me", first, got + 1000) == max(asked - first, got - asked, 1000)
+    assert read.silence_ns("nobody", 5, 12) == 7
+
+
+def test_steps_go_on_whoever_ends_them_and_however_late(tmp_path: Path) -> None:
+    mine, yours, other = StepBook(tmp_path, 0), StepBook(tmp_path, 0), StepBook(tmp_path, 1)
+    assert (mine.step, other.step) == (0, 0)
+    for step in range(30):
+        mine.finish(step)
+    yours.finish(3)
+    assert (mine.step, yours.step, other.step) == (30, 30, 0)
+    assert mine.is_far_ahead
+    assert not other.is_far_ahead
+
+
+def test_settings_reach_another_process_unchanged(tmp_path: Path) -> None:
+    settings = Settings("unix:///s", tmp_path, 8, 1.5, 0.5, 3)
+    assert Settings.of_json(settings.json()) == settings
