@@ -82,8 +82,10 @@ proto: $(VENV)/.dev  ## generate the contract's modules and the blocking client
 
 BENCH_ARGS ?=
 
-bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the floor of copying and beside peers (about 12 minutes)
+bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the floor of copying and beside peers (about 15 minutes)
 	$(BIN)/python benchmarks/claim_wakeups.py
+	$(BIN)/python benchmarks/claim_latency.py
+	$(BIN)/python benchmarks/session_cost.py
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
