@@ -19,7 +19,7 @@ from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.descriptions import PartitionDescription
 
 _ROOT = Path(__file__).parents[3]
-_DRAIN_S = 60.0
+_STUCK_S = 30.0
 _END_S = 60.0
 _READ_ROWS = 1000
 
@@ -53,10 +53,14 @@ def run(settings: Settings) -> History:
 
 
 def _drained(client: DataPlaneClient) -> list[str]:
-    """Wait until all is consumed; a complaint when it never is."""
-    deadline = time.monotonic() + _DRAIN_S
+    """Wait until all is consumed; a complaint when nothing is consumed any more and rows are left."""
+    last: list[int] = []
+    deadline = time.monotonic() + _STUCK_S
     while time.monotonic() < deadline:
         described = client.partition(PARTITION)
+        reached = [described.open_groups, *(task.consumed_rows for task in described.tasks)]
+        if reached != last:
+            last, deadline = reached, time.monotonic() + _STUCK_S
         through = client.check_consumption_status(PARTITION, TASKS)
         if through and not described.open_groups and not any(_unconsumed(described)):
             return []
