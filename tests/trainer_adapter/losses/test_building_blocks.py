@@ -1,0 +1,113 @@
+"""Log-probabilities, masked means and the merging of metrics."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer_adapter.losses import masked_mean, merge_metrics, next_token_logprobs
+
+
+def plain_logprobs(logits: Tensor, input_ids: Tensor) -> Tensor:
+    width = input_ids.shape[1]
+    return logits[:, : width - 1].log_softmax(-1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+
+
+# --- next_token_logprobs ---
+
+
+@pytest.mark.parametrize(("rows", "width", "given"), [(2, 5, 5), (1, 5, 8), (3, 2, 2), (2, 1200, 1200)])
+def test_logprobs_and_their_gradient_equal_log_softmax_and_gather(rows: int, width: int, given: int) -> None:
+    """`given` positions of logits; 2 * 1200 of them are more than are worked on at once."""
+    torch.manual_seed(0)
+    logits = torch.randn(rows, given, 7, dtype=torch.float64, requires_grad=True)
+    ids, weights = torch.randint(7, (rows, width)), torch.randn(rows, width - 1, dtype=torch.float64)
+    actual, expected = next_token_logprobs(logits, ids), plain_logprobs(logits, ids)
+    torch.testing.assert_close(actual, expected)
+    (gradient,) = torch.autograd.grad((actual * weights).sum(), logits)
+    torch.testing.assert_close(gradient, torch.autograd.grad((expected * weights).sum(), logits)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_logprobs_are_float32_and_their_gradient_of_the_logits_dtype(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits, ids = torch.randn(2, 5, 11).to(dtype).requires_grad_(), torch.randint(11, (2, 5))
+    logprobs = next_token_logprobs(logits, ids)
+    torch.testing.assert_close(logprobs, plain_logprobs(logits.float(), ids))
+    assert torch.autograd.grad(logprobs.sum(), logits)[0].dtype == dtype
+
+
+def test_logits_far_from_zero_do_not_overflow() -> None:
+    logits = torch.tensor([[[1e4, 1e4 + 1.0], [0.0, 0.0]]])
+    assert next_token_logprobs(logits, torch.tensor([[0, 0]])).item() == pytest.approx(-math.log(1 + math.e), rel=1e-4)
+
+
+@pytest.mark.parametrize("width", [0, 1])
+def test_rows_without_a_second_token_have_no_logprobs(width: int) -> None:
+    assert next_token_logprobs(torch.zeros(2, width, 3), torch.zeros(2, width, dtype=torch.int64)).shape == (2, 0)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3), (1, 5, 3), (10, 3)])
+def test_logits_that_do_not_cover_the_tokens_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"do not cover input_ids of \[2, 5\]"):
+        next_token_logprobs(torch.zeros(shape), torch.zeros(2, 5, dtype=torch.int64))
+
+
+# --- masked_mean ---
+
+
+@pytest.mark.parametrize(
+    ("values", "mask", "factor", "mean"),
+    [
+        ([1.0, 2.0, 3.0], [True, False, True], 2, 2.0),
+        ([1.0, 2.0, 3.0], [1.0, 0.5, 0.0], 3, 2 / 3),  # a mask may hold weights
+        ([math.nan, 2.0, math.inf], [0, 1, 0], 4, 0.5),
+        ([1.0], [0], 0, 0.0),
+    ],
+)
+def test_a_masked_mean_divides_by_the_global_count(
+    values: list[float], mask: list[float], factor: int, mean: float
+) -> None:
+    assert masked_mean(torch.tensor(values), torch.tensor(mask), factor).item() == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64])
+def test_a_masked_mean_keeps_the_dtype_of_the_values_whatever_the_count_is(dtype: torch.dtype) -> None:
+    assert masked_mean(torch.ones(3), torch.ones(3), torch.tensor(3, dtype=dtype)).dtype == torch.float32
+
+
+# --- merge_metrics ---
+
+
+def test_metrics_are_summed_and_extremes_taken_of_what_is_finite() -> None:
+    parts = [
+        {"loss": 0.5, "probs_ratio_min": math.inf, "probs_ratio_max": -math.inf},
+        {"loss": 0.25, "probs_ratio_min": 0.75, "probs_ratio_max": 1.5, "entropy_max": 2},
+        {"loss": 1.0, "probs_ratio_min": 0.5, "probs_ratio_max": 1.25, "probs_ratio_clamped_min": math.inf},
+    ]
+    assert merge_metrics(parts) == {
+        "loss": 1.75,
+        "probs_ratio_min": 0.5,
+        "probs_ratio_max": 1.5,
+        "entropy_max": 2,
+        "probs_ratio_clamped_min": math.inf,
+    }
+
+
+def test_extremes_without_a_finite_value_stay_sentinels() -> None:
+    parts = [{"ratio_min": math.inf, "ratio_max": -math.inf}] * 2
+    assert merge_metrics(parts) == {"ratio_min": math.inf, "ratio_max": -math.inf}
+
+
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
+def test_no_infinity_or_nan_hides_the_extremes_of_the_other_parts(odd: float) -> None:
+    parts = [{"ratio_min": odd, "ratio_max": odd}, {"ratio_min": 0.5, "ratio_max": 1.5}]
+    assert merge_metrics(parts) == {"ratio_min": 0.5, "ratio_max": 1.5}
+
+
+def test_metrics_may_be_tensors() -> None:
+    merged = merge_metrics([{"loss": torch.tensor(1.0), "x_min": torch.tensor(math.inf)}, {"x_min": torch.tensor(2.0)}])
+    assert (merged["loss"], merged["x_min"]) == (1.0, 2.0)

@@ -1,0 +1,37 @@
+"""The losses workers train with, and what any loss must look like to be trained with.
+
+`call_loss` calls a loss of either shape (see `LossFunction`); `SequencePackingLossWrapper` runs one over a packed row.
+"""
+
+from __future__ import annotations
+
+from trainer_adapter.losses._call import call_loss, prepare_loss_input
+from trainer_adapter.losses._distillation import DistillationLoss, DistillationOptions
+from trainer_adapter.losses._dpo import DPOLoss, DPOOptions
+from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult, LossType
+from trainer_adapter.losses._masking import masked_mean
+from trainer_adapter.losses._metrics import merge_metrics
+from trainer_adapter.losses._nll import NLLLoss
+from trainer_adapter.losses._packing import SequencePackingLossWrapper
+from trainer_adapter.losses._policy_gradient import ClippedPolicyGradientLoss, ClippedPolicyGradientOptions
+from trainer_adapter.losses._token_logprobs import next_token_logprobs
+
+__all__ = [
+    "ClippedPolicyGradientLoss",
+    "ClippedPolicyGradientOptions",
+    "DPOLoss",
+    "DPOOptions",
+    "DistillationLoss",
+    "DistillationOptions",
+    "LossFunction",
+    "LossInputType",
+    "LossResult",
+    "LossType",
+    "NLLLoss",
+    "SequencePackingLossWrapper",
+    "call_loss",
+    "masked_mean",
+    "merge_metrics",
+    "next_token_logprobs",
+    "prepare_loss_input",
+]

@@ -1,0 +1,54 @@
+"""Calling a loss of either shape, and what one of the newer shape is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from trainer_adapter.losses._distillation import topk_logprobs
+from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult
+from trainer_adapter.losses._masking import require
+from trainer_adapter.losses._token_logprobs import next_token_logprobs
+
+PrepareFunction: TypeAlias = Callable[[Tensor, Mapping[str, Any], LossFunction], dict[str, Any]]
+"""(logits, data, loss_fn) -> the keyword arguments of its `input_type`. Workers that hold a part of the vocabulary or
+of the sequence bring their own.
+"""
+
+
+def prepare_loss_input(logits: Tensor, data: Mapping[str, Any], loss_fn: LossFunction) -> dict[str, Any]:
+    """The keyword arguments that `loss_fn.input_type` asks for, from whole logits [B,S,V].
+
+    Raises ValueError for a type that is not one of LossInputType.
+    """
+    # By value: a loss may have been written against an enumeration of the same names elsewhere.
+    wanted = getattr(loss_fn, "input_type", None)
+    kind = getattr(wanted, "value", wanted)
+    if kind == LossInputType.LOGIT.value:
+        return {"logits": logits}
+    if kind == LossInputType.LOGPROB.value:
+        return {"next_token_logprobs": next_token_logprobs(logits, require(data, "input_ids"))}
+    if kind == LossInputType.DISTILLATION.value:
+        return topk_logprobs(logits, data, loss_fn)
+    raise ValueError(f"input_type of {type(loss_fn).__name__} is {wanted!r}, not one of {[*LossInputType]}")
+
+
+def call_loss(
+    loss_fn: LossFunction,
+    next_token_logits: Tensor,
+    data: Mapping[str, Any],
+    global_valid_seqs: Tensor,
+    global_valid_toks: Tensor,
+    *,
+    prepare_fn: PrepareFunction = prepare_loss_input,
+) -> LossResult:
+    """`loss_fn` over one microbatch: with prepared input if it has an `input_type`, with the logits otherwise.
+
+    next_token_logits: [B,S,V], already divided by the temperature. prepare_fn is not called for the older shape.
+    """
+    if not hasattr(loss_fn, "input_type"):
+        return loss_fn(next_token_logits, data, global_valid_seqs, global_valid_toks)
+    prepared = prepare_fn(next_token_logits, data, loss_fn)
+    return loss_fn(data=data, global_valid_seqs=global_valid_seqs, global_valid_toks=global_valid_toks, **prepared)

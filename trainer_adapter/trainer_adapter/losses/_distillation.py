@@ -1,0 +1,126 @@
+"""Distillation from a teacher of whom only the k largest logits of every position are known.
+
+With p the teacher's and q the student's distribution over the next token, the loss is a mean over tokens of
+
+    forward   KL(p || q) = sum p log(p / q)     (arXiv:1503.02531): the student covers all the teacher does
+    reverse   KL(q || p) = sum q log(q / p)     (arXiv:2306.08543): it leaves out what the teacher would not do
+    mixed     mixed_kl_weight * forward + (1 - mixed_kl_weight) * reverse
+
+What lies outside the k candidates must be decided, since the teacher's mass there is unknown:
+
+- zero_outside_topk=False: both are renormalised to the k candidates. How much mass the student puts elsewhere is free.
+- zero_outside_topk=True: the teacher has none outside; the student is normalised over the whole vocabulary. The forward
+  divergence is then exact without looking outside (p is 0 there). The reverse one would be infinite, so p is taken to
+  be exp(outside_logprob) at each token outside; with H the student's entropy over the whole vocabulary it is
+
+      -H - sum over candidates of q log p - (1 - sum over candidates of q) * outside_logprob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult, LossType
+from trainer_adapter.losses._masking import masked_mean, require, token_weights
+from trainer_adapter.losses._metrics import as_floats
+
+
+@dataclass(frozen=True)
+class DistillationOptions:
+    """Options of DistillationLoss: the direction, its mixture, and what lies outside the candidates.
+
+    outside_logprob is also the least log p of a candidate, one the teacher filtered out (logit -inf).
+    """
+
+    kl_type: Literal["forward", "reverse", "mixed"] = "mixed"
+    mixed_kl_weight: float = 0.5
+    zero_outside_topk: bool = False
+    outside_logprob: float = -100.0
+
+    def __post_init__(self) -> None:
+        if self.kl_type not in ("forward", "reverse", "mixed"):
+            raise ValueError(f"kl_type must be forward, reverse or mixed, not {self.kl_type!r}")
+        if not 0 <= self.mixed_kl_weight <= 1:
+            raise ValueError(f"mixed_kl_weight must lie in [0, 1], not {self.mixed_kl_weight}")
+
+
+class DistillationLoss:
+    """The loss of the module's text."""
+
+    loss_type = LossType.TOKEN_LEVEL
+    input_type = LossInputType.DISTILLATION
+
+    def __init__(self, options: DistillationOptions | None = None) -> None:
+        self._options = options or DistillationOptions()
+        self.zero_outside_topk = self._options.zero_outside_topk
+        self.kl_type = self._options.kl_type
+
+    def __call__(
+        self,
+        student_topk_logprobs: Tensor,
+        teacher_topk_logprobs: Tensor,
+        H_all: Tensor | None,  # noqa: N803  # what workers call it
+        data: Mapping[str, Any],
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+    ) -> LossResult:
+        """The first two: [B,S-1,k], at the teacher's candidates; the teacher's renormalised to them, the student's
+        if not zero_outside_topk. H_all: [B,S-1], needed with zero_outside_topk unless kl_type is "forward".
+        data: `token_mask` [B,S], `sample_mask` [B].
+        """
+        mask = token_weights(data, student_topk_logprobs.dtype)
+        student = student_topk_logprobs.masked_fill((mask == 0)[..., None], 0.0)
+        teacher = teacher_topk_logprobs.to(student.dtype)
+        loss = masked_mean(self._divergence(student, teacher, H_all), mask, global_valid_toks)
+        metrics = {
+            "loss": loss,
+            "num_unmasked_tokens": mask.sum(),
+            "num_valid_samples": require(data, "sample_mask").sum(),
+        }
+        return loss, as_floats(metrics)
+
+    def _divergence(self, student: Tensor, teacher: Tensor, entropy: Tensor | None) -> Tensor:
+        floored = teacher.clamp(min=self._options.outside_logprob)
+        forward = (teacher.exp() * (floored - student)).sum(-1)
+        if self.kl_type == "forward":
+            return forward
+        reverse = self._reverse(student, floored, entropy)
+        if self.kl_type == "reverse":
+            return reverse
+        return self._options.mixed_kl_weight * forward + (1 - self._options.mixed_kl_weight) * reverse
+
+    def _reverse(self, student: Tensor, teacher: Tensor, entropy: Tensor | None) -> Tensor:
+        shares = student.exp()
+        if not self.zero_outside_topk:
+            return (shares * (student - teacher)).sum(-1)
+        if entropy is None:
+            raise ValueError(f"H_all is needed for a {self.kl_type} divergence with zero_outside_topk")
+        outside = (1 - shares.sum(-1)) * self._options.outside_logprob
+        return -entropy - (shares * teacher).sum(-1) - outside
+
+
+def topk_logprobs(logits: Tensor, data: Mapping[str, Any], loss_fn: LossFunction) -> dict[str, Tensor | None]:
+    """What a loss with input_type DISTILLATION is given, from whole logits [B,S,V].
+
+    data: `teacher_topk_logits` and `teacher_topk_indices` [B,S,k], of which the last position is dropped as it is from
+    the logits. The loss may have `zero_outside_topk` (False) and `kl_type`, which say whether the student is normalised
+    over the vocabulary and whether its entropy is needed. Positions outside `token_mask` hold no meaning.
+    """
+    width = max(require(data, "input_ids").shape[1] - 1, 0)
+    unused = (token_weights(data) == 0)[..., None]
+    computed_in = torch.promote_types(logits.dtype, torch.float32)
+    teacher = require(data, "teacher_topk_logits")[:, :width].to(computed_in)
+    indices = require(data, "teacher_topk_indices")[:, :width]
+    inputs: dict[str, Tensor | None] = {"teacher_topk_logprobs": teacher.log_softmax(-1), "H_all": None}
+    if not getattr(loss_fn, "zero_outside_topk", False):
+        chosen = logits[:, :width].gather(-1, indices).to(computed_in).masked_fill(unused, 0.0)
+        return {**inputs, "student_topk_logprobs": chosen.log_softmax(-1)}
+    student = logits[:, :width].to(computed_in).masked_fill(unused, 0.0).log_softmax(-1)
+    if getattr(loss_fn, "kl_type", None) != "forward":
+        inputs["H_all"] = -(student.exp() * student).sum(-1)
+    return {**inputs, "student_topk_logprobs": student.gather(-1, indices)}

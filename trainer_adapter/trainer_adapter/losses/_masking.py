@@ -1,0 +1,61 @@
+"""What counts in a loss, and the mean by which every loss is normalised.
+
+What a mask leaves out contributes exactly 0 to values and gradients, even where it holds infinities or NaN. For that it
+is not enough to mask the result (0 * NaN is NaN, also in a backward pass): losses mask what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TINY = 1e-8
+
+
+def masked_mean(values: Tensor, mask: Tensor, factor: Tensor | float) -> Tensor:
+    """This part's share, sum(values * mask) / (factor + 1e-8), of a mean over `factor` masked values.
+
+    values: any shape; mask: the same, bool or weights; factor: the count over the global batch (0 gives 0). 0-d, in the
+    dtype of `values`.
+    """
+    kept = values.masked_fill(mask == 0, 0.0) * mask
+    return (kept.sum() / (factor + _TINY)).to(values.dtype)
+
+
+def row_means(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of each row's masked values: [B,T] -> [B]; 0 for a row without any."""
+    return row_sums(values, mask) / mask.sum(dim=1).clamp(min=_TINY)
+
+
+def row_sums(values: Tensor, mask: Tensor) -> Tensor:
+    """The sum of each row's masked values: [B,T] -> [B]."""
+    return (values.masked_fill(mask == 0, 0.0) * mask).sum(dim=1)
+
+
+def token_weights(data: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> Tensor:
+    """token_mask * sample_mask without column 0, which nothing predicts: [B,S-1]."""
+    tokens, samples = require(data, "token_mask"), require(data, "sample_mask")
+    return tokens[:, 1:].to(dtype) * samples[:, None].to(dtype)
+
+
+def masked_column(data: Mapping[str, Any], key: str, mask: Tensor) -> Tensor:
+    """Column `key` [B,S] beside predicted tokens: [B,S-1] in the dtype of `mask`, 0 where `mask` is.
+
+    Raises KeyError when the batch lacks it, ValueError when it is of another shape.
+    """
+    column = require(data, key)
+    expected = require(data, "token_mask").shape
+    if column.shape != expected:
+        raise ValueError(f"{key} must be {list(expected)} as token_mask is, not {list(column.shape)}")
+    return column[:, 1:].to(mask.dtype).masked_fill(mask == 0, 0.0)
+
+
+def require(data: Mapping[str, Any], key: str) -> Tensor:
+    """Column `key`; KeyError that names it, and what there is, when it is missing."""
+    if key not in data:
+        raise KeyError(f"the loss needs {key!r}; the batch has {sorted(data)}")
+    column: Tensor = data[key]
+    return column

@@ -1,0 +1,59 @@
+"""Metrics of a loss: 0-d tensors while they are computed, Python floats when they leave, moved in one transfer.
+
+Metrics are shares that are added up, except those whose names end in `_min` or `_max`. Where nothing was masked in, a
+minimum is +inf and a maximum -inf: sentinels, to be ignored beside real values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def as_floats(metrics: Mapping[str, Tensor]) -> dict[str, float]:
+    """The same as floats; the device is waited for once, whatever the number of metrics."""
+    values = torch.stack([value.detach().to(torch.float64) for value in metrics.values()]).tolist()
+    return dict(zip(metrics, values, strict=True))
+
+
+def masked_min(values: Tensor, mask: Tensor) -> Tensor:
+    """The smallest masked value; +inf when there is none."""
+    return _with_sentinel(values, mask, math.inf).min()
+
+
+def masked_max(values: Tensor, mask: Tensor) -> Tensor:
+    """The largest masked value; -inf when there is none."""
+    return _with_sentinel(values, mask, -math.inf).max()
+
+
+def _with_sentinel(values: Tensor, mask: Tensor, sentinel: float) -> Tensor:
+    """The masked-in values and one sentinel, so that there is always something to choose from."""
+    chosen = values.detach().masked_fill(mask == 0, sentinel).flatten()
+    return torch.cat([chosen, chosen.new_full((1,), sentinel)])
+
+
+def merge_metrics(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Metrics of parts as those of the whole: sums, and for names in `_min` or `_max` the least or greatest finite
+    value. A part need not have every metric.
+    """
+    gathered: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, value in part.items():
+            gathered.setdefault(name, []).append(value)
+    return {name: _merge(name, values) for name, values in gathered.items()}
+
+
+def _merge(name: str, values: Sequence[Any]) -> Any:
+    if name.endswith("_min"):
+        return _extreme(min, values, math.inf)
+    if name.endswith("_max"):
+        return _extreme(max, values, -math.inf)
+    return sum(values)
+
+
+def _extreme(choose: Callable[..., Any], values: Sequence[Any], sentinel: float) -> Any:
+    return choose((value for value in values if math.isfinite(value)), default=sentinel)

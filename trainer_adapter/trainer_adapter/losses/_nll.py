@@ -1,0 +1,36 @@
+"""Negative log-likelihood of the masked tokens: supervised fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from trainer_adapter.losses._interface import LossInputType, LossResult, LossType
+from trainer_adapter.losses._masking import masked_mean, require, token_weights
+from trainer_adapter.losses._metrics import as_floats
+
+
+class NLLLoss:
+    """-mean of log p(token | tokens before it) over the masked tokens of the global batch (maximum likelihood)."""
+
+    loss_type = LossType.TOKEN_LEVEL
+    input_type = LossInputType.LOGPROB
+
+    def __call__(
+        self,
+        next_token_logprobs: Tensor,
+        data: Mapping[str, Any],
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+    ) -> LossResult:
+        """next_token_logprobs: [B,S-1]. data: `token_mask` [B,S], `sample_mask` [B]."""
+        mask = token_weights(data, next_token_logprobs.dtype)
+        loss = -masked_mean(next_token_logprobs, mask, global_valid_toks)
+        metrics = {
+            "loss": loss,
+            "num_unmasked_tokens": mask.sum(),
+            "num_valid_samples": require(data, "sample_mask").sum(),
+        }
+        return loss, as_floats(metrics)
