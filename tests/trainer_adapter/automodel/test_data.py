@@ -1,0 +1,359 @@
+"""Microbatches: how a batch is cut into them, and what a forward pass gets of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs, SequencePackingArgs
+from dataplane_client.packed_tensor import PackedTensor
+from trainer_adapter.automodel import data
+from trainer_adapter.automodel.data import (
+    ProcessedInputs,
+    ProcessedMicrobatch,
+    get_microbatch_iterator,
+    make_processed_microbatch_iterator,
+    process_microbatch,
+)
+
+EOS = 77
+TOKENIZER: Any = SimpleNamespace(eos_token_id=EOS)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+Batch = BatchedDataDict[Any]
+
+
+def plain_cfg() -> dict[str, Any]:
+    return {"dynamic_batching": {"enabled": False}}
+
+
+def packing_cfg(train_mb_tokens: int = 8) -> dict[str, Any]:
+    return {**plain_cfg(), "sequence_packing": {"enabled": True, "train_mb_tokens": train_mb_tokens}}
+
+
+def batch_of(lengths: list[int], width: int | None = None) -> Batch:
+    """Row r holds 100 * r + 1, 100 * r + 2, ...; padding is 0."""
+    columns = max(lengths) if width is None else width
+    ids = [[100 * row + i + 1 if i < length else 0 for i in range(columns)] for row, length in enumerate(lengths)]
+    return BatchedDataDict(
+        input_ids=torch.tensor(ids, device=DEVICE), input_lengths=torch.tensor(lengths, device=DEVICE)
+    )
+
+
+def images(rows: int) -> PackedTensor:
+    return PackedTensor([torch.full((2, 3), float(row)) for row in range(rows)], dim_to_pack=0)
+
+
+def packed_plan(lengths: list[int], max_tokens: int) -> Batch:
+    """One shard of packed rows with its plan."""
+    args = SequencePackingArgs(
+        max_tokens_per_microbatch=max_tokens,
+        input_key="input_ids",
+        input_lengths_key="input_lengths",
+        algorithm="modified_first_fit_decreasing",
+        sequence_length_pad_multiple=1,
+    )
+    return batch_of(lengths).shard_by_batch_size(1, sequence_packing_args=args)[0][0]
+
+
+def dynamic_plan(lengths: list[int], max_tokens: int) -> Batch:
+    args = DynamicBatchingArgs(
+        max_tokens_per_microbatch=max_tokens,
+        sequence_length_round=2,
+        input_key="input_ids",
+        input_lengths_key="input_lengths",
+    )
+    return batch_of(lengths).shard_by_batch_size(1, dynamic_batching_args=args)[0][0]
+
+
+# --- names that callers rely on ---
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        ("make_processed_microbatch_iterator", "raw_iterator, tokenizer, cfg, cp_size"),
+        ("get_microbatch_iterator", "data, cfg, mbs, dp_mesh, tokenizer, cp_size=1"),
+        ("process_microbatch", "mb, tokenizer, enable_seq_packing, cfg, cp_size"),
+        ("process_global_batch", "data, loss_fn, dp_group, *, batch_idx, batch_size"),
+        ("check_sequence_dim", "data, *, skip_keys=None"),
+    ],
+)
+def test_functions_take_their_parameters_in_this_order(function: str, parameters: str) -> None:
+    signature = inspect.signature(getattr(data, function))
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    assert str(inspect.Signature(bare)) == f"({parameters})"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (
+            ProcessedInputs,
+            "input_ids seq_len attention_mask position_ids flash_attn_kwargs vlm_kwargs cp_buffers seq_index",
+        ),
+        (ProcessedMicrobatch, "data_dict processed_inputs original_batch_size original_seq_len"),
+    ],
+)
+def test_dataclasses_have_their_fields_in_this_order(kind: Any, fields: str) -> None:
+    assert [field.name for field in dataclasses.fields(kind)] == fields.split()
+
+
+# --- what a forward pass takes ---
+
+
+def test_inputs_of_two_microbatches_share_no_defaults() -> None:
+    one, other = (ProcessedInputs(input_ids=torch.zeros(1, 2), seq_len=2) for _ in range(2))
+    one.vlm_kwargs["x"] = one.flash_attn_kwargs = {"y": 1}
+    one.cp_buffers.append(one.input_ids)
+    assert (other.vlm_kwargs, other.flash_attn_kwargs, other.cp_buffers) == ({}, {}, [])
+    assert (other.attention_mask, other.position_ids, other.seq_index) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ({}, (False, False, False)),
+        ({"cp_buffers": [torch.zeros(1)]}, (True, False, False)),
+        ({"flash_attn_kwargs": {"max_seqlen_q": 3}}, (False, True, False)),
+        ({"flash_attn_kwargs": SimpleNamespace()}, (False, True, False)),
+        ({"vlm_kwargs": {"pixel_values": None}}, (False, False, True)),
+    ],
+)
+def test_inputs_tell_what_they_hold(given: dict[str, Any], seen: tuple[bool, bool, bool]) -> None:
+    inputs = ProcessedInputs(input_ids=torch.zeros(1, 2), seq_len=2, **given)
+    assert (inputs.has_context_parallel, inputs.has_flash_attention, inputs.is_multimodal) == seen
+    assert type(inputs.has_context_parallel) is type(inputs.has_flash_attention) is type(inputs.is_multimodal) is bool
+
+
+def test_unpacked_every_position_is_seen_and_spelled_out() -> None:
+    batch = batch_of([3, 1], width=4)
+    inputs = process_microbatch(batch, TOKENIZER, False, {}, 1)
+    assert inputs.input_ids is batch["input_ids"]
+    assert inputs.seq_len == 4
+    assert inputs.attention_mask is not None
+    assert inputs.attention_mask.dtype == torch.bool
+    assert inputs.attention_mask.tolist() == [[True] * 4] * 2
+    assert inputs.position_ids is not None
+    assert inputs.position_ids.dtype == torch.int64
+    assert inputs.position_ids.tolist() == [[0, 1, 2, 3]] * 2
+    assert (inputs.flash_attn_kwargs, inputs.vlm_kwargs, inputs.cp_buffers, inputs.seq_index) == ({}, {}, [], None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("packs", [False, True])
+def test_inputs_move_to_the_cuda_device_and_their_batch_stays(packs: bool) -> None:
+    batch = batch_of([3, 1]).to("cpu")
+    inputs = process_microbatch(batch, TOKENIZER, packs, packing_cfg(), 2)
+    assert all(tensor.is_cuda for tensor in inputs.cp_buffers)
+    assert not batch["input_ids"].is_cuda
+
+
+def test_packed_all_rows_become_one_whose_bounds_leave_its_padding_out() -> None:
+    inputs = process_microbatch(batch_of([3, 1, 2], width=4), TOKENIZER, True, packing_cfg(train_mb_tokens=8), 1)
+    assert inputs.input_ids.tolist() == [[1, 2, 3, 101, 201, 202, EOS, EOS]]
+    assert inputs.position_ids is not None
+    assert inputs.position_ids.tolist() == [[0, 1, 2, 0, 0, 1, 0, 0]]
+    assert inputs.seq_len == 8
+    assert inputs.attention_mask is None
+    bounds: Any = inputs.flash_attn_kwargs
+    assert (bounds.cu_seqlens_q.tolist(), bounds.cu_seqlens_q.dtype) == ([0, 3, 4, 6], torch.int32)
+    assert bounds.max_seqlen_k == 3
+
+
+def test_a_packed_row_may_be_longer_than_the_training_budget() -> None:
+    inputs = process_microbatch(batch_of([3, 1, 2]), TOKENIZER, True, packing_cfg(train_mb_tokens=4), 1)
+    assert (inputs.seq_len, inputs.input_ids.shape) == (6, (1, 6))
+
+
+def test_packing_needs_a_token_to_pad_with() -> None:
+    tokenizer: Any = SimpleNamespace(eos_token_id=None)
+    with pytest.raises(ValueError, match="eos_token_id"):
+        process_microbatch(batch_of([3]), tokenizer, True, packing_cfg(), 1)
+
+
+def test_packing_needs_a_training_budget() -> None:
+    with pytest.raises(KeyError, match=r"sequence_packing\.train_mb_tokens"):
+        process_microbatch(batch_of([3]), TOKENIZER, True, {"sequence_packing": {"enabled": True}}, 1)
+
+
+def test_a_multimodal_model_computes_its_own_positions() -> None:
+    batch = batch_of([3, 1])
+    batch["pixel_values"] = images(2)
+    batch["token_type_ids"] = torch.zeros_like(batch["input_ids"])
+    inputs = process_microbatch(batch, TOKENIZER, False, {"dtensor_cfg": {"sequence_parallel": False}}, 1)
+    assert inputs.vlm_kwargs.keys() == {"pixel_values", "token_type_ids"}
+    assert inputs.vlm_kwargs["pixel_values"].tolist() == [[0.0] * 3] * 2 + [[1.0] * 3] * 2
+    assert inputs.vlm_kwargs["pixel_values"].device == inputs.input_ids.device
+    assert inputs.position_ids is None
+    assert inputs.attention_mask is not None
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_context_parallelism_shards_ids_positions_and_index_and_gives_no_mask(packs: bool) -> None:
+    batch = batch_of([3, 1], width=4)
+    inputs = process_microbatch(batch, TOKENIZER, packs, packing_cfg(), 2)
+    assert inputs.attention_mask is None
+    assert inputs.seq_index is not None
+    assert inputs.seq_index.tolist() == [[*range(8 if packs else 4)]]
+    expected = [inputs.input_ids, inputs.position_ids, inputs.seq_index]
+    assert [id(tensor) for tensor in inputs.cp_buffers] == [id(tensor) for tensor in expected]
+    assert (inputs.cp_buffers[0] is batch["input_ids"]) is not packs
+
+
+@pytest.mark.parametrize(
+    ("packs", "sequence_parallel", "cp_size", "complaint"),
+    [
+        (True, True, 2, "multimodal kwargs are not supported for sequence packing"),
+        (False, True, 2, "^Sequence parallel is not supported with multimodal"),
+        (False, False, 2, r"\['pixel_values'\] are not supported for context parallel"),
+    ],
+)
+def test_what_multimodal_data_cannot_be_combined_with(
+    packs: bool, sequence_parallel: bool, cp_size: int, complaint: str
+) -> None:
+    batch = batch_of([3, 1])
+    batch["pixel_values"] = images(2)
+    cfg = {**packing_cfg(), "dtensor_cfg": {"sequence_parallel": sequence_parallel}}
+    with pytest.raises(AssertionError, match=complaint):
+        process_microbatch(batch, TOKENIZER, packs, cfg, cp_size)
+
+
+def test_rows_are_packed_before_multimodal_data_is_refused() -> None:
+    batch = batch_of([3, 1])
+    batch["pixel_values"] = images(2)
+    batch["input_lengths"] = torch.tensor([3, 9])
+    with pytest.raises(ValueError, match="length 9 of row 1"):
+        process_microbatch(batch, TOKENIZER, True, packing_cfg(), 1)
+
+
+# --- iterators ---
+
+
+def test_microbatches_are_processed_one_by_one_when_asked_for() -> None:
+    taken: list[int] = []
+
+    def raw() -> Iterator[Batch]:
+        for rows in (1, 3):
+            taken.append(rows)
+            yield batch_of([2] * rows, width=rows + 2)
+
+    iterator = make_processed_microbatch_iterator(raw(), TOKENIZER, {}, 1)
+    assert taken == []
+    first = next(iterator)
+    assert taken == [1]
+    assert isinstance(first, ProcessedMicrobatch)
+    second = next(iterator)
+    shapes = [(mb.original_batch_size, mb.original_seq_len, mb.processed_inputs.seq_len) for mb in (first, second)]
+    assert shapes == [(1, 3, 3), (3, 5, 5)]
+
+
+def test_a_processed_microbatch_keeps_the_very_batch_and_its_shape_before_packing() -> None:
+    batch = batch_of([3, 1, 2], width=4)
+    (processed,) = make_processed_microbatch_iterator(iter([batch]), TOKENIZER, packing_cfg(), 1)
+    assert processed.data_dict is batch
+    assert (processed.original_batch_size, processed.original_seq_len) == (3, 4)
+    assert processed.processed_inputs.input_ids.shape == (1, 8)
+
+
+@pytest.mark.parametrize("cfg", [{}, {"sequence_packing": {}}, {"sequence_packing": {"enabled": False}}])
+def test_without_being_asked_nothing_is_packed(cfg: dict[str, Any]) -> None:
+    (processed,) = make_processed_microbatch_iterator(iter([batch_of([3, 1])]), TOKENIZER, cfg, 1)
+    assert processed.processed_inputs.input_ids.shape == (2, 3)
+
+
+def test_no_microbatches_are_none() -> None:
+    assert [*make_processed_microbatch_iterator(iter([]), TOKENIZER, {}, 1)] == []
+
+
+def test_fixed_microbatches_are_consecutive_rows() -> None:
+    iterator, length = get_microbatch_iterator(batch_of([1] * 6), plain_cfg(), 2, None, TOKENIZER)
+    assert [mb.data_dict["input_ids"].tolist() for mb in iterator] == [
+        [[1], [101]],
+        [[201], [301]],
+        [[401], [501]],
+    ]
+    assert length == 3
+
+
+def test_a_batch_that_does_not_divide_is_refused_at_the_first_microbatch() -> None:
+    iterator, length = get_microbatch_iterator(batch_of([1] * 5), plain_cfg(), 2, None, TOKENIZER)
+    assert length == 2
+    with pytest.raises(AssertionError, match="not a multiple of the provided microbatch size"):
+        next(iterator)
+
+
+def test_a_microbatch_without_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="mbs 0"):
+        get_microbatch_iterator(batch_of([1]), plain_cfg(), 0, None, TOKENIZER)
+
+
+def test_whether_batching_is_dynamic_must_be_said() -> None:
+    with pytest.raises(KeyError, match="dynamic_batching"):
+        get_microbatch_iterator(batch_of([1]), {}, 1, None, TOKENIZER)
+
+
+def test_dynamic_microbatches_are_cut_to_their_own_length() -> None:
+    batch = dynamic_plan([2, 8, 3, 4], max_tokens=12)
+    iterator, length = get_microbatch_iterator(batch, {"dynamic_batching": {"enabled": True}}, 1, None, TOKENIZER)
+    assert [tuple(mb.processed_inputs.input_ids.shape) for mb in iterator] == [(3, 4), (1, 8)]
+    assert length == 2
+
+
+def test_microbatches_reach_context_parallelism() -> None:
+    iterator, _ = get_microbatch_iterator(batch_of([3]), plain_cfg(), 1, None, TOKENIZER, cp_size=2)
+    assert next(iterator).processed_inputs.has_context_parallel
+
+
+def sequences(processed: ProcessedMicrobatch) -> list[list[int]]:
+    """The packed sequences, by their bounds; their positions are checked on the way."""
+    inputs = processed.processed_inputs
+    bounds: Any = inputs.flash_attn_kwargs
+    cu, ids = bounds.cu_seqlens_q.tolist(), inputs.input_ids[0].tolist()
+    assert inputs.position_ids is not None
+    positions = inputs.position_ids[0].tolist()
+    found = []
+    for start, end in pairwise(cu):
+        assert positions[start:end] == [*range(end - start)]
+        found.append(ids[start:end])
+    assert ids[cu[-1] :] == [EOS] * (len(ids) - cu[-1])
+    return found
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_packed_microbatches_hold_every_sequence_once_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    batch = packed_plan([rng.randint(1, 16) for _ in range(rng.randint(1, 12))], max_tokens=20)
+    iterator, length = get_microbatch_iterator(batch, packing_cfg(20), 1, None, TOKENIZER)
+    microbatches = [*iterator]
+    assert len(microbatches) == length
+    assert {mb.processed_inputs.seq_len for mb in microbatches} == {20}
+    rows = zip(batch["input_ids"].tolist(), batch["input_lengths"].tolist(), strict=True)
+    assert [s for mb in microbatches for s in sequences(mb)] == [ids[:length] for ids, length in rows]
+
+
+def test_dummies_repeat_the_rank_s_own_microbatches_from_the_first_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collective is called through its module, where a caller can put another, and its tensor is read back."""
+    seen: list[tuple[list[int], Any]] = []
+
+    def all_reduce(tensor: torch.Tensor, op: Any) -> None:
+        seen.append((tensor.tolist(), op))
+        tensor.fill_(7)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    mesh: Any = object()
+    batch = packed_plan([5, 6, 7], max_tokens=8)
+    iterator, length = get_microbatch_iterator(batch, packing_cfg(), 1, mesh, TOKENIZER)
+    firsts = [int(mb.processed_inputs.input_ids[0, 0]) for mb in iterator]
+    assert seen == [([3], torch.distributed.ReduceOp.MAX)]
+    assert length == 3
+    assert firsts == [*firsts[:3], *firsts[:3], firsts[0]]
+    assert len(set(firsts)) == 3

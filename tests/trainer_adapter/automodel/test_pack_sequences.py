@@ -1,0 +1,128 @@
+"""Sequences laid end to end, against a packer of Python lists, and the bounds that go with them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from trainer_adapter.automodel._flash_attention_kwargs import get_flash_attention_kwargs
+from trainer_adapter.automodel._packed_rows import pack_sequences
+
+IDS = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [6, 7, 8, 9]])
+LENGTHS = torch.tensor([3, 2, 4])
+
+
+@dataclass
+class Packed:
+    ids: list[list[int]]
+    positions: list[list[int]]
+    mask: list[list[list[bool]]]
+
+
+def packed_by_hand(rows: list[list[int]], sizes: list[int], padding: int, min_width: int) -> Packed:
+    """Token by token, from sequences without their padding."""
+    waiting = list(rows)
+    groups = [[waiting.pop(0) for _ in range(size)] for size in sizes]
+    width = max([min_width, *(sum(len(row) for row in group) for group in groups)])
+    packed = Packed([], [], [])
+    for group in groups:
+        ids, positions = [], []
+        for row in group:
+            for position, token in enumerate(row):
+                ids.append(token)
+                positions.append(position)
+        count = len(ids)
+        packed.ids.append(ids + [padding] * (width - count))
+        packed.positions.append(positions + [0] * (width - count))
+        packed.mask.append([[seen <= at < count for seen in range(width)] for at in range(width)])
+    return packed
+
+
+def test_sequences_follow_one_another_without_their_padding() -> None:
+    ids, positions, mask = pack_sequences(IDS, LENGTHS, [3], return_attention_mask=False)
+    assert ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    assert positions.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 3]]
+    assert mask is None
+
+
+def test_rows_are_padded_to_the_fullest() -> None:
+    ids, positions, _ = pack_sequences(IDS, LENGTHS, [2, 1], padding_value=99)
+    assert ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 99]]
+    assert positions.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
+
+
+def test_rows_are_at_least_as_long_as_asked_for() -> None:
+    ids, positions, _ = pack_sequences(IDS, LENGTHS, [3], padding_value=99, min_seq_len=11)
+    assert ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9, 99, 99]]
+    assert positions.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 3, 0, 0]]
+
+
+def test_the_mask_is_one_triangle_over_all_tokens_of_a_row() -> None:
+    _, _, mask = pack_sequences(IDS, torch.tensor([2, 1, 0]), [2, 1], min_seq_len=4)
+    assert mask is not None
+    assert mask.dtype == torch.bool
+    assert mask.int().tolist() == [
+        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
+        [[0, 0, 0, 0]] * 4,
+    ]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_any_rows_are_packed_as_by_hand(seed: int) -> None:
+    rng = random.Random(seed)
+    width = rng.randint(1, 9)
+    rows = [[rng.randint(1, 99) for _ in range(rng.randint(0, width))] for _ in range(rng.randint(1, 7))]
+    cuts = sorted(rng.randint(0, len(rows)) for _ in range(rng.randint(0, 3)))
+    sizes = [end - start for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    padding, min_width = rng.randint(-1, 5), rng.choice([0, 3, 20])
+    dtype = rng.choice([torch.int64, torch.int32])
+
+    filler = [[rng.randint(100, 200)] * (width - len(row)) for row in rows]  # padding must not be told by its value
+    ids = torch.tensor([row + fill for row, fill in zip(rows, filler, strict=True)], dtype=dtype)
+    lengths = torch.tensor([len(row) for row in rows], dtype=rng.choice([torch.int64, torch.int32]))
+    packed_ids, positions, mask = pack_sequences(ids, lengths, sizes, padding, True, min_width)
+
+    expected = packed_by_hand(rows, sizes, padding, min_width)
+    assert (packed_ids.tolist(), packed_ids.dtype) == (expected.ids, dtype)
+    assert (positions.tolist(), positions.dtype) == (expected.positions, torch.int64)
+    assert mask is not None
+    assert mask.tolist() == expected.mask
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sizes", "complaint"),
+    [
+        ([3, 2, -1], [3], "length -1 of row 2"),
+        ([3, 5, 4], [3], "length 5 of row 1 is not between 0 and the width 4"),
+        ([3, 2], [2], "2 entries for 3 rows"),
+        ([3, 2, 4], [2], r"share out 3 rows, got \[2\]"),
+        ([3, 2, 4], [4, -1], r"share out 3 rows, got \[4, -1\]"),
+    ],
+)
+def test_lengths_and_sizes_that_do_not_fit_are_refused(lengths: list[int], sizes: list[int], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        pack_sequences(IDS, torch.tensor(lengths), sizes)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "bounds", "longest"),
+    [
+        ([3, 2, 4], [0, 3, 5, 9], 4),
+        ([5], [0, 5], 5),
+        ([0, 2, 0], [0, 0, 2, 2], 2),
+        ([], [0], 0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_bounds_are_int32_and_those_of_queries_and_keys_are_apart(
+    lengths: list[int], bounds: list[int], longest: int, dtype: torch.dtype
+) -> None:
+    kwargs = get_flash_attention_kwargs(input_lengths=torch.tensor(lengths, dtype=dtype))
+    assert kwargs.cu_seqlens_q.dtype == kwargs.cu_seqlens_k.dtype == torch.int32
+    assert kwargs.cu_seqlens_q.tolist() == kwargs.cu_seqlens_k.tolist() == bounds
+    assert kwargs.cu_seqlens_q.data_ptr() != kwargs.cu_seqlens_k.data_ptr()
+    assert (kwargs.max_seqlen_q, kwargs.max_seqlen_k) == (longest, longest)
+    assert type(kwargs.max_seqlen_q) is int
