@@ -27,10 +27,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
         for rank in range(2)
     ]
     try:
-        printed = [process.communicate(timeout=60)[0] for process in processes]
+        printed = [process.communicate(timeout=120)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
+            process.wait()
     return [json.loads(text) for text in printed]
 
 

@@ -1,0 +1,285 @@
+"""Losses and gradients over microbatches, against a forward pass for every row by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer_adapter.automodel import tiny_policy
+from tests.trainer_adapter.automodel.tiny_policy import batch_of, expected_logprobs, gradients, processed
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.automodel.config import TrainingSamplingParams
+from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch
+from trainer_adapter.automodel.train import (
+    LossPostProcessor,
+    ScorePostProcessor,
+    automodel_forward_backward,
+    forward_with_post_processing_fn,
+)
+from trainer_adapter.losses import LossInputType, NLLLoss
+
+LENGTHS = [7, 2, 12, 3]
+VALID: dict[str, Any] = {"global_valid_seqs": torch.tensor(4.0), "global_valid_toks": torch.tensor(9.0)}
+
+
+class OlderLoss:
+    """Negative log-likelihood of the shape that takes logits, positionally, and does the shift."""
+
+    def __call__(
+        self, logits: Tensor, data: Mapping[str, Tensor], seqs: Tensor, toks: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
+        found = logits[:, :-1].float().log_softmax(-1).gather(-1, data["input_ids"][:, 1:, None])[..., 0]
+        loss = -(found * data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum() / toks
+        return loss, {"num_valid_samples": float(data["sample_mask"].sum()), "longest_max": logits.shape[1]}
+
+
+class LogitLoss(OlderLoss):
+    """The same in the newer shape."""
+
+    input_type = LossInputType.LOGIT
+
+    def __call__(  # type: ignore[override]
+        self, *, logits: Tensor, data: Mapping[str, Tensor], global_valid_seqs: Tensor, global_valid_toks: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
+        return super().__call__(logits, data, global_valid_seqs, global_valid_toks)
+
+
+class NotANumberLoss(OlderLoss):
+    """What a loss is whose weights overflowed: NaN in value and in every gradient."""
+
+    def __call__(self, *args: Any) -> tuple[Tensor, dict[str, Any]]:
+        loss, metrics = super().__call__(*args)
+        return loss * math.nan, metrics
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny_policy.tiny_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return tiny_policy.tiny_model("llama")
+
+
+def post_processor(
+    loss_fn: Any, packed: bool = False, params: TrainingSamplingParams | None = None
+) -> LossPostProcessor:
+    return LossPostProcessor(loss_fn, {}, None, None, None, 1, 1, enable_seq_packing=packed, sampling_params=params)
+
+
+def run(
+    model: Any, batches: list[BatchedDataDict[Any]], loss_fn: Any, packed: bool = False, **settings: Any
+) -> list[tuple[Any, dict[str, Any]]]:
+    microbatches: Iterator[ProcessedMicrobatch] = (processed(batch, packed) for batch in batches)
+    return automodel_forward_backward(model, microbatches, post_processor(loss_fn, packed), **VALID, **settings)
+
+
+def expected_loss(model: Any, batch: BatchedDataDict[Any], temperature: float = 1.0) -> Tensor:
+    weights = batch["token_mask"][:, 1:] * batch["sample_mask"][:, None]
+    weighted: Tensor = expected_logprobs(model, batch, temperature)[:, 1:] * weights
+    return -weighted.sum() / 9.0
+
+
+def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+# --- the loss of a microbatch ---
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("loss_fn", [OlderLoss(), LogitLoss(), NLLLoss()], ids=lambda loss: type(loss).__name__)
+def test_loss_and_gradients_are_those_of_each_row_by_itself(
+    model: Any, loss_fn: Any, packed: bool, temperature: float
+) -> None:
+    batch = batch_of(LENGTHS, width=14)
+    batch["sample_mask"][1] = 0
+    params = TrainingSamplingParams(temperature=temperature)
+    [(loss, metrics)] = run(model, [batch], loss_fn, packed, sampling_params=params)
+    found = gradients(model)
+    expected = expected_loss(model, batch, temperature)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-5)
+    assert_same_gradients(found, gradients(model))
+    assert metrics["num_valid_samples"] == 3
+
+
+def test_packed_losses_are_called_with_every_sequence_at_its_true_length(llama: Any) -> None:
+    [(_, metrics)] = run(llama, [batch_of(LENGTHS, width=14)], OlderLoss(), packed=True, forward_only=True)
+    assert metrics["longest_max"] == 12
+
+
+def test_a_loss_over_logprobs_gets_minus_infinity_where_the_sampler_rules_a_token_out(llama: Any) -> None:
+    given = []
+
+    class Recorder(NLLLoss):
+        def __call__(self, next_token_logprobs: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+            given.append(next_token_logprobs)
+            return super().__call__(next_token_logprobs, *args, **kwargs)
+
+    batch = batch_of(LENGTHS)
+    sampler = TrainingSamplingParams(top_k=8)
+    forward_with_post_processing_fn(llama, post_processor(Recorder(), False, sampler), processed(batch, False), **VALID)
+    logits = llama(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1]
+    rank = (logits > logits.gather(-1, batch["input_ids"][:, 1:, None])).sum(-1)
+    assert torch.equal(given[0] == -math.inf, rank >= 8)
+    assert bool((rank >= 8).any())
+
+
+def test_logits_that_the_sampler_rules_out_get_no_gradient() -> None:
+    batch: BatchedDataDict[Any] = BatchedDataDict(
+        input_ids=torch.tensor([[1, 0]]),
+        input_lengths=torch.tensor([2]),
+        token_mask=torch.ones(1, 2),
+        sample_mask=torch.ones(1),
+    )
+    logits = torch.tensor([[[3.0, 2.0, 1.0, 0.0], [0.0] * 4]], device=tiny_policy.DEVICE, requires_grad=True)
+    processor = post_processor(NLLLoss(), params=TrainingSamplingParams(top_k=2))
+    loss, _ = processor(logits, processed(batch.to(tiny_policy.DEVICE), False), torch.tensor(1.0), torch.tensor(1.0))
+    loss.backward()
+    assert logits.grad is not None
+    other = 1 / (1 + math.e)
+    assert logits.grad[0, 0].tolist() == pytest.approx([-other, other, 0.0, 0.0])
+
+
+def test_what_is_not_a_loss_runs_without_autograd(llama: Any) -> None:
+    processor = ScorePostProcessor({})
+    [(scores, _)] = automodel_forward_backward(llama, [processed(batch_of(LENGTHS), False)], processor)
+    assert not scores.requires_grad
+
+
+def test_a_loss_without_the_global_counts_is_refused(llama: Any) -> None:
+    with pytest.raises(ValueError, match="a loss needs global_valid_seqs and global_valid_toks"), torch.no_grad():
+        forward_with_post_processing_fn(llama, post_processor(NLLLoss()), processed(batch_of(LENGTHS), False))
+
+
+def test_a_post_processor_of_another_kind_is_refused(llama: Any) -> None:
+    unknown: Any = print
+    with pytest.raises(TypeError, match="Unknown post-processing function type builtin_function"):
+        automodel_forward_backward(llama, [], unknown)
+    with pytest.raises(TypeError, match="Unknown post-processing function type builtin_function"):
+        forward_with_post_processing_fn(llama, unknown, processed(batch_of(LENGTHS), False))
+
+
+# --- several microbatches ---
+
+
+def test_gradients_of_microbatches_add_up_to_those_of_the_batch(llama: Any) -> None:
+    batch = batch_of(LENGTHS, width=14)
+    results = run(llama, [batch.slice(0, 1), batch.slice(1, 4)], NLLLoss())
+    found = gradients(llama)
+    [(whole, _)] = run(llama, [batch], NLLLoss())
+    torch.testing.assert_close(sum(loss for loss, _ in results), whole, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(found, gradients(llama))
+
+
+def test_the_backward_pass_makes_up_for_the_mean_over_ranks_and_the_result_does_not_show_it(llama: Any) -> None:
+    batch = batch_of(LENGTHS)
+    [(plain, _)] = run(llama, [batch], NLLLoss())
+    expected = {name: 6 * gradient for name, gradient in gradients(llama).items()}
+    [(loss, _)] = run(llama, [batch], NLLLoss(), dp_size=3, cp_size=2)
+    assert_same_gradients(gradients(llama), expected)
+    assert torch.equal(loss, plain)
+    assert not loss.requires_grad
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dummy_loss", [OlderLoss, NotANumberLoss])
+def test_dummies_contribute_nothing_not_even_as_nan(llama: Any, packed: bool, dummy_loss: type[OlderLoss]) -> None:
+    real, dummy = batch_of(LENGTHS), batch_of([4, 5])
+
+    def loss_fn(logits: Tensor, data: Mapping[str, Tensor], *counts: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        return (OlderLoss() if len(data["sample_mask"]) == 4 else dummy_loss())(logits, data, *counts)
+
+    if packed:  # sequence by sequence: told apart by what only dummies have
+        dummy["sample_mask"] += 1
+
+        def loss_fn(logits: Tensor, data: Mapping[str, Tensor], *counts: Tensor) -> tuple[Tensor, dict[str, Any]]:
+            return (OlderLoss() if data["sample_mask"].max() == 1 else dummy_loss())(logits, data, *counts)
+
+    run(llama, [real], loss_fn, packed)
+    expected = gradients(llama)
+    results = run(llama, [real, dummy, dummy], loss_fn, packed, num_valid_microbatches=1)
+    assert_same_gradients(gradients(llama), expected)
+    assert [loss.item() for loss, _ in results][1:] == [0.0, 0.0]
+    assert len(results) == 3
+
+
+def test_a_rank_of_dummies_alone_still_has_gradients_for_every_parameter_and_all_are_zero(llama: Any) -> None:
+    run(llama, [batch_of(LENGTHS)], NotANumberLoss(), num_valid_microbatches=0)
+    found = gradients(llama)
+    assert found.keys() == dict(llama.named_parameters()).keys()
+    assert not any(gradient.any() for gradient in found.values())
+
+
+def test_metrics_of_real_microbatches_are_shares_of_the_step_except_extremes(llama: Any) -> None:
+    batch = batch_of(LENGTHS)
+    real, dummy = run(llama, [batch, batch], OlderLoss(), num_global_batches=4, num_valid_microbatches=1)
+    assert real[1] == {"num_valid_samples": 1.0, "longest_max": 12}
+    assert dummy[1] == {"num_valid_samples": 4.0, "longest_max": 12}
+    assert real[0].item() == pytest.approx(expected_loss(llama, batch).item(), rel=1e-5)
+    gradients(llama)
+
+
+def test_forward_only_touches_no_gradient(llama: Any) -> None:
+    [(loss, _)] = run(llama, [batch_of(LENGTHS)], NLLLoss(), forward_only=True)
+    assert loss.item() > 0
+    assert not loss.requires_grad
+    assert gradients(llama) == {}
+
+
+def test_each_microbatch_is_announced_and_its_passes_run_within_its_own_context(llama: Any) -> None:
+    events: list[Any] = []
+
+    @contextlib.contextmanager
+    def context(inputs: ProcessedInputs) -> Iterator[None]:
+        events.append(inputs.seq_len)
+        yield
+        events.append("end")
+
+    handle = llama.lm_head.weight.register_hook(lambda gradient: events.append("backward"))
+    batches = [batch_of([3, 2]), batch_of([5, 4])]
+    run(llama, batches, NLLLoss(), train_context_fn=context, on_microbatch_start=lambda i: events.append(f"start {i}"))
+    handle.remove()
+    assert events == ["start 0", 3, "backward", "end", "start 1", 5, "backward", "end"]
+    gradients(llama)
+
+
+def test_no_microbatches_give_no_results(llama: Any) -> None:
+    assert run(llama, [], NLLLoss()) == []
+
+
+# --- scores ---
+
+
+def test_a_reward_model_gives_one_score_a_row_that_no_temperature_scales() -> None:
+    torch.manual_seed(0)
+    shape = LlamaConfig(vocab_size=64, pad_token_id=0, **tiny_policy.SHAPE)
+    shape.num_labels = 1
+    model: Any = LlamaForSequenceClassification(shape)
+    model.to(tiny_policy.DEVICE).eval()
+    batch = batch_of([4, 7])
+    with torch.no_grad():
+        expected = model(input_ids=batch["input_ids"], use_cache=False).logits.squeeze(-1)
+    params = TrainingSamplingParams(temperature=0.1)
+    [(scores, metrics)] = automodel_forward_backward(
+        model, [processed(batch, False)], ScorePostProcessor({}), True, is_reward_model=True, sampling_params=params
+    )
+    torch.testing.assert_close(scores, expected)
+    assert scores.shape == (2,)
+    assert metrics == {}
+
+
+def test_scores_in_half_precision_come_back_in_float32() -> None:
+    assert ScorePostProcessor({})(torch.ones(3, 1, dtype=torch.bfloat16)).dtype == torch.float32

@@ -1,0 +1,102 @@
+"""What a model is called with, what is taken from its output, and the temperature."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer_adapter.automodel import tiny_policy
+from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
+from torch import Tensor
+
+from trainer_adapter.automodel.config import TrainingSamplingParams
+from trainer_adapter.automodel.train import apply_temperature_scaling, extract_logits, model_forward
+
+
+class Recorder(torch.nn.Module):
+    """A model that gives back the arguments it was called with."""
+
+    def __init__(self, model_type: str = "llama") -> None:
+        super().__init__()
+        self.config = SimpleNamespace(model_type=model_type)
+
+    def forward(self, **arguments: Any) -> dict[str, Any]:
+        return arguments
+
+
+class Plain(torch.nn.Module):
+    """A model that knows the four arguments every model knows, and no more."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool) -> Tensor:
+        return input_ids[..., None].float()
+
+
+def test_every_model_gets_ids_mask_positions_and_no_cache() -> None:
+    inputs = processed(batch_of([3, 5]), packed=False).processed_inputs
+    arguments = model_forward(Recorder(), inputs)
+    assert arguments.keys() == {"input_ids", "attention_mask", "position_ids", "use_cache"}
+    assert arguments["input_ids"] is inputs.input_ids
+    assert arguments["attention_mask"] is inputs.attention_mask
+    assert arguments["position_ids"] is inputs.position_ids
+    assert arguments["use_cache"] is False
+
+
+def test_a_model_that_knows_nothing_of_packing_can_run_unpacked() -> None:
+    inputs = processed(batch_of([3, 5]), packed=False).processed_inputs
+    assert model_forward(Plain(), inputs).shape == (2, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_passed"),
+    [({}, True), ({"is_reward_model": True}, False), ({"allow_flash_attn_args": False}, False)],
+)
+def test_bounds_of_packed_sequences_go_to_models_that_take_them(setting: dict[str, bool], is_passed: bool) -> None:
+    inputs = processed(batch_of([3, 5]), packed=True).processed_inputs
+    arguments = model_forward(Recorder(), inputs, **setting)
+    assert ("flash_attn_kwargs" in arguments) is is_passed
+    assert arguments["attention_mask"] is None
+
+
+def test_multimodal_tensors_go_by_their_own_names_and_bounds_stay_behind() -> None:
+    inputs = processed(batch_of([3, 5]), packed=True).processed_inputs
+    inputs.vlm_kwargs = {"pixel_values": torch.ones(1)}
+    arguments = model_forward(Recorder(), inputs)
+    assert arguments["pixel_values"] is inputs.vlm_kwargs["pixel_values"]
+    assert "flash_attn_kwargs" not in arguments
+
+
+def test_gemma3_gets_token_types_of_zero_unless_the_batch_has_some() -> None:
+    inputs = processed(batch_of([3, 5]), packed=False).processed_inputs
+    assert model_forward(Recorder("gemma3"), inputs)["token_type_ids"].tolist() == [[0] * 5] * 2
+    inputs.vlm_kwargs = {"token_type_ids": torch.ones(2, 5)}
+    assert model_forward(Recorder("gemma3"), inputs)["token_type_ids"] is inputs.vlm_kwargs["token_type_ids"]
+
+
+def test_logits_are_the_output_or_part_of_it_or_made_of_its_last_hidden_state() -> None:
+    model = tiny_policy.tiny_model()
+    batch = batch_of([3, 5])
+    with torch.no_grad():
+        outputs = model(input_ids=batch["input_ids"], use_cache=False)
+        hidden = model.model(input_ids=batch["input_ids"], use_cache=False)
+        assert extract_logits(model, outputs) is outputs.logits
+        assert extract_logits(model, outputs.logits) is outputs.logits
+        torch.testing.assert_close(extract_logits(model, hidden), outputs.logits)
+
+
+@pytest.mark.parametrize("params", [None, TrainingSamplingParams()])
+def test_a_temperature_of_one_leaves_logits_alone(params: TrainingSamplingParams | None) -> None:
+    assert apply_temperature_scaling(torch.tensor([1.0, 3.0]), params).tolist() == [1.0, 3.0]
+
+
+def test_logits_are_divided_by_the_temperature_in_place() -> None:
+    logits = torch.tensor([1.0, 3.0])
+    assert apply_temperature_scaling(logits, TrainingSamplingParams(temperature=0.5)) is logits
+    assert logits.tolist() == [2.0, 6.0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
+    with pytest.raises(ValueError, match=r"generation\.temperature must be positive"):
+        apply_temperature_scaling(torch.ones(1), TrainingSamplingParams(temperature=temperature))
