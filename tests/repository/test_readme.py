@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("example", re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL), ids=["first", "claims"])
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["first", "claims"])
 def test_the_examples_of_the_readme_run_as_they_stand(example: str) -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", example], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

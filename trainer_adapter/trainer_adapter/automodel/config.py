@@ -132,13 +132,19 @@ class _RequiredDTensorConfig(TypedDict):
 class DTensorConfig(_RequiredDTensorConfig, total=False):
     """How the model is laid out over the ranks. Sizes are numbers of ranks and default to 1; what is left of the world
     is data-parallel. clear_cache_every_n_steps counts microbatches.
+
+    device: "cuda" (default) or "cpu", never changed in silence. model_backend: what loads and shards the model,
+    "transformers" (default) or "automodel". custom_parallel_plan: torch's parallel styles, by names of modules.
     """
+
+    device: Literal["cuda", "cpu"]
+    model_backend: Literal["transformers", "automodel"]
 
     tensor_parallel_size: int
     context_parallel_size: int
     expert_parallel_size: int
     dp_replicate_size: int
-    custom_parallel_plan: str | dict[str, Any] | None
+    custom_parallel_plan: Mapping[str, Any] | None
     defer_fsdp_grad_sync: bool
     moe_parallelizer: dict[str, Any]
     lora_cfg: dict[str, Any]
@@ -202,7 +208,7 @@ class TrainingSamplingParams:
 
 class DistributedContext(NamedTuple):
     """The meshes of ranks and the sizes of their dimensions. moe_mesh is None without expert parallelism; fsdp2_config
-    and moe_config are nemo_automodel's.
+    says how weights are sharded; moe_config is None without expert parallelism.
     """
 
     device_mesh: DeviceMesh

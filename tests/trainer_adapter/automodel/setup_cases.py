@@ -1,0 +1,274 @@
+"""What the tests of set-up and checkpoints share: tiny models, configurations, one training step, two real ranks.
+
+As a program it is one of the two ranks: it plays every case of CASES and writes JSON.
+Usage: setup_cases.py RANK FOLDER PORT..., one port a case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from trainer_adapter.automodel.checkpoint import CheckpointManager
+from trainer_adapter.automodel.config import ModelAndOptimizerState
+from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
+
+SGD = {"name": "torch.optim.SGD", "kwargs": {"lr": 0.5}}
+ADAM = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01, "betas": [0.9, 0.95]}}
+SCHEDULER = [
+    {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.5, "total_iters": 2}},
+    {"name": "torch.optim.lr_scheduler.ConstantLR", "kwargs": {"factor": 0.7, "total_iters": 9}},
+    {"milestones": [2]},
+]
+TOKENIZER: Any = SimpleNamespace(pad_token_id=3)
+BATCH = torch.arange(4 * 9).reshape(4, 9) * 7 % 60
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.3,
+}
+LOGITS_ONLY = {"lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
+"""A plan of one's own."""
+MODELS = {"llama": False, "qwen2": True, "qwen3": True}
+"""Types of models, and whether their embeddings are tied."""
+
+
+def save_models(folder: Path) -> None:
+    """One tiny model of each type with random weights, under its type's name, and one without its weights."""
+    disable_progress_bar()
+    for kind, tied in MODELS.items():
+        torch.manual_seed(1)
+        config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=tied)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder / kind)
+    AutoConfig.for_model("llama", **SHAPE).save_pretrained(folder / "no_weights")
+
+
+def policy_config(model: Path, **dtensor_cfg: Any) -> Any:
+    return {
+        "model_name": str(model),
+        "precision": "float32",
+        "max_grad_norm": None,
+        "sequence_packing": {"enabled": False},
+        "optimizer": SGD,
+        "dtensor_cfg": {
+            "device": "cpu",
+            "cpu_offload": False,
+            "sequence_parallel": False,
+            "activation_checkpointing": False,
+            "context_parallel_size": 1,
+            **dtensor_cfg,
+        },
+    }
+
+
+@contextmanager
+def set_up(config: Any, **arguments: Any) -> Iterator[ModelAndOptimizerState]:
+    """As a worker does it, from the environment's RANK, WORLD_SIZE and MASTER_PORT; the group is gone afterwards."""
+    runtime = validate_and_prepare_config(config, None, 0)
+    try:
+        context = setup_distributed(config, runtime)
+        yield setup_model_and_optimizer(config, TOKENIZER, runtime, context, CheckpointManager(), **arguments)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def mean_nll(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The share of these rows in the mean over BATCH."""
+    targets = tokens[:, 1:].reshape(-1)
+    total = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="sum")
+    return total / (BATCH.shape[0] * (BATCH.shape[1] - 1))
+
+
+def whole_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    logits = model(input_ids=tokens, use_cache=False).logits
+    return logits.full_tensor() if isinstance(logits, DTensor) else logits
+
+
+def train_step(state: ModelAndOptimizerState, dp_rank: int, dp_size: int) -> tuple[float, torch.Tensor]:
+    """One step on this rank's rows of BATCH; the loss before it over all rows, and this rank's logits."""
+    assert state.optimizer is not None
+    assert state.scheduler is not None
+    state.model.train()
+    rows = BATCH.tensor_split(dp_size)[dp_rank]
+    logits = whole_logits(state.model, rows)
+    loss = mean_nll(logits, rows)
+    state.optimizer.zero_grad()
+    (loss * dp_size).backward()  # FSDP averages gradients over ranks
+    state.optimizer.step()
+    state.scheduler.step()
+    total = loss.detach().clone()
+    if dp_size > 1:
+        torch.distributed.all_reduce(total)
+    return total.item(), logits.detach()
+
+
+def whole_weights(model: Any) -> dict[str, torch.Tensor]:
+    """On rank 0; nothing elsewhere."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights: dict[str, Any] = get_model_state_dict(model, options=options)
+    return {name: value.clone() for name, value in weights.items()}
+
+
+def stepped_alone(model_folder: Path) -> tuple[float, torch.Tensor, dict[str, torch.Tensor]]:
+    """What train_step does, by one process and without anything of ours: loss, logits of BATCH, weights afterwards."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    logits = model(input_ids=BATCH).logits
+    loss = mean_nll(logits, BATCH)
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    return loss.item(), logits.detach(), model.state_dict()
+
+
+def stepped(kind: str, **dtensor_cfg: Any) -> Callable[[int, Path, str], Any]:
+    """One step of SGD; writes this rank's logits and the weights afterwards."""
+
+    def play(rank: int, folder: Path, case: str) -> dict[str, Any]:
+        dp_size = 2 // dtensor_cfg.get("tensor_parallel_size", 1)
+        with set_up(policy_config(folder / kind, **dtensor_cfg)) as state:
+            loss, logits = train_step(state, rank if dp_size == 2 else 0, dp_size)
+            weights = whole_weights(state.model)
+            save_file({"logits": logits.contiguous(), **weights}, folder / f"{case}.{rank}.safetensors")
+            return {"loss": loss, "parts": {name: part_of(value) for name, value in state.model.named_parameters()}}
+
+    return play
+
+
+def part_of(parameter: Any) -> float:
+    """Which part of a parameter lies on this rank."""
+    return float(parameter.to_local().numel() / parameter.numel())
+
+
+def checkpointed(rank: int, folder: Path, _case: str) -> dict[str, Any]:
+    """Two steps of Adam, a checkpoint, and two further losses."""
+    config = {**policy_config(folder / "qwen2"), "optimizer": ADAM, "scheduler": SCHEDULER}
+    with set_up(config) as state:
+        losses = [train_step(state, rank, 2)[0] for _ in range(2)]
+        saving: dict[str, Any] = {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
+        where: dict[str, Any] = {
+            "weights_path": str(folder / "saved/weights"),
+            "optimizer_path": str(folder / "saved/optimizer"),
+        }
+        CheckpointManager().save_checkpoint(**saving, **where, checkpointing_cfg={"save_consolidated": True})
+        try:
+            CheckpointManager().save_checkpoint(**saving, **where, checkpointing_cfg={})
+            again = "saved"
+        except (FileExistsError, RuntimeError) as error:
+            again = f"{type(error).__name__}: {error}"
+        return {"losses": losses + [train_step(state, rank, 2)[0] for _ in range(2)], "again": again}
+
+
+def resumed(tensor_parallel_size: int) -> Callable[[int, Path, str], Any]:
+    def play(rank: int, folder: Path, _case: str) -> dict[str, Any]:
+        dp_size = 2 // tensor_parallel_size
+        with resume(folder, tensor_parallel_size=tensor_parallel_size) as state:
+            return {"losses": [train_step(state, rank % dp_size, dp_size)[0] for _ in range(2)]}
+
+    return play
+
+
+@contextmanager
+def resume(folder: Path, **dtensor_cfg: Any) -> Iterator[ModelAndOptimizerState]:
+    """From the checkpoint that the case `checkpointed` wrote."""
+    config = {**policy_config(folder / "qwen2", **dtensor_cfg), "optimizer": ADAM, "scheduler": SCHEDULER}
+    where: dict[str, Any] = {
+        "weights_path": str(folder / "saved/weights"),
+        "optimizer_path": str(folder / "saved/optimizer"),
+    }
+    with set_up(config, **where) as state:
+        yield state
+
+
+def unreadable(rank: int, folder: Path, _case: str) -> str:
+    try:
+        with set_up(policy_config(folder / "no_weights")):
+            return "loaded"
+    except (OSError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+CASES: dict[str, Callable[[int, Path, str], Any]] = {
+    "llama_dp": stepped("llama"),
+    "llama_replicated": stepped("llama", dp_replicate_size=2, activation_checkpointing=True),
+    "llama_offloaded": stepped("llama", cpu_offload=True),
+    "qwen2_dp_tied": stepped("qwen2"),
+    "llama_tp": stepped("llama", tensor_parallel_size=2),
+    "llama_tp_logits_only": stepped("llama", tensor_parallel_size=2, custom_parallel_plan=LOGITS_ONLY),
+    "qwen2_tp_tied": stepped("qwen2", tensor_parallel_size=2),
+    "qwen3_tp_tied": stepped("qwen3", tensor_parallel_size=2, activation_checkpointing=True),
+    "checkpointed": checkpointed,
+    "resumed_dp": resumed(1),
+    "resumed_tp": resumed(2),
+    "unreadable": unreadable,
+}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """By which a rank finds the others."""
+    return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def be_the_only_rank(monkeypatch: Any) -> None:
+    """Of a group that this process makes; torch then wraps the hook that prints exceptions."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    for name, value in environment(0, 1, free_port()).items():
+        monkeypatch.setenv(name, value)
+
+
+def play_cases(folder: Path, names: list[str]) -> list[dict[str, Any]]:
+    """Start both ranks; what each saw, by case."""
+    ports = [str(free_port()) for _ in names]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CASES": " ".join(names)}
+    command = [sys.executable, "-W", "error", __file__]
+    outputs = [folder / f"rank{rank}.json" for rank in range(2)]
+    processes = [subprocess.Popen([*command, str(rank), str(folder), *ports], env=env) for rank in range(2)]
+    try:
+        assert [process.wait(timeout=110) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [json.loads(output.read_text()) for output in outputs]
+
+
+def main(rank: int, folder: Path, ports: list[str]) -> None:
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    seen = {}
+    for name, port in zip(os.environ["CASES"].split(), ports, strict=True):
+        os.environ.update(environment(rank, 2, int(port)))
+        seen[name] = CASES[name](rank, folder, name)
+    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

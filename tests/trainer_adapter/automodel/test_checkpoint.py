@@ -1,0 +1,188 @@
+"""Checkpoints of a single rank: what is written, found again and refused. Between ranks: test_setup_between_ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.trainer_adapter.automodel import setup_cases
+from tests.trainer_adapter.automodel.setup_cases import ADAM, SGD, policy_config, set_up, train_step
+from torch.distributed.checkpoint.api import CheckpointException
+
+from trainer_adapter.automodel._plain_state import read_plain, write_plain
+from trainer_adapter.automodel.checkpoint import CheckpointManager, _infer_checkpoint_root, detect_checkpoint_format
+from trainer_adapter.automodel.config import ModelAndOptimizerState
+
+MULTI_STEP = {"name": "torch.optim.lr_scheduler.MultiStepLR", "kwargs": {"milestones": [2], "gamma": 0.1}}
+MANAGER = CheckpointManager()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    setup_cases.save_models(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # validation sets it; so it is undone
+    setup_cases.be_the_only_rank(monkeypatch)
+
+
+def trained(folder: Path, optimizer: dict[str, Any] = ADAM, **dtensor_cfg: Any) -> Any:
+    return {**policy_config(folder / "qwen2", **dtensor_cfg), "optimizer": optimizer, "scheduler": MULTI_STEP}
+
+
+def save(state: ModelAndOptimizerState, where: Path, **more: Any) -> None:
+    MANAGER.save_checkpoint(
+        model=state.model,
+        weights_path=str(where / "weights"),
+        optimizer=state.optimizer,
+        optimizer_path=str(where / "optimizer"),
+        scheduler=state.scheduler,
+        checkpointing_cfg={},
+        **more,
+    )
+
+
+def test_training_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: Path) -> None:
+    with set_up(trained(folder)) as state:
+        train_step(state, 0, 1)
+        save(state, tmp_path)
+        expected = [train_step(state, 0, 1)[0] for _ in range(3)]
+    paths = {"weights_path": str(tmp_path / "weights"), "optimizer_path": str(tmp_path / "optimizer")}
+    with set_up(trained(folder), **paths) as state:
+        assert [train_step(state, 0, 1)[0] for _ in range(3)] == expected
+        assert state.optimizer is not None
+        assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+        assert state.optimizer.param_groups[0]["betas"] == (0.9, 0.95)
+
+
+def test_a_checkpoint_is_data_in_three_folders(folder: Path, tmp_path: Path) -> None:
+    saved: list[str] = []
+    tokenizer = SimpleNamespace(save_pretrained=saved.append)
+    with set_up(trained(folder)) as state:
+        save(state, tmp_path, tokenizer=tokenizer, tokenizer_path="tokenizer")
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    suffixes = {Path(name).suffix for name in files}
+    assert suffixes == {".safetensors", ".msgpack", ".json"}
+    assert {"weights/model/config.json", "optimizer/optim/scheduler.msgpack"} <= files
+    assert detect_checkpoint_format(str(tmp_path / "weights")) == ("safetensors", False)
+    assert saved == ["tokenizer"]
+
+
+def test_without_its_path_the_optimizer_is_neither_saved_nor_loaded(folder: Path, tmp_path: Path) -> None:
+    with set_up(trained(folder)) as state:
+        MANAGER.save_checkpoint(state.model, str(tmp_path), optimizer=state.optimizer, checkpointing_cfg={})
+        MANAGER.load_checkpoint(state.model, str(tmp_path), optimizer=state.optimizer)
+        assert state.optimizer is not None
+        assert not state.optimizer.state
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_weights_of_a_hugging_face_model_are_loaded_from_their_own_folder(folder: Path, tmp_path: Path) -> None:
+    weights = load_file(folder / "llama" / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, tmp_path / "model.safetensors")
+    with set_up(policy_config(folder / "llama"), weights_path=str(tmp_path)) as state:
+        loaded = setup_cases.whole_weights(state.model)
+    assert all(torch.equal(loaded[name], value + 1) for name, value in weights.items())
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "text"),
+    [
+        ([], FileNotFoundError, "there are no weights in"),
+        (["model/__0_0.distcp"], ValueError, "holds pickled weights"),
+        (["model/pytorch_model.bin"], ValueError, "holds pickled weights"),
+        (["model/adapter_model.safetensors"], ValueError, "holds the weights of an adapter"),
+    ],
+)
+def test_weights_that_cannot_be_loaded_are_refused(
+    folder: Path, tmp_path: Path, files: list[str], error: type[Exception], text: str
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(error, match=text), set_up(policy_config(folder / "llama"), weights_path=str(tmp_path)):
+        pass
+
+
+def test_weights_of_another_model_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    save_file({"model.norm.weight": torch.ones(32)}, tmp_path / "model.safetensors")
+    with (
+        pytest.raises(CheckpointException, match="Missing key in checkpoint"),
+        set_up(policy_config(folder / "llama"), weights_path=str(tmp_path)),
+    ):
+        pass
+
+
+def test_the_state_of_another_optimizer_is_refused(folder: Path, tmp_path: Path) -> None:
+    with set_up(trained(folder)) as state:
+        save(state, tmp_path)
+    paths = {"weights_path": str(tmp_path / "weights"), "optimizer_path": str(tmp_path / "optimizer")}
+    with pytest.raises(ValueError, match="the state of another optimizer"), set_up(trained(folder, SGD), **paths):
+        pass
+
+
+def test_saving_needs_its_configuration_and_a_process_group(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="checkpointing_cfg must be provided"):
+        MANAGER.save_checkpoint(model, str(tmp_path))
+    with pytest.raises(AssertionError, match="Checkpointer must be initialized"):
+        MANAGER.save_checkpoint(model, str(tmp_path), checkpointing_cfg={})
+    with pytest.raises(AssertionError, match="Checkpointer must be initialized"):
+        MANAGER.load_checkpoint(model, str(tmp_path))
+    with pytest.raises(ValueError, match="model_save_format must be safetensors, not 'torch_save'"):
+        MANAGER.save_checkpoint(model, str(tmp_path), checkpointing_cfg={"model_save_format": "torch_save"})
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([], ("safetensors", False)),
+        (["config.json"], ("safetensors", False)),
+        (["a/model.safetensors"], ("safetensors", False)),
+        (["a/b/__0_0.distcp", "model.safetensors"], ("torch_save", False)),
+        (["model.safetensors", "training_args.bin"], ("safetensors", False)),
+        (["pytorch_model.bin"], ("torch_save", False)),
+        (["a/model.pt"], ("torch_save", False)),
+        (["model.pth"], ("torch_save", False)),
+        (["adapter_model.safetensors"], ("safetensors", True)),
+        (["a/adapter_config.json", "a/model.bin"], ("torch_save", True)),
+    ],
+)
+def test_the_format_is_told_by_names_in_all_subfolders(
+    tmp_path: Path, files: list[str], expected: tuple[str, bool]
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert detect_checkpoint_format(str(tmp_path)) == expected
+    assert detect_checkpoint_format(str(tmp_path / "nowhere")) == ("safetensors", False)
+
+
+@pytest.mark.parametrize(
+    ("path", "root"),
+    [("/c/step_5/weights/model", "/c/step_5"), ("/c/step_5/policy_weights/model", "/c/step_5"), ("/c/model", "/c")],
+)
+def test_the_root_of_a_checkpoint_lies_above_its_weights(path: str, root: str) -> None:
+    assert _infer_checkpoint_root(path) == root
+
+
+def test_plain_state_keeps_its_kinds(tmp_path: Path) -> None:
+    state = {"betas": (0.9, [1, 2]), "milestones": Counter({2: 1}), "last_epoch": 3, "none": None}
+    write_plain(tmp_path / "state", state)
+    found = read_plain(tmp_path / "state", like={**state, "last_epoch": 0})
+    assert found == state
+    assert type(found["milestones"]) is Counter
+
+
+def test_state_that_is_not_plain_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        write_plain(tmp_path / "state", {"lr": torch.tensor(1.0)})

@@ -1,0 +1,95 @@
+"""When the Hugging Face implementation is forced: decided from the adapters of the registered models.
+
+nemo_automodel need not be installed here: a package of its name, with a registry and models of its layout, is imported
+in its place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer_adapter.automodel.setup import _maybe_set_force_hf
+
+ABSTRACT = (
+    "import abc\nclass MixinStateDictAdapter(abc.ABC):\n    @abc.abstractmethod\n    def convert_single_tensor_to_hf"
+)
+ADAPTERS = {
+    "able": "class AbleStateDictAdapter:\n    def convert_single_tensor_to_hf(self): ...\n",
+    "unable": "class UnableStateDictAdapter: ...\n",
+    "abstract": f"{ABSTRACT}(self): ...\n",
+    "first_unable": "class AStateDictAdapter: ...\nclass BStateDictAdapter:\n    convert_single_tensor_to_hf = print\n",
+    "nameless": "class Translator: ...\n",
+    "broken": "import there_is_no_such_module\n",
+    "without": None,
+}
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A registered class "<Name>ForCausalLM" for each of ADAPTERS."""
+    package = tmp_path / "nemo_automodel"
+    (package / "_transformers").mkdir(parents=True)
+    lines = ["from types import SimpleNamespace", "ModelRegistry = SimpleNamespace(model_arch_name_to_cls={})"]
+    for name, adapter in ADAPTERS.items():
+        (package / name).mkdir()
+        (package / name / "model.py").write_text("class Model: ...\n")
+        if adapter is not None:
+            (package / name / "state_dict_adapter.py").write_text(adapter)
+        lines.append(f"from nemo_automodel.{name}.model import Model")
+        lines.append(f"ModelRegistry.model_arch_name_to_cls['{name}'] = Model")
+    (package / "_transformers" / "registry.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nemo_automodel"]:
+        del sys.modules[name]
+
+
+def model_config(*architectures: str) -> Any:
+    return SimpleNamespace(architectures=list(architectures))
+
+
+@pytest.mark.parametrize("name", ["able", "nameless", "broken", "without", "not_registered"])
+@pytest.mark.parametrize("kwargs", [{}, {"force_hf": None}, {"force_hf": False}])
+@pytest.mark.usefixtures("registry")
+def test_nothing_changes_for_models_that_can_be_sent(name: str, kwargs: dict[str, Any]) -> None:
+    before = dict(kwargs)
+    _maybe_set_force_hf(kwargs, model_config(name))
+    assert kwargs == before
+
+
+@pytest.mark.parametrize("name", ["unable", "abstract", "first_unable"])
+@pytest.mark.parametrize("kwargs", [{}, {"force_hf": None}])
+@pytest.mark.usefixtures("registry")
+def test_models_that_cannot_be_sent_are_replaced_with_a_warning(
+    name: str, kwargs: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = dict(kwargs)
+    _maybe_set_force_hf(own, model_config(name))
+    assert own == {"force_hf": True}
+    assert f"WARNING: the state-dict adapter of {name} has no" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("registry")
+def test_forbidding_the_replacement_of_such_a_model_is_an_error_that_tells_the_way_out() -> None:
+    with pytest.raises(RuntimeError, match=r"force_hf=False.*unable.*automodel_kwargs\.force_hf=true or file an issue"):
+        _maybe_set_force_hf({"force_hf": False}, model_config("unable"))
+
+
+@pytest.mark.parametrize("architectures", [None, []])
+@pytest.mark.usefixtures("registry")
+def test_a_configuration_without_architectures_changes_nothing(architectures: list[str] | None) -> None:
+    kwargs: dict[str, Any] = {}
+    _maybe_set_force_hf(kwargs, SimpleNamespace(architectures=architectures))
+    assert kwargs == {}
+
+
+def test_a_model_that_is_forced_already_needs_no_registry() -> None:
+    kwargs = {"force_hf": True}
+    _maybe_set_force_hf(kwargs, model_config("unable"))
+    assert kwargs == {"force_hf": True}

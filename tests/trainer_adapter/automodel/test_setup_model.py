@@ -1,0 +1,230 @@
+"""A single rank's process group, model, optimizer and schedule, and the layouts that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from tests.trainer_adapter.automodel import setup_cases
+from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
+from torch.distributed.tensor import DTensor
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from trainer_adapter.automodel._device_mesh import parallel_sizes
+from trainer_adapter.automodel._optimizer import build_optimizer, build_scheduler
+from trainer_adapter.automodel._tensor_parallel import parallelize_tensors
+from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
+from trainer_adapter.automodel.setup import (
+    setup_distributed,
+    setup_model_and_optimizer,
+    setup_reference_model_state,
+    validate_and_prepare_config,
+)
+
+REWARD = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
+THREE_RANKS: Any = SimpleNamespace(size=lambda: 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    setup_cases.save_models(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # validation sets it; so it is undone
+    setup_cases.be_the_only_rank(monkeypatch)
+
+
+def test_a_single_rank_gets_all_parts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with set_up(policy_config(folder / "llama")) as state:
+        assert {parameter.dtype for parameter in state.model.parameters()} == {torch.float32}
+        assert state.model_class is type(state.model)
+        model: Any = state.model
+        assert state.model_config is model.config
+        assert model.config.pad_token_id == setup_cases.TOKENIZER.pad_token_id
+        assert isinstance(state.optimizer, torch.optim.SGD)
+        assert (state.is_hf_model, state.is_moe_model, state.is_reward_model) == (True, False, False)
+        assert (state.peft_config, state.autocast_enabled) == (None, True)
+    printed = capsys.readouterr().out
+    assert "No weights path provided" in printed
+    assert "cpu, gloo: dp 1, tp 1, cp 1" in printed
+    assert "LlamaForCausalLM of transformers" in printed
+
+
+def test_layers_compute_in_the_configured_precision_and_logits_are_float32(folder: Path) -> None:
+    inside: list[torch.dtype] = []
+    with set_up({**policy_config(folder / "llama"), "precision": "bfloat16"}) as state:
+        model: Any = state.model
+        model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: inside.append(output.dtype))
+        logits = model(input_ids=setup_cases.BATCH, use_cache=False).logits
+    assert inside == [torch.bfloat16]
+    assert logits.dtype == torch.float32
+
+
+def test_where_nothing_is_trained_there_is_no_optimizer(folder: Path) -> None:
+    config = policy_config(folder / "llama")
+    del config["optimizer"]
+    with set_up(config, init_optimizer=False) as state:
+        assert (state.optimizer, state.scheduler) == (None, None)
+
+
+def test_a_reward_model_gives_one_score_a_sequence(folder: Path) -> None:
+    with set_up({**policy_config(folder / "llama"), **REWARD}) as state:
+        assert state.is_reward_model
+        scores = state.model(input_ids=setup_cases.BATCH, use_cache=False).logits
+    assert scores.shape == (4, 1)
+
+
+def test_the_reference_is_a_copy_that_training_leaves_alone(folder: Path) -> None:
+    with set_up(policy_config(folder / "llama")) as state:
+        reference = setup_reference_model_state(state.model)
+        before = {name: value.clone() for name, value in reference.items()}
+        setup_cases.train_step(state, 0, 1)
+        after = setup_reference_model_state(state.model)
+    assert reference.keys() == before.keys() == after.keys()
+    assert not any(isinstance(value, DTensor) or value.requires_grad for value in reference.values())
+    assert all(torch.equal(reference[name], value) for name, value in before.items())
+    assert not torch.equal(after["lm_head.weight"], reference["lm_head.weight"])
+
+
+def test_the_reference_copies_single_numbers_too() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("count", torch.tensor(1.0))
+    reference = setup_reference_model_state(model)
+    model.get_buffer("count").add_(1)
+    assert reference["count"].item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("dtensor_cfg", "error", "text"),
+    [
+        ({"tensor_parallel_size": 2}, ValueError, "1 ranks cannot be divided by tensor_parallel_size=2"),
+        ({"dp_replicate_size": 2}, ValueError, "1 data-parallel ranks cannot be divided by dp_replicate_size=2"),
+        ({"tensor_parallel_size": 0}, ValueError, "cannot be divided by tensor_parallel_size=0"),
+        ({"cpu_offload": True}, NotImplementedError, "^CPUOffload doesn't work on single GPU"),
+        ({"lora_cfg": {"enabled": True}}, NotImplementedError, "dtensor_cfg.lora_cfg"),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused(
+    folder: Path, dtensor_cfg: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text), set_up(policy_config(folder / "llama", **dtensor_cfg)):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to get default timeout for nccl")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_nothing_is_trained_unless_the_configuration_says_so(folder: Path) -> None:
+    config = policy_config(folder / "llama", device="cuda")
+    with pytest.raises(RuntimeError, match=r"no CUDA device; dtensor_cfg\.device=cpu"), set_up(config):
+        pass
+
+
+def prepared(folder: Path, **dtensor_cfg: Any) -> tuple[Any, RuntimeConfig, DistributedContext]:
+    config = policy_config(folder / "llama", **dtensor_cfg)
+    runtime = validate_and_prepare_config(config, None, 0)
+    context = setup_distributed(config, runtime)
+    torch.distributed.destroy_process_group()  # what is refused is refused before any collective
+    return config, runtime, context
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "is_vlm", "error", "text"),
+    [
+        ("gemma3", (1, 2), True, AssertionError, "Context parallel is not supported for Gemma3ForCausalLM"),
+        ("llama", (2, 2), True, AssertionError, "context parallel can't be used together with sequence parallel"),
+        ("llama", (1, 2), True, AssertionError, "Context parallel is yet not supported for VLM models"),
+        ("qwen3_5", (1, 2), False, AssertionError, "Context parallel is not supported for dense Qwen3.5"),
+        ("llama", (1, 2), False, NotImplementedError, "dtensor_cfg.context_parallel_size > 1"),
+        ("llama", (2, 1), False, NotImplementedError, "dtensor_cfg.sequence_parallel"),
+    ],
+)
+def test_ways_to_divide_sequences_are_refused_in_the_documented_order(
+    folder: Path, model_type: str, sizes: tuple[int, int], is_vlm: bool, error: type[Exception], text: str
+) -> None:
+    config, runtime, context = prepared(folder, sequence_parallel=True)
+    runtime.model_config.model_type = model_type
+    context = context._replace(tp_size=sizes[0], cp_size=sizes[1])
+    with pytest.raises(error, match=text):
+        setup_model_and_optimizer(config, setup_cases.TOKENIZER, runtime, context, None, is_vlm=is_vlm)
+
+
+def test_expert_parallelism_needs_the_other_backend() -> None:
+    with pytest.raises(ValueError, match="expert_parallel_size > 1 needs model_backend=automodel"):
+        parallel_sizes({"expert_parallel_size": 2}, world_size=4)
+
+
+def test_tensor_parallelism_names_the_sizes_that_cannot_be_divided() -> None:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**setup_cases.SHAPE))
+    with pytest.raises(
+        ValueError, match="does not divide the model's num_attention_heads=4, num_key_value_heads=2, voc"
+    ):
+        parallelize_tensors(model, THREE_RANKS, None)
+
+
+def test_a_model_of_other_modules_needs_a_plan_of_its_own() -> None:
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config(n_layer=1))
+    with pytest.raises(ValueError, match=r"no tensor-parallel plan for GPT2LMHeadModel.*custom_parallel_plan"):
+        parallelize_tensors(model, THREE_RANKS, None)
+
+
+@pytest.mark.parametrize("plan", ["package.plan", {"lm_head": "colwise"}])
+def test_a_plan_of_ones_own_is_made_of_styles(plan: Any) -> None:
+    with pytest.raises(TypeError, match="custom_parallel_plan must map patterns"):
+        parallelize_tensors(torch.nn.Linear(1, 1), THREE_RANKS, plan)
+
+
+def test_the_optimizer_gets_what_needs_a_gradient_and_values_of_torch_by_name() -> None:
+    model = torch.nn.Linear(2, 3)
+    model.bias.requires_grad_(False)
+    optimizer = build_optimizer(model, {"name": "torch.optim.SGD", "kwargs": {"lr": "torch.pi"}})
+    assert optimizer.param_groups[0]["params"] == [model.weight]
+    assert optimizer.param_groups[0]["lr"] == torch.pi
+
+
+@pytest.mark.parametrize("name", ["torch.optim.NoSuch", "no_such_module.Adam", "Adam"])
+def test_an_optimizer_that_does_not_exist_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"optimizer.name: there is no class '{name}'"):
+        build_optimizer(torch.nn.Linear(1, 1), {"name": name})
+
+
+@pytest.mark.parametrize(
+    ("config", "rates"),
+    [
+        (None, [1.0, 1.0, 1.0, 1.0]),
+        ({"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}, [1.0, 0.5, 0.25, 0.125]),
+        (setup_cases.SCHEDULER, [0.5, 0.75, 0.7, 0.7]),
+    ],
+)
+def test_the_learning_rate_follows_the_configured_schedules(config: Any, rates: list[float]) -> None:
+    optimizer = build_optimizer(torch.nn.Linear(1, 1), {"name": "torch.optim.SGD", "kwargs": {"lr": 1.0}})
+    scheduler = build_scheduler(optimizer, config)
+    seen = []
+    for _ in rates:
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert seen == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "text"),
+    [
+        ([{"kwargs": {}}], AssertionError, "unknown scheduler config"),
+        (setup_cases.SCHEDULER[:2], ValueError, "needs an entry with milestones"),
+        ({"name": "torch.optim.lr_scheduler.NoSuch"}, ValueError, "scheduler.name: there is no class"),
+    ],
+)
+def test_a_schedule_that_cannot_be_built_is_refused(config: Any, error: type[Exception], text: str) -> None:
+    optimizer = build_optimizer(torch.nn.Linear(1, 1), setup_cases.SGD)
+    with pytest.raises(error, match=text):
+        build_scheduler(optimizer, config)
