@@ -26,6 +26,7 @@ from dataplane_server.core.claim_line import Asker, ClaimLine
 from dataplane_server.core.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.delays import Due
 from dataplane_server.core.deliveries import How
+from dataplane_server.core.names import check_reason
 from dataplane_server.core.partition import Partition
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.rows import Slots
@@ -240,9 +241,7 @@ class ClaimDesk:
         if not 0 <= delay_s <= limits.max_delay_s:
             message = f"a release may be delayed by 0 to {limits.max_delay_s:.0f} seconds, got {delay_s:g}"
             raise Refusal(Reason.INVALID_REQUEST, message)
-        if len(reason.encode()) > limits.max_reason_bytes:
-            message = f"a reason has at most {limits.max_reason_bytes} bytes, got {len(reason.encode())}"
-            raise Refusal(Reason.INVALID_REQUEST, message)
+        check_reason(reason, limits)
 
     def _give_back(
         self,

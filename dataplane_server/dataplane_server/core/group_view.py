@@ -16,9 +16,9 @@ import numpy as np
 
 from dataplane_server.core.columns import Int64Array
 from dataplane_server.core.groups import GroupTable
-from dataplane_server.core.rows import BoolArray, RowTable, Slots
-from dataplane_server.core.task_states import UNTAKEN, Waiter
-from dataplane_server.core.view import within_tokens
+from dataplane_server.core.rows import RowTable, Slots
+from dataplane_server.core.task_states import Waiter
+from dataplane_server.core.view import mark_ready, within_tokens
 
 _MOST_ROWS = 1 << 16
 """Rows handed out at once, but one group in any case."""
@@ -106,9 +106,7 @@ class GroupView:
 
     def _completed(self, slots: Slots) -> list[int]:
         """Take in those of the rows that are ready and not yet in; the groups that are complete now."""
-        column = self._rows[self._column]
-        fresh = slots[self._is_ready(slots) & ~column[slots]]
-        column[fresh] = True
+        fresh = mark_ready(self._rows, self._column, self._state_column, self.mask, slots)
         numbers = self._rows["group"][fresh]
         if not numbers.any():
             single: list[int] = fresh.tolist()
@@ -125,11 +123,6 @@ class GroupView:
         if ready:
             self._ready_rows[number] = ready
         return 0 < ready == self._groups.size(number)
-
-    def _is_ready(self, slots: Slots) -> BoolArray:
-        produced = (self._rows["produced"][slots] & self.mask) == self.mask
-        untaken = self._rows[self._state_column][slots] == UNTAKEN
-        return np.asarray(produced & untaken & ~self._rows["hidden"][slots])
 
     def _rows_of(self, key: int) -> Slots:
         return self._groups.members(-key) if key < 0 else np.array([key], np.int64)

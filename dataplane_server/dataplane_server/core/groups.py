@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dataplane_server.core.calls import GroupAborted, GroupFinished, GroupPart, Reserve, Reserved
-from dataplane_server.core.names import check_name, check_new_rows, check_sample_ids
+from dataplane_server.core.names import check_name, check_new_rows, check_reason, check_sample_ids
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.rows import RowTable, Slots
 
@@ -216,10 +216,7 @@ class Groups:
         answer = self._state.answers.recall(request_id, "abort_group", now)
         if isinstance(answer, GroupAborted):
             return answer
-        most = self._state.limits.max_reason_bytes
-        if len(reason.encode()) > most:
-            message = f"the reason of an abort has at most {most} bytes, got {reason[:40]!r}..."
-            raise Refusal(Reason.INVALID_REQUEST, message)
+        check_reason(reason, self._state.limits)
         partition, group = self._find(reservation_id)
         result = GroupAborted(self._roll_back(partition, group, reason, now))
         self._state.answers.remember(request_id, "abort_group", result, now)

@@ -49,6 +49,14 @@ def check_caller(caller: str, limits: Limits) -> None:
         raise Refusal(Reason.INVALID_REQUEST, message)
 
 
+def check_reason(reason: str, limits: Limits) -> None:
+    """Why something was given back or aborted: anything, but short."""
+    size = len(reason.encode())
+    if size > limits.max_reason_bytes:
+        message = f"a reason has at most {limits.max_reason_bytes} bytes, got {size}: {reason[:40]!r}..."
+        raise Refusal(Reason.INVALID_REQUEST, message)
+
+
 def check_new_rows(held: int, new: int, limits: Limits) -> None:
     """As many rows as a server may hold, those that it holds included."""
     if new and held + new > limits.max_rows:

@@ -106,11 +106,6 @@ class View:
     def close(self) -> None:
         self._rows.drop_column(self._column)
 
-    def _is_ready(self, slots: Slots) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        produced = (self._rows["produced"][slots] & self.mask) == self.mask
-        untaken = self._rows[self._state_column][slots] == UNTAKEN
-        return np.asarray(produced & untaken & ~self._rows["hidden"][slots])
-
     def _standing(self, entries: Int64Array, most: int) -> Int64Array:
         """Positions of the first `most` entries whose rows are still ready, each row once."""
         slots = entries & _SLOT
@@ -124,12 +119,20 @@ class View:
 
     def _enter(self, slots: Slots) -> Int64Array:
         """Mark those of the rows that are ready and not yet in the queue as being in it; their entries."""
-        column = self._rows[self._column]
-        fresh = slots[self._is_ready(slots) & ~column[slots]]
-        column[fresh] = True
+        fresh = mark_ready(self._rows, self._column, self._state_column, self.mask, slots)
         self.ready += len(fresh)
         entries: Int64Array = (self._rows.stamp(fresh).astype(np.int64) << _SLOT_BITS) | fresh
         return entries
+
+
+def mark_ready(rows: RowTable, column: str, state_column: str, mask: np.uint64, slots: Slots) -> Slots:
+    """Mark in `column` those of the rows that are ready and not yet marked; which they are."""
+    marked = rows[column]
+    produced = (rows["produced"][slots] & mask) == mask
+    untaken = rows[state_column][slots] == UNTAKEN
+    fresh: Slots = slots[produced & untaken & ~rows["hidden"][slots] & ~marked[slots]]
+    marked[fresh] = True
+    return fresh
 
 
 def within_tokens(lengths: npt.NDArray[np.signedinteger[Any]], max_tokens: int) -> int:
