@@ -31,7 +31,7 @@ from dataplane_server.core.calls import ClaimRequest, Commit, Definition, Put
 pytestmark = pytest.mark.timeout(1800)  # a failure is shrunk before it is shown
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
-EXAMPLES_FACTOR = 4
+EXAMPLES_FACTOR = 2
 """Runs of the machine for each example of the profile: a run is cheap."""
 
 T = TypeVar("T")

@@ -129,6 +129,7 @@ def test_an_exception_aborts_the_group_and_says_why(flow: DataPlaneClient) -> No
     ]
 
 
+@pytest.mark.parametrize("way", ["unix", "shm"], indirect=True)  # a process takes seconds to start
 def test_a_group_of_a_client_that_was_killed_vanishes(
     flow: DataPlaneClient, address: str, transport: str, eventually: Eventually
 ) -> None:

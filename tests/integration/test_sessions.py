@@ -22,6 +22,9 @@ Eventually = Callable[[Callable[[], object]], None]
 
 GRACE_S = 0.3
 
+BOTH_TRANSPORTS = pytest.mark.parametrize("way", ["unix", "shm"], indirect=True)
+"""A process of its own takes seconds to start; the socket makes no difference to it."""
+
 CONSUMER = f"""
 import sys
 from dataplane_client.client import connect
@@ -150,6 +153,7 @@ def test_a_claim_keeps_the_client_that_made_it(
 # -- when it does not --------------------------------------------------------------------------------------------------
 
 
+@BOTH_TRANSPORTS
 def test_rows_of_a_client_that_was_killed_are_delivered_again(flow: DataPlaneClient, consumer: Consumer) -> None:
     consumer.process.send_signal(signal.SIGKILL)
     claim = flow.claim("p", "train", ["a"], 2, timeout_s=20.0)
@@ -158,6 +162,7 @@ def test_rows_of_a_client_that_was_killed_are_delivered_again(flow: DataPlaneCli
     assert claim.fence > int(consumer.claim_id.rpartition("-")[2])
 
 
+@BOTH_TRANSPORTS
 @pytest.mark.parametrize(
     "late",
     ["claim.commit()", "claim.commit({'b': [1.0, 1.0]})", "claim.release()", "claim.write({'b': [1.0, 1.0]})"],
@@ -178,6 +183,7 @@ def test_what_a_client_does_late_with_rows_that_others_have_is_refused_and_chang
     assert states(flow) == (0, 0, 2)
 
 
+@BOTH_TRANSPORTS
 def test_a_client_that_was_stopped_claims_again_as_if_nothing_had_been(
     flow: DataPlaneClient, consumer: Consumer
 ) -> None:
