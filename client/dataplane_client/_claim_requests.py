@@ -28,9 +28,9 @@ def claim_request(
     whole_groups: bool = False,
     max_tokens: int | None = None,
 ) -> pb.ClaimSamplesRequest:
+    """Without a request_id: whoever makes the call gives each attempt its own."""
     where = f"claim from {partition_id!r}"
     return pb.ClaimSamplesRequest(
-        request_id=new_request_id(),
         partition_id=checked_name("partition id", partition_id, where),
         task=checked_name("task name", task_name, where),
         required_fields=one_or_more("field name", required_fields, where),

@@ -11,6 +11,7 @@ from dataplane_client._async.session import AsyncSession
 from dataplane_client._async.transport import AsyncTransport
 from dataplane_client._claim_requests import Balance, claim_request, reserve_request, reset_request, shard_request
 from dataplane_client._layouts import generations_of
+from dataplane_client._requests import new_request_id
 from dataplane_client.descriptions import DeadLetter, dead_letter
 from dataplane_client.errors import ClaimTimeoutError
 from dataplane_client.grants import Grant, granted
@@ -136,6 +137,7 @@ class ClaimVerbs:
         """
         mode = pb.CLAIM_MODE_CONSUME
         request = claim_request(partition_id, task_name, required_fields, batch_size, mode=mode)
+        request.request_id = new_request_id()
         try:
             if blocking:
                 response = await self._transport.unary("ClaimSamples", request, timeout_s, waits=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataplane_client._arguments import checked_name
 from dataplane_client._claim_requests import Balance, claim_request, reserve_request, reset_request, shard_request
 from dataplane_client._layouts import generations_of
+from dataplane_client._requests import new_request_id
 from dataplane_client._sync.claim import Claim
 from dataplane_client._sync.group import Group
 from dataplane_client._sync.session import Session
@@ -136,6 +137,7 @@ class ClaimVerbs:
         """
         mode = pb.CLAIM_MODE_CONSUME
         request = claim_request(partition_id, task_name, required_fields, batch_size, mode=mode)
+        request.request_id = new_request_id()
         try:
             if blocking:
                 response = self._transport.unary("ClaimSamples", request, timeout_s, waits=True)

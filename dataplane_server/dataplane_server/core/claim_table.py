@@ -24,7 +24,6 @@ _WHY: dict[How, str] = {
     "abandoned": "was given up by its caller",
     "expired": "was ended because its session died",
     "reset": "was ended because its task was reset or its partition registered anew",
-    "cleared": "has ended",
 }
 
 
@@ -43,7 +42,7 @@ class OpenClaim:
 
     def left(self) -> Slots:
         """The rows that are still there."""
-        return self.slots[self.partition.rows.still(self.slots, self.stamps)]
+        return self.partition.rows.left(self.slots, self.stamps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

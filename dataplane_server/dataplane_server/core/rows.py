@@ -189,6 +189,10 @@ class RowTable:
         """Which of the rows once stamped are still there."""
         return np.asarray(self._columns["generation"][slots] == generations)
 
+    def left(self, slots: Slots, generations: Generations) -> Slots:
+        """The rows once stamped that are still there."""
+        return slots[self.still(slots, generations)]
+
     def generations(self, slots: Slots) -> Int64Array:
         """What callers know the rows by: the birth of each."""
         births: Int64Array = self._columns["birth"][slots]

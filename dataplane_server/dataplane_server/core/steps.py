@@ -56,8 +56,8 @@ class _Step:
 
     def slots(self, partition: Partition) -> Slots:
         """Its rows that are still there."""
-        rows = partition.rows
-        return np.concatenate([s.slots[rows.still(s.slots, s.stamps)] for s in self.shards or ()] or [_NO_ROWS])
+        left = [partition.rows.left(shard.slots, shard.stamps) for shard in self.shards or ()]
+        return np.concatenate([_NO_ROWS, *left])
 
 
 _NO_ROWS: Slots = np.zeros(0, np.int64)
@@ -177,7 +177,7 @@ class StepDesk:
 
     def _held(self, partition: Partition, task: str, shard: _Shard) -> Slots:
         """Rows of a shard that are held for its step: still there, and not dead."""
-        slots = shard.slots[partition.rows.still(shard.slots, shard.stamps)]
+        slots = partition.rows.left(shard.slots, shard.stamps)
         held: Slots = slots[partition.task(task).states[slots] == DELAYED]
         return held
 
