@@ -125,7 +125,9 @@ class ColocatablePolicyInterface(PolicyInterface):
     """A policy whose weights can be handed to a generation engine, on the same devices or on others."""
 
     @abc.abstractmethod
-    def init_collective(self, ip: str, port: int, world_size: int, *, train_world_size: int) -> list[ray.ObjectRef]:
+    def init_collective(
+        self, ip: str, port: int, world_size: int, *, train_world_size: int
+    ) -> list[ray.ObjectRef[Any]]:
         """Join a process group of `world_size` trainers and generators that meets at ip:port; trainers come first."""
 
     @abc.abstractmethod
@@ -141,11 +143,11 @@ class ColocatablePolicyInterface(PolicyInterface):
         """Name, full shape and dtype of every weight that will be sent, in the generation engine's names."""
 
     @abc.abstractmethod
-    def stream_weights_via_ipc_zmq(self, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
+    def stream_weights_via_ipc_zmq(self, *args: Any, **kwargs: Any) -> list[ray.ObjectRef[Any]]:
         """Send the weights to engines on the same devices, through shared device memory."""
 
     @abc.abstractmethod
-    def broadcast_weights_for_collective(self, kv_scales: dict[str, float] | None = None) -> list[ray.ObjectRef]:
+    def broadcast_weights_for_collective(self, kv_scales: dict[str, float] | None = None) -> list[ray.ObjectRef[Any]]:
         """Send the weights to every engine of the group that `init_collective` made."""
 
     @abc.abstractmethod

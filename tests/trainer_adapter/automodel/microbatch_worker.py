@@ -1,14 +1,11 @@
-"""One rank of the group that test_microbatches_between_ranks starts: plays every case, writes JSON.
-
-Usage: microbatch_worker.py RANK WORLD_SIZE STORE_FILE
-"""
+"""One rank of the group that test_microbatches_between_ranks starts: plays every case, writes JSON."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,14 +86,11 @@ def cases(rank: int, mesh: DeviceMesh) -> dict[str, Callable[[], dict[str, Any]]
     }
 
 
-def main(rank: int, world_size: int, store: str) -> None:
+def be_a_rank(rank: int, folder: Path) -> None:
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=20)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
-    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
-    json.dump({case: play() for case, play in cases(rank, mesh).items()}, sys.stdout)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    seen = {case: play() for case, play in cases(rank, mesh).items()}
+    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,16 +1,11 @@
-"""What the tests of set-up and checkpoints share: tiny models, configurations, one training step, two real ranks.
-
-As a program it is one of the two ranks: it plays every case of CASES and writes JSON.
-Usage: setup_cases.py RANK FOLDER PORT..., one port a case.
+"""What the tests of set-up and checkpoints share: tiny models, configurations, one training step, and the cases that
+two real ranks play.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +15,14 @@ from typing import Any
 import torch
 import torch.distributed
 from safetensors.torch import save_file
+from tests.trainer_adapter.ranks import environment, free_port, run_ranks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from trainer_adapter.automodel._nemo_automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import ModelAndOptimizerState
 from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
@@ -89,7 +86,10 @@ def set_up(config: Any, **arguments: Any) -> Iterator[ModelAndOptimizerState]:
     runtime = validate_and_prepare_config(config, None, 0)
     try:
         context = setup_distributed(config, runtime)
-        yield setup_model_and_optimizer(config, TOKENIZER, runtime, context, CheckpointManager(), **arguments)
+        state = setup_model_and_optimizer(config, TOKENIZER, runtime, context, CheckpointManager(), **arguments)
+        if state.optimizer is not None:  # nothing is clipped here, so that this is the place
+            state.optimizer.register_step_pre_hook(lambda *_: prepare_gradients(state.model, context))
+        yield state
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -161,9 +161,9 @@ def part_of(parameter: Any) -> float:
     return float(parameter.to_local().numel() / parameter.numel())
 
 
-def checkpointed(rank: int, folder: Path, _case: str) -> dict[str, Any]:
+def checkpointed(rank: int, folder: Path, _case: str, **dtensor_cfg: Any) -> dict[str, Any]:
     """Two steps of Adam, a checkpoint, and two further losses."""
-    config = {**policy_config(folder / "qwen2"), "optimizer": ADAM, "scheduler": SCHEDULER}
+    config = {**policy_config(folder / "qwen2", **dtensor_cfg), "optimizer": ADAM, "scheduler": SCHEDULER}
     with set_up(config) as state:
         losses = [train_step(state, rank, 2)[0] for _ in range(2)]
         saving: dict[str, Any] = {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
@@ -180,10 +180,10 @@ def checkpointed(rank: int, folder: Path, _case: str) -> dict[str, Any]:
         return {"losses": losses + [train_step(state, rank, 2)[0] for _ in range(2)], "again": again}
 
 
-def resumed(tensor_parallel_size: int) -> Callable[[int, Path, str], Any]:
+def resumed(tensor_parallel_size: int, **dtensor_cfg: Any) -> Callable[[int, Path, str], Any]:
     def play(rank: int, folder: Path, _case: str) -> dict[str, Any]:
         dp_size = 2 // tensor_parallel_size
-        with resume(folder, tensor_parallel_size=tensor_parallel_size) as state:
+        with resume(folder, tensor_parallel_size=tensor_parallel_size, **dtensor_cfg) as state:
             return {"losses": [train_step(state, rank % dp_size, dp_size)[0] for _ in range(2)]}
 
     return play
@@ -225,50 +225,17 @@ CASES: dict[str, Callable[[int, Path, str], Any]] = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """By which a rank finds the others."""
-    return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-def be_the_only_rank(monkeypatch: Any) -> None:
-    """Of a group that this process makes; torch then wraps the hook that prints exceptions."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    for name, value in environment(0, 1, free_port()).items():
-        monkeypatch.setenv(name, value)
-
-
 def play_cases(folder: Path, names: list[str]) -> list[dict[str, Any]]:
     """Start both ranks; what each saw, by case."""
-    ports = [str(free_port()) for _ in names]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CASES": " ".join(names)}
-    command = [sys.executable, "-W", "error", __file__]
-    outputs = [folder / f"rank{rank}.json" for rank in range(2)]
-    processes = [subprocess.Popen([*command, str(rank), str(folder), *ports], env=env) for rank in range(2)]
-    try:
-        assert [process.wait(timeout=110) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [json.loads(output.read_text()) for output in outputs]
+    cases = [(name, free_port()) for name in names]
+    run_ranks(be_a_rank, [(rank, folder, cases) for rank in range(2)])
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-def main(rank: int, folder: Path, ports: list[str]) -> None:
-    torch.set_num_threads(1)
+def be_a_rank(rank: int, folder: Path, cases: list[tuple[str, int]]) -> None:
     disable_progress_bar()
     seen = {}
-    for name, port in zip(os.environ["CASES"].split(), ports, strict=True):
-        os.environ.update(environment(rank, 2, int(port)))
+    for name, port in cases:
+        os.environ.update(environment(rank, 2, port))
         seen[name] = CASES[name](rank, folder, name)
     (folder / f"rank{rank}.json").write_text(json.dumps(seen))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import ADAM, SGD, policy_config, set_up, train_step
+from tests.trainer_adapter.ranks import be_the_only_rank
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer_adapter.automodel._plain_state import read_plain, write_plain
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # validation sets it; so it is undone
-    setup_cases.be_the_only_rank(monkeypatch)
+    be_the_only_rank(monkeypatch)
 
 
 def trained(folder: Path, optimizer: dict[str, Any] = ADAM, **dtensor_cfg: Any) -> Any:

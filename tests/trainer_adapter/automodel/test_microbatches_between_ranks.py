@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer_adapter.automodel import microbatch_worker
+from tests.trainer_adapter.ranks import run_ranks
 
-WORKER = Path(__file__).with_name("microbatch_worker.py")
 Ranks = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What each rank saw, by case."""
-    store = tmp_path_factory.mktemp("gloo") / "store"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), "2", str(store)], stdout=subprocess.PIPE, text=True, env=env
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [json.loads(text) for text in printed]
+    folder = tmp_path_factory.mktemp("gloo")
+    run_ranks(microbatch_worker.be_a_rank, [(rank, folder) for rank in range(2)])
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize(

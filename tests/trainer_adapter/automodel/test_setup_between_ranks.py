@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.trainer_adapter.automodel import setup_cases
+from tests.trainer_adapter.ranks import be_the_only_rank
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.xdist_group("setup_between_ranks")  # so that two ranks do for all
@@ -70,7 +71,7 @@ def test_ranks_go_on_from_a_checkpoint_however_they_are_arranged(ranks: list[dic
 def test_another_process_alone_goes_on_from_the_ranks_checkpoint(
     folder: Path, ranks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup_cases.be_the_only_rank(monkeypatch)
+    be_the_only_rank(monkeypatch)
     with setup_cases.resume(folder) as state:
         losses = [setup_cases.train_step(state, 0, 1)[0] for _ in range(2)]
     assert losses == pytest.approx(ranks[0]["checkpointed"]["losses"][2:], rel=1e-6)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from trainer_adapter.automodel._force_hf import force_hf_with_tensor_parallelism
+from trainer_adapter.automodel._nemo_automodel import is_installed
 from trainer_adapter.automodel.setup import _maybe_set_force_hf
 
 ABSTRACT = (
@@ -33,8 +35,10 @@ ADAPTERS = {
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A registered class "<Name>ForCausalLM" for each of ADAPTERS."""
+    real = {name: sys.modules.pop(name) for name in imported()}
     package = tmp_path / "nemo_automodel"
     (package / "_transformers").mkdir(parents=True)
+    (package / "__init__.py").touch()  # else the real one, where it is installed, comes first
     lines = ["from types import SimpleNamespace", "ModelRegistry = SimpleNamespace(model_arch_name_to_cls={})"]
     for name, adapter in ADAPTERS.items():
         (package / name).mkdir()
@@ -46,8 +50,13 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (package / "_transformers" / "registry.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "nemo_automodel"]:
+    for name in imported():
         del sys.modules[name]
+    sys.modules.update(real)
+
+
+def imported() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "nemo_automodel"]
 
 
 def model_config(*architectures: str) -> Any:
@@ -93,3 +102,33 @@ def test_a_model_that_is_forced_already_needs_no_registry() -> None:
     kwargs = {"force_hf": True}
     _maybe_set_force_hf(kwargs, model_config("unable"))
     assert kwargs == {"force_hf": True}
+
+
+@pytest.mark.skipif(is_installed(), reason="nemo_automodel is installed")
+def test_where_there_is_no_registry_its_extra_is_asked_for() -> None:
+    with pytest.raises(ImportError, match=r"needs nemo_automodel: pip install 'rl-dataplane\[automodel\]'"):
+        _maybe_set_force_hf({}, model_config("able"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kwargs", "expected"),
+    [
+        ("LlamaForCausalLM", {}, {"force_hf": True}),
+        ("Qwen2ForCausalLM", {"force_hf": None}, {"force_hf": True}),
+        ("Qwen2ForCausalLM", {"force_hf": True}, {"force_hf": True}),
+        ("Qwen3ForCausalLM", {}, {}),
+        ("Qwen3ForCausalLM", {"force_hf": False}, {"force_hf": False}),
+    ],
+)
+def test_models_with_wrong_gradients_between_tensor_parallel_ranks_are_replaced(
+    architecture: str, kwargs: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    force_hf_with_tensor_parallelism(kwargs, model_config(architecture))
+    assert kwargs == expected
+
+
+def test_forbidding_that_replacement_is_an_error_that_tells_the_way_out() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"force_hf=False.*Llama.*wrong gradient.*automodel_kwargs\.force_hf=true or"
+    ):
+        force_hf_with_tensor_parallelism({"force_hf": False}, model_config("LlamaForCausalLM"))

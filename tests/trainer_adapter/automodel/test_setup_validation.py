@@ -15,6 +15,7 @@ import torch._inductor.config
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
 from trainer_adapter.automodel._model_backend import require_model_backend, resolve_model_class
+from trainer_adapter.automodel._nemo_automodel import is_installed
 from trainer_adapter.automodel.config import RuntimeConfig, TrainingSamplingParams
 from trainer_adapter.automodel.setup import STRING_TO_DTYPE, validate_and_prepare_config
 
@@ -81,7 +82,19 @@ def test_a_plain_configuration_settles_everything(model: Path) -> None:
             ValueError,
             "Unknown reward model type: oracle",
         ),
-        (PACKED, {"context_parallel_size": 2}, ValueError, "Context parallel is not supported for sequence packing"),
+        (
+            PACKED,
+            {"context_parallel_size": 2},
+            ValueError,
+            "^Context parallel is not supported for sequence packing, unless .*context_parallel_attention=gathered",
+        ),
+        (
+            {},
+            {"context_parallel_attention": "ulysses"},
+            ValueError,
+            "dtensor_cfg.context_parallel_attention must be one of gathered, torch, not 'ulysses'",
+        ),
+        ({}, {"context_parallel_attention": "torch"}, ValueError, "context_parallel_attention=torch needs device=cuda"),
         ({}, {"device": "tpu"}, ValueError, "dtensor_cfg.device must be one of cuda, cpu, not 'tpu'"),
         ({}, {"model_backend": "jax"}, ValueError, "dtensor_cfg.model_backend must be one of transformers, automodel"),
     ],
@@ -147,6 +160,7 @@ def test_nccl_uses_cumem_unless_generation_is_colocated(
         (PACKED, {}, "sdpa"),
         (PACKED, {"device": "cuda"}, "flash_attention_2"),
         ({}, {"context_parallel_size": 2}, "sdpa"),
+        (PACKED, {"context_parallel_size": 2, "context_parallel_attention": "gathered"}, "sdpa"),
     ],
 )
 def test_attention_follows_packing_context_parallelism_and_device(
@@ -196,6 +210,7 @@ def test_the_models_class_follows_its_type(model_type: str, expected: Any) -> No
     assert resolve_model_class(model_type) is expected
 
 
+@pytest.mark.skipif(is_installed(), reason="nemo_automodel is installed")
 def test_nemo_automodel_is_asked_for_by_its_extra(model: Path) -> None:
     with pytest.raises(ImportError, match=r"rl-dataplane\[automodel\]"):
         require_model_backend(config(model, model_backend="automodel"))

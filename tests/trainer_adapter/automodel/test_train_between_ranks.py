@@ -6,42 +6,25 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.trainer_adapter.automodel import tiny_policy, train_worker
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
+from tests.trainer_adapter.ranks import run_ranks
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU")
-REPOSITORY = Path(__file__).parents[3]
 Ranks = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What each rank got, by case."""
-    store = tmp_path_factory.mktemp("gloo") / "store"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", train_worker.__name__]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(store)], stdout=subprocess.PIPE, text=True, env=env, cwd=REPOSITORY
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [process.communicate(timeout=150)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [json.loads(text) for text in printed]
+    folder = tmp_path_factory.mktemp("gloo")
+    run_ranks(train_worker.be_a_rank, [(rank, folder) for rank in range(2)])
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
 def assert_close(found: Any, expected: Tensor) -> None:

@@ -36,7 +36,7 @@ def parallel_sizes(dtensor_cfg: Mapping[str, Any], world_size: int) -> ParallelS
     dp = world_size // (tp * cp * ep)
     if dp % replicate != 0:
         raise ValueError(f"dtensor_cfg: {dp} data-parallel ranks cannot be divided by dp_replicate_size={replicate}")
-    if ep > 1:
+    if ep > 1 and dtensor_cfg.get("model_backend") != "automodel":
         raise ValueError("dtensor_cfg.expert_parallel_size > 1 needs model_backend=automodel")
     return ParallelSizes(dp, cp, tp, replicate)
 
@@ -44,13 +44,22 @@ def parallel_sizes(dtensor_cfg: Mapping[str, Any], world_size: int) -> ParallelS
 def create_mesh(device: str, sizes: ParallelSizes) -> DeviceMesh:
     """A mesh of all ranks; "dp_cp", the ranks among which weights are divided, can be asked of it as well."""
     mesh = init_device_mesh(device, (sizes.dp, sizes.cp, sizes.tp), mesh_dim_names=("dp", "cp", "tp"))
-    mesh["dp", "cp"]._flatten("dp_cp")  # noqa: SLF001  # torch documents it and has no other name for it
+    _flat(mesh)
     return mesh
 
 
+def _flat(mesh: DeviceMesh) -> DeviceMesh:
+    """The dimension "dp_cp", made when it is first asked for."""
+    flat: DeviceMesh = mesh["dp", "cp"]._flatten("dp_cp")  # noqa: SLF001  # torch documents it, there is no other name
+    return flat
+
+
 def weight_mesh(mesh: DeviceMesh, dp_replicate: int) -> DeviceMesh:
-    """Over which ranks weights are divided: the last dimension divides, a first one of two repeats."""
-    data: DeviceMesh = mesh["dp"]
+    """Over which ranks weights are divided: the last dimension divides, a first one of two repeats.
+
+    Ranks that share a sequence see other tokens, as data-parallel ranks do, so they divide weights as well.
+    """
+    data = _flat(mesh)
     if dp_replicate == 1:
         return data
     parts = (dp_replicate, data.size() // dp_replicate)

@@ -1,8 +1,11 @@
-"""Whether a custom model of NeMo Automodel can hand its weights on under the names that generation engines know.
+"""Whether a custom model of NeMo Automodel can be trained here, and its weights be handed on.
 
 Custom implementations keep weights in a layout of their own (fused projections, say) and translate with a state-dict
-adapter. Weights are sent one tensor at a time, so the adapter must be able to translate one tensor. That is found out
-from the adapter's class, before minutes are spent on loading the model.
+adapter to the names that generation engines know. Weights are sent one tensor at a time, so the adapter must be able to
+translate one tensor. That is found out from the adapter's class, before minutes are spent on loading the model.
+
+Two of release 0.7 compute a wrong gradient of the embeddings between tensor-parallel ranks (it is off by two thirds of
+its norm); no attribute tells, so they are known by name.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ import inspect
 from types import ModuleType
 from typing import Any
 
+from trainer_adapter.automodel._nemo_automodel import from_package
 from trainer_adapter.automodel._report import report
 
 _TRANSLATOR = "convert_single_tensor_to_hf"
+_WRONG_WITH_TENSOR_PARALLELISM = frozenset(["LlamaForCausalLM", "Qwen2ForCausalLM"])
 
 
 def _maybe_set_force_hf(automodel_kwargs: dict[str, Any], model_config: Any) -> None:
@@ -24,7 +29,7 @@ def _maybe_set_force_hf(automodel_kwargs: dict[str, Any], model_config: Any) -> 
     """
     if automodel_kwargs.get("force_hf") is True:
         return
-    architecture = next(iter(getattr(model_config, "architectures", None) or []), None)
+    architecture = _architecture(model_config)
     registered = _registered_classes()
     if architecture not in registered or _translates(_adapter_module(registered[architecture])):
         return
@@ -37,13 +42,33 @@ def _maybe_set_force_hf(automodel_kwargs: dict[str, Any], model_config: Any) -> 
     automodel_kwargs["force_hf"] = True
 
 
+def force_hf_with_tensor_parallelism(automodel_kwargs: dict[str, Any], model_config: Any) -> None:
+    """Set `automodel_kwargs["force_hf"]` for a model whose gradients would be wrong between tensor-parallel ranks.
+
+    Raises RuntimeError where the user forbade that with force_hf=False.
+    """
+    architecture = _architecture(model_config)
+    if automodel_kwargs.get("force_hf") is True or architecture not in _WRONG_WITH_TENSOR_PARALLELISM:
+        return
+    if automodel_kwargs.get("force_hf") is False:
+        raise RuntimeError(
+            f"force_hf=False, but NeMo Automodel's own {architecture} computes a wrong gradient of the embeddings with "
+            "tensor_parallel_size > 1. Set policy.dtensor_cfg.automodel_kwargs.force_hf=true or tensor_parallel_size=1"
+        )
+    report(
+        f"WARNING: NeMo Automodel's own {architecture} has wrong gradients with tensor_parallel_size > 1; using "
+        "force_hf=True"
+    )
+    automodel_kwargs["force_hf"] = True
+
+
+def _architecture(model_config: Any) -> str | None:
+    return next(iter(getattr(model_config, "architectures", None) or []), None)
+
+
 def _registered_classes() -> dict[str, type]:
     """The custom implementations by the name of their architecture."""
-    try:
-        registry = importlib.import_module("nemo_automodel._transformers.registry")
-    except ImportError as error:
-        raise ImportError("custom models need nemo_automodel: pip install 'rl-dataplane[automodel]'") from error
-    classes: dict[str, type] = registry.ModelRegistry.model_arch_name_to_cls
+    classes: dict[str, type] = from_package("_transformers.registry", "ModelRegistry").model_arch_name_to_cls
     return classes
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -19,7 +20,7 @@ from trainer_adapter.automodel._sequence_parallel import SequenceShard, sequence
 from trainer_adapter.automodel._unpacking import sequence_bounds
 from trainer_adapter.automodel._vocab_parallel import vocab_shard
 from trainer_adapter.automodel.config import TrainingSamplingParams
-from trainer_adapter.automodel.data import ProcessedMicrobatch
+from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch
 from trainer_adapter.losses import (
     LossFunction,
     LossInputType,
@@ -28,6 +29,7 @@ from trainer_adapter.losses import (
     call_loss,
     prepare_loss_input,
 )
+from trainer_adapter.losses._call import PrepareFunction
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -70,7 +72,7 @@ class LossPostProcessor:
         """The microbatch's share of the loss, 0-d, and metrics. logits: [B,S,V], [1,L,V] packed, or a shard of them."""
         inputs, data = processed_mb.processed_inputs, processed_mb.data_dict
         sequence = sequence_shard(inputs, self._cp_mesh)
-        if sequence is not None:
+        if sequence is not None and not self._is_packing:
             # The batch's own input_ids are one of the buffers that were dealt out.
             data = BatchedDataDict({**data, "input_ids": sequence.whole(inputs.input_ids)})
         if not hasattr(self._loss_fn, "input_type"):
@@ -82,8 +84,27 @@ class LossPostProcessor:
         if not self._is_packing:
             return call_loss(self._loss_fn, logits, data, global_valid_seqs, global_valid_toks, prepare_fn=prepare)
         bounds = sequence_bounds(processed_mb)
-        packed_loss = SequencePackingLossWrapper(self._loss_fn, bounds, bounds, prepare_fn=prepare)
+        prepare_cut: PrepareFunction = prepare
+        if sequence is not None:
+            # A rank's positions are no range of the packed row, so what they give is put in order before it is cut.
+            logits, prepare_cut = self._in_order(logits, inputs, sequence)
+        packed_loss = SequencePackingLossWrapper(self._loss_fn, bounds, bounds, prepare_fn=prepare_cut)
         return packed_loss(logits, data, global_valid_seqs, global_valid_toks)
+
+    def _in_order(
+        self, logits: Tensor, inputs: ProcessedInputs, sequence: SequenceShard
+    ) -> tuple[Tensor, PrepareFunction]:
+        """A packed row as the loss will have it cut, and what makes the loss's input of a piece.
+
+        Log-probabilities [1,L] for a loss that asks for them, whose last column of a piece looks into the next one;
+        logits [1,L,V] for any other.
+        """
+        if not _asks_for_logprobs(self._loss_fn):
+            params = self._sampling_params
+            return _whole(logits, sequence), lambda piece, data, loss_fn: _prepared(piece, data, loss_fn, None, params)
+        input_ids = sequence.whole(inputs.input_ids)
+        found = next_token_logprobs(logits, input_ids, sequence, self._sampling_params)
+        return torch.nn.functional.pad(found, (0, 1)), lambda piece, *_: {"next_token_logprobs": piece[:, :-1]}
 
 
 def _prepared(
@@ -95,10 +116,14 @@ def _prepared(
 ) -> dict[str, Any]:
     """The input that loss_fn asks for; where logits are whole and nothing is ruled out, as any loss would get it."""
     is_plain = sequence is None and not isinstance(logits, DTensor) and not is_filtering(params)
-    kind = getattr(loss_fn, "input_type", None)
-    if getattr(kind, "value", kind) == LossInputType.LOGPROB.value and not is_plain:
+    if _asks_for_logprobs(loss_fn) and not is_plain:
         return {"next_token_logprobs": next_token_logprobs(logits, data["input_ids"], sequence, params)}
     return prepare_loss_input(_whole(logits, sequence), data, loss_fn)
+
+
+def _asks_for_logprobs(loss_fn: LossFunction) -> bool:
+    kind = getattr(loss_fn, "input_type", None)
+    return getattr(kind, "value", kind) == LossInputType.LOGPROB.value
 
 
 def _whole(logits: Tensor, sequence: SequenceShard | None) -> Tensor:

@@ -2,15 +2,16 @@
 
 `dtensor_cfg.model_backend` is "transformers" (the default: models of Hugging Face, laid out over the ranks by this
 package) or "automodel" (NeMo Automodel, which does both by itself). `dtensor_cfg.device` is "cuda" (the default) or
-"cpu". A job that asked for GPUs and found none must fail rather than train a thousand times slower.
+"cpu". A job that asked for GPUs and found none must fail rather than train a thousand times slower. The device also
+decides how layers attend over sequences that are dealt out, unless `dtensor_cfg.context_parallel_attention` does.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from trainer_adapter.automodel._nemo_automodel import from_package, is_installed
 from trainer_adapter.automodel.config import required
 
 try:
@@ -35,6 +36,16 @@ def device_type(config: Mapping[str, Any]) -> str:
     return _choice(config, "device", ("cuda", "cpu"))
 
 
+def context_parallel_attention(config: Mapping[str, Any]) -> str:
+    """How layers attend over sequences that are dealt out: "torch" on GPUs, else "gathered", unless it is chosen."""
+    if device_type(config) == "cuda":
+        return _choice(config, "context_parallel_attention", ("torch", "gathered"))
+    chosen = _choice(config, "context_parallel_attention", ("gathered", "torch"))
+    if chosen == "torch":
+        raise ValueError("dtensor_cfg.context_parallel_attention=torch needs device=cuda; use gathered")
+    return chosen
+
+
 def require_transformers() -> Any:
     """The package; ImportError naming the extra to install."""
     if transformers is None:
@@ -43,35 +54,36 @@ def require_transformers() -> Any:
 
 
 def require_model_backend(config: Mapping[str, Any]) -> str:
-    """The chosen backend; ImportError naming the extra to install, NotImplementedError for "automodel".
+    """The chosen backend; ImportError naming the extra to install.
 
     nemo_automodel is looked for and not imported: that takes 6 s.
     """
     backend = _choice(config, "model_backend", ("transformers", "automodel"))
     require_transformers()
-    if backend == "automodel":
-        if importlib.util.find_spec("nemo_automodel") is None:
-            raise ImportError(
-                "dtensor_cfg.model_backend=automodel needs nemo_automodel: pip install 'rl-dataplane[automodel]'"
-            )
-        raise NotImplementedError(
-            "dtensor_cfg.model_backend=automodel: models of NeMo Automodel cannot be set up yet; use transformers"
+    if backend == "automodel" and not is_installed():
+        raise ImportError(
+            "dtensor_cfg.model_backend=automodel needs nemo_automodel: pip install 'rl-dataplane[automodel]'"
         )
     return backend
 
 
-def resolve_model_class(model_type: str) -> Any:
-    """The class of Hugging Face whose from_pretrained loads models of this type, letters of any case."""
-    package = require_transformers()
+def resolve_model_class(model_type: str, backend: str = "transformers") -> Any:
+    """The backend's class whose from_pretrained loads models of this type, letters of any case."""
     if model_type.lower() in _IMAGE_TEXT_MODELS:
-        return package.AutoModelForImageTextToText
+        return _auto_class("AutoModelForImageTextToText", backend)
     if model_type.lower() == "qwen2_5_omni":
-        return package.AutoModelForTextToWaveform
-    return package.AutoModelForCausalLM
+        return _auto_class("AutoModelForTextToWaveform", backend)
+    return _auto_class("AutoModelForCausalLM", backend)
 
 
-def reward_model_class(reward_model_type: str) -> Any:
-    """The class for models whose output is one score a sequence; ValueError for an unknown type."""
+def reward_model_class(reward_model_type: str, backend: str = "transformers") -> Any:
+    """The backend's class for models whose output is one score a sequence; ValueError for an unknown type."""
     if reward_model_type != "bradley_terry":
         raise ValueError(f"Unknown reward model type: {reward_model_type}")
-    return require_transformers().AutoModelForSequenceClassification
+    return _auto_class("AutoModelForSequenceClassification", backend)
+
+
+def _auto_class(name: str, backend: str) -> Any:
+    if backend == "automodel":
+        return from_package("_transformers.auto_model", f"NeMo{name}")
+    return getattr(require_transformers(), name)

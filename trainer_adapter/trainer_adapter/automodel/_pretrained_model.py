@@ -13,25 +13,36 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+from trainer_adapter.automodel._context_parallel import check_attention
 from trainer_adapter.automodel._device_mesh import rank_device, weight_mesh
 from trainer_adapter.automodel._failing_together import failing_together
 from trainer_adapter.automodel._fsdp import FSDP2Config, shard_weights
+from trainer_adapter.automodel._lora import add_adapters, initial_adapters
+from trainer_adapter.automodel._lora_config import PeftConfig
 from trainer_adapter.automodel._tensor_parallel import parallelize_tensors
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
 
 
 def load_divided_model(
-    model_name: str, runtime_config: RuntimeConfig, context: DistributedContext, dp_replicate: int
+    model_name: str,
+    runtime_config: RuntimeConfig,
+    context: DistributedContext,
+    dp_replicate: int,
+    adapters: PeftConfig | None,
 ) -> torch.nn.Module:
-    """The model in float32, its weights loaded, tied where its configuration ties them.
+    """The model in float32, its weights loaded, tied where its configuration ties them, frozen beside adapters.
 
     Every rank must call this. Raises what rank 0 met while reading the files there, RuntimeError elsewhere.
     """
     model = _empty_model(runtime_config)
+    if context.cp_size > 1:
+        check_attention(model)
     config: FSDP2Config = context.fsdp2_config
     if context.tp_size > 1:
-        parallelize_tensors(model, context.device_mesh["tp"], config.tp_plan)
+        parallelize_tensors(model, context.device_mesh["tp"], config.tp_plan, config.sequence_parallel)
         model.tie_weights()  # dividing made two parameters of a tied one
+    if adapters is not None:
+        add_adapters(model, adapters)
     if config.activation_checkpointing:
         # The new name of transformers 5.23 for the old one, which warns there.
         enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
@@ -68,7 +79,8 @@ def _read_on_first_rank(model_name: str, runtime_config: RuntimeConfig) -> Any:
 @torch.no_grad()
 def _fill(model: torch.nn.Module, source: torch.nn.Module | None, device: torch.device) -> None:
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, {} if source is None else source.state_dict(), options=options)
+    state = {} if source is None else source.state_dict() | initial_adapters(model)
+    set_model_state_dict(model, state, options=options)
     for name, buffer in model.named_buffers():
         sent = torch.empty_like(buffer, device=device) if source is None else source.get_buffer(name).to(device)
         torch.distributed.broadcast(sent, src=0)

@@ -47,4 +47,9 @@ def sequence_shard(inputs: ProcessedInputs, cp_mesh: DeviceMesh | None) -> Seque
         return None
     if cp_mesh is None or inputs.seq_index is None:
         raise ValueError("a microbatch prepared for context parallelism needs a cp_mesh and its seq_index")
+    if inputs.seq_index.shape[1] * cp_mesh.size() != inputs.seq_len:
+        raise ValueError(
+            f"seq_index has {inputs.seq_index.shape[1]} positions of {inputs.seq_len} on each of {cp_mesh.size()} "
+            "ranks: the forward pass and what is made of it need context_parallel_contexts around them"
+        )
     return SequenceShard(inputs.seq_index[0], cp_mesh.get_group())

@@ -4,11 +4,18 @@ The first projection of attention and of the MLP gives every rank some heads or 
 Embeddings and logits are divided by vocabulary: the model returns logits as a DTensor [B,S,V] sharded on V. Whatever
 no rule names (norms, a score head) becomes a DTensor too, with a whole copy on each rank, so that all parameters live
 on one mesh: optimizers and gradient clipping refuse a mixture.
+
+With sequence parallelism (arXiv:2205.05198) a rank keeps, between these blocks, its own tokens only: embeddings leave
+as a DTensor [B,S,H] sharded on S, norms and residual sums work on the shards, a block gathers the tokens once for all
+its first projections, and the sum over ranks leaves every rank its part. Hidden states stay DTensors all the way, so
+that the model sees S tokens and makes masks for S.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
+    PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -25,15 +33,17 @@ from torch.distributed.tensor.parallel import (
 Plan = Mapping[str, ParallelStyle]
 
 
-def parallelize_tensors(model: torch.nn.Module, mesh: DeviceMesh, custom_plan: Plan | None) -> None:
-    """Divide the model in place. custom_plan: styles by patterns of module names, instead of the built-in rules.
+def parallelize_tensors(
+    model: torch.nn.Module, mesh: DeviceMesh, custom_plan: Plan | None, sequence_parallel: bool = False
+) -> None:
+    """Divide the model in place. custom_plan: styles by patterns of module names, instead of the built-in rules, which
+    are those of sequence parallelism if that is wanted.
 
     Raises ValueError for a model that the rules do not fit and for sizes that mesh.size() does not divide, TypeError
     for a custom plan of another kind.
     """
-    parallelize_module(
-        model, mesh, _built_in_plan(model, mesh.size()) if custom_plan is None else _checked(custom_plan)
-    )
+    plan = _built_in_plan(model, mesh.size(), sequence_parallel) if custom_plan is None else _checked(custom_plan)
+    parallelize_module(model, mesh, plan)
     for module in list(model.modules()):
         own = list(module.parameters(recurse=False))
         if own and not isinstance(own[0], DTensor):
@@ -46,12 +56,13 @@ def _checked(plan: object) -> dict[str, ParallelStyle]:
     return dict(plan)
 
 
-def _built_in_plan(model: torch.nn.Module, ranks: int) -> dict[str, ParallelStyle]:
+def _built_in_plan(model: torch.nn.Module, ranks: int, sequence_parallel: bool) -> dict[str, ParallelStyle]:
     """The rules that have a module: torch warns of others. Some models have no logits or no norms of heads."""
     names = {name for name, _ in model.named_modules()}
     _check_names(model, names)
     _check_sizes(model.config, ranks)
-    return {pattern: style for pattern, style in _decoder_plan().items() if pattern.replace("*", "0") in names}
+    plan = _decoder_plan() | (_divided_by_tokens(names) if sequence_parallel else {})
+    return {pattern: style for pattern, style in plan.items() if pattern.replace("*", "0") in names}
 
 
 def _decoder_plan() -> dict[str, ParallelStyle]:
@@ -70,6 +81,44 @@ def _decoder_plan() -> dict[str, ParallelStyle]:
         f"{layer}.mlp.down_proj": RowwiseParallel(),
         "lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
     }
+
+
+def _divided_by_tokens(names: set[str]) -> dict[str, ParallelStyle]:
+    """What sequence parallelism changes in the plan."""
+    layer = "model.layers.*"
+    norms = [name.replace(".0.", ".*.") for name in names if re.fullmatch(r"model\.layers\.0\.\w*norm\w*", name)]
+    tokens, whole = Shard(1), Replicate()
+    return {
+        "model.embed_tokens": _TokenEmbedding(),
+        **{norm: SequenceParallel() for norm in [*norms, "model.norm"]},
+        f"{layer}.self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": tokens}, desired_input_kwarg_layouts={"hidden_states": whole}
+        ),
+        f"{layer}.self_attn.o_proj": RowwiseParallel(output_layouts=tokens, use_local_output=False),
+        f"{layer}.mlp": PrepareModuleInput(input_layouts=tokens, desired_input_layouts=whole),
+        f"{layer}.mlp.down_proj": RowwiseParallel(output_layouts=tokens, use_local_output=False),
+        "lm_head": ColwiseParallel(input_layouts=tokens, output_layouts=Shard(-1), use_local_output=False),
+    }
+
+
+class _TokenEmbedding(RowwiseParallel):
+    """An embedding that leaves every rank its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False)
+
+    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+        module.register_forward_pre_hook(partial(_check_tokens, device_mesh.size()))
+        return super()._apply(module, device_mesh)
+
+
+def _check_tokens(ranks: int, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    tokens = inputs[0].shape[1]
+    if tokens % ranks:
+        raise ValueError(
+            f"input_ids: dtensor_cfg.sequence_parallel cannot divide {tokens} tokens a row by "
+            f"tensor_parallel_size={ranks}: set make_sequence_length_divisible_by to a multiple of {ranks}"
+        )
 
 
 _MODULES = (
@@ -107,8 +156,9 @@ def _to_copies(_module: torch.nn.Module, inputs: tuple[Any, ...], mesh: DeviceMe
 
 
 def _to_copy(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    is_divided = isinstance(tensor, DTensor)
-    return tensor if is_divided else DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+    if isinstance(tensor, DTensor):
+        return tensor.redistribute(placements=[Replicate()])
+    return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
 
 
 def _to_local(_module: torch.nn.Module, output: Any, _mesh: DeviceMesh) -> Any:

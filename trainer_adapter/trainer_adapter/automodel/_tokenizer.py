@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer_adapter.automodel._model_backend import require_transformers
+from trainer_adapter.automodel._nemo_automodel import from_package, is_installed
 from trainer_adapter.automodel._report import report
 
 _PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -48,10 +47,14 @@ def get_tokenizer(tokenizer_config: Mapping[str, Any], get_processor: bool = Fal
 
 
 def _load(name: str) -> Any:
-    if importlib.util.find_spec("nemo_automodel") is None:
-        return require_transformers().AutoTokenizer.from_pretrained(name, trust_remote_code=True)
-    module = importlib.import_module("nemo_automodel._transformers.auto_tokenizer")
-    return module.NeMoAutoTokenizer.from_pretrained(name, trust_remote_code=True)
+    plain = require_transformers().AutoTokenizer
+    if not is_installed():
+        return plain.from_pretrained(name, trust_remote_code=True)
+    tokenizers = from_package("_transformers.auto_tokenizer", "NeMoAutoTokenizer")
+    tokenizer = tokenizers.from_pretrained(name, trust_remote_code=True)
+    if tokenizer.pad_token_id == 0 and plain.from_pretrained(name, trust_remote_code=True).pad_token is None:
+        tokenizer.pad_token = None  # token 0 is the package's choice where there is none; it may well be a word
+    return tokenizer
 
 
 def _set_chat_template(tokenizer: Any, config: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trainer_adapter.automodel._model_backend import (
+    context_parallel_attention,
     device_type,
     require_model_backend,
     require_transformers,
@@ -44,6 +45,7 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
     _check_packing(config, packing, processor is not None, rank)
     overrides = _checked_overrides(config.get("hf_config_overrides"))
     require_model_backend(config)
+    context_parallel_attention(config)
     attn_impl = _attention(config, packing)
     model_config = _read_model_config(config["model_name"], attn_impl if packing else None, overrides)
     reward = bool(dict(config.get("reward_model_cfg") or {}).get("enabled"))
@@ -122,11 +124,12 @@ def _is_nemotron_nas(model_config: Any) -> bool:
 
 def _model_class(config: PolicyConfig, model_config: Any, packing: bool, reward: bool) -> Any:
     """Also gives the configuration of a reward model its one label."""
+    backend = require_model_backend(config)
     if not reward:
-        return resolve_model_class(model_config.model_type)
+        return resolve_model_class(model_config.model_type, backend)
     if packing:
         raise NotImplementedError("Sequence packing is not supported for reward models")
-    model_class = reward_model_class(required(config, "reward_model_cfg.reward_model_type"))
+    model_class = reward_model_class(required(config, "reward_model_cfg.reward_model_type"), backend)
     if model_config.num_labels != 1:
         report(f"model_config.num_labels is not 1 but {model_config.num_labels}; a reward model has 1, which is set")
         model_config.num_labels = 1
@@ -134,8 +137,12 @@ def _model_class(config: PolicyConfig, model_config: Any, packing: bool, reward:
 
 
 def _check_parallelism(config: PolicyConfig, packing: bool) -> None:
-    if required(config, "dtensor_cfg.context_parallel_size") > 1 and packing:
-        raise ValueError("Context parallel is not supported for sequence packing: set one of them off")
+    asked_for = config["dtensor_cfg"].get("context_parallel_attention")
+    if required(config, "dtensor_cfg.context_parallel_size") > 1 and packing and asked_for != "gathered":
+        raise ValueError(
+            "Context parallel is not supported for sequence packing, unless "
+            "dtensor_cfg.context_parallel_attention=gathered is asked for: ask for it, or set one of them off"
+        )
     tp_size = config["dtensor_cfg"].get("tensor_parallel_size", 1)
     if required(config, "dtensor_cfg.sequence_parallel") and tp_size == 1:
         report("WARNING: sequence_parallel=True, but tp_size=1 which has no effect")

@@ -1,6 +1,6 @@
 """Checkpoints of divided models: written by all ranks at once, loaded by any number of them.
 
-    <weights_path>/model        weights, and the model's configuration
+    <weights_path>/model        weights, of a model with adapters only theirs, and the model's configuration
     <optimizer_path>/optim      the optimizer's state, and the learning-rate schedule's
     <tokenizer_path>            the tokenizer
 
@@ -19,8 +19,10 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainer_adapter.automodel._adapter_files import read_adapters, write_adapters
 from trainer_adapter.automodel._checkpoint_format import _infer_checkpoint_root, detect_checkpoint_format
 from trainer_adapter.automodel._failing_together import failing_together
+from trainer_adapter.automodel._lora import adapted_layers, adapter_weights
 from trainer_adapter.automodel._optimizer_checkpoint import read_optimizer, write_optimizer
 from trainer_adapter.automodel._plain_state import read_plain, write_plain
 from trainer_adapter.automodel._report import report
@@ -47,9 +49,10 @@ class CheckpointManager:
     ) -> None:
         """Write a checkpoint; back when every rank has written its part.
 
+        Of a model with adapters the base weights are not written: training left them as they were.
         Optimizer and scheduler are saved where there are an optimizer and its path, the tokenizer likewise, by rank 0.
         checkpointing_cfg: `model_save_format` ("safetensors" or None) and `save_consolidated` (whether to write whole
-        weights beside the ranks' files, for from_pretrained).
+        weights beside the ranks' files, for from_pretrained; adapters are always written whole).
 
         Raises ValueError without checkpointing_cfg or for another format, AssertionError before setup_distributed,
         FileExistsError where the weights' or the optimizer's folder holds something: pieces of two checkpoints could
@@ -60,7 +63,10 @@ class CheckpointManager:
         _check_format(checkpointing_cfg.get("model_save_format"))
         _require_process_group()
         folder = _new_folder(Path(weights_path) / "model")
-        write_tensors(folder, _weights(model), bool(checkpointing_cfg.get("save_consolidated", False)))
+        if adapted_layers(model):
+            write_adapters(folder, model)
+        else:
+            write_tensors(folder, _weights(model), bool(checkpointing_cfg.get("save_consolidated", False)))
         if optimizer is not None and optimizer_path is not None:
             optim = _new_folder(Path(optimizer_path) / "optim")
             write_optimizer(optim, model, optimizer)
@@ -83,13 +89,15 @@ class CheckpointManager:
         """Load a checkpoint in place, however the ranks that wrote it were arranged.
 
         weights_path: what save_checkpoint was given, or the folder of the weights themselves, those of a Hugging Face
-        model included. The optimizer and the scheduler are left alone where there is no optimizer_path.
+        model included. Weights of adapters, or of a base model, leave the model's others as they are. The optimizer and
+        the scheduler are left alone where there is no optimizer_path.
 
         Raises AssertionError before setup_distributed, FileNotFoundError where there are no weights, ValueError for
-        pickled weights, adapters and the state of another optimizer.
+        pickled weights, adapters that the model does not have and the state of another optimizer. RuntimeError where
+        another rank failed.
         """
         _require_process_group()
-        read_tensors(_weights_folder(weights_path), _weights(model))
+        _read_weights(weights_path, model)
         if optimizer is None or optimizer_path is None:
             return
         optim = _subfolder(optimizer_path, "optim")
@@ -109,8 +117,10 @@ def _check_format(save_format: str | None) -> None:
 
 
 def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """This rank's part of the state dict, a tensor with several names (tied embeddings) under its first one only."""
-    first_names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    """This rank's part of the state dict without adapters, a tensor with several names (tied embeddings) under its
+    first one only.
+    """
+    first_names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())} - adapter_weights(model)
     state: dict[str, Any] = get_model_state_dict(model)
     return {name: value for name, value in state.items() if name in first_names}
 
@@ -136,13 +146,16 @@ def _subfolder(path: str, name: str) -> Path:
     return inside if inside.is_dir() else Path(path)
 
 
-def _weights_folder(path: str) -> Path:
+def _read_weights(path: str, model: torch.nn.Module) -> None:
     folder = _subfolder(path, "model")
     save_format, is_adapter = detect_checkpoint_format(str(folder))
     if save_format != "safetensors":
         raise ValueError(f"{folder} holds pickled weights, which could run code when loaded; convert to safetensors")
-    if is_adapter:
-        raise ValueError(f"{folder} holds the weights of an adapter; adapters cannot be loaded yet")
+    if is_adapter and not adapted_layers(model):
+        raise ValueError(f"{folder} holds the weights of an adapter; the model has none: enable dtensor_cfg.lora_cfg")
     if not any(folder.glob("*.safetensors")):
         raise FileNotFoundError(f"there are no weights in {folder}")
-    return folder
+    if is_adapter:
+        read_adapters(folder, model)
+    else:
+        read_tensors(folder, _weights(model))

@@ -135,10 +135,18 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
 
     device: "cuda" (default) or "cpu", never changed in silence. model_backend: what loads and shards the model,
     "transformers" (default) or "automodel". custom_parallel_plan: torch's parallel styles, by names of modules.
+
+    sequence_parallel: between attention and MLP each tensor-parallel rank computes on its own tokens only; the tokens
+    of a row must divide by tensor_parallel_size. context_parallel_size: ranks that share a sequence, each with an early
+    and a late stretch of it; the tokens of a row must divide by twice as many. context_parallel_attention: how a rank's
+    tokens see those of the others. "torch" (default on "cuda", not to be had on "cpu") is torch's context_parallel,
+    which passes keys and values around; with "gathered" (default on "cpu") every rank gathers them. Packed sequences
+    need "gathered", and it must be asked for.
     """
 
     device: Literal["cuda", "cpu"]
     model_backend: Literal["transformers", "automodel"]
+    context_parallel_attention: Literal["torch", "gathered"]
 
     tensor_parallel_size: int
     context_parallel_size: int

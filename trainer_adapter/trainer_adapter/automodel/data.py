@@ -163,13 +163,17 @@ def process_microbatch(
 
     Unpacked, nothing masks the padding: attention is causal, so no real token looks at it, and what is computed on it
     is dropped afterwards. Packed, all rows become one of at least sequence_packing.train_mb_tokens tokens, padded with
-    the tokenizer's end-of-sequence token, because the backward pass under tensor parallelism fails on shorter rows.
+    the tokenizer's end-of-sequence token, because the backward pass under tensor parallelism fails on shorter rows. It
+    is rounded up to what context or sequence parallelism can divide; of unpacked rows the caller takes care.
 
     AssertionError where multimodal data meets packing, sequence parallelism or context parallelism; ValueError where
     packing has no token to pad with.
     """
     input_ids = to_compute_device(mb["input_ids"])
-    inputs = _packed(input_ids, mb["input_lengths"], tokenizer, cfg) if enable_seq_packing else _unpacked(input_ids)
+    if enable_seq_packing:
+        inputs = _packed(input_ids, to_compute_device(mb["input_lengths"]), tokenizer, cfg, cp_size)
+    else:
+        inputs = _unpacked(input_ids)
     inputs.vlm_kwargs = mb.get_multimodal_dict(as_tensors=True, device=input_ids.device)
     if inputs.is_multimodal:
         _check_multimodal(enable_seq_packing, cfg)
@@ -195,18 +199,19 @@ def _packed(
     input_lengths: torch.Tensor,
     tokenizer: PreTrainedTokenizerBase,
     cfg: Mapping[str, Any],
+    cp_size: int,
 ) -> ProcessedInputs:
     """No mask: kernels that pack tell sequences apart by position ids or bounds, and any mask would override that."""
     if tokenizer.eos_token_id is None:
         raise ValueError("sequence packing pads with the tokenizer's eos_token_id, which is not set")
-    input_lengths = to_compute_device(input_lengths)
+    width = max(int(input_lengths.sum()), required(cfg, "sequence_packing.train_mb_tokens"))
     packed_ids, position_ids, _ = pack_sequences(
         input_ids=input_ids,
         input_lengths=input_lengths,
         packed_sequence_size=[input_ids.shape[0]],
         padding_value=tokenizer.eos_token_id,
         return_attention_mask=False,
-        min_seq_len=required(cfg, "sequence_packing.train_mb_tokens"),
+        min_seq_len=_rounded_up(width, _shares(cfg, cp_size)),
     )
     return ProcessedInputs(
         input_ids=packed_ids,
@@ -214,6 +219,20 @@ def _packed(
         position_ids=position_ids,
         flash_attn_kwargs=get_flash_attention_kwargs(input_lengths=input_lengths),
     )
+
+
+def _shares(cfg: Mapping[str, Any], cp_size: int) -> int:
+    """Into how many equal parts a packed row's tokens are divided: two stretches a context-parallel rank, or one part a
+    rank of sequence parallelism. Only one of them can be on.
+    """
+    layout = cfg.get("dtensor_cfg") or {}
+    if cp_size > 1:
+        return 2 * cp_size
+    return int(layout.get("tensor_parallel_size", 1)) if layout.get("sequence_parallel") else 1
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _check_multimodal(enable_seq_packing: bool, cfg: Mapping[str, Any]) -> None:

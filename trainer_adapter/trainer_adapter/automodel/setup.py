@@ -2,24 +2,27 @@
 
 A worker calls, in this order, get_tokenizer, validate_and_prepare_config, setup_distributed and
 setup_model_and_optimizer, and setup_reference_model_state where it needs the weights that training began with. Every
-rank of the job calls each of them; what they choose is written to standard output. The model is one of transformers,
-divided by FSDP2 and by DTensor tensor parallelism. Context parallelism, sequence parallelism, LoRA adapters and models
-of NeMo Automodel are refused.
+rank of the job calls each of them; what they choose is written to standard output. The model is divided by FSDP2 and by
+DTensor tensor parallelism: one of transformers by this package, or by NeMo Automodel, which also has models of its own.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from trainer_adapter.automodel._device_mesh import create_mesh, parallel_sizes
+from trainer_adapter.automodel._context_parallel import register_attention
+from trainer_adapter.automodel._device import settle_device
+from trainer_adapter.automodel._device_mesh import create_mesh, parallel_sizes, rank_device
 from trainer_adapter.automodel._force_hf import _maybe_set_force_hf
 from trainer_adapter.automodel._fsdp import fsdp2_config
+from trainer_adapter.automodel._lora_config import PeftConfig, peft_config
 from trainer_adapter.automodel._model_backend import device_type, require_model_backend
+from trainer_adapter.automodel._nemo_automodel_model import load_automodel
+from trainer_adapter.automodel._nemo_automodel_ranks import arrange_ranks
 from trainer_adapter.automodel._optimizer import build_optimizer, build_scheduler
 from trainer_adapter.automodel._pretrained_model import load_divided_model
 from trainer_adapter.automodel._report import report
@@ -79,17 +82,15 @@ def setup_distributed(config: PolicyConfig, runtime_config: RuntimeConfig) -> Di
     layout = fsdp2_config(config["dtensor_cfg"], runtime_config.dtype, runtime_config.cpu_offload, backend)
     if world_size == 1 and runtime_config.cpu_offload:
         raise NotImplementedError("CPUOffload doesn't work on single GPU: set dtensor_cfg.cpu_offload=false")
-    mesh = create_mesh(device, sizes)
-    report(f"[Rank {torch.distributed.get_rank()}] {device}, {backend}: dp {sizes.dp}, tp {sizes.tp}, cp {sizes.cp}")
-    return DistributedContext(
-        device_mesh=mesh,
-        moe_mesh=None,
-        fsdp2_config=layout,
-        moe_config=None,
-        dp_size=mesh["dp"].size(),
-        tp_size=mesh["tp"].size(),
-        cp_size=mesh["cp"].size(),
-    )
+    if require_model_backend(config) == "automodel":
+        context = arrange_ranks(config["dtensor_cfg"], sizes, layout)
+    else:
+        mesh = create_mesh(device, sizes)
+        context = DistributedContext(mesh, None, layout, None, sizes.dp, sizes.tp, sizes.cp)
+    settle_device(rank_device(device))
+    layout_text = f"dp {context.dp_size}, tp {context.tp_size}, cp {context.cp_size}"
+    report(f"[Rank {torch.distributed.get_rank()}] {device}, {backend}: {layout_text}")
+    return context
 
 
 def _start_process_group(device: str, backend: str) -> None:
@@ -122,11 +123,10 @@ def setup_model_and_optimizer(
     Raises AssertionError, NotImplementedError or ValueError for a model or a layout that is not supported, RuntimeError
     where another rank failed to read the model's files.
     """
-    model_config = runtime_config.model_config
     backend = require_model_backend(config)
-    _check_layout(config, model_config.model_type, distributed_context, is_vlm)
-    replicas = int(config["dtensor_cfg"].get("dp_replicate_size", 1))
-    model: Any = load_divided_model(config["model_name"], runtime_config, distributed_context, replicas)
+    _check_layout(config, runtime_config, distributed_context, is_vlm)
+    load = load_automodel if backend == "automodel" else _load_transformers
+    model, adapters, is_hf_model = load(config, runtime_config, distributed_context)
     report(f"[Rank {torch.distributed.get_rank()}] {type(model).__name__} of {backend}, divided by FSDP2 and DTensor")
     if getattr(model.config, "pad_token_id", None) is None:
         model.config.pad_token_id = tokenizer.pad_token_id  # type: ignore[attr-defined]  # AutoTokenizer stands for all
@@ -144,32 +144,42 @@ def setup_model_and_optimizer(
             optimizer_path=optimizer_path,
             scheduler=scheduler,
         )
+    is_moe_model = any("expert" in name for name in model.state_dict())
     return ModelAndOptimizerState(
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        is_hf_model=True,
-        is_moe_model=any("expert" in name for name in model.state_dict()),
+        is_hf_model=is_hf_model,
+        is_moe_model=is_moe_model,
         is_reward_model=runtime_config.is_reward_model,
         model_class=type(model),
         model_config=model.config,
-        peft_config=None,
-        autocast_enabled=True,
+        peft_config=adapters,
+        autocast_enabled=is_hf_model or not is_moe_model,
     )
 
 
-def _check_layout(config: PolicyConfig, model_type: str, context: DistributedContext, is_vlm: bool) -> None:
-    sequence_parallel = context.tp_size > 1 and context.fsdp2_config.sequence_parallel
+def _load_transformers(
+    config: PolicyConfig, runtime: RuntimeConfig, context: DistributedContext
+) -> tuple[Any, PeftConfig | None, bool]:
+    """As load_automodel: the model, its adapters, whether it is of transformers."""
     if context.cp_size > 1:
-        _refuse_context_parallel(model_type, sequence_parallel, is_vlm)
-    if sequence_parallel:
-        raise NotImplementedError("dtensor_cfg.sequence_parallel: activations cannot be divided by tokens yet")
-    if _lora_enabled(config["dtensor_cfg"]):
-        raise NotImplementedError("dtensor_cfg.lora_cfg: adapters cannot be trained yet")
+        runtime = runtime._replace(attn_impl=register_attention(config))
+    adapters = peft_config(config["dtensor_cfg"], context.tp_size, device_type(config))
+    replicas = int(config["dtensor_cfg"].get("dp_replicate_size", 1))
+    return load_divided_model(config["model_name"], runtime, context, replicas, adapters), adapters, True
 
 
-def _refuse_context_parallel(model_type: str, sequence_parallel: bool, is_vlm: bool) -> NoReturn:
-    """What can never be done is told apart from what is not there yet."""
+def _check_layout(config: PolicyConfig, runtime: RuntimeConfig, context: DistributedContext, is_vlm: bool) -> None:
+    if context.cp_size > 1:
+        sequence_parallel = context.tp_size > 1 and context.fsdp2_config.sequence_parallel
+        _check_context_parallel(runtime, sequence_parallel, is_vlm)
+    if runtime.is_reward_model and (config["dtensor_cfg"].get("lora_cfg") or {}).get("enabled"):
+        raise NotImplementedError("dtensor_cfg.lora_cfg: the head of a reward model would be neither trained nor saved")
+
+
+def _check_context_parallel(runtime: RuntimeConfig, sequence_parallel: bool, is_vlm: bool) -> None:
+    model_type = runtime.model_config.model_type
     if model_type == "gemma3":
         raise AssertionError("Context parallel is not supported for Gemma3ForCausalLM")
     if sequence_parallel:
@@ -178,8 +188,5 @@ def _refuse_context_parallel(model_type: str, sequence_parallel: bool, is_vlm: b
         raise AssertionError("Context parallel is yet not supported for VLM models")
     if model_type == "qwen3_5":
         raise AssertionError("Context parallel is not supported for dense Qwen3.5 models")
-    raise NotImplementedError("dtensor_cfg.context_parallel_size > 1: sequences cannot be divided over ranks yet")
-
-
-def _lora_enabled(dtensor_cfg: Mapping[str, Any]) -> bool:
-    return bool((dtensor_cfg.get("lora_cfg") or {}).get("enabled"))
+    if runtime.is_reward_model:
+        raise NotImplementedError("Context parallel is not supported for reward models: one rank holds the last token")

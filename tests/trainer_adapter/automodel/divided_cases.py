@@ -1,0 +1,303 @@
+"""Four real ranks on gloo that divide sequences, by context or by sequence parallelism: see the tests of both.
+
+Each plays every case of CASES that it is part of and writes what it got.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed
+from safetensors.torch import load_file, save_file
+from tests.trainer_adapter.automodel.setup_cases import (
+    policy_config,
+    save_models,
+    whole_weights,
+)
+from tests.trainer_adapter.automodel.tiny_policy import batch_of
+from tests.trainer_adapter.automodel.train_worker import older_loss
+from tests.trainer_adapter.ranks import environment, free_port, run_ranks
+from transformers.utils.logging import disable_progress_bar
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.automodel._context_parallel import context_parallel_contexts, dealt_positions
+from trainer_adapter.automodel._device_mesh import rank_device
+from trainer_adapter.automodel._ring_attention import attending_in_a_ring
+from trainer_adapter.automodel.checkpoint import CheckpointManager
+from trainer_adapter.automodel.config import DistributedContext, TrainingSamplingParams
+from trainer_adapter.automodel.data import (
+    ProcessedInputs,
+    ProcessedMicrobatch,
+    get_microbatch_iterator,
+    process_global_batch,
+)
+from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
+from trainer_adapter.automodel.train import (
+    LogprobsPostProcessor,
+    LossPostProcessor,
+    TopkLogitsPostProcessor,
+    automodel_forward_backward,
+    clip_grad_norm,
+)
+from trainer_adapter.losses import NLLLoss
+
+TOKENIZER: Any = SimpleNamespace(pad_token_id=3, eos_token_id=0)
+REPOSITORY = Path(__file__).parents[3]
+LENGTHS = [7, 2, 8, 5]
+WIDTH = 8
+SAMPLING = TrainingSamplingParams(temperature=0.7)
+FILTER = TrainingSamplingParams(temperature=0.7, top_k=5)
+BLOCKS: dict[str, dict[str, Any]] = {
+    "plain": {"dynamic_batching": {"enabled": False}},
+    # A row at a time, the shortest cut to 4 tokens
+    "dynamic": {"dynamic_batching": {"enabled": True, "train_mb_tokens": 8, "sequence_length_round": 4}},
+    # 7 + 2 and 8 + 5 tokens, which neither four nor two ranks can divide before the rows are made wider
+    "packed": {
+        "dynamic_batching": {"enabled": False},
+        "logprob_chunk_size": 3,
+        "sequence_packing": {"enabled": True, "train_mb_tokens": 9, "algorithm": "concatenative"},
+    },
+}
+
+
+def small_older_loss(*arguments: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    """So small that one step changes weights by what float32 can compare."""
+    loss, metrics = older_loss(*arguments)
+    return loss / 1000, metrics
+
+
+LOSSES: dict[str, Any] = {"nll": NLLLoss(), "older": small_older_loss}
+Contexts = Callable[[ProcessedInputs], AbstractContextManager[None]] | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of setup_cases laid out over the ranks first to last; batches: one of BLOCKS."""
+
+    model: str
+    batches: str
+    layout: dict[str, Any]
+    ranks: tuple[int, int]
+    loss: str = "nll"
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks[1] - self.ranks[0] + 1
+
+
+def divided_by_context(cp: int, tp: int = 1, **others: Any) -> dict[str, Any]:
+    return {"context_parallel_size": cp, "tensor_parallel_size": tp, "context_parallel_attention": "gathered", **others}
+
+
+RERUN = {"activation_checkpointing": True}
+BY_TOKENS = {"tensor_parallel_size": 2, "sequence_parallel": True}
+LEFT, RIGHT, ALL = (0, 1), (2, 3), (0, 3)
+CASES = {
+    "context llama": Case("llama", "plain", {"context_parallel_size": 2}, LEFT, "older"),
+    "context qwen2 dynamic": Case("qwen2", "dynamic", divided_by_context(2, **RERUN), LEFT),
+    "context qwen3 packed": Case("qwen3", "packed", divided_by_context(2, **RERUN), LEFT),
+    "tokens llama": Case("llama", "plain", BY_TOKENS, RIGHT, "older"),
+    "tokens qwen2 dynamic": Case("qwen2", "dynamic", {**BY_TOKENS, **RERUN}, RIGHT),
+    "tokens qwen3 packed": Case("qwen3", "packed", {**BY_TOKENS, **RERUN}, RIGHT),
+    "context x4 llama": Case("llama", "plain", divided_by_context(4), ALL),
+    "context x tensors qwen3 packed": Case("qwen3", "packed", divided_by_context(2, 2, **RERUN), ALL),
+    "data x context qwen2 dynamic": Case("qwen2", "dynamic", divided_by_context(2), ALL),
+    "data x context llama packed": Case("llama", "packed", divided_by_context(2, dp_replicate_size=2), ALL, "older"),
+    "data x tokens qwen3": Case("qwen3", "plain", BY_TOKENS, ALL),
+}
+RING_CASES = {
+    "ring llama": Case("llama", "plain", {"context_parallel_size": 2, "device": "cuda"}, LEFT),
+    "ring qwen3": Case("qwen3", "dynamic", {"context_parallel_size": 2, "device": "cuda", **RERUN}, LEFT),
+}
+"""For GPUs only."""
+
+
+def whole_batch() -> BatchedDataDict[Any]:
+    batch = batch_of(LENGTHS, WIDTH)
+    batch["row"] = torch.arange(len(LENGTHS))
+    return batch.to("cpu")
+
+
+def config_of(folder: Path, case: Case) -> Any:
+    return {**policy_config(folder / case.model, **case.layout), **BLOCKS[case.batches]}
+
+
+def shard_of(config: Any, dp_size: int, dp_rank: int) -> Any:
+    """This rank's rows, with the plan of their microbatches."""
+    names = {"input_key": "input_ids", "input_lengths_key": "input_lengths"}
+    if config["dynamic_batching"]["enabled"]:
+        dynamic = config["dynamic_batching"]
+        budget: Any = {"max_tokens_per_microbatch": dynamic["train_mb_tokens"]}
+        args: Any = {**names, **budget, "sequence_length_round": dynamic["sequence_length_round"]}
+        return whole_batch().shard_by_batch_size(dp_size, dynamic_batching_args=args)[0][dp_rank]
+    if config["sequence_packing"]["enabled"]:
+        args = {**names, "max_tokens_per_microbatch": 13, "algorithm": config["sequence_packing"]["algorithm"]}
+        args["sequence_length_pad_multiple"] = 1
+        return whole_batch().shard_by_batch_size(dp_size, sequence_packing_args=args)[0][dp_rank]
+    return whole_batch().shard_by_batch_size(dp_size)[dp_rank]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A policy on this rank and its rows."""
+
+    config: Any
+    context: DistributedContext
+    state: Any
+    shard: Any
+
+    @property
+    def contexts(self) -> Contexts:
+        return context_parallel_contexts(self.context, self.config)
+
+    @property
+    def packs(self) -> bool:
+        return bool(self.config["sequence_packing"]["enabled"])
+
+    def microbatches(self) -> list[ProcessedMicrobatch]:
+        mesh = self.context.device_mesh["dp"]
+        return [*get_microbatch_iterator(self.shard, self.config, 2, mesh, TOKENIZER, self.context.cp_size)[0]]
+
+    def processor(self, kind: Any, **settings: Any) -> Any:
+        mesh = self.context.device_mesh
+        sizes = {"cp_size": self.context.cp_size, "enable_seq_packing": self.packs}
+        return kind(cfg=self.config, device_mesh=mesh, cp_mesh=mesh["cp"], tp_mesh=mesh["tp"], **sizes, **settings)
+
+    def inferred(self, processor: Any, params: TrainingSamplingParams) -> list[torch.Tensor]:
+        """What processor gives, by kind of result: [rows, WIDTH, ...] in the order of the rows of the shard."""
+        found = []
+        microbatches = self.microbatches()
+        results = automodel_forward_backward(
+            self.state.model,
+            microbatches,
+            processor,
+            forward_only=True,
+            sampling_params=params,
+            train_context_fn=self.contexts,
+        )
+        for result, _ in results:
+            parts = result if isinstance(result, tuple) else (result,)
+            found.append([_widened(part) for part in parts])
+        rows = torch.cat([microbatch.data_dict["row"] for microbatch in microbatches])
+        return [rows.cpu(), *(torch.cat(parts).cpu() for parts in zip(*found, strict=True))]
+
+    def torch_deals(self) -> list[list[int]]:
+        """Which positions of a row torch's context_parallel would give this rank, and which it gets."""
+        inputs, mesh = self.microbatches()[0].processed_inputs, self.context.device_mesh["cp"]
+        with attending_in_a_ring(inputs, mesh) as own:
+            dealt = dealt_positions(inputs.seq_len, mesh.size(), torch.device("cpu"))
+            return [own.tolist(), dealt[mesh.get_local_rank()].tolist()]
+
+    def step(self, loss: Any) -> tuple[float, float]:
+        """One step; the loss of all ranks' rows and the gradients' norm."""
+        group = self.context.device_mesh["dp"].get_group()
+        counted = process_global_batch(self.shard, loss, group, batch_idx=0, batch_size=self.shard.size)
+        results = automodel_forward_backward(
+            self.state.model,
+            self.microbatches(),
+            self.processor(LossPostProcessor, loss_fn=loss, dp_size=self.context.dp_size),
+            global_valid_seqs=counted["global_valid_seqs"],
+            global_valid_toks=counted["global_valid_toks"],
+            sampling_params=SAMPLING,
+            dp_size=self.context.dp_size,
+            cp_size=self.context.cp_size,
+            train_context_fn=self.contexts,
+        )
+        norm = clip_grad_norm(self.state.model.parameters(), max_norm=1e9)
+        self.state.optimizer.step()
+        total = torch.stack([value for value, _ in results]).sum()
+        torch.distributed.all_reduce(total, group=group)
+        return float(total), float(norm)
+
+
+def _widened(rows: torch.Tensor) -> torch.Tensor:
+    missing = [0, 0] * (rows.ndim - 2) + [0, WIDTH - rows.shape[1]]
+    return torch.nn.functional.pad(rows, missing)
+
+
+def prepared(folder: Path, case: Case) -> Rank:
+    config = config_of(folder, case)
+    runtime = validate_and_prepare_config(config, None, 0)
+    context = setup_distributed(config, runtime)
+    state = setup_model_and_optimizer(config, TOKENIZER, runtime, context, CheckpointManager())
+    mesh = context.device_mesh["dp"]
+    shard = shard_of(config, mesh.size(), mesh.get_local_rank()).to(rank_device(mesh.device_type))
+    return Rank(config, context, state, shard)
+
+
+def play(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors by name, and everything else."""
+    case = (CASES | RING_CASES)[name]
+    rank = prepared(folder, case)
+    before = rank.shard["input_ids"].clone()
+    rank.state.model.eval()
+    rows, logprobs = rank.inferred(rank.processor(LogprobsPostProcessor), SAMPLING)
+    filtered = rank.inferred(rank.processor(LogprobsPostProcessor, sampling_params=FILTER), FILTER)[1]
+    values, ids = rank.inferred(rank.processor(TopkLogitsPostProcessor, k=3), SAMPLING)[1:]
+    refused = [*_refused(rank, name)]
+    rank.state.model.train()
+    loss, norm = rank.step(LOSSES[case.loss])
+    tensors = {"rows": rows, "logprobs": logprobs, "filtered": filtered, "values": values, "ids": ids}
+    weights = {f"weight {key}": value for key, value in whole_weights(rank.state.model).items()}
+    intact = torch.equal(rank.shard["input_ids"], before)
+    return {**tensors, **weights}, {
+        "loss": loss,
+        "norm": norm,
+        "intact": intact,
+        "refused": refused,
+        "torch deals": rank.torch_deals() if rank.contexts else [],
+    }
+
+
+def _refused(rank: Rank, name: str) -> Iterator[str]:
+    """What is said of rows that do not divide, after which everything must still work."""
+    if rank.packs or "dynamic" in name:
+        return
+    microbatch = rank.microbatches()[0].data_dict
+    odd: BatchedDataDict[Any] = BatchedDataDict({**microbatch, "input_ids": microbatch["input_ids"][:, :7]})
+    odd["token_mask"] = microbatch["token_mask"][:, :7]
+    plain = Rank(rank.config, rank.context, rank.state, odd)
+    try:
+        plain.inferred(plain.processor(LogprobsPostProcessor), SAMPLING)
+    except ValueError as error:
+        yield str(error)
+
+
+@functools.cache
+def play_cases(folder: Path, device: str) -> list[dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]]]:
+    """Start the ranks, once for all tests; what each saw, by the cases that it is part of."""
+    folder.mkdir()
+    save_models(folder)
+    names = RING_CASES if device == "cuda" else CASES
+    cases = [(name, free_port()) for name in names]
+    run_ranks(be_a_rank, [(rank, folder, cases) for rank in range(4)], timeout_s=150, gpus=device == "cuda")
+    return [_seen_by(folder, rank) for rank in range(4)]
+
+
+def _seen_by(folder: Path, rank: int) -> dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]]:
+    said: dict[str, Any] = json.loads((folder / f"rank{rank}.json").read_text())
+    return {name: (load_file(folder / f"{name}.{rank}.safetensors"), said[name]) for name in said}
+
+
+def be_a_rank(rank: int, folder: Path, cases: list[tuple[str, int]]) -> None:
+    disable_progress_bar()
+    said = {}
+    for name, port in cases:
+        case = (CASES | RING_CASES)[name]
+        first, last = case.ranks
+        if not first <= rank <= last:
+            continue
+        os.environ.update(environment(rank - first, case.world_size, port) | {"LOCAL_RANK": str(rank)})
+        tensors, said[name] = play(folder, name)
+        save_file({key: value.contiguous() for key, value in tensors.items()}, folder / f"{name}.{rank}.safetensors")
+        torch.distributed.destroy_process_group()
+    (folder / f"rank{rank}.json").write_text(json.dumps(said))

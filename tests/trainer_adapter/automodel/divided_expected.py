@@ -1,0 +1,102 @@
+"""What ranks that divide sequences must get, by one process: rows one by one, unpadded, through the plain model."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.trainer_adapter.automodel.divided_cases import (
+    CASES,
+    FILTER,
+    LENGTHS,
+    RING_CASES,
+    SAMPLING,
+    WIDTH,
+    play_cases,
+    whole_batch,
+)
+from tests.trainer_adapter.automodel.tiny_policy import logits_of_row
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+
+@functools.cache
+def expected(folder: Path, name: str) -> dict[str, Tensor]:
+    """By the names of divided_cases.play, for all rows in order, and the 0-d loss and norm of the gradients."""
+    case = (CASES | RING_CASES)[name]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder / case.model)
+    batch = whole_batch()
+    rows = [logits_of_row(model, batch, row) / SAMPLING.temperature for row in range(batch.size)]
+    lines = [_of_row(logits.detach(), batch["input_ids"][row]) for row, logits in enumerate(rows)]
+    found = {key: torch.stack([line[key] for line in lines]) for key in lines[0]}
+    loss_of_row = functools.partial(_older, packed=case.batches == "packed") if case.loss == "older" else _nll
+    masks = [batch["token_mask"][row, : len(logits)] for row, logits in enumerate(rows)]
+    losses = [loss_of_row(logits, batch["input_ids"][row], masks[row]) for row, logits in enumerate(rows)]
+    loss = torch.stack(losses).sum() / batch["token_mask"][:, 1:].sum()
+    loss.backward()
+    norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    weights = {f"weight {key}": value.detach() for key, value in model.state_dict().items()}
+    return {**found, **weights, "loss": loss.detach(), "norm": norm}
+
+
+def _of_row(logits: Tensor, ids: Tensor) -> dict[str, Tensor]:
+    length = len(logits)
+    logprobs, filtered = torch.zeros(WIDTH), torch.zeros(WIDTH)
+    for place in range(1, length):
+        before, token = logits[place - 1], int(ids[place])
+        logprobs[place] = before.log_softmax(-1)[token]
+        kept = before.topk(FILTER.top_k or 0)
+        if token in kept.indices.tolist():
+            filtered[place] = before[token] - kept.values.logsumexp(-1)
+    largest = logits.topk(3)
+    behind = (0, 0, 0, WIDTH - length)
+    pad = torch.nn.functional.pad
+    return {
+        "logprobs": logprobs,
+        "filtered": filtered,
+        "values": pad(largest.values, behind),
+        "ids": pad(largest.indices, behind),
+    }
+
+
+def _nll(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    chosen = logits[:-1].log_softmax(-1).gather(-1, ids[1 : len(logits), None])[:, 0]
+    return -(chosen * mask[1:]).sum()
+
+
+def _older(logits: Tensor, ids: Tensor, mask: Tensor, packed: bool) -> Tensor:
+    """As small_older_loss, in which the last position of a row, however wide it is then, has no part."""
+    last = len(logits) - 1 if packed or len(logits) == WIDTH else len(logits)
+    weights = mask[:last, None] * (ids[:last, None] % 5)
+    return (logits[:last].log_softmax(-1) ** 2 * weights).sum() / 1000
+
+
+def assert_as_expected(folder: Path, name: str) -> None:
+    """Every rank's results, by rows, the loss, and the weights after the step."""
+    seen_by_ranks = play_cases(folder, "cuda" if name in RING_CASES else "cpu")
+    wanted, (first, last) = expected(folder, name), (CASES | RING_CASES)[name].ranks
+    is_token = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
+    for seen in seen_by_ranks[first : last + 1]:
+        tensors, said = seen[name]
+        rows = tensors["rows"]
+        for key in ("logprobs", "filtered", "values", "ids"):
+            shown = is_token[rows].view(*is_token[rows].shape, *[1] * (tensors[key].ndim - 2))
+            _assert_close(key, tensors[key] * shown, wanted[key][rows])
+        for key in ("loss", "norm"):
+            _assert_close(key, torch.tensor(said[key]), wanted[key])
+        assert said["intact"]
+    held = seen_by_ranks[first][name][0]  # the first rank has the whole weights
+    weights = {key for key in wanted if key.startswith("weight ")}
+    assert weights == {key for key in held if key.startswith("weight ")}
+    for key in weights:
+        _assert_close(key, held[key], wanted[key])
+
+
+def _assert_close(what: str, found: Tensor, wanted: Tensor) -> None:
+    try:
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    except AssertionError as error:
+        raise AssertionError(f"{what}: {error}") from error

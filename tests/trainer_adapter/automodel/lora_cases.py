@@ -1,0 +1,129 @@
+"""What the tests of adapters share: configurations, two steps by one process without any code of ours, and the cases
+that real ranks play, see rank_processes.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tests.trainer_adapter.automodel import rank_processes
+from tests.trainer_adapter.automodel.setup_cases import (
+    ADAM,
+    BATCH,
+    mean_nll,
+    part_of,
+    policy_config,
+    set_up,
+    train_step,
+    whole_weights,
+)
+from torch import Tensor
+from torch.func import functional_call
+from transformers import AutoModelForCausalLM
+
+from trainer_adapter.automodel.checkpoint import CheckpointManager
+
+LORA: dict[str, Any] = {"enabled": True, "dim": 4, "alpha": 6, "match_all_linear": True}
+SCALE = 1.5
+SOME: dict[str, Any] = {**LORA, "match_all_linear": False, "target_modules": ["q_proj", "*.mlp.down_proj"]}
+MANAGER = CheckpointManager()
+
+
+def lora_config(model: Path, lora_cfg: dict[str, Any] = LORA, **dtensor_cfg: Any) -> Any:
+    return policy_config(model, lora_cfg=lora_cfg, **dtensor_cfg)
+
+
+def adapters_in(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in weights.items() if "lora_" in name}
+
+
+def stepped_alone(model_folder: Path, adapters: dict[str, Tensor]) -> tuple[list[float], dict[str, Tensor]]:
+    """Two steps of SGD on merged weights W + B @ A * scale, A and B being all that is trained: losses, A and B."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder).requires_grad_(False)
+    base = dict(model.named_parameters())
+    trained = {name: value.clone().requires_grad_() for name, value in adapters.items()}
+    optimizer = torch.optim.SGD(trained.values(), lr=0.5)
+    losses = []
+    for _ in range(2):
+        merged = {
+            f"{layer}.weight": base[f"{layer}.weight"] + trained[f"{layer}.lora_B.weight"] @ a * SCALE
+            for layer, a in (
+                (name.removesuffix(".lora_A.weight"), a) for name, a in trained.items() if "lora_A" in name
+            )
+        }
+        loss = mean_nll(functional_call(model, merged, kwargs={"input_ids": BATCH, "use_cache": False}).logits, BATCH)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: value.detach() for name, value in trained.items()}
+
+
+def stepped(name: str, kind: str, lora_cfg: dict[str, Any] = LORA, **dtensor_cfg: Any) -> rank_processes.Case:
+    """Two steps of SGD; writes the adapters before them and all weights afterwards."""
+
+    def play(rank: int, folder: Path) -> dict[str, Any]:
+        torch.manual_seed(7 + rank)
+        with set_up(lora_config(folder / kind, lora_cfg, **dtensor_cfg)) as state:
+            dp_size = torch.distributed.get_world_size() // dtensor_cfg.get("tensor_parallel_size", 1)
+            dp_rank = rank * dp_size // torch.distributed.get_world_size()
+            before = adapters_in(whole_weights(state.model))
+            losses = [train_step(state, dp_rank, dp_size)[0] for _ in range(2)]
+            after = whole_weights(state.model)
+            if rank == 0:
+                save_file(before, folder / f"{name}.before.safetensors")
+                save_file(after, folder / f"{name}.after.safetensors")
+            parts = {key: part_of(value) for key, value in state.model.named_parameters()}
+            return {"losses": losses, "parts": parts}
+
+    return play
+
+
+def checkpointed(rank: int, folder: Path) -> list[float]:
+    """One step of Adam, a checkpoint, and two further losses, on tensor-parallel ranks."""
+    torch.manual_seed(7)
+    config = {**lora_config(folder / "qwen2", tensor_parallel_size=2), "optimizer": ADAM}
+    with set_up(config) as state:
+        train_step(state, 0, 1)
+        saving: Any = {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
+        MANAGER.save_checkpoint(**saving, **where(folder), checkpointing_cfg={})
+        return [train_step(state, 0, 1)[0] for _ in range(2)]
+
+
+def resumed(rank: int, folder: Path) -> list[float]:
+    """From that checkpoint, on data-parallel ranks and with another seed."""
+    torch.manual_seed(8)
+    with set_up({**lora_config(folder / "qwen2"), "optimizer": ADAM}, **where(folder)) as state:
+        return [train_step(state, rank, 2)[0] for _ in range(2)]
+
+
+def where(folder: Path) -> dict[str, Any]:
+    return {"weights_path": str(folder / "saved/weights"), "optimizer_path": str(folder / "saved/optimizer")}
+
+
+def unreadable(rank: int, folder: Path) -> str:
+    """Adapters that do not fit: rank 0 alone reads them."""
+    (folder / "broken").mkdir(exist_ok=True)
+    (folder / "broken/adapter_config.json").write_text("{}")
+    (folder / "broken/adapter_model.safetensors").touch()
+    try:
+        with set_up(lora_config(folder / "llama"), weights_path=str(folder / "broken")):
+            return "loaded"
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+STEPPED = {
+    "llama_dp": stepped("llama_dp", "llama"),
+    "llama_tp": stepped("llama_tp", "llama", tensor_parallel_size=2),
+    "qwen2_tp": stepped("qwen2_tp", "qwen2", SOME, tensor_parallel_size=2, activation_checkpointing=True),
+}
+CASES: dict[str, rank_processes.Case] = {
+    **STEPPED,
+    "checkpointed": checkpointed,
+    "resumed": resumed,
+    "unreadable": unreadable,
+}

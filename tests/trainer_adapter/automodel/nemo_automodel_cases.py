@@ -1,0 +1,108 @@
+"""What two real ranks play with models that NeMo Automodel divides: the cases of the other backend, see setup_cases.py
+and lora_cases.py, and its own. Played by rank_processes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tests.trainer_adapter.automodel import lora_cases, rank_processes, setup_cases, tiny_policy
+from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainer_adapter.automodel.train import LogprobsPostProcessor, clip_grad_norm, forward_with_post_processing_fn
+
+BACKEND: dict[str, Any] = {"model_backend": "automodel"}
+TP: dict[str, Any] = {**BACKEND, "tensor_parallel_size": 2}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+EVERY_LAYER: dict[str, Any] = {**lora_cases.SOME, "target_modules": ["*_proj"]}
+LENGTHS = [7, 4, 9]
+
+
+def save_models(folder: Path) -> None:
+    """Those of setup_cases, and one with experts."""
+    setup_cases.save_models(folder)
+    torch.manual_seed(1)
+    config = AutoConfig.for_model("qwen3_moe", **setup_cases.SHAPE, **EXPERTS, head_dim=8)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "qwen3moe")
+
+
+def named(play: Callable[[int, Path, str], Any], case: str) -> rank_processes.Case:
+    return lambda rank, folder: play(rank, folder, case)
+
+
+def logprobs(name: str, packed: bool) -> rank_processes.Case:
+    def play(rank: int, folder: Path) -> list[str]:
+        with set_up(policy_config(folder / "llama", **TP)) as state:
+            microbatch = tiny_policy.processed(tiny_policy.batch_of(LENGTHS), packed)
+            post_processor = LogprobsPostProcessor({}, None, None, None, 1, enable_seq_packing=packed)
+            with torch.no_grad():
+                found, _, _ = forward_with_post_processing_fn(state.model.eval(), post_processor, microbatch)
+            save_file({"logprobs": found.contiguous()}, folder / f"{name}.{rank}.safetensors")
+            return [type(state.model).__name__]
+
+    return play
+
+
+def gradient_norm(rank: int, folder: Path) -> float:
+    """Of a model with norms of heads, before its first step."""
+    norms: list[float] = []
+    with set_up(policy_config(folder / "qwen3", **TP)) as state:
+        assert state.optimizer is not None
+        state.optimizer.register_step_pre_hook(
+            lambda *_: norms.append(clip_grad_norm(state.model.parameters(), 1.0).item())
+        )
+        setup_cases.train_step(state, 0, 1)
+    return norms[0]
+
+
+def refused(model: str, **dtensor_cfg: Any) -> rank_processes.Case:
+    """The error of a configuration that cannot be."""
+
+    def play(rank: int, folder: Path) -> str:
+        try:
+            with set_up(policy_config(folder / model, **BACKEND, **dtensor_cfg)):
+                return "set up"
+        except (NotImplementedError, OSError, RuntimeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    return play
+
+
+STEPPED = {
+    "llama_dp": setup_cases.stepped("llama", **BACKEND),
+    "llama_offloaded": setup_cases.stepped("llama", **BACKEND, cpu_offload=True),
+    "qwen2_dp_tied": setup_cases.stepped("qwen2", **BACKEND, activation_checkpointing=True),
+    "qwen3moe_dp": setup_cases.stepped("qwen3moe", **BACKEND),
+    "llama_tp": setup_cases.stepped("llama", **TP),
+    "llama_tp_logits_only": setup_cases.stepped("llama", **TP, custom_parallel_plan=setup_cases.LOGITS_ONLY),
+    "qwen2_tp_tied": setup_cases.stepped("qwen2", **TP),
+    "qwen3_tp_tied": setup_cases.stepped("qwen3", **TP, activation_checkpointing=True),
+    "qwen3moe_tp": setup_cases.stepped("qwen3moe", **TP),
+}
+ADAPTED = {
+    "llama_lora_dp": lora_cases.stepped("llama_lora_dp", "llama", **BACKEND),
+    "qwen2_lora_dp": lora_cases.stepped(
+        "qwen2_lora_dp", "qwen2", EVERY_LAYER, **BACKEND, activation_checkpointing=True
+    ),
+    "llama_lora_tp": lora_cases.stepped("llama_lora_tp", "llama", EVERY_LAYER, **TP),
+}
+CASES: dict[str, rank_processes.Case] = {
+    **{case: named(play, case) for case, play in STEPPED.items()},
+    **ADAPTED,
+    "checkpointed": named(partial(setup_cases.checkpointed, **BACKEND), "checkpointed"),
+    "resumed_dp": named(setup_cases.resumed(1, **BACKEND), "resumed_dp"),
+    "resumed_tp": named(setup_cases.resumed(2, **BACKEND), "resumed_tp"),
+    "logprobs": logprobs("logprobs", packed=False),
+    "logprobs_packed": logprobs("logprobs_packed", packed=True),
+    "gradient_norm": gradient_norm,
+    "refused_context": refused("llama", context_parallel_size=2),
+    "refused_experts": refused("qwen3moe", expert_parallel_size=2),
+    "refused_replicas": refused("llama", dp_replicate_size=2),
+    "unreadable": refused("no_weights"),
+}

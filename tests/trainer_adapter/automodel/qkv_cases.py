@@ -1,0 +1,148 @@
+"""What the tests of calibration share: tiny models, the scales computed row by row without any of our code, and the
+cases that two real ranks play, see rank_processes.py.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.trainer_adapter.automodel import rank_processes, setup_cases
+from tests.trainer_adapter.automodel.tiny_policy import DEVICE, batch_of, processed
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.automodel.checkpoint import CheckpointManager
+from trainer_adapter.automodel.qkv_calibration import QkvCalibration
+from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
+from trainer_adapter.automodel.train import LogprobsPostProcessor, automodel_forward_backward
+
+Scales = dict[str, dict[str, float]]
+KINDS = ("llama", "qwen3", "phi3", "gpt2")
+LENGTHS = [[5, 3], [7], [2, 6, 4]]
+"""Rows of three microbatches."""
+GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "initializer_range": 0.3}
+PERCENTILE, MARGIN = 60.0, 1.1
+
+
+def model_config(kind: str) -> Any:
+    if kind == "gpt2":
+        return AutoConfig.for_model(kind, **GPT2)
+    return AutoConfig.for_model(
+        kind, **setup_cases.SHAPE, pad_token_id=0, **({"head_dim": 8} if kind == "qwen3" else {})
+    )
+
+
+def calibrated_model(kind: str) -> Any:
+    """Token 0, which pads, has the largest key of all tokens in the first layer."""
+    torch.manual_seed(1)
+    model: Any = AutoModelForCausalLM.from_config(model_config(kind)).eval()
+    weight = first_key_weight(model)
+    with torch.no_grad():  # behind a norm of heads the largest key is the one with one element
+        largest = torch.linalg.pinv(weight)[:, 0] if kind == "qwen3" else torch.linalg.svd(weight).Vh[0]
+        model.get_input_embeddings().weight[0] = largest * 10
+    return model.to(DEVICE)
+
+
+def first_key_weight(model: Any) -> Tensor:
+    """[out,in]."""
+    kind = model.config.model_type
+    if kind == "gpt2":
+        return torch.as_tensor(model.transformer.h[0].attn.c_attn.weight[:, 32:64].T)
+    attention = model.model.layers[0].self_attn
+    return torch.as_tensor(attention.qkv_proj.weight[32:48] if kind == "phi3" else attention.k_proj.weight)
+
+
+def batches() -> list[BatchedDataDict[Any]]:
+    return [batch_of(lengths) for lengths in LENGTHS]
+
+
+# --- the same without our code ---
+
+
+def layer_names(model: Any) -> list[str]:
+    return [
+        f"transformer.h.{i}.attn" if model.config.model_type == "gpt2" else f"model.layers.{i}.self_attn"
+        for i in (0, 1)
+    ]
+
+
+@torch.no_grad()
+def projected(model: Any, ids: Tensor) -> list[dict[str, Tensor]]:
+    """For each layer its queries, keys and values, of one row without padding."""
+    states = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    if model.config.model_type == "gpt2":
+        fused = [block.attn.c_attn(block.ln_1(x)) for block, x in zip(model.transformer.h, states, strict=False)]
+        return [dict(zip("qkv", x.split(32, dim=-1), strict=True)) for x in fused]
+    inputs = [(layer.self_attn, layer.input_layernorm(x)) for layer, x in zip(model.model.layers, states, strict=False)]
+    if model.config.model_type == "phi3":
+        return [dict(zip("qkv", layer.qkv_proj(x).split([32, 16, 16], dim=-1), strict=True)) for layer, x in inputs]
+    found = [{kind: layer.get_submodule(f"{kind}_proj")(x) for kind in "qkv"} for layer, x in inputs]
+    if model.config.model_type == "qwen3":
+        for (layer, _), parts in zip(inputs, found, strict=True):
+            parts["q"] = layer.q_norm(parts["q"].unflatten(-1, (4, 8)))
+            parts["k"] = layer.k_norm(parts["k"].unflatten(-1, (2, 8)))
+    return found
+
+
+def rows_of(batch: BatchedDataDict[Any], is_padded: bool) -> list[Tensor]:
+    """[1,length] each."""
+    lengths = [batch["input_ids"].shape[1]] * batch.size if is_padded else batch["input_lengths"].tolist()
+    return [ids[None, :length] for ids, length in zip(batch["input_ids"], lengths, strict=True)]
+
+
+def largest_values(model: Any, is_padded: bool = False) -> list[dict[tuple[int, str], float]]:
+    """For each microbatch, by layer and kind."""
+    found = []
+    for batch in batches():
+        layers = [projected(model, ids) for ids in rows_of(batch, is_padded)]
+        found.append(
+            {(i, kind): max(row[i][kind].abs().max().item() for row in layers) for i in (0, 1) for kind in "qkv"}
+        )
+    return found
+
+
+def expected_scales(model: Any) -> Scales:
+    """Of queries too."""
+    samples = largest_values(model)
+    scales: Scales = {}
+    for i, layer in enumerate(layer_names(model)):
+        for kind in "qkv":
+            largest = np.percentile([sample[i, kind] for sample in samples], PERCENTILE)
+            growth = 1.0 if kind == "v" else math.sqrt(2)
+            scales.setdefault(layer, {})[f"{kind}_scale"] = float(largest * growth * MARGIN / 448)
+    return scales
+
+
+# --- cases of two ranks ---
+
+
+def calibrated(**dtensor_cfg: Any) -> rank_processes.Case:
+    """Each data-parallel rank has every other microbatch; the second one has one less, and a dummy."""
+
+    def play(rank: int, folder: Path) -> dict[str, Any]:
+        config = setup_cases.policy_config(folder / "qwen3", **dtensor_cfg)
+        runtime = validate_and_prepare_config(config, None, 0)
+        context = setup_distributed(config, runtime)
+        try:
+            model: Any = setup_model_and_optimizer(
+                config, setup_cases.TOKENIZER, runtime, context, CheckpointManager(), init_optimizer=False
+            ).model.eval()
+            own = batches()[rank::2] if context.dp_size == 2 else batches()
+            run = [processed(batch, packed=False) for batch in own]
+            run += run[:1] * (-len(run) % 2)
+            post = LogprobsPostProcessor({}, context.device_mesh, None, context.device_mesh["tp"], 1)
+            with QkvCalibration(model, PERCENTILE, MARGIN, include_q=True) as calibration:
+                automodel_forward_backward(model, calibration.watched(run, len(own)), post, forward_only=True)
+            return calibration.scales(context.device_mesh)
+        finally:
+            torch.distributed.destroy_process_group()
+
+    return play
+
+
+CASES: dict[str, rank_processes.Case] = {"dp": calibrated(), "tp": calibrated(tensor_parallel_size=2)}

@@ -1,0 +1,50 @@
+"""Real ranks that share sequences compute what one process does: see divided_cases.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.trainer_adapter.automodel.divided_cases import CASES, LEFT, RING_CASES, play_cases
+from tests.trainer_adapter.automodel.divided_expected import assert_as_expected
+
+pytestmark = pytest.mark.xdist_group("divided_sequences")  # so that four ranks do for all
+on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU")
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.getbasetemp() / "divided"
+
+
+@on_cpus
+@pytest.mark.parametrize("name", [name for name in CASES if "context" in name])
+def test_ranks_that_share_sequences_infer_and_train_as_one_process_does(folder: Path, name: str) -> None:
+    assert_as_expected(folder, name)
+
+
+@on_cpus
+@pytest.mark.parametrize(("name", "multiple"), [("context llama", 4), ("context x4 llama", 8)])
+def test_rows_that_cannot_be_dealt_out_are_refused_on_all_ranks(folder: Path, name: str, multiple: int) -> None:
+    first, last = CASES[name].ranks
+    for seen in play_cases(folder, "cpu")[first : last + 1]:
+        (text,) = seen[name][1]["refused"]
+        assert text.startswith("input_ids: 7 tokens a row cannot be dealt out")
+        assert text.endswith(f"set make_sequence_length_divisible_by to a multiple of {multiple}")
+
+
+@on_cpus
+@pytest.mark.parametrize("name", ["context llama", "context x4 llama", "context x tensors qwen3 packed"])
+def test_torchs_own_attention_would_get_the_same_positions(folder: Path, name: str) -> None:
+    first, last = CASES[name].ranks
+    for seen in play_cases(folder, "cpu")[first : last + 1]:
+        torchs, own = seen[name][1]["torch deals"]
+        assert torchs == own
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() <= LEFT[1], reason="needs two GPUs")
+@pytest.mark.parametrize("name", RING_CASES)
+def test_torchs_own_attention_on_gpus_gives_the_same(folder: Path, name: str) -> None:
+    assert_as_expected(folder, name)

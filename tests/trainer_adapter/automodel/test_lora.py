@@ -1,0 +1,347 @@
+"""Adapters on a single rank: which layers get one, how they begin, what is saved; between ranks: see lora_cases.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.trainer_adapter.automodel import lora_cases, setup_cases
+from tests.trainer_adapter.automodel.lora_cases import LORA, MANAGER, SOME, adapters_in, lora_config
+from tests.trainer_adapter.automodel.setup_cases import BATCH, policy_config, set_up, train_step, whole_weights
+from tests.trainer_adapter.ranks import be_the_only_rank
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trainer_adapter.automodel._lora import adapted_layers, add_adapters, initial_adapters
+from trainer_adapter.automodel._lora_config import PeftConfig, peft_config
+from trainer_adapter.automodel.checkpoint import detect_checkpoint_format
+
+TARGETS = ("q_proj",)
+REWARD = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    setup_cases.save_models(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # validation sets it; so it is undone
+    be_the_only_rank(monkeypatch)
+
+
+def empty_llama(**settings: Any) -> Any:
+    with torch.device("meta"):
+        return LlamaForCausalLM(LlamaConfig(**{**setup_cases.SHAPE, "num_hidden_layers": 1, **settings}))
+
+
+def adapted(config: PeftConfig, model: nn.Module | None = None) -> set[str]:
+    """Names without those of the model and its layer."""
+    model = model or empty_llama()
+    add_adapters(model, config)
+    return {name.removeprefix("model.layers.0.") for name in adapted_layers(model)}
+
+
+# --- set-up ---
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_first_forward_pass_is_the_base_models(folder: Path, precision: str) -> None:
+    logits = []
+    for config in (policy_config(folder / "qwen2"), lora_config(folder / "qwen2")):
+        with set_up({**config, "precision": precision}) as state:
+            logits.append(state.model(input_ids=BATCH, use_cache=False).logits)
+    assert torch.equal(*logits)
+
+
+def test_only_adapters_are_trained_and_the_configuration_is_told(folder: Path) -> None:
+    with set_up(lora_config(folder / "llama", SOME)) as state:
+        assert state.peft_config == PeftConfig(dim=4, alpha=6, target_modules=("q_proj", "*.mlp.down_proj"))
+        trained = {name for name, value in state.model.named_parameters() if value.requires_grad}
+        assert state.optimizer is not None
+        assert len(state.optimizer.param_groups[0]["params"]) == len(trained) == 2 * 2 * 2
+        assert trained == adapters_in(state.model.state_dict()).keys()
+        layer: Any = state.model.get_submodule("model.layers.1.mlp.down_proj")
+        assert layer.scale == lora_cases.SCALE
+        assert (layer.lora_A.weight.shape, layer.lora_B.weight.shape) == ((4, 48), (32, 4))
+
+
+def test_two_steps_are_those_on_merged_weights(folder: Path) -> None:
+    with set_up(lora_config(folder / "llama")) as state:
+        before = adapters_in(whole_weights(state.model))
+        losses = [train_step(state, 0, 1)[0] for _ in range(2)]
+        found = adapters_in(whole_weights(state.model))
+    expected_losses, expected = lora_cases.stepped_alone(folder / "llama", before)
+    assert losses == pytest.approx(expected_losses, rel=1e-5)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_layers_train_float32_adapters(folder: Path) -> None:
+    with set_up({**lora_config(folder / "llama", activation_checkpointing=True), "precision": "bfloat16"}) as state:
+        losses = [train_step(state, 0, 1)[0] for _ in range(3)]
+        assert {value.dtype for value in state.model.parameters()} == {torch.float32}
+    assert losses[2] < losses[0]
+
+
+def test_adapters_of_a_reward_model_are_refused(folder: Path) -> None:
+    with (
+        pytest.raises(NotImplementedError, match="the head of a reward model"),
+        set_up({**lora_config(folder / "llama"), **REWARD}),
+    ):
+        pass
+
+
+# --- which layers ---
+
+BODY = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"match_all_linear": True}, BODY),
+        ({"match_all_linear": True, "exclude_modules": ("*.mlp.*", "o_proj")}, {f"self_attn.{x}_proj" for x in "qkv"}),
+        ({"match_all_linear": True, "target_modules": ("lm_head",)}, BODY | {"lm_head"}),
+        ({"target_modules": ("q_proj", "*layers.0.mlp.up*")}, {"self_attn.q_proj", "mlp.up_proj"}),
+        (
+            {"target_modules": ("*_proj",), "exclude_modules": ("*[qkv]_proj",)},
+            BODY - {f"self_attn.{x}_proj" for x in "qkv"},
+        ),
+    ],
+)
+def test_layers_are_named_by_their_last_part_or_by_patterns(settings: dict[str, Any], expected: set[str]) -> None:
+    assert adapted(PeftConfig(**settings)) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"target_modules": ("q_proj", "q_porj")}, "'q_porj' matches no linear layer"),
+        ({"target_modules": ("embed_tokens",)}, "'embed_tokens' matches no linear layer"),
+        ({"target_modules": TARGETS, "exclude_modules": ("*",)}, "exclude_modules leaves no linear layer"),
+        ({"target_modules": ("lm_head",)}, "lm_head shares its weight with another layer"),
+    ],
+)
+def test_names_that_leave_nothing_to_adapt_are_refused_and_nothing_is_frozen(
+    settings: dict[str, Any], text: str
+) -> None:
+    model = empty_llama(tie_word_embeddings=True)
+    with pytest.raises(ValueError, match=text):
+        add_adapters(model, PeftConfig(**settings))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_special_linear_layer_is_refused() -> None:
+    model = nn.Sequential(nn.modules.linear.NonDynamicallyQuantizableLinear(2, 2))
+    with pytest.raises(TypeError, match="0 is a NonDynamicallyQuantizableLinear"):
+        adapted(PeftConfig(target_modules=("0",)), model)
+
+
+# --- how they begin, and dropout ---
+
+
+@pytest.mark.parametrize(
+    ("start", "deviation"),
+    [
+        ("xavier", math.sqrt(2 / (32 + 512))),  # Glorot and Bengio 2010, normal
+        ("uniform", 1 / math.sqrt(3 * 512)),  # He et al. 2015 with a = sqrt(5): uniform up to 1 / sqrt(in)
+        ("kaiming", 1 / math.sqrt(3 * 512)),
+    ],
+)
+def test_a_begins_as_configured_and_b_at_zero(start: str, deviation: float) -> None:
+    model = nn.Sequential(nn.Linear(512, 64))
+    add_adapters(model, PeftConfig(dim=32, target_modules=("0",), lora_A_init=start))
+    torch.manual_seed(3)
+    weights = initial_adapters(model)
+    a, b = weights["0.lora_A.weight"], weights["0.lora_B.weight"]
+    assert not b.any()
+    assert a.std().item() == pytest.approx(deviation, rel=0.03)
+    assert bool(a.abs().max() <= 1 / math.sqrt(512)) is (start != "xavier")
+    torch.rand(5)
+    assert torch.equal(initial_adapters(model)["0.lora_A.weight"], a)
+    torch.manual_seed(4)
+    assert not torch.equal(initial_adapters(model)["0.lora_A.weight"], a)
+
+
+@pytest.mark.parametrize(("position", "values"), [("pre", {0.0, 2.0, 4.0}), ("post", {0.0, 4.0})])
+def test_dropout_is_of_the_adapters_input_or_output_and_of_training_only(position: Any, values: set[float]) -> None:
+    model = nn.Sequential(nn.Linear(2, 100, bias=False))
+    add_adapters(model, PeftConfig(dim=1, alpha=1, target_modules=("0",), dropout=0.5, dropout_position=position))
+    layer: Any = model[0]
+    layer.weight = nn.Parameter(torch.zeros(100, 2))
+    layer.lora_A.weight = nn.Parameter(torch.ones(1, 2))
+    layer.lora_B.weight = nn.Parameter(torch.ones(100, 1))
+    rows = torch.ones(50, 2)
+    assert set(model(rows).flatten().tolist()) == values
+    assert set(model.eval()(rows).flatten().tolist()) == {2.0}
+
+
+# --- the configuration ---
+
+
+@pytest.mark.parametrize("lora_cfg", [None, {}, {"enabled": False, "dimm": 1}])
+def test_without_enabled_there_are_no_adapters(lora_cfg: Any) -> None:
+    assert peft_config({"lora_cfg": lora_cfg}, 1, "cpu") is None
+
+
+def test_all_keys_are_read() -> None:
+    settings: dict[str, Any] = {
+        "dim": 2,
+        "alpha": 0.5,
+        "dropout": 0.25,
+        "dropout_position": "pre",
+        "match_all_linear": True,
+        "lora_A_init": "uniform",
+    }
+    lists = {"target_modules": ["a"], "exclude_modules": ["b"]}
+    others = {"enabled": True, "use_triton": False, "lora_dtype": "torch.float32"}
+    found = PeftConfig.from_dict({**settings, **lists, **others})
+    assert found == PeftConfig(**settings, target_modules=("a",), exclude_modules=("b",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"dimm": 8, "use_dora": True}, "unknown dimm, use_dora; known are alpha, dim, "),
+        ({"dim": 0}, "dim must be a whole number from 1 on, got 0"),
+        ({"dim": 8.0}, "dim must be"),
+        ({"alpha": 0}, "alpha must be a positive number, got 0"),
+        ({"alpha": "32"}, "alpha must be"),
+        ({"dropout": 1.0}, "dropout must be from 0 to below 1, got 1.0"),
+        ({"dropout_position": "middle"}, "dropout_position must be pre or post, got 'middle'"),
+        ({"lora_A_init": "zeros"}, "lora_A_init must be one of .*, got 'zeros'"),
+        ({"target_modules": "q_proj"}, "target_modules must be a list of names, got 'q_proj'"),
+        ({"exclude_modules": [1]}, "exclude_modules must be a list of names"),
+        ({"match_all_linear": False}, "must name target_modules or set match_all_linear"),
+        ({"use_triton": True}, "use_triton: the transformers backend has no such kernels"),
+        ({"lora_dtype": "bfloat16"}, "lora_dtype must be float32, not bfloat16"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_key(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"dtensor_cfg.lora_cfg.*{text}"):
+        peft_config({"lora_cfg": {**LORA, **settings}}, 1, "cpu")
+
+
+def test_what_tensor_parallel_ranks_cannot_do_is_refused() -> None:
+    with pytest.raises(AssertionError, match="use_triton must be false with tensor_parallel_size > 1"):
+        peft_config({"lora_cfg": {**LORA, "use_triton": True}}, 2, "cuda")
+    with pytest.raises(NotImplementedError, match="dropout with tensor_parallel_size > 1 needs GPUs"):
+        peft_config({"lora_cfg": {**LORA, "dropout": 0.1}}, 2, "cpu")
+    assert peft_config({"lora_cfg": {**LORA, "dropout": 0.1}}, 2, "cuda") is not None
+
+
+# --- checkpoints ---
+
+
+@pytest.fixture(scope="module")
+def saved(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A checkpoint of adapters after a step, and all weights then."""
+    where = tmp_path_factory.mktemp("saved")
+    with pytest.MonkeyPatch.context() as patch:
+        be_the_only_rank(patch)
+        patch.setenv("NCCL_CUMEM_ENABLE", "1")
+        with set_up(lora_config(folder / "llama")) as state:
+            train_step(state, 0, 1)
+            MANAGER.save_checkpoint(state.model, str(where), checkpointing_cfg={"save_consolidated": True})
+            return where / "model", whole_weights(state.model)
+
+
+Saved = tuple[Path, dict[str, torch.Tensor]]
+
+
+def test_a_checkpoint_holds_the_adapters_under_the_names_that_engines_read(saved: Saved) -> None:
+    where, weights = saved
+    assert {path.name for path in where.iterdir()} == {
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "config.json",
+    }
+    assert detect_checkpoint_format(str(where)) == ("safetensors", True)
+    found = load_file(where / "adapter_model.safetensors")
+    assert found.keys() == {f"base_model.model.{name}" for name in adapters_in(weights)}
+    described = json.loads((where / "adapter_config.json").read_text())
+    assert (described["peft_type"], described["r"], described["lora_alpha"]) == ("LORA", 4, 6)
+    assert len(described["target_modules"]) == 14
+
+
+def test_what_is_trained_beside_adapters_is_not_lost_in_silence(folder: Path, tmp_path: Path) -> None:
+    with set_up(lora_config(folder / "llama")) as state:
+        state.model.get_parameter("model.norm.weight").requires_grad_(True)
+        with pytest.raises(ValueError, match=r"the model trains more, the first one: model\.norm\.weight"):
+            MANAGER.save_checkpoint(state.model, str(tmp_path), checkpointing_cfg={})
+
+
+def test_adapters_are_loaded_and_the_base_stays(folder: Path, saved: Saved) -> None:
+    with set_up(lora_config(folder / "llama"), weights_path=str(saved[0])) as state:
+        loaded = whole_weights(state.model)
+    assert loaded.keys() == saved[1].keys()
+    assert all(torch.equal(loaded[name], value) for name, value in saved[1].items())
+
+
+def test_base_weights_are_loaded_and_the_adapters_stay(folder: Path, saved: Saved, tmp_path: Path) -> None:
+    base = {name: value + 1 for name, value in saved[1].items() if "lora_" not in name}
+    save_file(base, tmp_path / "model.safetensors")
+    with set_up(lora_config(folder / "llama"), weights_path=str(saved[0])) as state:
+        MANAGER.load_checkpoint(state.model, str(tmp_path))
+        loaded = whole_weights(state.model)
+    expected = {**saved[1], **base}
+    assert all(torch.equal(loaded[name], value) for name, value in expected.items())
+
+
+def test_a_model_without_adapters_refuses_them(folder: Path, saved: Saved) -> None:
+    with (
+        pytest.raises(ValueError, match="holds the weights of an adapter"),
+        set_up(policy_config(folder / "llama"), weights_path=str(saved[0])),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"dim": 2, "alpha": 3}, "r=4 and lora_alpha=6 do not fit dtensor_cfg.lora_cfg, where dim=2 and alpha=3"),
+        ({"alpha": 7}, "do not fit dtensor_cfg.lora_cfg"),
+        ({"exclude_modules": ["q_proj"]}, "adapters are for other layers than the model's.*q_proj.lora_A.weight"),
+    ],
+)
+def test_adapters_of_another_configuration_are_refused(
+    folder: Path, saved: Saved, settings: dict[str, Any], text: str
+) -> None:
+    with (
+        pytest.raises(ValueError, match=text),
+        set_up(lora_config(folder / "llama", {**LORA, **settings}), weights_path=str(saved[0])),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("described", "text"),
+    [
+        ({"peft_type": "IA3"}, "does not describe adapters of low rank"),
+        ([], "does not describe adapters of low rank"),
+        ({"peft_type": "LORA", "r": 4, "lora_alpha": 6, "use_rslora": True}, "adapters with use_rslora"),
+        ({"peft_type": "LORA", "r": 4, "lora_alpha": 6, "alpha_pattern": {"q": 1}}, "adapters with alpha_pattern"),
+        ({"peft_type": "LORA", "r": 4, "lora_alpha": 6}, r"q_proj.lora_A.weight has shape \(1,\), the model's"),
+    ],
+)
+def test_foreign_adapters_that_compute_otherwise_are_refused(
+    folder: Path, saved: Saved, tmp_path: Path, described: Any, text: str
+) -> None:
+    weights = load_file(saved[0] / "adapter_model.safetensors")
+    odd = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file({**weights, odd: torch.zeros(1)}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(described))
+    with (
+        pytest.raises(ValueError, match=text),
+        set_up(lora_config(folder / "llama"), weights_path=str(tmp_path)),
+    ):
+        pass

@@ -1,0 +1,75 @@
+"""Two real ranks on gloo train adapters as one process does on merged weights; see lora_cases.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.trainer_adapter.automodel import lora_cases, rank_processes, setup_cases
+
+pytestmark = pytest.mark.xdist_group("lora_between_ranks")  # so that two ranks do for all
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lora")
+    setup_cases.save_models(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    """What each rank saw, by case."""
+    return rank_processes.play_cases(lora_cases.__name__, folder, list(lora_cases.CASES))
+
+
+@pytest.mark.parametrize("case", lora_cases.STEPPED)
+def test_two_steps_are_those_of_a_single_process_on_merged_weights(
+    folder: Path, ranks: list[dict[str, Any]], case: str
+) -> None:
+    before = load_file(folder / f"{case}.before.safetensors")
+    losses, expected = lora_cases.stepped_alone(folder / case.partition("_")[0], before)
+    found = lora_cases.adapters_in(load_file(folder / f"{case}.after.safetensors"))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+        assert not torch.equal(value, before[name])
+    for rank in ranks:
+        assert rank[case]["losses"] == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("case", lora_cases.STEPPED)
+def test_training_leaves_every_bit_of_the_base_weights(folder: Path, case: str) -> None:
+    base = load_file(folder / case.partition("_")[0] / "model.safetensors")
+    after = load_file(folder / f"{case}.after.safetensors")
+    assert all(torch.equal(after[name], value) for name, value in base.items())
+
+
+@pytest.mark.usefixtures("ranks")
+def test_adapters_begin_the_same_however_ranks_are_arranged(folder: Path) -> None:
+    dp, tp = (load_file(folder / f"llama_{layout}.before.safetensors") for layout in ("dp", "tp"))
+    assert dp.keys() == tp.keys()
+    assert all(torch.equal(dp[name], value) for name, value in tp.items())
+
+
+def test_an_adapter_is_divided_as_its_layer_is(ranks: list[dict[str, Any]]) -> None:
+    parts = ranks[0]["llama_tp"]["parts"]
+    layer = "model.layers.0"
+    assert parts[f"{layer}.self_attn.q_proj.lora_A.weight"] == 1
+    assert parts[f"{layer}.self_attn.q_proj.lora_B.weight"] == 0.5
+    assert parts[f"{layer}.mlp.down_proj.lora_A.weight"] == 0.5
+    assert parts[f"{layer}.mlp.down_proj.lora_B.weight"] == 1
+
+
+def test_training_goes_on_from_a_checkpoint_on_ranks_that_are_arranged_otherwise(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["resumed"] == pytest.approx(ranks[0]["checkpointed"], rel=1e-6)
+
+
+def test_adapters_that_rank_0_cannot_read_are_an_error_on_all(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["unreadable"].startswith("ValueError: ")
+    assert ranks[1]["unreadable"].startswith("RuntimeError: another rank failed: reading the adapters")

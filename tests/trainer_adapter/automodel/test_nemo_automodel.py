@@ -1,0 +1,180 @@
+"""NeMo Automodel itself, as one rank uses it: what is taken from it, its choices of a model, and its tokenizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer_adapter.automodel import nemo_automodel_cases, setup_cases
+from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
+from tests.trainer_adapter.ranks import be_the_only_rank
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from trainer_adapter.automodel._force_hf import _maybe_set_force_hf
+from trainer_adapter.automodel._model_backend import resolve_model_class, reward_model_class
+from trainer_adapter.automodel._nemo_automodel import from_package, is_installed
+from trainer_adapter.automodel._nemo_automodel_model import _adapters, _model_kwargs
+from trainer_adapter.automodel.setup import get_tokenizer, validate_and_prepare_config
+
+pytestmark = [
+    pytest.mark.automodel,
+    pytest.mark.filterwarnings("ignore"),  # it is not ours to mend what the package warns of
+]
+BACKEND = nemo_automodel_cases.BACKEND
+needs_cuda = pytest.mark.skipif(not (torch.cuda.is_available() and is_installed()), reason="needs a CUDA device")
+OWN_LINEAR = {"_target_": "nemo_automodel.components.models.common.BackendConfig", "linear": "torch"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    nemo_automodel_cases.save_models(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # validation sets it; so it is undone
+    be_the_only_rank(monkeypatch)
+
+
+@pytest.mark.parametrize(("kind", "is_moe"), [("llama", False), ("qwen3moe", True)])
+def test_a_rank_alone_steps_as_a_plain_model_does(
+    folder: Path, capsys: pytest.CaptureFixture[str], kind: str, is_moe: bool
+) -> None:
+    loss, logits, weights = setup_cases.stepped_alone(folder / kind)
+    with set_up(policy_config(folder / kind, **BACKEND)) as state:
+        found_loss, found_logits = setup_cases.train_step(state, 0, 1)
+        found = setup_cases.whole_weights(state.model)
+        assert (state.is_hf_model, state.is_moe_model, state.autocast_enabled) == (True, is_moe, True)
+        assert state.model_config.pad_token_id == setup_cases.TOKENIZER.pad_token_id
+    assert found_loss == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(found_logits, logits, rtol=1e-5, atol=1e-5)
+    for name, value in weights.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+    assert "ForCausalLM of automodel" in capsys.readouterr().out
+
+
+def test_a_reward_model_gives_one_score_a_sequence(folder: Path) -> None:
+    reward = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
+    with set_up({**policy_config(folder / "llama", **BACKEND), **reward}) as state:
+        assert state.is_reward_model
+        scores = state.model(input_ids=setup_cases.BATCH, use_cache=False).logits
+    assert scores.shape == (4, 1)
+
+
+def test_overrides_change_the_model_and_not_only_its_configuration(folder: Path) -> None:
+    config = {**policy_config(folder / "llama", **BACKEND), "hf_config_overrides": {"rms_norm_eps": 0.5}}
+    with set_up(config) as state:
+        norm: Any = state.model.get_submodule("model.norm")
+        assert norm.variance_epsilon == 0.5
+
+
+def test_the_models_classes_are_the_packages() -> None:
+    found = [resolve_model_class(kind, "automodel").__name__ for kind in ("llama", "qwen2_vl", "qwen2_5_omni")]
+    found.append(reward_model_class("bradley_terry", "automodel").__name__)
+    kinds = ("CausalLM", "ImageTextToText", "TextToWaveform", "SequenceClassification")
+    assert found == [f"NeMoAutoModelFor{kind}" for kind in kinds]
+
+
+def test_what_another_release_lacks_is_an_error_that_names_the_one_that_has_it() -> None:
+    with pytest.raises(ImportError, match=r"has no create_device_mesh.*needs nemo-automodel 0\.7"):
+        from_package("components.distributed.mesh_utils", "create_device_mesh")
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "Qwen2ForCausalLM"])
+def test_weights_of_the_packages_own_models_can_be_sent(architecture: str) -> None:
+    kwargs: dict[str, Any] = {}
+    _maybe_set_force_hf(kwargs, SimpleNamespace(architectures=[architecture]))
+    assert kwargs == {}
+
+
+def test_an_own_model_whose_weights_cannot_be_sent_is_replaced() -> None:
+    kwargs: dict[str, Any] = {}
+    _maybe_set_force_hf(kwargs, SimpleNamespace(architectures=["Step3p5ForCausalLM"]))
+    assert kwargs == {"force_hf": True}
+
+
+@pytest.mark.parametrize(
+    ("own", "tp_size", "on_cpu", "expected"),
+    [
+        ({}, 1, False, {}),
+        ({}, 1, True, {"force_hf": True}),
+        ({}, 2, False, {"force_hf": True}),
+        ({"force_hf": False}, 1, False, {"force_hf": False}),
+        ({"use_liger_kernel": True}, 1, False, {"use_liger_kernel": True}),
+        ({"force_hf": True, "backend": OWN_LINEAR}, 1, False, {"force_hf": True}),
+    ],
+)
+def test_arguments_of_from_pretrained_are_completed(
+    folder: Path, own: dict[str, Any], tp_size: int, on_cpu: bool, expected: dict[str, Any]
+) -> None:
+    config = policy_config(folder / "llama", **BACKEND, automodel_kwargs=own)
+    runtime = validate_and_prepare_config(config, None, 0)
+    assert _model_kwargs(config, runtime, tp_size, on_cpu) == {"use_liger_kernel": False, **expected}
+
+
+def test_a_backend_is_made_of_its_target_and_the_configuration_stays_as_it_is(folder: Path) -> None:
+    config = policy_config(folder / "llama", **BACKEND, automodel_kwargs={"backend": dict(OWN_LINEAR)})
+    made = _model_kwargs(config, validate_and_prepare_config(config, None, 0), 1, False)["backend"]
+    assert (type(made).__name__, made.linear) == ("BackendConfig", "torch")
+    assert config["dtensor_cfg"]["automodel_kwargs"] == {"backend": OWN_LINEAR}
+
+
+def test_the_packages_own_models_need_a_gpu(folder: Path) -> None:
+    config = policy_config(folder / "llama", **BACKEND, automodel_kwargs={"force_hf": False})
+    with pytest.raises(RuntimeError, match="force_hf=False needs device=cuda"), set_up(config):
+        pass
+
+
+def test_adapters_are_the_packages_in_float32() -> None:
+    lora_cfg = {"enabled": True, "dim": 4, "target_modules": ["*_proj"], "use_dora": True, "lora_dtype": None}
+    adapters = _adapters({"lora_cfg": lora_cfg}, tp_size=1)
+    assert (adapters.dim, adapters.use_dora, adapters.lora_dtype) == (4, True, "torch.float32")
+    assert _adapters({"lora_cfg": {**lora_cfg, "enabled": False}}, tp_size=1) is None
+
+
+@pytest.mark.parametrize(
+    ("lora_cfg", "tp_size", "error", "text"),
+    [
+        ({"use_triton": True}, 2, AssertionError, "use_triton must be false with tensor_parallel_size > 1"),
+        ({"rank": 4}, 1, ValueError, r"dtensor_cfg\.lora_cfg: unknown rank; known are alpha, dim"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused(
+    lora_cfg: dict[str, Any], tp_size: int, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        _adapters({"lora_cfg": {"enabled": True, **lora_cfg}}, tp_size)
+
+
+def test_a_tokenizer_is_the_packages(tmp_path: Path) -> None:
+    """Also without a padding token, for which the package takes token 0."""
+    begin, end = "<s>", "</s>"
+    words = Tokenizer(WordLevel({begin: 0, end: 1, "a": 2}, unk_token=begin))
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token=begin, eos_token=end).save_pretrained(tmp_path)
+    tokenizer = get_tokenizer({"name": str(tmp_path), "chat_template": None})
+    assert "NeMoAutoTokenizer" in type(tokenizer).__name__
+    assert (tokenizer.pad_token, tokenizer("a")["input_ids"]) == ("</s>", [2])
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a"
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("kind", ["llama", "qwen3moe"])
+def test_on_a_gpu_the_packages_own_models_step_as_a_plain_model_does(folder: Path, kind: str) -> None:
+    loss, logits, _ = setup_cases.stepped_alone(folder / kind)
+    backend = {**OWN_LINEAR, "attn": "sdpa", "rms_norm": "torch", "experts": "torch", "dispatcher": "torch"}
+    config = policy_config(folder / kind, **{**BACKEND, "device": "cuda"}, automodel_kwargs={"backend": backend})
+    with torch.device("cuda"), set_up(config) as state:
+        assert not state.is_hf_model
+        assert state.autocast_enabled == (kind == "llama")
+        found = state.model(input_ids=setup_cases.BATCH.cuda())
+        found_logits = found if isinstance(found, torch.Tensor) else found.logits
+        torch.testing.assert_close(found_logits.cpu(), logits, rtol=1e-3, atol=1e-3)
+        assert setup_cases.mean_nll(found_logits.cpu(), setup_cases.BATCH).item() == pytest.approx(loss, rel=1e-3)

@@ -1,0 +1,135 @@
+"""Two real ranks on gloo train what NeMo Automodel divides as one process trains a plain model of transformers; see
+nemo_automodel_cases.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.trainer_adapter.automodel import lora_cases, rank_processes, setup_cases, tiny_policy
+from tests.trainer_adapter.automodel import nemo_automodel_cases as cases
+from tests.trainer_adapter.ranks import be_the_only_rank
+from transformers import AutoModelForCausalLM
+
+pytestmark = [
+    pytest.mark.automodel,
+    pytest.mark.timeout(300),  # the package is imported in three processes
+    pytest.mark.filterwarnings("ignore"),  # it is not ours to mend what the package warns of
+    pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("automodel")
+    cases.save_models(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    """What each rank saw, by case."""
+    return rank_processes.play_cases(cases.__name__, folder, list(cases.CASES), warning="default", timeout_s=280)
+
+
+@pytest.mark.parametrize("case", cases.STEPPED)
+def test_logits_and_one_step_are_those_of_a_single_process(
+    folder: Path, ranks: list[dict[str, Any]], case: str
+) -> None:
+    loss, logits, weights = setup_cases.stepped_alone(folder / case.partition("_")[0])
+    parts = [load_file(folder / f"{case}.{rank}.safetensors") for rank in range(2)]
+    own = [logits, logits] if "_tp" in case else logits.chunk(2)
+    for part, expected in zip(parts, own, strict=True):
+        torch.testing.assert_close(part["logits"], expected, rtol=1e-5, atol=1e-5)
+    for name, value in weights.items():
+        torch.testing.assert_close(parts[0][name], value, rtol=1e-5, atol=1e-6)
+    assert [rank[case]["loss"] for rank in ranks] == pytest.approx([loss, loss], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "projections", "norms"),
+    [("llama_dp", 0.5, 0.5), ("llama_tp", 0.5, 1.0), ("qwen3moe_tp", 0.5, 1.0)],
+)
+def test_each_rank_holds_its_part_of_the_weights(
+    ranks: list[dict[str, Any]], case: str, projections: float, norms: float
+) -> None:
+    for rank in ranks:
+        for name, part in rank[case]["parts"].items():
+            if "norm" in name or "self_attn" in name:
+                assert part == (norms if "norm" in name else projections), name
+
+
+@pytest.mark.parametrize("case", ["logprobs", "logprobs_packed"])
+def test_log_probabilities_of_tensor_parallel_ranks_are_those_of_a_plain_model(
+    folder: Path, ranks: list[dict[str, Any]], case: str
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama").eval()
+    with torch.no_grad():
+        expected = tiny_policy.expected_logprobs(model, tiny_policy.batch_of(cases.LENGTHS))
+    for rank in range(len(ranks)):
+        found = load_file(folder / f"{case}.{rank}.safetensors")["logprobs"]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", cases.ADAPTED)
+def test_two_steps_of_adapters_are_those_of_a_single_process_on_merged_weights(
+    folder: Path, ranks: list[dict[str, Any]], case: str
+) -> None:
+    kind = case.partition("_")[0]
+    before, after = (load_file(folder / f"{case}.{when}.safetensors") for when in ("before", "after"))
+    losses, expected = lora_cases.stepped_alone(folder / kind, lora_cases.adapters_in(before))
+    found = lora_cases.adapters_in(after)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+    base = load_file(folder / kind / "model.safetensors")
+    assert all(torch.equal(after[name], value) for name, value in base.items())
+    for rank in ranks:
+        assert rank[case]["losses"] == pytest.approx(losses, rel=1e-5)
+
+
+def test_the_norm_of_gradients_of_tensor_parallel_ranks_is_that_of_a_plain_model(
+    folder: Path, ranks: list[dict[str, Any]]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "qwen3")
+    setup_cases.mean_nll(model(input_ids=setup_cases.BATCH).logits, setup_cases.BATCH).backward()
+    norm = torch.nn.utils.get_total_norm(
+        [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    )
+    assert [rank["gradient_norm"] for rank in ranks] == pytest.approx([norm.item()] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ["resumed_dp", "resumed_tp"])
+def test_ranks_go_on_from_a_checkpoint_however_they_are_arranged(ranks: list[dict[str, Any]], case: str) -> None:
+    expected = ranks[0]["checkpointed"]["losses"][2:]
+    for rank in ranks:
+        assert rank[case]["losses"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("model_backend", ["automodel", "transformers"])
+def test_another_process_alone_goes_on_from_the_ranks_checkpoint_with_either_backend(
+    folder: Path, ranks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, model_backend: str
+) -> None:
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # validation sets it; so it is undone
+    be_the_only_rank(monkeypatch)
+    with setup_cases.resume(folder, model_backend=model_backend) as state:
+        losses = [setup_cases.train_step(state, 0, 1)[0] for _ in range(2)]
+    assert losses == pytest.approx(ranks[0]["checkpointed"]["losses"][2:], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("refused_context", "NotImplementedError: dtensor_cfg.context_parallel_size > 1 needs model_backend=transf"),
+        ("refused_experts", "NotImplementedError: dtensor_cfg.expert_parallel_size > 1 needs device=cuda"),
+        ("refused_replicas", "ValueError: dp_replicate_size=2 must be less than dp_size=2"),
+        ("unreadable", "OSError: Error no file named model.safetensors"),
+    ],
+)
+def test_what_cannot_be_is_an_error_on_all_ranks(ranks: list[dict[str, Any]], case: str, text: str) -> None:
+    for rank in ranks:
+        assert rank[case].startswith(text)

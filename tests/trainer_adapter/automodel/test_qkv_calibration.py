@@ -1,0 +1,218 @@
+"""Scales of keys and values, on one process, against values computed row by row; see qkv_cases.py."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer_adapter.automodel import qkv_cases, setup_cases
+from tests.trainer_adapter.automodel.qkv_cases import MARGIN, PERCENTILE, batches, calibrated_model, expected_scales
+from tests.trainer_adapter.automodel.tiny_policy import DEVICE, batch_of, processed
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, CodeGenConfig, LlamaConfig, LlamaForCausalLM
+
+from trainer_adapter.automodel.data import ProcessedMicrobatch
+from trainer_adapter.automodel.qkv_calibration import QkvCalibration, real_tokens
+from trainer_adapter.automodel.train import model_forward
+
+
+def calibrate(model: Any, microbatches: list[ProcessedMicrobatch], *settings: Any) -> dict[str, Any]:
+    with QkvCalibration(model, *settings) as calibration, torch.no_grad():
+        for microbatch in calibration.watched(microbatches):
+            model_forward(model, microbatch.processed_inputs, allow_flash_attn_args=False)
+    return calibration.scales()
+
+
+def assert_scales(found: dict[str, dict[str, float]], expected: dict[str, dict[str, float]]) -> None:
+    assert found.keys() == expected.keys()
+    for layer, scales in expected.items():
+        assert found[layer] == pytest.approx(scales, rel=1e-4)
+
+
+# --- one layer whose numbers are known ---
+
+
+class OneLayer(nn.Module):
+    """Its keys are its inputs, its values twice, its queries thrice; [B,S] ids stand for [B,S,1] hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(model_type="one")
+        self.rotary_attention_scaling = 1.0
+        self.attn = nn.Module()
+        for name, factor in (("q_proj", 3.0), ("k_proj", 1.0), ("v_proj", 2.0)):
+            self.attn.register_module(name, nn.Linear(1, 1, bias=False))
+            nn.init.constant_(self.attn.get_submodule(name).weight, factor)  # type: ignore[arg-type]
+
+    def forward(self, input_ids: Tensor) -> None:
+        for projection in self.attn.children():
+            projection(input_ids[..., None].float())
+
+
+def microbatch_of(rows: list[list[int]], lengths: list[int]) -> ProcessedMicrobatch:
+    batch = batch_of(lengths, width=len(rows[0]))
+    batch["input_ids"] = torch.tensor(rows, device=batch["input_ids"].device)
+    return processed(batch, packed=False)
+
+
+@pytest.fixture
+def one_layer() -> OneLayer:
+    return OneLayer().to(DEVICE)
+
+
+def run_one_layer(model: OneLayer, calibration: QkvCalibration, run: list[ProcessedMicrobatch], valid: int) -> None:
+    for microbatch in calibration.watched(run, valid):
+        model(microbatch.processed_inputs.input_ids)
+
+
+def test_scales_are_a_percentile_of_largest_values_and_dummies_and_padding_count_for_nothing(
+    one_layer: OneLayer,
+) -> None:
+    run = [microbatch_of([[amax, -amax, 99]], [2]) for amax in (1, 4, 2, 3)] + [microbatch_of([[50]], [1])]
+    run[2].data_dict["input_ids"].neg_()
+    empty = microbatch_of([[70]], [0])
+    with QkvCalibration(one_layer, 50.0, 2.0, include_q=True) as calibration:
+        run_one_layer(one_layer, calibration, [empty, *run], 5)
+    found = calibration.scales()
+    scale = 2.5 * 2.0 / 448
+    growth = math.sqrt(2)
+    assert found.pop("layers") == {
+        "attn": pytest.approx({"q_scale": 3 * scale * growth, "k_scale": scale * growth, "v_scale": 2 * scale})
+    }
+    expected = {"format": "fp8_e4m3", "percentile": 50.0, "margin": 2.0, "include_q": True, "num_samples": 4}
+    assert found == expected
+
+
+def test_a_rotary_embedding_that_scales_counts(one_layer: OneLayer) -> None:
+    one_layer.rotary_attention_scaling = 1.5
+    with QkvCalibration(one_layer, 100.0, 1.0) as calibration:
+        run_one_layer(one_layer, calibration, [microbatch_of([[448]], [1])], 1)
+    expected = {"k_scale": math.sqrt(2) * 1.5, "v_scale": 2.0}
+    assert calibration.scales()["layers"] == {"attn": pytest.approx(expected)}
+
+
+def test_ranks_that_hold_some_positions_count_those(one_layer: OneLayer) -> None:
+    microbatch = microbatch_of([[1, 2, 3, 4, 99, 99]], [4])
+    inputs = microbatch.processed_inputs
+    with QkvCalibration(one_layer, 100.0, 1.0) as calibration:
+        for _ in calibration.watched([microbatch]):
+            inputs.seq_index = torch.tensor([[0, 1, 5]], device=inputs.input_ids.device)
+            one_layer(inputs.input_ids[:, inputs.seq_index[0]])
+    assert calibration.scales()["layers"]["attn"]["v_scale"] == pytest.approx(2 * 2 / 448)
+
+
+def test_what_is_always_zero_has_scale_one(one_layer: OneLayer) -> None:
+    with QkvCalibration(one_layer) as calibration:
+        run_one_layer(one_layer, calibration, [microbatch_of([[0]], [1])], 1)
+    assert calibration.scales()["layers"] == {"attn": {"k_scale": 1.0, "v_scale": 1.0}}
+
+
+def test_hooks_are_gone_afterwards_and_after_an_error(one_layer: OneLayer) -> None:
+    def hooks() -> int:
+        return sum(len(module._forward_hooks) for module in one_layer.modules())
+
+    def fail() -> None:
+        assert hooks() == 2
+        raise RuntimeError("in between")
+
+    with pytest.raises(RuntimeError, match="in between"), QkvCalibration(one_layer):
+        fail()
+    assert hooks() == 0
+
+
+# --- real models ---
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", qkv_cases.KINDS)
+def test_scales_are_those_of_rows_without_padding(kind: str, packed: bool) -> None:
+    model = calibrated_model(kind)
+    found = calibrate(model, [processed(batch, packed) for batch in batches()], PERCENTILE, MARGIN, True)
+    assert_scales(found["layers"], expected_scales(model))
+    with_padding = qkv_cases.largest_values(model, is_padded=True)
+    assert any(
+        found[0, "k"] > alone[0, "k"]
+        for found, alone in zip(with_padding, qkv_cases.largest_values(model), strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", qkv_cases.KINDS)
+def test_no_cached_key_or_value_is_larger_than_fp8_can_hold(kind: str) -> None:
+    model = calibrated_model(kind)
+    layers = calibrate(model, [processed(batch, False) for batch in batches()], 100.0, 1.0)["layers"]
+    caches = [
+        model(input_ids=ids, use_cache=True).past_key_values.layers
+        for batch in batches()
+        for ids in qkv_cases.rows_of(batch, is_padded=False)
+    ]
+    for number, scales in enumerate(layers.values()):
+        assert scales.keys() == {"k_scale", "v_scale"}
+        key = max(cache[number].keys.abs().max().item() for cache in caches) / scales["k_scale"]
+        value = max(cache[number].values.abs().max().item() for cache in caches) / scales["v_scale"]
+        assert 448 / 2 < key <= 448
+        assert value == pytest.approx(448)
+
+
+def test_real_tokens_of_a_packed_row_end_with_its_last_sequence() -> None:
+    packed = real_tokens(processed(batch_of([3, 2]), packed=True))
+    assert packed.tolist() == [[True] * 5 + [False] * 3]
+    assert real_tokens(processed(batch_of([3, 1]), packed=False)).tolist() == [[True] * 3, [True, False, False]]
+
+
+# --- what cannot be ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"percentile": 0.0}, "percentile must be above 0 and at most 100, got 0.0"),
+        ({"percentile": 100.1}, "percentile must be"),
+        ({"percentile": math.nan}, "percentile must be"),
+        ({"margin": 0.0}, "margin must be a positive number, got 0.0"),
+        ({"margin": math.inf}, "margin must be"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(one_layer: OneLayer, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        QkvCalibration(one_layer, **settings)
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [([], "calibration needs at least one microbatch"), ([[[1.0]]], "the k of attn took no part in a forward pass")],
+)
+def test_without_samples_there_are_no_scales(one_layer: OneLayer, rows: list[Any], text: str) -> None:
+    with QkvCalibration(one_layer) as calibration:
+        list(calibration.watched([microbatch_of(row, [1]) for row in rows]))
+    with pytest.raises(ValueError, match=text):
+        calibration.scales()
+
+
+def test_values_that_are_not_finite_are_refused_by_name(one_layer: OneLayer) -> None:
+    nn.init.constant_(one_layer.attn.get_submodule("v_proj").weight, math.nan)  # type: ignore[arg-type]
+    with QkvCalibration(one_layer) as calibration:
+        run_one_layer(one_layer, calibration, [microbatch_of([[1]], [1])], 1)
+    with pytest.raises(ValueError, match="the v of attn is not finite"):
+        calibration.scales()
+
+
+def test_outputs_that_are_not_rows_of_positions_are_refused(one_layer: OneLayer) -> None:
+    with QkvCalibration(one_layer) as calibration:
+        for microbatch in calibration.watched([microbatch_of([[1, 2]], [2])]):
+            with pytest.raises(ValueError, match=r"gives shape \(2, 1, 1\) for inputs of shape \(1, 2\)"):
+                one_layer(microbatch.processed_inputs.input_ids.T)
+
+
+def test_models_whose_keys_cannot_be_told_are_refused_by_name() -> None:
+    codegen = AutoModelForCausalLM.from_config(
+        CodeGenConfig(vocab_size=8, n_embd=16, n_layer=1, n_head=4, rotary_dim=4)
+    )
+    with pytest.raises(ValueError, match="calibrated for CodeGenForCausalLM"):
+        QkvCalibration(codegen)
+    llama = LlamaForCausalLM(LlamaConfig(**{**setup_cases.SHAPE, "num_hidden_layers": 1}))
+    llama.model.layers[0].self_attn.qk_norm = nn.Identity()
+    with pytest.raises(ValueError, match="LlamaForCausalLM has one norm for queries and keys"):
+        QkvCalibration(llama)
