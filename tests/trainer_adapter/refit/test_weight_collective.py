@@ -1,0 +1,171 @@
+"""Weights from a trainer to engines elsewhere; ranks are threads here, each with its own end of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer_adapter.ranks import free_port
+from tests.trainer_adapter.refit.refit_cases import CPU, TinyModel, expected_weights, told
+from tests.trainer_adapter.refit.streams import INFO, MODEL, parameters
+from torch import Tensor
+
+from trainer_adapter.refit import WeightCollective, WeightPublisher
+
+Rank = Callable[[WeightCollective], Any]
+
+
+@pytest.fixture(autouse=True)
+def over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+def play(*ranks: Rank, group_bytes: int = 700, timeout_s: float = 10) -> list[str]:
+    """How it went for each rank, rank 0 first."""
+    port = free_port()
+
+    def one(rank: int) -> str:
+        def join() -> None:
+            # Engines ask for sizes of their own, but rank 0 decides.
+            own = group_bytes + 50 * rank
+            group = WeightCollective("127.0.0.1", port, len(ranks), rank, CPU, timeout_s, own)
+            with closing(group):
+                ranks[rank](group)
+
+        return told(join)
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(one, range(len(ranks))))
+
+
+def send(group: WeightCollective) -> None:
+    group.broadcast(INFO, parameters())
+
+
+def taking(into: dict[str, Tensor], info: Any = INFO) -> Rank:
+    def take(group: WeightCollective) -> None:
+        with group.receive(info) as weights:
+            for name, weight in weights:
+                into[name] = weight.clone()
+
+    return take
+
+
+@pytest.mark.parametrize("group_bytes", [1, 700, 10_000_000])
+def test_every_engine_gets_all_weights_bit_by_bit_whatever_the_size_of_the_groups(group_bytes: int) -> None:
+    got: list[dict[str, Tensor]] = [{}, {}]
+    assert play(send, send, taking(got[0]), taking(got[1]), group_bytes=group_bytes) == ["done"] * 4
+    expected = expected_weights(MODEL, torch.bfloat16)
+    for one in got:
+        assert list(one) == list(expected)
+        assert all(torch.equal(one[name], value) and one[name].dtype == value.dtype for name, value in expected.items())
+
+
+def test_no_weights_are_a_transfer_too() -> None:
+    assert play(lambda group: group.broadcast({}, iter([])), taking({}, {})) == ["done", "done"]
+
+
+ANOTHER = "RuntimeError: another rank of the group for weights failed; its own error tells why"
+
+
+def raising(group: WeightCollective) -> None:
+    with group.receive(INFO) as weights:
+        next(weights)
+        raise ValueError("no room for it")
+
+
+def stopping(group: WeightCollective) -> None:
+    with group.receive(INFO) as weights:
+        forwarded = (item for item in weights)
+        next(forwarded)
+        forwarded.close()
+
+
+def broken() -> Iterator[tuple[str, Tensor]]:
+    yield from list(parameters())[:8]
+    raise OSError("gathering failed")
+
+
+def send_broken(group: WeightCollective) -> None:
+    group.broadcast(INFO, broken())
+
+
+def send_more(group: WeightCollective) -> None:
+    group.broadcast(INFO, iter([*parameters(), ("more", torch.ones(1))]))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "outcomes"),
+    [
+        ((send, raising, taking({})), (ANOTHER, "ValueError: no room for it", ANOTHER)),
+        (
+            (send, taking({}), stopping),
+            (ANOTHER, ANOTHER, f"ValueError: the engine stopped before the last {len(INFO) - 1} weights"),
+        ),
+        (
+            (send, taking({}), taking({}, {**INFO, "steps": (torch.Size([2]), torch.int64)})),
+            (ANOTHER, ANOTHER, "ValueError: rank 0 has weights of other names, shapes or dtypes"),
+        ),
+        ((send_broken, send, taking({})), ("OSError: gathering failed", ANOTHER, ANOTHER)),
+        ((send, send_broken, taking({})), (ANOTHER, "OSError: gathering failed", ANOTHER)),
+        (
+            (send_more, taking({}), taking({})),
+            ("ValueError: weight 'more' is sent but was not announced", ANOTHER, ANOTHER),
+        ),
+    ],
+    ids=["engine fails", "engine stops", "other weights", "rank 0 fails", "another trainer fails", "weight too many"],
+)
+def test_a_failure_of_one_rank_is_told_to_all_and_the_group_goes_on(
+    ranks: tuple[Rank, ...], outcomes: tuple[str, ...]
+) -> None:
+    is_trainer = [rank in (send, send_broken, send_more) for rank in ranks]
+    got: list[dict[str, Tensor]] = [{} for _ in ranks]
+    seen: list[str] = [""] * len(ranks)
+
+    def failing_first(index: int) -> Rank:
+        def play_both(group: WeightCollective) -> None:
+            seen[index] = told(lambda: ranks[index](group))
+            (send if is_trainer[index] else taking(got[index]))(group)
+
+        return play_both
+
+    assert play(*(failing_first(index) for index in range(len(ranks)))) == ["done"] * len(ranks)
+    assert seen == list(outcomes)
+    for engine, trains in zip(got, is_trainer, strict=True):
+        assert trains or list(engine) == list(INFO)
+
+
+def test_a_rank_that_leaves_ends_the_wait_of_the_others() -> None:
+    outcomes = play(send, lambda _: None, taking({}))
+    assert outcomes[1] == "done"
+    assert all(outcome.startswith("ConnectionError: a rank of the group for weights at") for outcome in outcomes[::2])
+
+
+def test_ranks_that_do_not_come_are_not_waited_for_longer_than_told() -> None:
+    with pytest.raises(TimeoutError, match="not all 2 ranks came to the group for weights at "):
+        WeightCollective("127.0.0.1", free_port(), 2, 0, CPU, timeout_s=0.2)
+
+
+def publisher(rank: int = 0) -> WeightPublisher:
+    return WeightPublisher(TinyModel(), torch.float32, CPU, rank)
+
+
+@pytest.mark.parametrize("method", ["stream_weights_via_ipc_zmq", "broadcast_weights_for_collective"])
+def test_scales_of_a_quantised_cache_cannot_be_sent(method: str) -> None:
+    with pytest.raises(NotImplementedError, match="kv_scales"):
+        getattr(publisher(), method)(kv_scales={"layer": 1.0})
+
+
+def test_weights_cannot_be_broadcast_before_there_is_a_group() -> None:
+    with pytest.raises(RuntimeError, match="init_collective comes first"):
+        publisher().broadcast_weights_for_collective()
+
+
+@pytest.mark.parametrize(("rank", "trainers", "world"), [(2, 2, 3), (0, 2, 2), (0, 3, 2)])
+def test_a_group_has_trainers_first_and_engines_after_them(rank: int, trainers: int, world: int) -> None:
+    with pytest.raises(ValueError, match="engines come after the trainers"):
+        publisher(rank).init_collective("127.0.0.1", 1, world, train_world_size=trainers)

@@ -1,0 +1,87 @@
+"""Which weights share a buffer, and where each lies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer_adapter.refit._weight_groups import AlternateBuffers, Place, expect_end, fill, plan_groups
+
+SIZES = [3, 100, 5000, 0, 7, 512, 1, 2000, 2000, 30]
+INFO = {f"w{index}": (torch.Size([size]), torch.bfloat16) for index, size in enumerate(SIZES)}
+
+
+@pytest.mark.parametrize("limit", [0, 1, 1000, 4608, 100_000])
+@pytest.mark.parametrize("alignment", [1, 512])
+def test_groups_are_as_full_as_order_alignment_and_limit_allow(limit: int, alignment: int) -> None:
+    groups = plan_groups(INFO, limit, alignment)
+    assert [place.name for group in groups for place in group.places] == list(INFO)
+    for group in groups:
+        assert group.size_bytes <= limit or len(group.places) == 1
+        end = 0
+        for place in group.places:
+            assert place.start == -(-end // alignment) * alignment
+            end = place.start + 2 * int(place.shape[0])
+            assert place.end == end
+    for group, after in itertools.pairwise(groups):
+        padded = -(-group.size_bytes // alignment) * alignment
+        assert padded + after.places[0].end > limit
+
+
+def test_no_weights_are_no_groups() -> None:
+    assert plan_groups({}, 100, 1) == []
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 7])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (3, 2), (0, 4)])
+def test_weights_come_out_of_a_buffer_as_they_went_in(start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    place = Place("w", torch.Size(shape), dtype, start)
+    weight = (torch.arange(place.shape.numel()).reshape(shape) % 2).to(dtype)
+    buffer = torch.full((place.end + 3,), 99, dtype=torch.uint8)
+    group = plan_groups({"w": (place.shape, dtype)}, 0, 1)[0]
+    fill(buffer[start:], group, iter([("w", weight)]))
+    assert torch.equal(place.weight_in(buffer), weight)
+    assert buffer[place.end :].tolist() == [99] * 3
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        (None, r"should be 'w0' \(3,\) torch.bfloat16, as announced, but is missing"),
+        (("w1", torch.zeros(3, dtype=torch.bfloat16)), "but is 'w1'"),
+        (("w0", torch.zeros(4, dtype=torch.bfloat16)), r"but is 'w0' \(4,\)"),
+        (("w0", torch.zeros(3)), "but is 'w0' .* torch.float32"),
+    ],
+)
+def test_a_weight_that_was_not_announced_so_is_refused(item: tuple[str, Tensor] | None, text: str) -> None:
+    parameters: Iterator[tuple[str, Tensor]] = iter([item] if item else [])
+    with pytest.raises(ValueError, match=text):
+        fill(torch.zeros(10_000, dtype=torch.uint8), plan_groups(INFO, 0, 1)[0], parameters)
+
+
+def test_a_weight_too_many_is_refused() -> None:
+    with pytest.raises(ValueError, match="weight 'w9' is sent but was not announced"):
+        expect_end(iter([("w9", torch.zeros(1))]))
+
+
+def test_two_buffers_serve_in_turn_and_a_large_group_has_its_own() -> None:
+    made: list[int] = []
+
+    def make(size_bytes: int) -> list[int]:
+        made.append(size_bytes)
+        return [size_bytes]
+
+    groups = plan_groups(INFO, 1024, 1)
+    buffers = AlternateBuffers(groups, 1024, make)
+    given = [buffers.of(index) for index in range(len(groups))]
+    fitting = [group.size_bytes for group in groups if group.size_bytes <= 1024]
+    assert sorted(made) == sorted([max(fitting)] * 2 + [10_000, 4000, 4000])
+    for index, group in enumerate(groups):
+        same_turn = [other for other in range(index % 2, len(groups), 2) if groups[other].size_bytes <= 1024]
+        if group.size_bytes <= 1024:
+            assert all(given[other] is given[index] for other in same_turn)

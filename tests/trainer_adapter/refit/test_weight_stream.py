@@ -1,0 +1,227 @@
+"""Weights from a trainer to an engine on the same device, and what each is told when the other fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer_adapter.refit.refit_cases import CPU, expected_weights, mappings_of_weights
+from tests.trainer_adapter.refit.streams import INFO, MODEL, both, parameters, taking
+from torch import Tensor
+
+from trainer_adapter.refit import WeightStream, _channels, receive_streamed_weights, stream_endpoint
+from trainer_adapter.refit._channels import RequestChannel
+from trainer_adapter.refit._shared_buffers import SharedBuffer
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="refit") as folder:  # short, for the socket in it
+        yield stream_endpoint(CPU, 0, folder)
+        assert not list(Path(folder).iterdir())
+    assert mappings_of_weights() == 0
+
+
+def sending(endpoint: str, items: Any = None, timeout_s: float = 10, buffer_bytes: int = 1000) -> Callable[[], None]:
+    def send() -> None:
+        with closing(WeightStream(endpoint, CPU, timeout_s)) as stream:
+            stream.stream(INFO, parameters() if items is None else iter(items), buffer_bytes)
+
+    return send
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 1000, 3000, 10_000_000])
+def test_weights_arrive_bit_by_bit_whatever_the_size_of_the_buffers(endpoint: str, buffer_bytes: int) -> None:
+    got: dict[str, Tensor] = {}
+    outcome = both(sending(endpoint, buffer_bytes=buffer_bytes), taking(endpoint, got))
+    assert outcome == ("done", "done")
+    expected = expected_weights(MODEL, torch.bfloat16)
+    assert list(got) == list(expected)
+    assert all(torch.equal(got[name], value) and got[name].dtype == value.dtype for name, value in expected.items())
+
+
+def test_a_stream_serves_again_also_after_an_engine_that_refused(endpoint: str) -> None:
+    with closing(WeightStream(endpoint, CPU, 10)) as stream:
+
+        def send() -> None:
+            stream.stream(INFO, parameters(), 3000)
+
+        outcomes = [both(send, taking(endpoint, {}, info))[0][:12] for info in (INFO, {}, INFO, INFO)]
+    assert outcomes == ["done", "RuntimeError", "done", "done"]
+
+
+def failing(endpoint: str, after: int) -> Callable[[], None]:
+    def take() -> None:
+        with receive_streamed_weights(endpoint, INFO, CPU, 10) as weights:
+            for _ in range(after):
+                next(weights)
+            raise ValueError("no room for it")
+
+    return take
+
+
+@pytest.mark.parametrize("after", [0, 1, len(INFO) // 2, len(INFO)])
+def test_an_error_of_the_engine_is_raised_on_the_trainer_whenever_it_comes(endpoint: str, after: int) -> None:
+    trainer, engine = both(sending(endpoint), failing(endpoint, after))
+    assert trainer == f"RuntimeError: the engine at {endpoint} refused the weights: ValueError: no room for it"
+    assert engine == "ValueError: no room for it"
+
+
+def test_an_engine_that_stops_early_refuses(endpoint: str) -> None:
+    def stop() -> None:
+        with receive_streamed_weights(endpoint, INFO, CPU, 10) as weights:
+            next(weights)
+
+    trainer, engine = both(sending(endpoint), stop)
+    assert trainer.endswith("refused the weights: ValueError: the engine stopped before the last weight")
+    assert engine == "ValueError: the engine stopped before the last weight"
+
+
+STEPS = INFO["steps"]
+
+
+@pytest.mark.parametrize(
+    ("info", "text"),
+    [
+        ({name: value for name, value in INFO.items() if name != "steps"}, "'steps' was not announced, or came before"),
+        ({**INFO, "steps": (STEPS[0], torch.int32)}, "'steps' is () torch.int64, announced was () torch.int32"),
+        ({**INFO, "steps": (torch.Size([2]), STEPS[1])}, "'steps' is () torch.int64, announced was (2,) torch.int64"),
+        ({**INFO, "another": STEPS}, "the trainer did not send another"),
+    ],
+)
+def test_an_engine_that_was_told_otherwise_refuses(endpoint: str, info: Any, text: str) -> None:
+    trainer, engine = both(sending(endpoint), taking(endpoint, {}, info))
+    assert trainer.startswith(f"RuntimeError: the engine at {endpoint} refused the weights: ValueError: ")
+    assert trainer.endswith(text)
+    assert engine.endswith(text)
+
+
+def broken() -> Iterator[tuple[str, Tensor]]:
+    items = list(parameters())
+    yield from items[:8]
+    raise OSError("gathering failed")
+
+
+@pytest.mark.parametrize(
+    ("items", "error"),
+    [
+        (broken, "OSError: gathering failed"),
+        (lambda: list(parameters())[:-1], "ValueError: the next weight should be 'head.weight' (61, 8)"),
+        (lambda: [*parameters(), ("more", torch.ones(1))], "ValueError: weight 'more' is sent but was not announced"),
+    ],
+    ids=["raises", "ends early", "goes on"],
+)
+def test_an_error_of_the_trainer_is_raised_on_the_engine(endpoint: str, items: Any, error: str) -> None:
+    trainer, engine = both(sending(endpoint, items()), taking(endpoint, {}))
+    assert trainer.startswith(error)
+    assert engine.startswith(f"ConnectionError: the trainer failed: {error}")
+
+
+def test_a_trainer_without_an_engine_gives_up_in_time(endpoint: str) -> None:
+    with pytest.raises(TimeoutError, match=f"no engine came to {endpoint} within 0.1 s"):
+        sending(endpoint, timeout_s=0.1)()
+
+
+def test_a_trainer_whose_engine_is_silent_gives_up_in_time(endpoint: str) -> None:
+    def dawdle() -> None:
+        with receive_streamed_weights(endpoint, INFO, CPU, 10) as weights:
+            next(weights)
+            time.sleep(0.6)
+            raise ValueError("too late")
+
+    trainer, engine = both(sending(endpoint, timeout_s=0.3), dawdle)
+    assert trainer == f"TimeoutError: no answer from the engine at {endpoint} within 0.3 s"
+    assert engine == "ValueError: too late"
+
+
+DYING = """if True:
+    import os, sys, zmq
+    socket = zmq.Context().socket(zmq.REP)
+    socket.setsockopt(zmq.RCVTIMEO, 20_000)
+    socket.connect(sys.argv[1])
+    print("here", flush=True)
+    socket.recv()
+    os._exit(1)
+"""
+
+
+def test_a_trainer_whose_engine_is_killed_gives_up_in_time_and_serves_the_next_one(endpoint: str) -> None:
+    with closing(WeightStream(endpoint, CPU, 2)) as stream:
+        with subprocess.Popen([sys.executable, "-c", DYING, endpoint], stdout=subprocess.PIPE) as engine:
+            assert engine.stdout is not None
+            engine.stdout.readline()
+            with pytest.raises(TimeoutError, match="no answer from the engine at"):
+                stream.stream(INFO, parameters(), 3000)
+        assert both(lambda: stream.stream(INFO, parameters(), 3000), taking(endpoint, {})) == ("done", "done")
+
+
+def test_an_engine_without_a_trainer_gives_up_in_time(endpoint: str) -> None:
+    with pytest.raises(TimeoutError, match=f"no message from the trainer at {endpoint} within 0.1 s"):
+        taking(endpoint, {}, timeout_s=0.1)()
+
+
+ONE_WEIGHT = {"w": (torch.Size([4]), torch.float32)}
+
+
+def asking(endpoint: str, *messages: dict[str, Any]) -> Callable[[], None]:
+    """A trainer with messages of its own making, each the first of a stream of one weight but for what is said."""
+
+    def ask() -> None:
+        buffer = SharedBuffer(16, CPU)
+        well = {"stream": b"1", "index": 0, "handle": buffer.handle, "used_again": True, "used_bytes": 16}
+        with closing(RequestChannel(endpoint, 10)) as channel:
+            for message in messages:
+                channel.send({**well, "weights": [["w", "float32", [4], 0]], **message})
+                channel.await_answer()
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"index": 1}, "expected message 0 of this stream of weights, not 1 of another one"),
+        ({"weights": [["w", "float32", [4], 4]]}, "weight 'w' would lie outside the 16 bytes used"),
+        ({"weights": [["w", "float32", [4], -4]]}, "weight 'w' would lie outside the 16 bytes used"),
+        ({"weights": [["w", "object", [4], 0]]}, "dtype 'object' is no element type we know"),
+        ({"used_bytes": 99, "weights": [["w", "float32", [4], 16]]}, "would lie outside the 16 bytes used"),
+        ({"handle": ["cuda", 0, b""]}, "the trainer's memory is of the kind 'cuda', which cannot be opened on cpu"),
+        ({"handle": ["memory", os.getpid(), 99_999]}, "the trainer's memory cannot be opened"),
+    ],
+)
+def test_messages_that_make_no_sense_are_refused(endpoint: str, changes: dict[str, Any], text: str) -> None:
+    trainer, engine = both(asking(endpoint, changes), taking(endpoint, {}, ONE_WEIGHT))
+    assert text in trainer
+    assert text in engine
+
+
+def test_a_trainer_that_starts_anew_is_not_taken_for_the_one_that_broke_off(endpoint: str) -> None:
+    send = asking(endpoint, {}, {"index": 1, "stream": b"2"})
+    trainer, engine = both(send, taking(endpoint, {}, ONE_WEIGHT))
+    assert "expected message 1 of this stream of weights" in trainer
+    assert "expected message 1 of this stream of weights" in engine
+
+
+def test_without_pyzmq_the_extra_is_named(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_channels, "zmq", None)
+    with pytest.raises(ImportError, match=r"install rl-dataplane\[trainer\]"):
+        sending(endpoint)()
+
+
+def test_the_folder_of_sockets_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = Path(stream_endpoint(CPU, 3).removeprefix("ipc://")).parent
+    assert stream_endpoint(CPU, 3) == f"ipc://{folder}/rank3.sock"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    with pytest.raises(PermissionError, match="must be a folder of this user with rights 0700"):
+        stream_endpoint(CPU, 3)

@@ -1,0 +1,27 @@
+"""Handing a trainer's weights to generation engines, whole and in Hugging Face names.
+
+Trainers use a `WeightPublisher`; engines `receive_streamed_weights` on the same device or join a `WeightCollective`
+from elsewhere, and may `load_weights` into a model of torch.
+"""
+
+from __future__ import annotations
+
+from trainer_adapter.refit._endpoints import stream_endpoint
+from trainer_adapter.refit._generation_parameters import RefitInfo, generation_parameters, refit_info
+from trainer_adapter.refit._loading import load_weights
+from trainer_adapter.refit._streamed_weights import receive_streamed_weights
+from trainer_adapter.refit._weight_collective import WeightCollective
+from trainer_adapter.refit._weight_publisher import WeightPublisher
+from trainer_adapter.refit._weight_stream import WeightStream
+
+__all__ = [
+    "RefitInfo",
+    "WeightCollective",
+    "WeightPublisher",
+    "WeightStream",
+    "generation_parameters",
+    "load_weights",
+    "receive_streamed_weights",
+    "refit_info",
+    "stream_endpoint",
+]

@@ -1,0 +1,89 @@
+"""A trainer's weights as generation engines know them: whole, in Hugging Face names, in one dtype, adapters merged in.
+
+What is sent is the model's state dict, entry by entry and in its order. Tied embeddings are two entries and are sent
+under both names: an engine that ties them too writes equal values twice, and one that does not still ends with equal
+weights. One rule for dtypes: floating-point entries are cast, all others stay as they are.
+
+Only one parameter is whole at a time. The iterator keeps none once it is asked for the next; whoever iterates should
+not either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+RefitInfo: TypeAlias = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""Full shape and dtype of every weight that is sent, by its name, in the order of sending."""
+
+EXTRA_STATE = "_extra_state"
+
+
+def generation_parameters(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of every weight, contiguous, on the device where the model computes.
+
+    Gathering divided weights is a collective: all ranks of the model iterate in step and to the end, and each gets all.
+    A layer X with an adapter gives X.weight + lora_B.weight @ lora_A.weight * X.scale, added in float32 or wider. A
+    model that has a `state_dict_adapter` (NeMo AutoModel) gives what that makes of each entry.
+    """
+    return _entries(model, dtype, _whole)
+
+
+def refit_info(model: nn.Module, dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Names, full shapes and dtypes of generation_parameters, in its order. No collective, no memory for weights."""
+    return {name: (value.shape, value.dtype) for name, value in _entries(model, dtype, _without_values)}
+
+
+def _entries(model: nn.Module, dtype: torch.dtype, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    state = model.state_dict()
+    for name in state:
+        if _is_sent(name):
+            yield from _adapted(model, state, name, dtype, gather)  # whose locals are gone before the next entry
+
+
+def _is_sent(name: str) -> bool:
+    return not name.endswith(EXTRA_STATE) and not {"lora_A", "lora_B"} & set(name.split("."))
+
+
+def _adapted(
+    model: nn.Module, state: Mapping[str, Tensor], name: str, dtype: torch.dtype, gather: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """The entry as engines know it, in several tensors where its layout differs from theirs."""
+    for sent_name, value in _renamed(model, name, _merged(model, state, name, gather)):
+        yield sent_name, value.to(dtype if value.is_floating_point() else value.dtype).contiguous()
+
+
+def _renamed(model: nn.Module, name: str, value: Tensor) -> list[tuple[str, Tensor]]:
+    adapter = getattr(model, "state_dict_adapter", None)
+    if adapter is None:
+        return [(name, value)]
+    converted: list[tuple[str, Tensor]] = adapter.convert_single_tensor_to_hf(
+        name, value, exclude_key_regex=f".*{EXTRA_STATE}.*", quantization=False
+    )
+    return converted
+
+
+def _merged(model: nn.Module, state: Mapping[str, Tensor], name: str, gather: Callable[[Tensor], Tensor]) -> Tensor:
+    weight = gather(state[name])
+    layer, _, last = name.rpartition(".")
+    a, b = state.get(f"{layer}.lora_A.weight"), state.get(f"{layer}.lora_B.weight")
+    if last != "weight" or a is None or b is None:
+        return weight
+    exact = torch.promote_types(weight.dtype, torch.float32)
+    scale = float(model.get_submodule(layer).scale)  # type: ignore[arg-type]  # a number, not a module
+    return torch.addmm(weight.to(exact), gather(b).to(exact), gather(a).to(exact), alpha=scale)
+
+
+def _whole(value: Tensor) -> Tensor:
+    if not isinstance(value, DTensor):
+        return value
+    # Weights that are kept on the CPU are gathered where their ranks can talk to each other.
+    return cast("DTensor", value.to(value.device_mesh.device_type)).full_tensor()
+
+
+def _without_values(value: Tensor) -> Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")

@@ -1,0 +1,190 @@
+"""Weights from rank 0 of the trainers to engines on any devices: broadcasts of groups of weights, end to end.
+
+Ranks of trainers come first, those of engines after them. A transfer has three parts, and every rank takes part in all:
+
+    agree       rank 0 says how large groups are, and a digest of the names, shapes and dtypes; all compare
+    groups      two buffers in turn, so that one is filled or read while the other is under way
+    verdict     whether every rank did well
+
+A rank that fails in between (a gathering fails, an engine does not want a weight) goes on to take part with whatever is
+in its buffers, and says so in the verdict. So no rank is left waiting, the group stays in step for the next transfer,
+and no rank takes for good what was not good for all. Ranks of trainers other than 0 iterate over the weights too, since
+gathering divided ones is theirs as well, and drop what they get.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgpack
+import torch
+from torch import Tensor
+
+from dataplane_client.dtypes import dtype_name
+from trainer_adapter.refit._deadline_group import DeadlineGroup
+from trainer_adapter.refit._generation_parameters import RefitInfo
+from trainer_adapter.refit._weight_groups import (
+    AlternateBuffers,
+    default_buffer_bytes,
+    expect_end,
+    fill,
+    plan_groups,
+    skip,
+)
+
+_SIZE_BYTES = 8
+
+
+class WeightCollective:
+    """One rank of the group. All ranks call together: trainers `broadcast`, engines `receive`, as often as wanted."""
+
+    def __init__(
+        self,
+        ip: str,
+        port: int,
+        world_size: int,
+        rank: int,
+        device: torch.device,
+        timeout_s: float = 300.0,
+        group_bytes: int | None = None,
+    ) -> None:
+        """Back when all world_size ranks are there.
+
+        timeout_s: for the others to come, and for each step of a transfer. group_bytes: size of each of the two
+        buffers, decided by rank 0 (None: 2 % of the GPU's memory, at most 5 GB; on the CPU 256 MiB).
+
+        Raises TimeoutError where the others do not come.
+        """
+        self._limit = default_buffer_bytes(device) if group_bytes is None else group_bytes
+        self._group = DeadlineGroup(ip, port, world_size, rank, device, timeout_s)
+
+    def broadcast(self, info: RefitInfo, parameters: Iterator[tuple[str, Tensor]]) -> None:
+        """Send all weights, back when every engine has loaded them. Every rank of the trainers must call this.
+
+        Raises ValueError where parameters or the info of rank 0 differ from this rank's info, whatever parameters
+        raise, RuntimeError where another rank failed, ConnectionError where one is gone or silent: then the collective
+        is closed and has to be made anew.
+        """
+        transfer = self._agree(info)
+        error: Exception | None = None
+        for index, group in enumerate(transfer.groups):
+            buffer = transfer.free_buffer(index)
+            if self._group.rank > 0 or error is not None:
+                failed = _error_of(skip, group, parameters)
+            else:
+                failed = _error_of(fill, buffer, group, parameters)
+            error = error or failed
+            transfer.start(index, buffer)
+        transfer.finish()
+        self._conclude(error or _error_of(expect_end, parameters))
+
+    @contextmanager
+    def receive(self, info: RefitInfo) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """Names and weights, in the order of info, on this rank's device.
+
+            with collective.receive(info) as weights:
+                load_weights(model, info, weights)
+
+        A weight is valid until the next one is asked for: copy what is to stay. An exception that leaves the block
+        ends the transfer with an error on all ranks; so does leaving it before the last weight. After any error the
+        engine's weights are partly new.
+
+        Raises ValueError where the info of rank 0 is another, RuntimeError where another rank failed, ConnectionError
+        where one is gone or silent: then the collective is closed and has to be made anew.
+        """
+        incoming = self._agree(info).incoming()
+        error: Exception | None = None
+        try:
+            yield (weight for weight in incoming)  # which may be closed, unlike the transfer itself
+        except Exception as failed:  # noqa: BLE001  # raised below, when all others know
+            error = failed
+        except BaseException:
+            self.close()
+            raise
+        try:
+            left = sum(1 for _ in incoming)
+        except ConnectionError as lost:
+            raise lost from error
+        if left and error is None:
+            error = ValueError(f"the engine stopped before the last {left} weights")
+        self._conclude(error)
+
+    def close(self) -> None:
+        """May be called again."""
+        self._group.close()
+
+    def _agree(self, info: RefitInfo) -> _Transfer:
+        digest = _digest(info)
+        own = list(self._limit.to_bytes(_SIZE_BYTES, "little") + digest)
+        first = torch.tensor(own, dtype=torch.uint8, device=self._group.device)
+        self._group.wait(self._group.start_broadcast(first))
+        sent = bytes(first.tolist())
+        differs = sent[_SIZE_BYTES:] != digest
+        self._conclude(ValueError("rank 0 has weights of other names, shapes or dtypes") if differs else None)
+        return _Transfer(self._group, info, int.from_bytes(sent[:_SIZE_BYTES], "little"))
+
+    def _conclude(self, error: Exception | None) -> None:
+        if self._group.closed and error is not None:
+            raise error
+        another_failed = self._group.any_failed(error is not None)
+        if error is not None:
+            raise error
+        if another_failed:
+            raise RuntimeError("another rank of the group for weights failed; its own error tells why")
+
+
+class _Transfer:
+    """The groups of one transfer and their two buffers."""
+
+    def __init__(self, group: DeadlineGroup, info: RefitInfo, limit_bytes: int) -> None:
+        self._group = group
+        self.groups = plan_groups(info, limit_bytes, alignment=1)
+        self._buffers = AlternateBuffers(self.groups, limit_bytes, self._new_buffer)
+        self._under_way: dict[int, tuple[int, Tensor]] = {}
+
+    def free_buffer(self, index: int) -> Tensor:
+        """For group `index`, as long as that; waits until nobody needs what was in it."""
+        self._finish_turn(index % 2)
+        return self._buffers.of(index)[: self.groups[index].size_bytes]
+
+    def start(self, index: int, buffer: Tensor) -> None:
+        self._under_way[index % 2] = (self._group.start_broadcast(buffer), buffer)
+
+    def finish(self) -> None:
+        for turn in list(self._under_way):
+            self._finish_turn(turn)
+
+    def incoming(self) -> Iterator[tuple[str, Tensor]]:
+        self._ask_for(0)
+        for index, group in enumerate(self.groups):
+            self._ask_for(index + 1)
+            buffer = self._under_way[index % 2][1]
+            self._finish_turn(index % 2)
+            yield from group.weights_in(buffer)
+
+    def _ask_for(self, index: int) -> None:
+        if index < len(self.groups):
+            self.start(index, self.free_buffer(index))
+
+    def _finish_turn(self, turn: int) -> None:
+        if turn in self._under_way:
+            self._group.wait(self._under_way.pop(turn)[0])
+
+    def _new_buffer(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self._group.device)
+
+
+def _digest(info: RefitInfo) -> bytes:
+    described = [[name, dtype_name(dtype), list(shape)] for name, (shape, dtype) in info.items()]
+    return hashlib.sha256(msgpack.packb(described)).digest()
+
+
+def _error_of(step: Any, *arguments: Any) -> Exception | None:
+    try:
+        step(*arguments)
+    except Exception as error:  # noqa: BLE001  # raised when all others know
+        return error
+    return None

@@ -1,0 +1,141 @@
+"""Weights side by side in buffers of bytes: which go together, and where each lies.
+
+Sender and receivers plan for themselves, from the same names, shapes and dtypes, and come to the same plan. Weights
+keep their order; a group is closed when the next one does not fit any more, and a weight that is larger than the limit
+is a group of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from trainer_adapter.refit._generation_parameters import RefitInfo
+
+MEMORY_SHARE = 0.02
+"""Of a GPU's memory that buffers may take."""
+MOST_BYTES = 5_000_000_000
+CPU_BYTES = 256 * 1024**2
+
+BufferT = TypeVar("BufferT")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a weight lies in the buffer of its group; start and end in bytes."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.shape.numel() * self.dtype.itemsize
+
+    def weight_in(self, buffer: Tensor) -> Tensor:
+        """A view of the buffer (uint8), or a copy where torch cannot view elements that begin at an odd place."""
+        part = buffer[self.start : self.end]
+        if self.start % self.dtype.itemsize:
+            part = part.clone()
+        return part.view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Weights that travel together, in order."""
+
+    places: tuple[Place, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.places[-1].end
+
+    def weights_in(self, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
+        return ((place.name, place.weight_in(buffer)) for place in self.places)
+
+
+def default_buffer_bytes(device: torch.device) -> int:
+    """2 % of a GPU's memory and at most 5 GB, or 256 MiB on the CPU."""
+    if device.type != "cuda":
+        return CPU_BYTES
+    return min(int(torch.cuda.get_device_properties(device).total_memory * MEMORY_SHARE), MOST_BYTES)
+
+
+def plan_groups(info: RefitInfo, limit_bytes: int, alignment: int) -> list[Group]:
+    """Groups of at most limit_bytes each, single larger weights excepted; weights begin at multiples of alignment."""
+    groups: list[Group] = []
+    places: list[Place] = []
+    for name, (shape, dtype) in info.items():
+        end = places[-1].end if places else 0
+        place = Place(name, shape, dtype, -(-end // alignment) * alignment)
+        if places and place.end > limit_bytes:
+            groups.append(Group(tuple(places)))
+            places, place = [], Place(name, shape, dtype, 0)
+        places.append(place)
+    return [*groups, Group(tuple(places))] if places else groups
+
+
+def fill(buffer: Tensor, group: Group, parameters: Iterator[tuple[str, Tensor]]) -> None:
+    """Copy the group's weights, the next ones of parameters, to their places.
+
+    Raises ValueError where parameters go on otherwise than planned.
+    """
+    for place in group.places:
+        _put(buffer, place, next(parameters, None))
+
+
+def skip(group: Group, parameters: Iterator[tuple[str, Tensor]]) -> None:
+    """Let the group's weights be gathered, and drop them."""
+    for _ in group.places:
+        next(parameters, None)
+
+
+def expect_end(parameters: Iterator[tuple[str, Tensor]]) -> None:
+    surplus = next(parameters, None)
+    if surplus is not None:
+        raise ValueError(f"weight {surplus[0]!r} is sent but was not announced")
+
+
+def _put(buffer: Tensor, place: Place, item: tuple[str, Tensor] | None) -> None:
+    expected = (place.name, place.shape, place.dtype)
+    found = None if item is None else (item[0], item[1].shape, item[1].dtype)
+    if item is None or found != expected:
+        raise ValueError(f"the next weight should be {_told(expected)}, as announced, but is {_told(found)}")
+    buffer[place.start : place.end].copy_(item[1].reshape(-1).view(torch.uint8))
+
+
+def _told(weight: tuple[str, torch.Size, torch.dtype] | None) -> str:
+    return "missing" if weight is None else f"{weight[0]!r} {tuple(weight[1])} {weight[2]}"
+
+
+class AlternateBuffers(Generic[BufferT]):
+    """Two buffers used in turn, so that one is filled while the other is on its way or being read.
+
+    Made when they are first needed, no larger than the groups that go through them; a group beyond the limit gets a
+    buffer of its own, which is let go of when its turn has come again.
+    """
+
+    def __init__(self, groups: list[Group], limit_bytes: int, make: Callable[[int], BufferT]) -> None:
+        self._groups, self._limit, self._make = groups, limit_bytes, make
+        self._size = max((group.size_bytes for group in groups if self.is_shared(group)), default=0)
+        self._shared: dict[int, BufferT] = {}
+        self._own: dict[int, BufferT] = {}
+
+    def is_shared(self, group: Group) -> bool:
+        return group.size_bytes <= self._limit
+
+    def of(self, index: int) -> BufferT:
+        """The buffer of group `index`. Whatever was in it belonged to group `index` - 2 or an earlier one."""
+        turn, group = index % 2, self._groups[index]
+        self._own.pop(turn, None)
+        if not self.is_shared(group):
+            self._own[turn] = self._make(group.size_bytes)
+            return self._own[turn]
+        if turn not in self._shared:
+            self._shared[turn] = self._make(self._size)
+        return self._shared[turn]

@@ -1,0 +1,107 @@
+"""A trainer's rank hands its weights to the engine on the same device, through memory that both see.
+
+    trainer                               engine
+    fill buffer 0  ---- message 0 ---->   read buffer 0
+    fill buffer 1  <--- answer 0  -----
+                   ---- message 1 ---->   read buffer 1
+    fill buffer 0  <--- answer 1  -----
+                   ---- complete  ---->   check that nothing is missing
+                   <--- answer    -----
+
+A message says which buffer, how many of its bytes are used, and each weight's name, dtype, shape and first byte. A
+buffer is written to again only after the answer to its message, so the engine may read it until then. All messages of
+one stream carry its number: a trainer that starts anew is never taken for the one that broke off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dataplane_client.dtypes import dtype_name
+from trainer_adapter.refit._channels import RequestChannel
+from trainer_adapter.refit._generation_parameters import RefitInfo
+from trainer_adapter.refit._shared_buffers import SharedBuffer
+from trainer_adapter.refit._weight_groups import AlternateBuffers, Group, expect_end, fill, plan_groups
+
+ALIGNMENT = 512
+"""Bytes; what CUDA's allocator gives too."""
+
+
+class WeightStream:
+    """Sends to one engine, as often as asked. Owns the socket at the endpoint; its owner closes it."""
+
+    def __init__(self, endpoint: str, device: torch.device, timeout_s: float = 120.0) -> None:
+        """device: where the buffers lie; the engine must see the same. timeout_s: for each answer of the engine."""
+        self._endpoint, self._device, self._timeout_s = endpoint, device, timeout_s
+        self._channel: RequestChannel | None = None
+
+    def stream(self, info: RefitInfo, parameters: Iterator[tuple[str, Tensor]], buffer_size_bytes: int) -> None:
+        """Send all weights, back when the engine has them.
+
+        info: what parameters yield. buffer_size_bytes: of both buffers together; a weight that is larger than half of
+        it gets one of its own.
+
+        Raises TimeoutError naming the endpoint where no engine answers in time, RuntimeError with the engine's reason
+        where it refuses, ValueError where parameters and info differ. The engine is told of errors on this side.
+        """
+        groups = plan_groups(info, buffer_size_bytes // 2, ALIGNMENT)
+        buffers = AlternateBuffers(groups, buffer_size_bytes // 2, lambda size: SharedBuffer(size, self._device))
+        if self._channel is None:
+            self._channel = RequestChannel(self._endpoint, self._timeout_s)
+        try:
+            self._send(self._channel, groups, buffers, parameters)
+        except BaseException as error:
+            _tell(self._channel, error)
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """May be called again, and the stream used again."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _send(
+        self,
+        channel: RequestChannel,
+        groups: list[Group],
+        buffers: AlternateBuffers[SharedBuffer],
+        parameters: Iterator[tuple[str, Tensor]],
+    ) -> None:
+        stream = os.urandom(8)
+        for index, group in enumerate(groups):
+            buffer = buffers.of(index)
+            fill(buffer.tensor, group, parameters)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # the engine reads in another stream of another process
+            channel.await_answer()
+            channel.send({"stream": stream, "index": index, **_described(buffer, group, buffers.is_shared(group))})
+        expect_end(parameters)
+        channel.await_answer()
+        channel.send({"stream": stream, "index": len(groups), "complete": True})
+        channel.await_answer()
+
+
+def _described(buffer: SharedBuffer, group: Group, used_again: bool) -> dict[str, Any]:
+    weights = [[place.name, dtype_name(place.dtype), list(place.shape), place.start] for place in group.places]
+    return {
+        "handle": buffer.handle,
+        "used_again": used_again,
+        "used_bytes": group.size_bytes,
+        "weights": weights,
+    }
+
+
+def _tell(channel: RequestChannel, error: BaseException) -> None:
+    """The engine waits for the next message: let it be this error, unless the engine itself is what failed."""
+    with contextlib.suppress(TimeoutError, RuntimeError):
+        if isinstance(error, Exception) and channel.usable:
+            channel.await_answer()
+            channel.send({"failed": f"{type(error).__name__}: {error}"})
+            channel.await_answer()
