@@ -1,0 +1,419 @@
+"""Four ranks, two replicas of two, that play every case against a real server; see test_between_ranks.py.
+
+Each writes what it saw as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from tests.trainer_adapter.data_plane.exchanged_values import equal, mapping_of
+from torch.distributed.device_mesh import init_device_mesh
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.meta import KVBatchMeta
+from trainer_adapter._exchange import broadcast_outcome, broadcast_values, gather_values
+from trainer_adapter.automodel.config import DistributedContext
+from trainer_adapter.data_plane import DataPlaneSide, ReplicaGroup, replica_group
+from trainer_adapter.pad_target import with_pad_target
+
+CPU = torch.device("cpu")
+PAD = 9
+MULTIPLE = 4
+LENGTHS = [3, 1, 2, 3, 7, 1, 6, 2]
+IDS = [f"s{row}" for row in range(len(LENGTHS))]
+ORDERS = [[2, 0, 3, 1], [5, 7, 4, 6]]
+"""The rows of each replica, not as they were put."""
+FIELDS = ["input_ids", "token_mask", "sample_mask", "notes"]
+WORLD = 4
+
+
+def tokens(row: int) -> list[int]:
+    return [100 * (row + 1) + token for token in range(LENGTHS[row])]
+
+
+def first_batch() -> dict[str, Any]:
+    """What is put of all rows."""
+    ids, mask = torch.full((8, 7), PAD), torch.zeros(8, 7, dtype=torch.bool)
+    for row, length in enumerate(LENGTHS):
+        ids[row, :length], mask[row, :length] = torch.tensor(tokens(row)), True
+    notes = np.empty(8, object)
+    notes[:] = [{"row": row, "tools": ["x"] * row} for row in range(8)]
+    lengths = torch.tensor(LENGTHS)
+    return {
+        "input_ids": ids,
+        "token_mask": mask,
+        "sample_mask": torch.ones(8),
+        "input_lengths": lengths,
+        "notes": notes,
+    }
+
+
+def meta_of(partition: str, rows: list[int], known: bool = True) -> KVBatchMeta:
+    lengths = [LENGTHS[row] for row in rows] if known else None
+    return KVBatchMeta(partition, "train", [IDS[row] for row in rows], list(FIELDS), lengths)
+
+
+@dataclass
+class Rank:
+    """One rank: its replica, and a client where it leads."""
+
+    rank: int
+    replica: ReplicaGroup
+    dp_group: Any
+    client: DataPlaneClient | None
+    address: str
+
+    @property
+    def dp_rank(self) -> int:
+        return self.rank // 2
+
+    def side(self, client: DataPlaneClient | None = None) -> DataPlaneSide:
+        return DataPlaneSide(
+            client or self.client,
+            replica=self.replica,
+            dp_group=self.dp_group,
+            device=CPU,
+            pad_token_id=PAD,
+            pad_multiple=MULTIPLE,
+        )
+
+    def claim(self, partition: str, size: int = 8, **options: Any) -> Any:
+        how: dict[str, Any] = {"step": 0, "dp_rank": self.dp_rank, "dp_world": 2, "timeout_s": 10, **options}
+        return self.side().claim_shard(partition, "train", ["input_ids"], size, **how)
+
+
+def shown(batch: Any) -> dict[str, Any]:
+    """A batch as JSON."""
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in batch.items()}
+
+
+def raised(call: Callable[[], Any]) -> str:
+    """What a call raises."""
+    try:
+        return f"nothing, but {call()}"
+    except Exception as error:  # noqa: BLE001  # whatever it is, the test judges it
+        return f"{type(error).__name__}: {error}"
+
+
+# --- fetch ---
+
+
+def fetched(here: Rank, name: str) -> Any:
+    return shown(here.side().fetch(meta_of(name, ORDERS[here.dp_rank])))
+
+
+def some_fields(here: Rank, name: str) -> Any:
+    return shown(here.side().fetch(meta_of(name, ORDERS[here.dp_rank]), ("notes", "token_mask")))
+
+
+def minted(here: Rank, name: str) -> Any:
+    whole = with_pad_target(meta_of(name, list(range(8))), pad_to_multiple=6)
+    return shown(here.side().fetch(whole.subset(ORDERS[here.dp_rank]), fetch_policy="leader_broadcast"))
+
+
+def unknown_lengths(here: Rank, name: str) -> Any:
+    return shown(here.side().fetch(meta_of(name, ORDERS[here.dp_rank], known=False)))
+
+
+def unaligned(here: Rank, name: str) -> Any:
+    widths = []
+    for known in (True, False):
+        batch = here.side().fetch(meta_of(name, ORDERS[here.dp_rank], known), dp_aligned_seq_len=False)
+        widths.append(batch["input_ids"].shape[1])
+    return widths
+
+
+def independent(here: Rank, name: str) -> Any:
+    with connect(here.address) as client:
+        return shown(here.side(client).fetch(meta_of(name, ORDERS[here.dp_rank]), fetch_policy="independent"))
+
+
+def jagged(here: Rank, name: str) -> Any:
+    batch = here.side().fetch(meta_of(name, ORDERS[here.dp_rank]), layout="jagged")
+    together = batch["input_ids"] * batch["token_mask"]  # the same offsets
+    return {"rows": [row.tolist() for row in together.unbind()], "notes": batch["notes"].tolist()}
+
+
+def preprocessed(here: Rank, name: str) -> Any:
+    calls = []
+
+    def doubled(batch: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+        calls.append(here.rank)
+        return BatchedDataDict({**batch, "doubled": batch["input_ids"] * 2})
+
+    return {**shown(here.side().fetch(meta_of(name, ORDERS[here.dp_rank]), preprocess=doubled)), "calls": calls}
+
+
+def planned(here: Rank, name: str) -> Any:
+    plan = {"micro_batch_indices": [[[0, 1], [1, 4]]], "micro_batch_lengths": [[4, 8]], "elem_counts_per_gb": [4]}
+    meta = replace(meta_of(name, ORDERS[here.dp_rank]), extra_info=plan)
+    batch = here.side().fetch(meta)
+    return [batch.micro_batch_indices, batch.micro_batch_lengths, batch.elem_counts_per_gb]
+
+
+def plan_of_other_rows(here: Rank, name: str) -> Any:
+    plan = {"micro_batch_indices": [[[0, 1], [1, 4]]], "micro_batch_lengths": [[4, 8]]}
+    meta = replace(meta_of(name, ORDERS[here.dp_rank][:3]), extra_info=plan)
+    return raised(lambda: here.side().fetch(meta))
+
+
+def unreadable(here: Rank, name: str) -> Any:
+    """One replica's rows are not there, and the others find out only where they have to agree."""
+    rows = meta_of(name, ORDERS[here.dp_rank])
+    if here.dp_rank == 1:
+        rows = replace(rows, sample_ids=["s5", "gone", "s4", "s6"])
+    unknown = replace(rows, sequence_lengths=None)
+    return [raised(partial(here.side().fetch, meta)) for meta in (rows, unknown)]
+
+
+def unreadable_by_one(here: Rank, name: str) -> Any:
+    rows = meta_of(name, ORDERS[here.dp_rank])
+    if here.rank == 3:
+        rows = replace(rows, sample_ids=["s5", "gone", "s4", "s6"])
+    with connect(here.address) as client:
+        return raised(lambda: shown(here.side(client).fetch(rows, fetch_policy="independent")))
+
+
+def preprocess_fails(here: Rank, name: str) -> Any:
+    def fails(batch: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+        raise KeyError("no such prompt")
+
+    meta = meta_of(name, ORDERS[here.dp_rank])
+    return [
+        raised(partial(here.side().fetch, meta, preprocess=step)) for step in (fails, lambda batch: batch.slice(0, 3))
+    ]
+
+
+def without_client(here: Rank, name: str) -> Any:
+    side = replace(here, client=None).side()
+    meta = meta_of(name, ORDERS[here.dp_rank])
+    side.write_back(meta, {}, result_key="logprobs", field="prev_logprobs")
+    return raised(lambda: side.fetch(meta))
+
+
+# --- write_back ---
+
+
+def results_of(here: Rank, rows: list[int]) -> dict[str, torch.Tensor]:
+    """Padded, different on every rank; the token's position behind the point."""
+    values = torch.tensor(rows)[:, None] + torch.arange(8) / 10 + 1000 * here.rank
+    return {"logprobs": values.requires_grad_(), "reward": torch.tensor(rows) + 0.5}
+
+
+def written(here: Rank, name: str) -> Any:
+    rows = ORDERS[here.dp_rank]
+    result = results_of(here, rows) if here.replica.is_leader else None
+    here.side().write_back(meta_of(name, rows), result, result_key="logprobs", field="prev_logprobs")
+    here.side().write_back(meta_of(name, rows), result, result_key="reward", field="reward")
+    return "written"
+
+
+def written_by_input_lengths(here: Rank, name: str) -> Any:
+    rows = ORDERS[here.dp_rank]
+    result = {**results_of(here, rows), "input_lengths": torch.tensor([LENGTHS[row] for row in rows])}
+    meta = meta_of(name, rows, known=False)
+    here.side().write_back(meta, result, result_key="logprobs", field="prev_logprobs")
+    return "written"
+
+
+def unwritable(here: Rank, name: str) -> Any:
+    """The leader's result lacks the key."""
+    rows = ORDERS[here.dp_rank]
+    return raised(
+        lambda: here.side().write_back(
+            meta_of(name, rows), results_of(here, rows), result_key="scores", field="prev_logprobs"
+        )
+    )
+
+
+def put_again(here: Rank, name: str) -> Any:
+    """One row of each replica has become another one since it was claimed."""
+    claim = here.claim(name)
+    if here.client is not None:
+        first = claim.meta.sample_ids[:1]
+        here.client.clear_samples(first, name)
+        here.client.put_samples(first, name, {"sample_mask": torch.ones(1)})
+    result = {"logprobs": torch.zeros(claim.meta.size, 8)}
+
+    def write() -> None:
+        here.side().write_back(claim.meta, result, result_key="logprobs", field="prev_logprobs")
+
+    return [raised(write), claim.release()]
+
+
+# --- claims ---
+
+
+def claimed(here: Rank, name: str) -> Any:
+    with here.claim(name) as claim:
+        ids = claim.meta.sample_ids
+        rows = [IDS.index(sample_id) for sample_id in ids]
+        results = results_of(here, rows)
+        notes = np.empty(len(rows), object)
+        notes[:] = [{"by": here.rank} for _ in rows]
+        count = claim.commit({"prev_logprobs": results["logprobs"].detach(), "notes": notes})
+        again = raised(claim.commit)
+    return {"ids": ids, "known": claim.meta.sequence_lengths, "rows": count, "state": claim.state, "again": again}
+
+
+def left_clean(here: Rank, name: str) -> Any:
+    with here.claim(name) as claim:
+        pass
+    return claim.state
+
+
+def one_rank_fails(here: Rank, name: str) -> Any:
+    """Once while the others leave, once while they commit; then the step's rows are there still."""
+    seen = []
+    for commits in (False, True):
+        claim = here.claim(name)
+
+        def work(claim: Any = claim, commits: bool = commits) -> None:
+            with claim:
+                if here.rank in (1, 2):
+                    raise ZeroDivisionError("a bad row")
+                if commits:
+                    claim.commit()
+
+        seen.append([raised(work), claim.state])
+    return [*seen, here.claim(name).meta.sample_ids]
+
+
+def ranks_disagree(here: Rank, name: str) -> Any:
+    claim = here.claim(name)
+    refusal = raised(claim.release if here.rank % 2 else claim.commit)
+    return [refusal.replace(claim.claim_id, "ID"), claim.state, claim.release(reason="undecided"), claim.state]
+
+
+def fenced(here: Rank, name: str) -> Any:
+    """The rows are given to others behind the claim's back."""
+    claim = here.claim(name)
+    torch.distributed.barrier()
+    if here.rank == 0 and here.client is not None:
+        here.client.reset(name, "train")
+    torch.distributed.barrier()
+
+    def work() -> None:
+        with claim:
+            claim.commit({"prev_logprobs": torch.zeros(claim.meta.size, 8)})
+
+    return [raised(work).partition(":")[0], claim.state]
+
+
+def cleared(here: Rank, name: str) -> Any:
+    """A commit that could not write its columns leaves the claim open; leaving releases it."""
+    claim = here.claim(name)
+    if here.client is not None:
+        here.client.clear_samples(claim.meta.sample_ids[:1], name)
+    seen = []
+
+    def work() -> None:
+        with claim:
+            seen.append(raised(lambda: claim.commit({"sample_mask": torch.zeros(claim.meta.size)})))
+            raise ZeroDivisionError
+
+    return [raised(work), seen[0].partition(":")[0], claim.state]
+
+
+def too_few_rows(here: Rank, name: str) -> Any:
+    return raised(lambda: here.claim(name, 16, timeout_s=0.3)).partition(":")[0]
+
+
+# --- exchange ---
+
+
+def exchanged(here: Rank, _name: str) -> Any:
+    """How many mappings came to the other rank of the replica as they were, in either direction."""
+    group, ranks = here.replica.group, [here.rank // 2 * 2, here.rank // 2 * 2 + 1]
+    assert group is not None
+    seen = 0
+    for seed in range(60):
+        source, values = ranks[seed % 2], mapping_of(random.Random(seed))
+        got = broadcast_values(values if here.rank == source else None, source=source, group=group, device=CPU)
+        seen += equal(got, values)
+    return seen
+
+
+def gathered(here: Rank, _name: str) -> Any:
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    seen = 0
+    for seed in range(15):
+        values = [mapping_of(random.Random(1000 * rank + seed)) for rank in range(WORLD)]
+        got = gather_values(values[here.rank], group=group, device=CPU)
+        seen += all(equal(mine, theirs) for mine, theirs in zip(got, values, strict=True))
+    return seen
+
+
+def refused(here: Rank, _name: str) -> Any:
+    group = here.replica.group
+    assert group is not None
+    values = {"fine": 1, "odd": {"deep": [{1, 2}]}}
+    own = values if here.rank != 1 else {"fine": 2}
+    exchange: dict[str, Any] = {"source": here.replica.leader, "group": group, "device": CPU}
+    return [
+        raised(lambda: broadcast_values(values, **exchange)),
+        raised(lambda: broadcast_values(None, **exchange)),
+        raised(lambda: gather_values(own, group=group, device=CPU)),
+    ]
+
+
+def make_fails(here: Rank, _name: str) -> Any:
+    def make() -> dict[str, Any]:
+        raise OSError(f"disk of {here.rank}")
+
+    group = here.replica.group
+    assert group is not None
+    return raised(lambda: broadcast_outcome(make, source=here.replica.leader, group=group, device=CPU))
+
+
+def layouts(here: Rank, _name: str) -> Any:
+    """Leaders and sizes of the replicas of other meshes."""
+    seen = {}
+    for shape in [(2, 1, 2), (2, 2, 1), (1, 2, 2), (4, 1, 1)]:
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "cp", "tp"))
+        dp, cp, tp = shape
+        found = replica_group(DistributedContext(mesh, None, None, None, dp, tp, cp))
+        size = 1 if found.group is None else torch.distributed.get_world_size(found.group)
+        seen[str(shape)] = [found.leader, found.is_leader, size]
+    return seen
+
+
+FETCHES = [fetched, some_fields, minted, unknown_lengths, unaligned, independent, jagged, preprocessed, planned]
+FETCHES += [plan_of_other_rows, unreadable, unreadable_by_one, preprocess_fails, without_client]
+WRITES = [written, written_by_input_lengths, unwritable, put_again]
+CLAIMS = [claimed, left_clean, one_rank_fails, ranks_disagree, fenced, cleared, too_few_rows]
+EXCHANGES = [exchanged, gathered, refused, make_fails, layouts]
+CASES: dict[str, Callable[[Rank, str], Any]] = {
+    case.__name__: case for case in [*FETCHES, *WRITES, *CLAIMS, *EXCHANGES]
+}
+
+
+def be_a_rank(rank: int, address: str, folder: Path) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "cp", "tp"))
+    replica = replica_group(DistributedContext(mesh, None, None, None, 2, 2, 1))
+    client = connect(address) if replica.is_leader else None
+    here = Rank(rank, replica, mesh["dp"].get_group(), client, address)
+    seen = {}
+    for name, case in CASES.items():
+        seen[name] = case(here, name)
+        torch.distributed.barrier()
+    if client is not None:
+        client.close()
+    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,287 @@
+"""Two replicas of two ranks on gloo, and a real server that counts: leaders alone talk to it, and all fail together.
+
+The cases and their data stand in replica_cases.py.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+from tests.trainer_adapter.data_plane import replica_cases
+from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, ORDERS, PAD, WORLD, tokens
+from tests.trainer_adapter.ranks import run_ranks
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.columns import kv_first_write
+from dataplane_server.config import ServerConfig
+from dataplane_server.testing import ServerThread
+
+pytestmark = pytest.mark.xdist_group("data_plane_between_ranks")  # so that the ranks are started once
+
+REPOSITORY = Path(__file__).parents[3]
+DECLARED = [*replica_cases.FIELDS, "input_lengths", "prev_logprobs", "reward"]
+
+
+class Played(NamedTuple):
+    """ranks: what each rank saw, by case. counts: the server's counters by (name, partition)."""
+
+    ranks: list[dict[str, Any]]
+    counts: dict[tuple[str, str], int]
+    client: DataPlaneClient
+
+    def seen(self, case: str) -> list[Any]:
+        return [rank[case] for rank in self.ranks]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    folder = tmp_path_factory.mktemp("ranks")
+    server = ServerThread(ServerConfig(listen=(f"unix://{folder}/socket",), http="127.0.0.1:0"))
+    try:
+        with connect(server.addresses[0]) as client:
+            for name in replica_cases.CASES:
+                client.register_partition(name, DECLARED, 8, ["train"], per_token_fields=["prev_logprobs"])
+                kv_first_write(replica_cases.first_batch(), sample_ids=IDS, dp_client=client, partition_id=name)
+            arguments = [(rank, server.addresses[0], folder) for rank in range(WORLD)]
+            run_ranks(replica_cases.be_a_rank, arguments)
+            ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+            yield Played(ranks, counters(server), client)
+    finally:
+        server.stop()
+
+
+def counters(server: ServerThread) -> dict[tuple[str, str], int]:
+    with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=20) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    samples = [sample for family in families for sample in family.samples if "partition" in sample.labels]
+    return {(sample.name, sample.labels["partition"]): int(sample.value) for sample in samples}
+
+
+def padded(rows: list[int], width: int) -> list[list[int]]:
+    return [tokens(row) + [PAD] * (width - LENGTHS[row]) for row in rows]
+
+
+def batch_of(rows: list[int], width: int) -> dict[str, Any]:
+    return {
+        "input_ids": padded(rows, width),
+        "token_mask": [[True] * LENGTHS[row] + [False] * (width - LENGTHS[row]) for row in rows],
+        "sample_mask": [1.0] * len(rows),
+        "notes": [{"row": row, "tools": ["x"] * row} for row in rows],
+    }
+
+
+def by_rank(of_replica: list[Any]) -> list[Any]:
+    return [of_replica[0], of_replica[0], of_replica[1], of_replica[1]]
+
+
+# --- fetch ---
+
+
+@pytest.mark.parametrize(
+    ("case", "width", "rows_read"),
+    [("fetched", 8, 8), ("minted", 12, 8), ("unknown_lengths", 8, 8), ("independent", 8, 16)],
+)
+def test_all_ranks_get_the_rows_asked_for_at_one_width_and_leaders_alone_read(
+    played: Played, case: str, width: int, rows_read: int
+) -> None:
+    assert played.seen(case) == by_rank([batch_of(rows, width) for rows in ORDERS])
+    assert played.counts["dataplane_read_rows_total", case] == rows_read
+
+
+def test_fields_that_are_named_are_those_that_are_read(played: Played) -> None:
+    wholes = [batch_of(rows, 8) for rows in ORDERS]
+    expected = [{name: whole[name] for name in ("notes", "token_mask")} for whole in wholes]
+    assert played.seen("some_fields") == by_rank(expected)
+
+
+def test_replicas_that_need_not_agree_pad_to_their_own_rows(played: Played) -> None:
+    assert played.seen("unaligned") == by_rank([[4, 4], [8, 8]])
+
+
+def test_ragged_rows_stay_ragged_and_share_their_offsets(played: Played) -> None:
+    expected = [{"rows": [tokens(row) for row in rows], "notes": batch_of(rows, 8)["notes"]} for rows in ORDERS]
+    assert played.seen("jagged") == by_rank(expected)
+
+
+def test_the_leader_preprocesses_once_for_all(played: Played) -> None:
+    for rank, seen in enumerate(played.seen("preprocessed")):
+        assert seen["calls"] == ([rank] if rank % 2 == 0 else [])
+        assert seen["doubled"] == (2 * torch.tensor(seen["input_ids"])).tolist()
+
+
+def test_every_rank_gets_the_drivers_plan(played: Played) -> None:
+    assert played.seen("planned") == [[[[[0, 1], [1, 4]]], [[4, 8]], [4]]] * WORLD
+
+
+def test_a_plan_of_other_rows_is_refused_on_every_rank(played: Played) -> None:
+    for text in played.seen("plan_of_other_rows"):
+        assert text.startswith("ValueError: partition 'plan_of_other_rows': the plan of microbatches does not fit")
+        assert text.endswith("it is of 4 rows, the meta has 3")
+
+
+def test_a_read_that_fails_fails_on_all_ranks_of_the_replica(played: Played) -> None:
+    for rank, (known, _) in enumerate(played.seen("unreadable")):
+        assert known.startswith("NotFoundError: " if rank >= 2 else "nothing")
+        assert ("gone" in known) == (rank >= 2)
+
+
+def test_where_widths_have_to_be_agreed_on_it_fails_on_all_ranks(played: Played) -> None:
+    for rank, (_, unknown) in enumerate(played.seen("unreadable")):
+        assert unknown.startswith("NotFoundError: " if rank >= 2 else "RuntimeError: ")
+        assert ("another data-parallel rank could not read its rows" in unknown) == (rank < 2)
+
+
+def test_a_rank_that_reads_for_itself_and_fails_takes_its_replica_along(played: Played) -> None:
+    texts = played.seen("unreadable_by_one")
+    assert all(text.startswith("nothing") for text in texts[:2])
+    assert texts[2].startswith("RuntimeError: another rank of the replica failed: NotFoundError: ")
+    assert texts[3].startswith("NotFoundError: ")
+
+
+def test_a_preprocessing_that_fails_or_loses_rows_fails_on_all_ranks(played: Played) -> None:
+    for rank, (fails, drops) in enumerate(played.seen("preprocess_fails")):
+        told = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
+        assert fails == f"{told}KeyError: 'no such prompt'"
+        assert drops.startswith(f"{told}ValueError: preprocess made 3 rows of 4")
+
+
+def test_without_a_client_nothing_is_written_and_no_rank_gets_rows(played: Played) -> None:
+    for text in played.seen("without_client"):
+        assert "RuntimeError: " in text
+        assert "no client of the data plane" in text
+
+
+# --- write_back ---
+
+
+@pytest.mark.parametrize("case", ["written", "written_by_input_lengths"])
+def test_the_leaders_result_is_stored_row_by_row_without_padding(played: Played, case: str) -> None:
+    stored = played.client.get_samples(IDS, case, ["prev_logprobs"])["prev_logprobs"].unbind()
+    for row, values in enumerate(stored):
+        leader = 0 if row in ORDERS[0] else 2
+        torch.testing.assert_close(values, row + torch.arange(LENGTHS[row]) / 10 + 1000 * leader)
+
+
+def test_a_result_with_one_value_a_row_is_stored_as_it_is(played: Played) -> None:
+    stored = played.client.get_samples(IDS, "written", ["reward"])["reward"]
+    assert stored.tolist() == [row + 0.5 for row in range(8)]
+    assert played.counts["dataplane_put_call_rows_total", "written"] == 3 * 8  # rollouts, and twice each row
+
+
+def test_a_result_without_the_key_fails_on_all_ranks(played: Played) -> None:
+    for rank, text in enumerate(played.seen("unwritable")):
+        told = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
+        assert text == f"{told}RuntimeError: write-back of 'scores': the result has ['logprobs', 'reward'] only"
+
+
+def test_a_row_that_was_cleared_and_put_again_is_not_written_to(played: Played) -> None:
+    for text, released in played.seen("put_again"):
+        assert text.startswith("ReplacedError: ")
+        assert released == 3
+
+
+# --- claims ---
+
+
+def test_a_replica_claims_once_and_commits_what_its_leader_has(played: Played) -> None:
+    seen = played.seen("claimed")
+    assert [seen[1]["ids"], seen[3]["ids"]] == [seen[0]["ids"], seen[2]["ids"]]
+    assert sorted(seen[0]["ids"] + seen[2]["ids"]) == IDS
+    for rank in seen:
+        assert rank["known"] == [LENGTHS[IDS.index(sample_id)] for sample_id in rank["ids"]]
+        assert (rank["rows"], rank["state"]) == (len(rank["ids"]), "committed")
+        assert rank["again"].startswith("PreconditionError: ")
+    for name in ("dataplane_claims_total", "dataplane_commits_total"):
+        assert played.counts[name, "claimed"] == 2
+
+
+def test_columns_of_a_commit_are_stored_without_padding(played: Played) -> None:
+    stored = played.client.get_samples(IDS, "claimed", ["prev_logprobs", "notes"])
+    leaders = {sample_id: rank for rank in (0, 2) for sample_id in played.seen("claimed")[rank]["ids"]}
+    for row, (values, note) in enumerate(zip(stored["prev_logprobs"].unbind(), stored["notes"], strict=True)):
+        leader = leaders[IDS[row]]
+        torch.testing.assert_close(values, row + torch.arange(LENGTHS[row]) / 10 + 1000 * leader)
+        assert note == {"by": leader}
+
+
+def test_a_claim_that_all_leave_in_order_is_committed(played: Played) -> None:
+    assert played.seen("left_clean") == ["committed"] * WORLD
+    assert played.counts["dataplane_commits_total", "left_clean"] == 2
+
+
+def test_a_claim_that_one_rank_leaves_with_an_error_is_released_for_all(played: Played) -> None:
+    for rank, (left, committed, again) in enumerate(played.seen("one_rank_fails")):
+        for text, state in (left, committed):
+            assert state == "released"
+            if rank in (1, 2):
+                assert text == "ZeroDivisionError: a bad row"
+            else:
+                assert text.startswith("RuntimeError: claim ")
+                assert text.endswith("was released, since another rank failed with ZeroDivisionError")
+        assert len(again) == 4
+    assert ("dataplane_commits_total", "one_rank_fails") not in played.counts
+
+
+def test_ranks_that_would_end_a_claim_differently_are_told_and_keep_it(played: Played) -> None:
+    refusal = "RuntimeError: the ranks of the replica end claim ID in different ways: ['commit', 'release']"
+    for seen in played.seen("ranks_disagree"):
+        assert seen == [refusal, "open", 4, "released"]
+
+
+def test_a_fenced_claim_is_fenced_on_all_ranks(played: Played) -> None:
+    assert played.seen("fenced") == [["ClaimFencedError", "fenced"]] * WORLD
+
+
+def test_a_commit_that_lacks_a_row_leaves_the_claim_open_on_all_ranks(played: Played) -> None:
+    for left, commit, state in played.seen("cleared"):
+        assert (left, commit, state) == ("ZeroDivisionError: ", "NotFoundError", "released")
+
+
+def test_a_claim_that_times_out_does_so_on_all_ranks(played: Played) -> None:
+    assert played.seen("too_few_rows") == ["ClaimTimeoutError"] * WORLD
+
+
+# --- exchange ---
+
+
+def test_whatever_is_broadcast_comes_as_it_was(played: Played) -> None:
+    assert played.seen("exchanged") == [60] * WORLD
+
+
+def test_whatever_is_gathered_comes_as_it_was_in_the_order_of_ranks(played: Played) -> None:
+    assert played.seen("gathered") == [15] * WORLD
+
+
+def test_what_does_not_travel_is_refused_by_name_on_all_ranks(played: Played) -> None:
+    for rank, (odd, nothing, gathered) in enumerate(played.seen("refused")):
+        leader = rank // 2 * 2
+        told = "" if rank == leader else f"rank {leader}: "
+        assert odd == f"NotCarried: {told}value 'odd': set does not travel"
+        assert nothing == f"NotCarried: {told}values are a mapping, got NoneType"
+        assert gathered == f"NotCarried: {'rank 0: ' if rank == 1 else ''}value 'odd': set does not travel"
+
+
+def test_what_making_the_values_raises_is_raised_on_all_ranks(played: Played) -> None:
+    assert played.seen("make_fails") == [
+        text
+        for leader in (0, 2)
+        for text in (f"OSError: disk of {leader}", f"RuntimeError: rank {leader} failed: OSError: disk of {leader}")
+    ]
+
+
+def test_a_replica_is_all_that_share_a_place_in_dp(played: Played) -> None:
+    for rank, seen in enumerate(played.seen("layouts")):
+        pairs = [rank // 2 * 2, rank % 2 == 0, 2]
+        assert seen == {
+            "(2, 1, 2)": pairs,
+            "(2, 2, 1)": pairs,
+            "(1, 2, 2)": [0, rank == 0, 4],
+            "(4, 1, 1)": [rank, True, 1],
+        }

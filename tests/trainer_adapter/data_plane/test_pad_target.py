@@ -1,0 +1,73 @@
+"""One width for a step: minted once, kept by its parts, a multiple of all that has to divide it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dataplane_client.meta import KVBatchMeta
+from trainer_adapter.pad_target import pad_target, with_pad_target
+from trainer_adapter.sharding import shard_meta_for_dp
+
+KEY = "global_forward_pad_seqlen"
+
+
+def meta_of(lengths: list[int] | None, **extra_info: Any) -> KVBatchMeta:
+    rows = 2 if lengths is None else len(lengths)
+    return KVBatchMeta("p", "train", [f"s{row}" for row in range(rows)], None, lengths, extra_info)
+
+
+@pytest.mark.parametrize(
+    ("longest", "multiple", "rounding", "width"),
+    [
+        (7, 1, 1, 7),
+        (7, 4, 1, 8),
+        (8, 4, 1, 8),
+        (7, 8, 64, 64),
+        (65, 8, 64, 128),
+        (7, 64, 8, 64),
+        (7, 6, 4, 12),
+        (13, 6, 4, 24),
+        (0, 4, 1, 0),
+    ],
+)
+def test_the_width_holds_the_longest_row_and_both_multiples_divide_it(
+    longest: int, multiple: int, rounding: int, width: int
+) -> None:
+    meta = with_pad_target(meta_of([0, longest]), pad_to_multiple=multiple, sequence_length_round=rounding)
+    assert meta.extra_info[KEY] == width
+
+
+def test_minting_twice_changes_nothing_and_leaves_the_first_meta_alone() -> None:
+    first = meta_of([3, 5], step=1)
+    once = with_pad_target(first, pad_to_multiple=4)
+    assert with_pad_target(once, pad_to_multiple=4) == once
+    assert once.extra_info == {"step": 1, KEY: 8}
+    assert first.extra_info == {"step": 1}
+
+
+@pytest.mark.parametrize(("held", "width"), [(5, 8), (8, 8), (16, 16), (18, 20)])
+def test_a_width_of_the_first_write_is_widened_but_never_narrowed(held: int, width: int) -> None:
+    assert pad_target(with_pad_target(meta_of([3, 5], **{KEY: held}), pad_to_multiple=4)) == width
+
+
+def test_all_shards_keep_the_width_of_the_whole() -> None:
+    metas, _ = shard_meta_for_dp(with_pad_target(meta_of([1, 2, 9, 3]), pad_to_multiple=4), dp_world=2)
+    assert [pad_target(meta) for meta in metas] == [12, 12]
+
+
+@pytest.mark.parametrize(
+    ("meta", "arguments", "fragment"),
+    [
+        (meta_of([]), {"pad_to_multiple": 1}, "'p': a meta without rows has no width"),
+        (meta_of(None), {"pad_to_multiple": 1}, "without sequence_lengths"),
+        (meta_of([1]), {"pad_to_multiple": 0}, "pad_to_multiple must be at least 1, got 0"),
+        (meta_of([1]), {"pad_to_multiple": 1, "sequence_length_round": 0}, "sequence_length_round must be at least 1"),
+        (meta_of([1], **{KEY: "8"}), {"pad_to_multiple": 1}, f"'{KEY}'] must be a number of tokens, got '8'"),
+        (meta_of([1], **{KEY: True}), {"pad_to_multiple": 1}, "got True"),
+    ],
+)
+def test_what_gives_no_width_is_refused(meta: KVBatchMeta, arguments: dict[str, int], fragment: str) -> None:
+    with pytest.raises(ValueError, match=fragment.replace("[", r"\[").replace("]", r"\]")):
+        with_pad_target(meta, **arguments)

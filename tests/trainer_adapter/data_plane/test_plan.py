@@ -1,0 +1,86 @@
+"""A plan of microbatches fits the rows that were read, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs, SequencePackingArgs
+from dataplane_client.meta import KVBatchMeta
+from trainer_adapter.data_plane._plan import attach_plan
+from trainer_adapter.sharding import shard_meta_for_dp
+
+LENGTHS = [2, 8, 4, 16, 28, 32, 2, 32]
+PACKING = SequencePackingArgs(
+    max_tokens_per_microbatch=32,
+    input_key="input_ids",
+    input_lengths_key="input_lengths",
+    algorithm="modified_first_fit_decreasing",
+    sequence_length_pad_multiple=4,
+)
+DYNAMIC = DynamicBatchingArgs(
+    max_tokens_per_microbatch=32, sequence_length_round=4, input_key="input_ids", input_lengths_key="input_lengths"
+)
+
+
+def meta_of(rows: int, **extra_info: Any) -> KVBatchMeta:
+    return KVBatchMeta("p", "train", [f"s{row}" for row in range(rows)], extra_info=extra_info)
+
+
+def batch_for(meta: KVBatchMeta) -> BatchedDataDict[Any]:
+    return BatchedDataDict({"input_ids": torch.zeros(meta.size, 1)})
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"sequence_packing_args": PACKING, "batch_size": 4},
+        {"dynamic_batching_args": DYNAMIC, "batch_size": 4},
+        {"dynamic_batching_args": DYNAMIC},
+    ],
+    ids=["packing", "dynamic", "one global batch"],
+)
+def test_every_plan_of_the_driver_fits_its_shard(args: dict[str, Any]) -> None:
+    whole = KVBatchMeta("p", "train", [f"s{row}" for row in range(8)], sequence_lengths=LENGTHS)
+    for meta in shard_meta_for_dp(whole, dp_world=2, **args)[0]:
+        batch = batch_for(meta)
+        attach_plan(batch, meta)
+        assert batch.micro_batch_indices == meta.extra_info["micro_batch_indices"]
+        assert batch.micro_batch_lengths == meta.extra_info["micro_batch_lengths"]
+        assert batch.elem_counts_per_gb == meta.extra_info.get("elem_counts_per_gb")
+
+
+def test_a_batch_without_a_plan_stays_without() -> None:
+    batch = batch_for(meta_of(2))
+    attach_plan(batch, meta_of(2, step=3))
+    assert batch.micro_batch_indices is None
+
+
+@pytest.mark.parametrize(
+    ("indices", "lengths", "counts", "fragment"),
+    [
+        ([[[0, 3]]], None, None, "micro_batch_indices and micro_batch_lengths come together"),
+        (None, None, [3], "come together"),
+        ([[0, 3]], [[8]], None, "nested lists of integers"),
+        ([[[0, 3.0]]], [[8]], None, "nested lists of integers"),
+        ([[[0, 3]]], [[8, 8]], None, "are of different microbatches"),
+        ([[[0, 3]]], [[8], [8]], None, "are of different microbatches"),
+        ([[[0, 1], [2, 3]]], [[8, 8]], None, "of global batch 0 do not follow each other from row 0"),
+        ([[[1, 3]]], [[8]], None, "do not follow each other from row 0"),
+        ([[[0, 1]], [[1, 3]]], [[8], [8]], None, "of global batch 1 do not follow each other from row 0"),
+        ([[[0, 3, 3]]], [[8]], None, "do not follow each other"),
+        ([[]], [[]], None, "do not follow each other from row 0"),
+        ([[[0, 4], [4, 3]]], [[8, 8]], None, "a microbatch of global batch 0 ends before it begins"),
+        ([[[0, 3]]], [[8]], [2], r"elem_counts_per_gb is \[2\], but its global batches have \[3\] rows"),
+        ([[[0, 2]]], [[8]], [2], "it is of 2 rows, the meta has 3"),
+        ([], [], None, "it is of 0 rows, the meta has 3"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(indices: Any, lengths: Any, counts: Any, fragment: str) -> None:
+    meta = meta_of(3, micro_batch_indices=indices, micro_batch_lengths=lengths, elem_counts_per_gb=counts)
+    batch = batch_for(meta)
+    with pytest.raises(ValueError, match=f"'p': the plan of microbatches does not fit: .*{fragment}"):
+        attach_plan(batch, meta)
+    assert batch.micro_batch_indices is None

@@ -1,0 +1,51 @@
+"""A failure is told to other ranks as data, and raised there as what it was where its class is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from dataplane_client import errors
+from trainer_adapter._parcel import NotCarried
+from trainer_adapter._told_failures import heard, told
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DataPlaneError)]
+
+
+def passed_on(error: BaseException) -> Exception:
+    account: list[Any] = msgpack.unpackb(msgpack.packb(told(error)))
+    return heard(account, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_of_the_data_plane_keeps_its_class_and_what_it_says(kind: type[errors.DataPlaneError]) -> None:
+    error = passed_on(kind("no room", reason="FULL", details={"field": "x"}, retry_after_s=0.5))
+    assert type(error) is kind
+    assert isinstance(error, errors.DataPlaneError)
+    assert str(error) == "rank 3: no room"
+    assert (error.reason, error.details, error.retry_after_s) == ("FULL", {"field": "x"}, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (NotCarried("value 'x': set does not travel"), NotCarried, "rank 3: value 'x': set does not travel"),
+        (KeyError("x"), RuntimeError, "rank 3 failed: KeyError: 'x'"),
+        (KeyboardInterrupt(), RuntimeError, "rank 3 failed: KeyboardInterrupt: "),
+        (OSError("\ud800"), RuntimeError, "rank 3 failed: OSError: ?"),
+        (errors.NotFoundError("\ud800"), errors.NotFoundError, "rank 3: ?"),
+    ],
+)
+def test_any_other_is_told_in_words(error: BaseException, kind: type[Exception], text: str) -> None:
+    got = passed_on(error)
+    assert type(got) is kind
+    assert str(got) == text
+
+
+def test_an_error_that_only_this_rank_knows_is_told_in_words() -> None:
+    class OwnError(errors.DataPlaneError):
+        pass
+
+    assert str(passed_on(OwnError("odd"))) == "rank 3 failed: OwnError: odd"

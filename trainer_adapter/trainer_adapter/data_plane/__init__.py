@@ -1,0 +1,22 @@
+"""A worker's side of the data plane: it reads its rows, writes its results back, and claims and commits.
+
+The tensor- and context-parallel ranks of one data-parallel rank work on the same rows. They are a replica; its leader
+alone talks to the server and tells the others.
+"""
+
+from __future__ import annotations
+
+from trainer_adapter.data_plane._claim import ReplicaClaim
+from trainer_adapter.data_plane._fields import LOGPROB_FIELDS, TRAIN_FIELDS
+from trainer_adapter.data_plane._replica import ReplicaGroup, replica_group
+from trainer_adapter.data_plane._side import DataPlaneSide, FetchPolicy
+
+__all__ = [
+    "LOGPROB_FIELDS",
+    "TRAIN_FIELDS",
+    "DataPlaneSide",
+    "FetchPolicy",
+    "ReplicaClaim",
+    "ReplicaGroup",
+    "replica_group",
+]

@@ -1,0 +1,120 @@
+"""A claim that the ranks of a replica hold together: the leader at the server, the others by its word.
+
+Law: however it ends, it ends alike on all ranks. They first tell each other how each means to end it, so a rank that
+failed meets those that commit in the same collective, and its failure is the failure of all: nothing is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from dataplane_client.client import Claim
+from dataplane_client.errors import ClaimFencedError
+from dataplane_client.meta import KVBatchMeta
+from trainer_adapter._exchange import gather_values
+from trainer_adapter.data_plane._columns import packed_columns
+from trainer_adapter.data_plane._replica import ReplicaGroup, by_leader
+
+
+class ReplicaClaim:
+    """Rows in the hands of a replica; made by `DataPlaneSide.claim_shard`. All its methods are collective calls of the
+    replica's ranks. As a context manager it commits on a clean exit of all ranks; when any of them leaves with an
+    exception it is released as failed, and RuntimeError is raised on the others.
+
+    meta: the rows. claim_id: its name on the server. state: as Claim.state, and the same on all ranks.
+    """
+
+    def __init__(
+        self, held: Claim | None, claim_id: str, meta: KVBatchMeta, replica: ReplicaGroup, device: torch.device
+    ) -> None:
+        """held: the claim itself, on the leader."""
+        self._held = held
+        self._replica = replica
+        self._device = device
+        self.claim_id = claim_id
+        self.meta = meta
+        self.state: Literal["open", "committed", "released", "fenced"] = "open"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.claim_id} {self.meta.size} rows {self.state}>"
+
+    def __enter__(self) -> ReplicaClaim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.state != "open":
+            return
+        if kind is None:
+            self.commit()
+            return
+        self._meet("leave", kind.__name__)
+        self._give_back(kind)
+
+    def commit(self, columns: Mapping[str, Any] | None = None, *, timeout_s: float | None = None) -> int:
+        """End the claim: its rows are consumed, once and for all. How many still existed.
+
+        columns: what the leader writes in the same atomic step, one row for each row of the meta and in its order;
+        those of the other ranks are not looked at. Tensors (N,S,...) are stored without their padding, by the meta's
+        sequence_lengths (by the column input_lengths where it has none); tensors (N,) and object arrays as they are.
+
+        Raises on all ranks what Claim.commit raises; ValueError of the leader's columns is RuntimeError on the others.
+        """
+        self._meet_or_give_back("commit")
+
+        def end(held: Claim) -> int:
+            fields = None if columns is None else packed_columns(self.meta, columns)
+            return held.commit(fields, timeout_s=timeout_s)
+
+        return self._end(end)
+
+    def release(self, *, delay_s: float = 0.0, reason: str = "", timeout_s: float | None = None) -> int:
+        """End the claim: its rows go back to the task. Arguments and errors as Claim.release, errors on all ranks."""
+        self._meet_or_give_back("release")
+        return self._end(lambda held: held.release(delay_s=delay_s, reason=reason, timeout_s=timeout_s))
+
+    def _meet_or_give_back(self, intent: str) -> None:
+        failure = self._meet(intent, None)
+        if failure is not None:
+            self._give_back(RuntimeError)
+            raise RuntimeError(f"claim {self.claim_id} was released, since another rank failed with {failure}")
+
+    def _meet(self, intent: str, failure: str | None) -> str | None:
+        """All ranks say what they mean to do; the first failure among them. RuntimeError where they disagree."""
+        own = {"intent": intent, "failure": failure}
+        group = self._replica.group
+        accounts = [own] if group is None else gather_values(own, group=group, device=self._device)
+        failures: list[str] = [account["failure"] for account in accounts if account["failure"] is not None]
+        intents = [account["intent"] for account in accounts]
+        if not failures and len(set(intents)) > 1:
+            raise RuntimeError(f"the ranks of the replica end claim {self.claim_id} in different ways: {intents}")
+        return failures[0] if failures else None
+
+    def _give_back(self, kind: type[BaseException]) -> None:
+        """Release for an error that matters more than whether this can be said to the server now."""
+
+        def end(held: Claim) -> int:
+            held.__exit__(kind, None, None)
+            return held.meta.size
+
+        self._end(end)
+
+    def _end(self, end: Callable[[Claim], int]) -> int:
+        try:
+            outcome = by_leader(lambda: self._ended(end), self._replica, self._device)
+        except ClaimFencedError:
+            self.state = "fenced"
+            raise
+        self.state = outcome["state"]
+        rows: int = outcome["rows"]
+        return rows
+
+    def _ended(self, end: Callable[[Claim], int]) -> dict[str, Any]:
+        if self._held is None:
+            raise RuntimeError(f"claim {self.claim_id} is held by rank {self._replica.leader}")
+        return {"rows": end(self._held), "state": self._held.state}

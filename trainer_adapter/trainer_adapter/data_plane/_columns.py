@@ -1,0 +1,64 @@
+"""Results of a rank on their way back to the rows they were computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataplane_client.codec import pack_per_token_field
+from dataplane_client.meta import KVBatchMeta
+
+
+def result_column(meta: KVBatchMeta, result: object, result_key: str) -> torch.Tensor:
+    """The tensor of a worker's result, packed as `packed_column` does.
+
+    The meta's sequence_lengths say which tokens are real; the result's own input_lengths where the meta has none.
+    RuntimeError for a result without the key, TypeError for what is no tensor, ValueError for other rows.
+    """
+    if not isinstance(result, Mapping):
+        raise RuntimeError(f"write-back of {result_key!r}: the result is a {type(result).__name__}, not a mapping")
+    if result_key not in result:
+        raise RuntimeError(f"write-back of {result_key!r}: the result has {sorted(map(str, result))} only")
+    value = result[result_key]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"write-back of {result_key!r}: expected a tensor, got {type(value).__name__}")
+    return packed_column(meta, result_key, value, result.get("input_lengths"))
+
+
+def packed_columns(meta: KVBatchMeta, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors packed as `packed_column` does, object arrays as they are."""
+    return {
+        name: value if isinstance(value, np.ndarray) else packed_column(meta, name, value, columns.get("input_lengths"))
+        for name, value in columns.items()
+    }
+
+
+def packed_column(meta: KVBatchMeta, name: str, value: torch.Tensor, input_lengths: object) -> torch.Tensor:
+    """(N, ...) for the meta's N rows without its padding, detached; (N,) as it is.
+
+    It stays on its device, so that what crosses the bus is ragged already. ValueError for other than N rows, for
+    columns narrower than a row, and where nobody knows the rows' lengths: padding would be stored as tokens.
+    """
+    if value.dim() == 0 or value.shape[0] != meta.size:
+        raise ValueError(f"column {name!r} has shape {tuple(value.shape)}, but the meta has {meta.size} rows")
+    if value.dim() == 1 or value.is_nested:
+        return value.detach()
+    lengths = _lengths(meta, name, input_lengths)
+    longest = int(lengths.max()) if len(lengths) else 0
+    if value.shape[1] < longest:
+        raise ValueError(f"column {name!r} has {value.shape[1]} positions, but a row has {longest} tokens")
+    return pack_per_token_field(value, lengths)
+
+
+def _lengths(meta: KVBatchMeta, name: str, input_lengths: object) -> torch.Tensor:
+    if meta.sequence_lengths is not None:
+        return torch.tensor(meta.sequence_lengths, dtype=torch.int64)
+    if isinstance(input_lengths, torch.Tensor) and input_lengths.shape == (meta.size,):
+        return input_lengths
+    raise ValueError(
+        f"column {name!r}: the lengths of the rows are not known, neither from the meta's sequence_lengths nor from "
+        f"input_lengths ({meta.size},) beside it"
+    )

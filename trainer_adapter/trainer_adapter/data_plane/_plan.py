@@ -1,0 +1,60 @@
+"""The driver's plan of microbatches on its way from a meta to the batch that was read for it.
+
+The driver alone plans: ranks that planned for themselves could differ in the number of microbatches and deadlock.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.meta import KVBatchMeta
+from trainer_adapter.sharding import PLAN_KEYS
+
+_INDICES, _LENGTHS, _COUNTS = PLAN_KEYS
+
+
+def attach_plan(batch: BatchedDataDict[Any], meta: KVBatchMeta) -> None:
+    """Set the plan's attributes of a batch of the meta's rows, where the meta carries a plan.
+
+    ValueError for a plan that is not of exactly these rows, as that of a meta whose rows were picked after planning.
+    """
+    plan = {key: meta.extra_info.get(key) for key in PLAN_KEYS}
+    if all(part is None for part in plan.values()):
+        return
+    complaint = _complaint(plan, meta.size)
+    if complaint:
+        raise ValueError(f"partition {meta.partition_id!r}: the plan of microbatches does not fit: {complaint}")
+    for key, part in plan.items():
+        setattr(batch, key, part)
+
+
+def _complaint(plan: dict[str, Any], n_rows: int) -> str | None:
+    indices, lengths, counts = plan[_INDICES], plan[_LENGTHS], plan[_COUNTS]
+    if indices is None or lengths is None:
+        return f"{_INDICES} and {_LENGTHS} come together"
+    if not _is_table(indices, 3) or not _is_table(lengths, 2) or not (counts is None or _is_table(counts, 1)):
+        return "its parts are nested lists of integers"
+    if [len(chunk) for chunk in indices] != [len(chunk) for chunk in lengths]:
+        return f"{_INDICES} and {_LENGTHS} are of different microbatches"
+    return _complaint_about_rows(indices, counts, n_rows)
+
+
+def _is_table(part: object, depth: int) -> bool:
+    if depth == 0:
+        return isinstance(part, int)
+    return isinstance(part, list | tuple) and all(_is_table(inner, depth - 1) for inner in part)
+
+
+def _complaint_about_rows(indices: list[list[list[int]]], counts: list[int] | None, n_rows: int) -> str | None:
+    for number, chunk in enumerate(indices):
+        bounds = list(chain.from_iterable(chunk))
+        if any(len(span) != 2 for span in chunk) or bounds[:1] != [0] or bounds[1:-1:2] != bounds[2::2]:
+            return f"the microbatches of global batch {number} do not follow each other from row 0: {chunk}"
+        if bounds != sorted(bounds):
+            return f"a microbatch of global batch {number} ends before it begins: {chunk}"
+    found = [chunk[-1][1] for chunk in indices]
+    if counts is not None and list(counts) != found:
+        return f"{_COUNTS} is {counts}, but its global batches have {found} rows"
+    return None if sum(found) == n_rows else f"it is of {sum(found)} rows, the meta has {n_rows}"

@@ -1,0 +1,238 @@
+"""What a worker does at the data plane: fetch its rows as a batch, write results back, claim its shard.
+
+All calls are collective over the replica. Its leader alone talks to the server, so N ranks cost one read and one write,
+and see the very same bytes. Calls to the server have the client's deadlines; the other ranks wait for the leader for as
+long as their group's timeout allows, which has to be longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields as fields_of
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from tensordict import TensorDict
+from torch.distributed import ProcessGroup
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.client import Claim, DataPlaneClient
+from dataplane_client.codec import materialize
+from dataplane_client.columns_layout import Layout
+from dataplane_client.meta import KVBatchMeta
+from trainer_adapter.data_plane._claim import ReplicaClaim
+from trainer_adapter.data_plane._columns import result_column
+from trainer_adapter.data_plane._plan import attach_plan
+from trainer_adapter.data_plane._replica import ReplicaGroup, by_each, by_leader
+from trainer_adapter.data_plane._width import agreed_longest, longest_row, tell_unreadable
+from trainer_adapter.pad_target import pad_target, rounded_up
+
+FetchPolicy: TypeAlias = Literal["auto", "leader_broadcast", "independent"]
+"""Who reads: "auto" the leader, for all where there are others; "leader_broadcast" the same, and there must be others;
+"independent" every rank for itself."""
+
+Preprocess: TypeAlias = Callable[[BatchedDataDict[Any]], BatchedDataDict[Any]]
+
+_ID_FIELDS = ("input_ids", "prompt_ids_for_adv")
+"""Fields that are padded with the pad token; all others with 0."""
+
+
+class DataPlaneSide:
+    """One rank's side of the data plane."""
+
+    def __init__(
+        self,
+        client: DataPlaneClient | None,
+        *,
+        replica: ReplicaGroup,
+        dp_group: ProcessGroup | None,
+        device: torch.device,
+        pad_token_id: int | None,
+        pad_multiple: int,
+    ) -> None:
+        """client: needed by leaders only, unless ranks read independently; not closed here. dp_group: the ranks that
+        hold this rank's place in other replicas; None: there are none. device: where batches are wanted, and over which
+        the groups communicate. pad_token_id: None pads ids with 0 like everything else. pad_multiple: of the widths
+        that ranks agree on, in tokens.
+        """
+        if pad_multiple < 1:
+            raise ValueError(f"pad_multiple must be at least 1, got {pad_multiple}")
+        self._client = client
+        self._replica = replica
+        self._dp_group = dp_group
+        self._device = device
+        self._pad_values = {} if pad_token_id is None else dict.fromkeys(_ID_FIELDS, pad_token_id)
+        self._pad_multiple = pad_multiple
+
+    def require_client(self) -> DataPlaneClient:
+        """The client, or RuntimeError."""
+        if self._client is None:
+            raise RuntimeError("this worker has no client of the data plane, which this call needs")
+        return self._client
+
+    # --- reading ---
+
+    def fetch(
+        self,
+        meta: KVBatchMeta,
+        fields: Sequence[str] | None = None,
+        *,
+        layout: Layout = "padded",
+        fetch_policy: FetchPolicy = "auto",
+        preprocess: Preprocess | None = None,
+        dp_aligned_seq_len: bool = True,
+    ) -> BatchedDataDict[Any]:
+        """The rows of a meta, in its order, on every rank of the replica, with the plan of microbatches it carries.
+
+        fields: None for the meta's own. layout "padded": (N,S,...), ids filled up with the pad token, all else with 0;
+        "jagged": nested tensors. preprocess: applied once, by whoever reads, to the batch on this device; it must keep
+        the rows.
+
+        S is the width that the driver minted (`with_pad_target`). Where it has not, it is the longest row, rounded up
+        to pad_multiple: with dp_aligned_seq_len the longest of all data-parallel ranks, which all have to call and
+        agree on it in one all-reduce; else of this replica.
+
+        On CUDA, ragged values cross the bus from pinned memory without their padding, which is added on the device, and
+        the broadcast is of what lies there. All of it is queued on the current stream and may be under way when this
+        returns; what is launched there next waits for it. The hosts of the other ranks wait for the leader's message,
+        which tells them the shapes. To overlap with compute on another stream, call it under a stream of its own
+        (`torch.cuda.stream`) and let the other wait for that one.
+
+        A read that fails raises on all ranks of the replica: errors of the data plane as they are, others as they are
+        where they happened and as RuntimeError elsewhere. ValueError for an unknown policy or layout, no fields, and a
+        minted width or a plan that does not fit the rows; RuntimeError for "leader_broadcast" on a single rank.
+        """
+        names = meta.fields if fields is None else list(fields)
+        self._check(meta, names, layout, fetch_policy)
+
+        def read() -> BatchedDataDict[Any]:
+            batch = self._read(meta, names or [], layout, self._dp_group if dp_aligned_seq_len else None)
+            return batch if preprocess is None else _preprocessed(preprocess, batch, meta)
+
+        if fetch_policy == "independent":
+            batch = by_each(read, self._replica, self._device)
+        else:
+            batch = BatchedDataDict(by_leader(read, self._replica, self._device))
+        attach_plan(batch, meta)
+        return batch
+
+    def _check(self, meta: KVBatchMeta, names: Sequence[str] | None, layout: str, policy: str) -> None:
+        if policy not in get_args(FetchPolicy):
+            raise ValueError(f"fetch_policy must be one of {get_args(FetchPolicy)}, got {policy!r}")
+        if layout not in get_args(Layout):
+            raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
+        if policy == "leader_broadcast" and self._replica.group is None:
+            raise RuntimeError(
+                "fetch_policy 'leader_broadcast' needs a replica group, and this rank is a replica alone"
+            )
+        if not names:
+            raise ValueError(f"fetch from {meta.partition_id!r}: neither fields nor meta.fields names a field")
+        width, longest = pad_target(meta), max(meta.sequence_lengths or [0])
+        if width is not None and width < longest:
+            raise ValueError(
+                f"fetch from {meta.partition_id!r}: rows of up to {longest} tokens do not fit the width {width}"
+            )
+
+    def _read(
+        self, meta: KVBatchMeta, names: Sequence[str], layout: Layout, dp_group: ProcessGroup | None
+    ) -> BatchedDataDict[Any]:
+        if layout == "jagged":
+            return self.require_client().read_columns(meta, names, layout="jagged", device=self._device)
+        width = pad_target(meta)
+        if width is None and meta.sequence_lengths is not None:
+            width = self._width(max(meta.sequence_lengths, default=0), dp_group)
+        if width is None:
+            return self._read_and_agree(meta, names, dp_group)
+        return self.require_client().read_columns(
+            meta, names, pad_value_dict=self._pad_values, pad_to_seqlen=width, device=self._device
+        )
+
+    def _read_and_agree(
+        self, meta: KVBatchMeta, names: Sequence[str], dp_group: ProcessGroup | None
+    ) -> BatchedDataDict[Any]:
+        """For rows whose lengths nobody knows before they are read."""
+        try:
+            ragged = self.require_client().read_columns(meta, names, layout="jagged", device=self._device)
+            longest = longest_row(ragged)
+        except BaseException:
+            tell_unreadable(dp_group, self._device)
+            raise
+        width = self._width(longest, dp_group)
+        return materialize(TensorDict(ragged.get_dict(), batch_size=[meta.size]), "padded", self._pad_values, width)
+
+    def _width(self, longest: int, dp_group: ProcessGroup | None) -> int:
+        return rounded_up(agreed_longest(longest, dp_group, self._device), self._pad_multiple)
+
+    # --- writing ---
+
+    def write_back(self, meta: KVBatchMeta, result: object, *, result_key: str, field: str) -> None:
+        """Store result[result_key] as a field of the meta's rows: (N,) or (N,S,...), row for row in the meta's order.
+
+        The leader writes, once, and the others' results are not looked at; without a client it does nothing. Padding is
+        not stored: the rows' lengths are the meta's sequence_lengths, or where it has none result["input_lengths"],
+        since a worker's result always lies beside the batch it came from, but the meta is what the rows were put with.
+
+        Raises on all ranks of the replica, as fetch does: RuntimeError for a result that is no mapping or lacks the
+        key, TypeError for what is no tensor, ValueError for other rows than the meta's or narrower ones, and
+        ReplacedError or NotFoundError for a row that was cleared since (and put again or not).
+        """
+
+        def write() -> dict[str, Any]:
+            if self._client is not None:
+                column = result_column(meta, result, result_key)
+                self._client.put_samples(
+                    meta.sample_ids, meta.partition_id, {field: column}, generations=meta.generations
+                )
+            return {}
+
+        by_leader(write, self._replica, self._device)
+
+    # --- claiming ---
+
+    def claim_shard(
+        self,
+        partition_id: str,
+        task_name: str,
+        required_fields: Sequence[str],
+        batch_size: int,
+        *,
+        step: int,
+        dp_rank: int,
+        dp_world: int,
+        **options: Any,
+    ) -> ReplicaClaim:
+        """Take this data-parallel rank's rows of a step, for all ranks of the replica.
+
+        Arguments, options and errors as DataPlaneClient.claim_shard; errors are raised on all ranks. The claim lives as
+        long as the leader's client.
+        """
+        held: list[Claim] = []
+
+        def take() -> dict[str, Any]:
+            claim = self.require_client().claim_shard(
+                partition_id,
+                task_name,
+                required_fields,
+                batch_size,
+                step=step,
+                dp_rank=dp_rank,
+                dp_world=dp_world,
+                **options,
+            )
+            held.append(claim)
+            return {"claim_id": claim.claim_id, "meta": _as_mapping(claim.meta)}
+
+        taken = by_leader(take, self._replica, self._device)
+        meta = KVBatchMeta(**taken["meta"])
+        return ReplicaClaim(held[0] if held else None, taken["claim_id"], meta, self._replica, self._device)
+
+
+def _preprocessed(preprocess: Preprocess, batch: BatchedDataDict[Any], meta: KVBatchMeta) -> BatchedDataDict[Any]:
+    done = preprocess(batch)
+    if done.size != meta.size:
+        raise ValueError(f"preprocess made {done.size} rows of {meta.size}: the plan and write-backs go by the meta's")
+    return done
+
+
+def _as_mapping(meta: KVBatchMeta) -> Mapping[str, Any]:
+    return {column.name: getattr(meta, column.name) for column in fields_of(meta)}

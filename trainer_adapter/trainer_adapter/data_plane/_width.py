@@ -1,0 +1,52 @@
+"""One width for all data-parallel ranks, where the driver has minted none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed
+from torch.distributed import ProcessGroup
+
+_UNREADABLE = 1 << 62
+"""Wider than every row: what a rank says that has no rows to speak of."""
+
+
+class _JaggedTensor(Protocol):
+    def offsets(self) -> torch.Tensor: ...
+
+
+def agreed_longest(longest: int, dp_group: ProcessGroup | None, device: torch.device) -> int:
+    """Tokens of the longest row of all ranks of the group (None: of this one); one all-reduce.
+
+    RuntimeError where another rank could not read its rows.
+    """
+    if dp_group is None:
+        return longest
+    agreed = _largest(longest, dp_group, device)
+    if agreed == _UNREADABLE:
+        raise RuntimeError("another data-parallel rank could not read its rows; its own error tells why")
+    return agreed
+
+
+def tell_unreadable(dp_group: ProcessGroup | None, device: torch.device) -> None:
+    """Take part in agreed_longest for a rank that could not read its rows."""
+    if dp_group is not None:
+        _largest(_UNREADABLE, dp_group, device)
+
+
+def _largest(value: int, group: ProcessGroup, device: torch.device) -> int:
+    largest = torch.tensor([value], device=device)
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=group)
+    return int(largest.item())
+
+
+def longest_row(columns: Mapping[str, Any]) -> int:
+    """Of the ragged columns of a batch; 0 without any."""
+    lengths = [
+        int(cast("_JaggedTensor", value).offsets().diff().max().item())
+        for value in columns.values()
+        if isinstance(value, torch.Tensor) and value.is_nested and value.shape[0]
+    ]
+    return max(lengths, default=0)
