@@ -1,0 +1,319 @@
+"""A worker that is the only rank: what it keeps as it was, what it refuses, and what a step is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer_adapter.automodel.setup_cases import whole_weights
+from tests.trainer_adapter.ranks import be_the_only_rank
+from tests.trainer_adapter.worker import worker_cases
+from tests.trainer_adapter.worker.worker_cases import Layout, batch
+from torch import Tensor
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.losses import ClippedPolicyGradientLoss, NLLLoss
+from trainer_adapter.worker import AutomodelPolicyWorker
+
+MakeWorker = Callable[..., AutomodelPolicyWorker]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "model"
+    worker_cases.save_model(folder)
+    return folder
+
+
+@pytest.fixture
+def make_worker(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWorker]:
+    """One worker at a time; packing and further keys of the configuration, then arguments of the worker."""
+    made: list[AutomodelPolicyWorker] = []
+
+    def make(packing: str = "none", changes: dict[str, Any] | None = None, **arguments: Any) -> AutomodelPolicyWorker:
+        if made:
+            assert made.pop().shutdown()
+        be_the_only_rank(monkeypatch)
+        config = worker_cases.config(model, Layout(), packing, **(changes or {}))
+        made.append(AutomodelPolicyWorker(config, **arguments))
+        return made[0]
+
+    yield make
+    for worker in made:
+        assert worker.shutdown()
+
+
+def weights(worker: AutomodelPolicyWorker) -> dict[str, Tensor]:
+    return whole_weights(worker._policy.model)
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name, value in found.items() if not torch.equal(value, expected[name])] == []
+
+
+# --- reference weights ---
+
+
+def test_reference_logprobs_stay_those_of_the_beginning(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    before = worker.get_logprobs(batch())["logprobs"]
+    worker.train(batch(), ClippedPolicyGradientLoss())
+    after = worker.get_logprobs(batch())["logprobs"]
+    reference = worker.get_reference_policy_logprobs(data=batch())["reference_logprobs"]
+    assert torch.equal(reference, before)
+    assert not torch.allclose(after, before)
+    assert torch.equal(worker.get_logprobs(batch())["logprobs"], after)
+
+
+def test_an_exception_under_the_reference_weights_leaves_the_current_ones_in_place(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    worker.train(batch(), ClippedPolicyGradientLoss())
+    trained, logprobs = weights(worker), worker.get_logprobs(batch())["logprobs"]
+    broken = batch()
+    broken["input_ids"][3, 2] = 10**6  # the embedding has no such row: the forward pass fails on the way
+    with pytest.raises(IndexError):
+        worker.get_reference_policy_logprobs(data=broken)
+    assert_equal(weights(worker), trained)
+    assert torch.equal(worker.get_logprobs(batch())["logprobs"], logprobs)
+
+
+def test_the_reference_keeps_the_temperature_and_drops_top_k(make_worker: MakeWorker) -> None:
+    sampling = {"colocated": {"enabled": False}, "temperature": worker_cases.TEMPERATURE, "top_p": 1.0}
+    unfiltered = make_worker(changes={"generation": {**sampling, "top_k": None}}).get_logprobs(batch())["logprobs"]
+    worker = make_worker(changes={"generation": {**sampling, "top_k": 1}})
+    reference = worker.get_reference_policy_logprobs(data=batch())["reference_logprobs"]
+    assert torch.equal(reference, unfiltered)
+    assert not torch.allclose(worker.get_logprobs(batch())["logprobs"], unfiltered)
+
+
+def test_without_reference_weights_there_is_no_reference(make_worker: MakeWorker) -> None:
+    worker = make_worker(init_reference_model=False)
+    with pytest.raises(RuntimeError, match="set up without reference weights"):
+        worker.get_reference_policy_logprobs(data=batch())
+
+
+# --- training ---
+
+
+def test_a_step_in_parts_is_the_step_of_the_whole_batch(make_worker: MakeWorker) -> None:
+    whole = make_worker()
+    report = whole.train(batch(), ClippedPolicyGradientLoss())
+    expected = weights(whole)
+    rows = batch()
+    valid = rows["sample_mask"].sum(), (rows["token_mask"][:, 1:] * rows["sample_mask"][:, None]).sum()
+    worker = make_worker()
+    worker.begin_train_step(ClippedPolicyGradientLoss(), float(valid[0]), float(valid[1]))
+    for start in (0, 4):
+        metrics = worker.train_microbatches(rows.slice(start, start + 4))
+        assert [one["global_valid_toks"] for one in metrics] == [float(valid[1])] * 2
+    finished = worker.finish_train_step()
+    assert finished["global_loss"].tolist() == pytest.approx(report["global_loss"].tolist(), rel=1e-6)
+    assert finished["grad_norm"].item() == pytest.approx(report["grad_norm"].item(), rel=1e-6)
+    for name, value in weights(worker).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_an_aborted_step_leaves_no_trace(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    before = weights(worker)
+    worker.begin_train_step(ClippedPolicyGradientLoss(), 8.0, 50.0)
+    worker.train_microbatches(batch())
+    worker.abort_train_step()
+    assert_equal(weights(worker), before)
+    aborted = worker.train(batch(), ClippedPolicyGradientLoss())
+    fresh = make_worker().train(batch(), ClippedPolicyGradientLoss())
+    assert aborted["grad_norm"].item() == fresh["grad_norm"].item()
+
+
+def test_steps_do_not_overlap(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    with pytest.raises(RuntimeError, match="no open training step"):
+        worker.train_microbatches(batch())
+    worker.begin_train_step(NLLLoss(), 8.0, 50.0)
+    with pytest.raises(RuntimeError, match="train: a training step is open"):
+        worker.train(batch(), NLLLoss())
+    worker.abort_train_step()
+    worker.abort_train_step()
+    with pytest.raises(RuntimeError, match="no open training step"):
+        worker.finish_train_step()
+
+
+@pytest.mark.parametrize("packing", worker_cases.PACKINGS)
+def test_every_global_batch_is_a_step_and_every_call_one_of_the_schedule(make_worker: MakeWorker, packing: str) -> None:
+    schedule = {"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}
+    worker = make_worker(packing, changes={"scheduler": schedule})
+    report = worker.train(batch(), ClippedPolicyGradientLoss(), gbs=4)
+    assert report["global_loss"].shape == (2,)
+    assert set(report["all_mb_metrics"]["lr"]) == {worker_cases.LEARNING_RATE}
+    again = worker.train(batch(), ClippedPolicyGradientLoss(), gbs=8)
+    assert set(again["all_mb_metrics"]["lr"]) == {worker_cases.LEARNING_RATE / 2}
+
+
+@pytest.mark.parametrize("packing", worker_cases.PACKINGS)
+def test_several_global_batches_are_as_many_calls(make_worker: MakeWorker, packing: str) -> None:
+    together = make_worker(packing)
+    report = together.train(batch(), ClippedPolicyGradientLoss(), gbs=4)
+    expected = weights(together)
+    worker = make_worker(packing)
+    halves = [worker.train(batch().slice(start, start + 4), ClippedPolicyGradientLoss(), gbs=4) for start in (0, 4)]
+    assert report["global_loss"].tolist() == pytest.approx([half["global_loss"].item() for half in halves], rel=1e-6)
+    for name, value in weights(worker).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_evaluation_needs_no_optimizer_and_changes_nothing(make_worker: MakeWorker) -> None:
+    trained = make_worker().train(batch(), ClippedPolicyGradientLoss())
+    worker = make_worker(init_optimizer=False)
+    before = weights(worker)
+    report = worker.train(batch(), ClippedPolicyGradientLoss(), eval_mode=True)
+    assert report["global_loss"].tolist() == pytest.approx(trained["global_loss"].tolist(), rel=1e-6)
+    assert report["grad_norm"] is None
+    assert "lr" not in report["all_mb_metrics"]
+    assert_equal(weights(worker), before)
+    with pytest.raises(RuntimeError, match="set up without an optimizer"):
+        worker.train(batch(), ClippedPolicyGradientLoss())
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied(
+    make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make_worker()
+    before = weights(worker)
+    rows = batch()
+    rows["advantages"][0, 1] = float("nan")
+    report = worker.train(rows, ClippedPolicyGradientLoss())
+    assert not report["grad_norm"].isfinite()
+    assert "this optimizer step is skipped" in caplog.text
+    assert_equal(weights(worker), before)
+
+
+def test_without_a_limit_gradients_are_applied_as_they_are(make_worker: MakeWorker) -> None:
+    worker = make_worker(changes={"max_grad_norm": None})
+    before = weights(worker)
+    report = worker.train(batch(), NLLLoss())
+    assert report["grad_norm"].item() == 0.0
+    assert not torch.equal(weights(worker)["model.norm.weight"], before["model.norm.weight"])
+
+
+def test_microbatches_without_a_valid_sample_add_no_metrics(make_worker: MakeWorker) -> None:
+    rows = batch()
+    rows["sample_mask"][:2] = 0.0
+    report = make_worker().train(rows, ClippedPolicyGradientLoss())
+    assert len(report["all_mb_metrics"]["loss"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("gbs", "rows", "message"),
+    [(16, 8, "there are 8 samples on all ranks, fewer than one global batch of 16"), (-1, 8, "global batch of -1")],
+)
+def test_a_global_batch_that_the_rows_do_not_fill_is_refused(
+    make_worker: MakeWorker, gbs: int, rows: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_worker().train(batch().slice(0, rows), NLLLoss(), gbs=gbs)
+
+
+def test_rows_behind_the_last_whole_global_batch_are_not_used(make_worker: MakeWorker) -> None:
+    report = make_worker("sequence").train(batch(), ClippedPolicyGradientLoss(), gbs=3)
+    assert report["global_loss"].shape == (2,)
+
+
+# --- batches ---
+
+
+def test_a_tensor_with_another_width_is_refused(make_worker: MakeWorker) -> None:
+    rows = batch()
+    rows["advantages"] = rows["advantages"][:, :-1]
+    with pytest.raises(AssertionError, match=r"Dim 1 must be the sequence dim.*'advantages'"):
+        make_worker().train(rows, ClippedPolicyGradientLoss())
+
+
+@pytest.mark.parametrize("mbs", [3, 5, 7, 8, 100])
+def test_microbatches_need_not_divide_the_rows_of_inference(make_worker: MakeWorker, mbs: int) -> None:
+    worker = make_worker()
+    expected = worker.get_logprobs(batch(), micro_batch_size=1)["logprobs"]
+    torch.testing.assert_close(worker.get_logprobs(batch(), micro_batch_size=mbs)["logprobs"], expected)
+
+
+def test_microbatches_of_training_must_divide_the_rows(make_worker: MakeWorker) -> None:
+    with pytest.raises(AssertionError, match="is not a multiple of the provided microbatch size"):
+        make_worker().train(batch(), NLLLoss(), mbs=3)
+
+
+@pytest.mark.parametrize("mbs", [0, -2])
+def test_a_microbatch_is_at_least_one_sample(make_worker: MakeWorker, mbs: int) -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        make_worker(changes={"logprob_batch_size": mbs}).get_logprobs(batch())
+
+
+def test_both_plans_at_once_are_refused(make_worker: MakeWorker) -> None:
+    worker = make_worker("dynamic", changes={"sequence_packing": {"enabled": True, "train_mb_tokens": 64}})
+    with pytest.raises(AssertionError, match="dynamic_batching and sequence_packing are both enabled"):
+        worker.get_logprobs(batch())
+
+
+def test_the_callers_batch_stays_as_it_was(make_worker: MakeWorker) -> None:
+    rows = batch()
+    make_worker("sequence").get_logprobs(rows)
+    assert rows.micro_batch_indices is None
+    assert all(torch.equal(value, batch()[key]) for key, value in rows.items())
+
+
+def test_without_a_data_plane_metas_are_refused(make_worker: MakeWorker) -> None:
+    from dataplane_client import KVBatchMeta
+
+    meta = KVBatchMeta("train", None, ["a"], sequence_lengths=[3])
+    with pytest.raises(RuntimeError):
+        make_worker().get_logprobs_from_meta(meta)
+
+
+# --- where things lie ---
+
+
+def test_offloaded_and_brought_back_it_goes_on_as_before(make_worker: MakeWorker) -> None:
+    adam = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
+    steady = make_worker(changes={"optimizer": adam})
+    expected = [steady.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(3)]
+    worker = make_worker(changes={"optimizer": adam, "offload_optimizer_for_logprob": True})
+    losses = []
+    for _ in range(3):
+        worker.prepare_for_lp_inference()
+        worker.get_logprobs(batch())
+        worker.prepare_for_training()
+        losses.append(worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item())
+        worker.finish_training()
+        worker.offload_before_refit()
+        worker.offload_after_refit()
+    assert losses == expected
+
+
+# --- reward models ---
+
+
+def test_scores_are_those_of_the_reward_model_alone(make_worker: MakeWorker, model: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    torch.manual_seed(3)
+    reward = model.parent / "reward"
+    plain = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    plain.config.pad_token_id = worker_cases.PAD
+    plain.save_pretrained(reward)
+    worker = make_worker(
+        changes={
+            "model_name": str(reward),
+            "batch_size": 4,
+            "reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"},
+        },
+        init_optimizer=False,
+    )
+    rows: BatchedDataDict[Any] = batch()
+    with torch.no_grad():
+        alone = [
+            plain(input_ids=ids[None, :length]).logits[0, 0]
+            for ids, length in zip(rows["input_ids"], rows["input_lengths"], strict=True)
+        ]
+    torch.testing.assert_close(worker.score(data=rows)["scores"], torch.stack(alone), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,154 @@
+"""Up to four real ranks answer, and train, as one process does without any of our code; see worker_cases.py."""
+
+from __future__ import annotations
+
+import json
+import signal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.trainer_adapter.worker import worker_cases
+from tests.trainer_adapter.worker.plain_policy import IS_TOKEN, grpo_loss, logits_alone, logprobs_of, model_alone
+from tests.trainer_adapter.worker.worker_cases import EVERYWHERE, SLOW, TEMPERATURE, Layout, batch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.xdist_group("worker_between_ranks")  # so that four ranks do for all
+PLACES = [
+    pytest.param(layout, packing, marks=pytest.mark.soak if (layout, packing) in SLOW else (), id=f"{layout}_{packing}")
+    for layout, packing in EVERYWHERE
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every rank left what it saw of the cases that are not slow."""
+    folder = tmp_path_factory.mktemp("worker")
+    worker_cases.save_model(folder / "model")
+    worker_cases.play_cases(folder, ["killed"], exit_code=-signal.SIGKILL)
+    slow = {f"{layout}_{packing}" for layout, packing in SLOW}
+    worker_cases.play_cases(folder, [name for name in worker_cases.CASES if name not in slow | {"killed"}])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slow_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("slow_worker")
+    worker_cases.save_model(folder / "model")
+    worker_cases.play_cases(folder, [f"{layout}_{packing}" for layout, packing in SLOW])
+    return folder
+
+
+@pytest.fixture
+def where(request: pytest.FixtureRequest, layout: Layout, packing: str) -> Path:
+    """The folder in which the case was played."""
+    found: Path = request.getfixturevalue("slow_folder" if (layout, packing) in SLOW else "folder")
+    return found
+
+
+@cache
+def trained_alone(folder: Path) -> tuple[float, float, dict[str, Tensor]]:
+    """Loss, gradient norm before clipping, and weights after one step of SGD."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    loss = grpo_loss(logprobs_of(logits_alone(model, TEMPERATURE)), batch())
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), worker_cases.MAX_GRAD_NORM)
+    torch.optim.SGD(model.parameters(), lr=worker_cases.LEARNING_RATE).step()
+    return loss.item(), norm.item(), model.state_dict()
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name, value in found.items() if not torch.equal(value, expected[name])] == []
+
+
+def seen(folder: Path, case: str, ranks: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def whole(folder: Path, case: str, layout: Layout, name: str) -> Tensor:
+    """One tensor over all rows; it must be the same on all ranks of a model."""
+    parts = [load_file(folder / f"{case}.{rank}.safetensors")[name] for rank in range(layout.ranks)]
+    model_ranks = layout.cp * layout.tp
+    for rank, part in enumerate(parts):
+        assert torch.equal(part, parts[rank - rank % model_ranks])
+    return torch.cat(parts[::model_ranks])
+
+
+@pytest.mark.parametrize(("layout", "packing"), PLACES)
+def test_logprobs_are_those_of_a_plain_forward(where: Path, layout: Layout, packing: str) -> None:
+    with torch.no_grad():
+        expected = logprobs_of(logits_alone(model_alone(where / "model"), TEMPERATURE))
+    found = whole(where, f"{layout}_{packing}", layout, "logprobs")
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2)], ids=str)
+def test_without_a_generation_block_there_is_no_temperature(folder: Path, layout: Layout) -> None:
+    with torch.no_grad():
+        expected = logprobs_of(logits_alone(model_alone(folder / "model"), 1.0))
+    found = whole(folder, f"plain_{layout}", layout, "logprobs")
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("layout", "packing"), PLACES)
+def test_the_largest_logits_are_those_of_a_plain_forward(where: Path, layout: Layout, packing: str) -> None:
+    with torch.no_grad():
+        logits = logits_alone(model_alone(where / "model"), TEMPERATURE)
+    values, ids = logits.topk(3, dim=-1)
+    case = f"{layout}_{packing}"
+    found = whole(where, case, layout, "topk_logits")[IS_TOKEN]
+    torch.testing.assert_close(found, values[IS_TOKEN], rtol=1e-5, atol=1e-5)
+    assert torch.equal(whole(where, case, layout, "topk_indices")[IS_TOKEN], ids[IS_TOKEN])
+
+
+@pytest.mark.parametrize(("layout", "packing"), PLACES)
+def test_one_step_is_that_of_a_single_process(where: Path, layout: Layout, packing: str) -> None:
+    loss, norm, weights = trained_alone(where)
+    case = f"{layout}_{packing}"
+    for rank in seen(where, case, layout.ranks):
+        assert rank["loss"] == pytest.approx([loss], rel=1e-5)
+        assert rank["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    after = load_file(where / f"{case}.0.safetensors")
+    for name, value in weights.items():
+        torch.testing.assert_close(after[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_ranks_may_have_different_numbers_of_packed_microbatches(folder: Path) -> None:
+    counts = {rank["microbatches"] for rank in seen(folder, f"{Layout(dp=2)}_sequence", 2)}
+    assert len(counts) == 2
+
+
+def test_each_rank_knows_its_place(folder: Path) -> None:
+    places = [rank["layout"] for rank in seen(folder, f"{Layout(dp=2, tp=2)}_sequence", 4)]
+    assert [(place["dp_rank"], place["tp_rank"], place["cp_rank"]) for place in places] == [
+        (0, 0, 0),
+        (0, 1, 0),
+        (1, 0, 0),
+        (1, 1, 0),
+    ]
+    assert {(place["dp_size"], place["tp_size"], place["cp_size"], place["world_size"]) for place in places} == {
+        (2, 2, 1, 4)
+    }
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(tp=2), Layout()], ids=str)
+def test_after_a_kill_the_next_step_is_that_of_the_run_that_went_on(folder: Path, layout: Layout) -> None:
+    losses = json.loads((folder / "killed.0.json").read_text())
+    for rank in seen(folder, f"resumed_{layout}", layout.ranks):
+        assert rank["loss"] == pytest.approx(losses[2], rel=1e-6)
+    assert losses[2] != pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("way", ["stream 0", "stream 1", "broadcast"])
+def test_an_engine_gets_the_trained_weights_bit_by_bit(folder: Path, way: str) -> None:
+    trained = load_file(folder / "refitted.0.safetensors")
+    found = load_file(folder / "refitted.2.safetensors")
+    received = {name.removeprefix(f"{way} "): value for name, value in found.items() if name.startswith(way)}
+    assert received.keys() == trained.keys() | {"lm_head.weight"}  # tied, and sent under both names
+    tied = {"lm_head.weight": trained["model.embed_tokens.weight"]}
+    assert_equal(received, {**trained, **tied})

@@ -1,0 +1,301 @@
+"""What the tests of the worker share: a tiny model on disk, configurations, a batch, and cases that real ranks play.
+
+Each rank writes what it saw as safetensors and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+from safetensors.torch import save_file
+from tests.trainer_adapter.automodel.setup_cases import SHAPE, whole_weights
+from tests.trainer_adapter.ranks import environment, free_port, run_ranks
+from tokenizers import Tokenizer, models
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.losses import ClippedPolicyGradientLoss
+from trainer_adapter.refit import RefitInfo, WeightCollective, receive_streamed_weights, stream_endpoint
+from trainer_adapter.worker import AutomodelPolicyWorker
+
+LENGTHS = [3, 9, 17, 5, 30, 12, 24, 7]
+WIDTH = 32
+EOS, PAD = 1, 2
+CPU = torch.device("cpu")
+TEMPERATURE = 0.7
+MAX_GRAD_NORM = 0.05
+LEARNING_RATE = 0.5
+PACKINGS = ("none", "dynamic", "sequence")
+
+
+class Layout(NamedTuple):
+    dp: int = 1
+    tp: int = 1
+    cp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.tp * self.cp
+
+    def __str__(self) -> str:
+        return f"dp{self.dp}_tp{self.tp}_cp{self.cp}"
+
+
+LAYOUTS = (
+    *(Layout(), Layout(dp=2), Layout(tp=2), Layout(cp=2)),
+    *(Layout(dp=2, tp=2), Layout(dp=2, cp=2), Layout(tp=2, cp=2)),
+)
+
+
+# --- a model and its rows ---
+
+
+def save_model(folder: Path, kind: str = "qwen3") -> None:
+    """Random weights far from uniform, and a tokenizer."""
+    disable_progress_bar()
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    words = {"<unk>": 0, "<eos>": EOS, "<pad>": PAD} | {f"w{n}": n for n in range(3, SHAPE["vocab_size"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106  # a token, not a secret
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")  # noqa: S106
+    fast.save_pretrained(folder)
+
+
+def batch() -> BatchedDataDict[Any]:
+    """Eight rows of different lengths, right-padded; the sixth one does not count."""
+    generator = torch.Generator().manual_seed(5)
+    shape = (len(LENGTHS), WIDTH)
+    lengths = torch.tensor(LENGTHS)
+    is_token = torch.arange(WIDTH) < lengths[:, None]
+    ids = torch.randint(3, SHAPE["vocab_size"], shape, generator=generator)
+    sample_mask = torch.ones(len(LENGTHS))
+    sample_mask[5] = 0.0
+    return BatchedDataDict(
+        input_ids=torch.where(is_token, ids, PAD),
+        input_lengths=lengths,
+        token_mask=(is_token & (torch.arange(WIDTH) % 3 != 2)).float(),
+        sample_mask=sample_mask,
+        prev_logprobs=-4.0 + torch.rand(shape, generator=generator),
+        generation_logprobs=-4.0 + torch.rand(shape, generator=generator),
+        advantages=torch.randn(shape, generator=generator),
+    )
+
+
+def shard(rank: int, layout: Layout) -> BatchedDataDict[Any]:
+    """The rows of the data-parallel rank that a global rank belongs to."""
+    dp_rank = rank // (layout.cp * layout.tp)
+    return batch().chunk(dp_rank, layout.dp)
+
+
+def config(model: Path, layout: Layout, packing: str = "none", **changes: Any) -> Any:
+    dtensor_cfg = {
+        "device": "cpu",
+        "cpu_offload": False,
+        "sequence_parallel": False,
+        "activation_checkpointing": False,
+        "tensor_parallel_size": layout.tp,
+        "context_parallel_size": layout.cp,
+        "context_parallel_attention": "gathered",
+    }
+    tokens = {"train_mb_tokens": 36, "logprob_mb_tokens": 64}
+    return {
+        "model_name": str(model),
+        "tokenizer": {"name": str(model)},
+        "precision": "float32",
+        "max_grad_norm": MAX_GRAD_NORM,
+        "train_global_batch_size": len(LENGTHS),
+        "train_micro_batch_size": 2,
+        "logprob_batch_size": 4,
+        "make_sequence_length_divisible_by": 1,
+        "dynamic_batching": {"enabled": packing == "dynamic", "sequence_length_round": 4, **tokens},
+        "sequence_packing": {"enabled": packing == "sequence", "algorithm": "modified_first_fit_decreasing", **tokens},
+        "optimizer": {"name": "torch.optim.SGD", "kwargs": {"lr": LEARNING_RATE}},
+        "generation": {"colocated": {"enabled": False}, "temperature": TEMPERATURE, "top_p": 1.0, "top_k": None},
+        "dtensor_cfg": dtensor_cfg,
+        **changes,
+    }
+
+
+@contextmanager
+def worker(*arguments: Any, **keywords: Any) -> Iterator[AutomodelPolicyWorker]:
+    made = AutomodelPolicyWorker(*arguments, **keywords)
+    try:
+        yield made
+    finally:
+        assert made.shutdown()
+
+
+# --- cases ---
+
+EVERYWHERE = [(layout, packing) for layout in LAYOUTS for packing in PACKINGS]
+SLOW = [(layout, packing) for layout, packing in EVERYWHERE if layout.ranks == 4 and packing != "sequence"]
+"""On busy cores DTensor's bookkeeping takes seconds a case."""
+
+Tensors = dict[str, torch.Tensor]
+Case = Callable[[int, Path], tuple[Tensors, dict[str, Any]]]
+
+
+def asked_and_trained(layout: Layout, packing: str) -> Case:
+    """Everything that is asked of a model, one step, and the weights after it."""
+
+    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+        rows = shard(rank, layout)
+        with worker(
+            config(folder / "model", layout, packing, logprob_chunk_size=5), init_reference_model=False
+        ) as made:
+            topk = made.get_topk_logits(data=rows, k=3)
+            tensors = {
+                "logprobs": made.get_logprobs(rows)["logprobs"],
+                "topk_logits": topk["topk_logits"],
+                "topk_indices": topk["topk_indices"],
+            }
+            trained = made.train(rows, ClippedPolicyGradientLoss())
+            weights = whole_weights(made._policy.model)
+            seen = {
+                "loss": trained["global_loss"].tolist(),
+                "grad_norm": trained["grad_norm"].item(),
+                "microbatches": len(trained["all_mb_metrics"]["loss"]),
+                "layout": made.layout(),
+            }
+        return {**tensors, **weights}, seen
+
+    return play
+
+
+def without_temperature(layout: Layout) -> Case:
+    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+        with worker(config(folder / "model", layout, generation=None)) as made:
+            return {"logprobs": made.get_logprobs(shard(rank, layout))["logprobs"]}, {}
+
+    return play
+
+
+ADAM = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
+WARM_UP = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.25, "total_iters": 4}}
+
+
+def killed_after_a_checkpoint(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+    """Two steps, a checkpoint, the loss of a third step; then the process is killed."""
+    layout = Layout(dp=2)
+    made = AutomodelPolicyWorker(config(folder / "model", layout, optimizer=ADAM, scheduler=WARM_UP))
+    losses = [train_once(made, rank, layout) for _ in range(2)]
+    saved = folder / "saved"
+    made.save_checkpoint(str(saved / "weights"), str(saved / "optimizer"), str(saved / "tokenizer"), {})
+    losses.append(train_once(made, rank, layout))
+    (folder / f"killed.{rank}.json").write_text(json.dumps(losses))
+    torch.distributed.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def resumed(layout: Layout) -> Case:
+    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+        paths = {"weights_path": str(folder / "saved/weights"), "optimizer_path": str(folder / "saved/optimizer")}
+        given = config(folder / "model", layout, optimizer=ADAM, scheduler=WARM_UP)
+        with worker(given, init_reference_model=False, **paths) as made:
+            return {}, {"loss": train_once(made, rank, layout)}
+
+    return play
+
+
+def train_once(made: AutomodelPolicyWorker, rank: int, layout: Layout) -> float:
+    report = made.train(shard(rank, layout), ClippedPolicyGradientLoss())
+    return float(report["global_loss"])
+
+
+def refitted(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+    """Two ranks train a step and hand their weights to the third process, an engine, in both ways."""
+    layout = Layout(dp=2)
+    meeting = int(os.environ["MASTER_PORT"]) + 1
+    if rank == layout.ranks:
+        return engine(folder, rank, meeting), {}
+    os.environ["WORLD_SIZE"] = str(layout.ranks)
+    tempfile.tempdir = str(folder)  # where the sockets of this machine's engines lie
+    with worker(config(folder / "model", layout), init_reference_model=False) as made:
+        train_once(made, rank, layout)
+        info = made.prepare_refit_info()
+        if rank == 0:
+            told = {name: [list(shape), str(dtype).removeprefix("torch.")] for name, (shape, dtype) in info.items()}
+            (folder / "info.partial").write_text(json.dumps(told))
+            (folder / "info.partial").rename(folder / "info.json")
+        made.stream_weights_via_ipc_zmq(buffer_size_bytes=20_000)
+        made.init_collective("127.0.0.1", meeting, layout.ranks + 1, train_world_size=layout.ranks)
+        made.broadcast_weights_for_collective()
+        weights = whole_weights(made._policy.model)
+    return weights, {}
+
+
+def engine(folder: Path, rank: int, meeting: int) -> Tensors:
+    """The weights that came, by both ways; every rank of the trainer streams to an engine of its own."""
+    tempfile.tempdir = str(folder)  # where the sockets of this machine's engines lie
+    info = _info(folder)
+    streams = [stream_endpoint(CPU, trainer) for trainer in range(rank)]
+    with ThreadPoolExecutor(rank) as pool:
+        streamed = list(pool.map(lambda endpoint: _taken(receive_streamed_weights(endpoint, info, CPU)), streams))
+    collective = WeightCollective("127.0.0.1", meeting, rank + 1, rank, CPU)
+    try:
+        broadcast = _taken(collective.receive(info))
+    finally:
+        collective.close()
+    ways = {"stream 0": streamed[0], "stream 1": streamed[1], "broadcast": broadcast}
+    return {f"{way} {name}": value for way, weights in ways.items() for name, value in weights.items()}
+
+
+def _taken(weights: Any) -> Tensors:
+    with weights as items:
+        return {name: value.clone() for name, value in items}
+
+
+def _info(folder: Path) -> RefitInfo:
+    deadline = time.monotonic() + 60
+    while not (path := folder / "info.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    told = json.loads(path.read_text())
+    return {name: (torch.Size(shape), getattr(torch, dtype)) for name, (shape, dtype) in told.items()}
+
+
+CASES: dict[str, tuple[int, Case]] = {
+    "refitted": (3, refitted),
+    "killed": (2, killed_after_a_checkpoint),
+    **{f"resumed_{layout}": (layout.ranks, resumed(layout)) for layout in (Layout(dp=2), Layout(tp=2), Layout())},
+    **{f"{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing)) for layout, packing in EVERYWHERE},
+    **{f"plain_{layout}": (layout.ranks, without_temperature(layout)) for layout in (Layout(), Layout(tp=2))},
+}
+"""Ranks that play, and the case."""
+
+
+# --- ranks ---
+
+
+def play_cases(folder: Path, names: list[str], *, exit_code: int = 0) -> None:
+    """Start the ranks and wait for them; each leaves `{name}.{rank}.safetensors` and `.json` behind."""
+    cases = [(name, free_port()) for name in names]
+    ranks = max(CASES[name][0] for name in names)
+    arguments = [(rank, folder, cases) for rank in range(ranks)]
+    run_ranks(be_a_rank, arguments, exit_codes=[exit_code] * ranks)
+
+
+def be_a_rank(rank: int, folder: Path, cases: list[tuple[str, int]]) -> None:
+    disable_progress_bar()
+    for name, port in cases:
+        ranks, case = CASES[name]
+        if rank >= ranks:
+            continue
+        os.environ.update(environment(rank, ranks, port))
+        tensors, seen = case(rank, folder)
+        save_file({key: value.contiguous() for key, value in tensors.items()}, folder / f"{name}.{rank}.safetensors")
+        (folder / f"{name}.{rank}.json").write_text(json.dumps(seen))

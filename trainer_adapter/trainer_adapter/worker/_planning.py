@@ -1,0 +1,79 @@
+"""Microbatches of a batch that nobody planned for.
+
+A driver that deals a batch out to ranks plans its microbatches as well, and its plan is followed. A worker that is
+asked directly plans for itself, which reorders rows: who plans also returns the order, and results are put back into
+it before anybody sees them.
+
+Ranks must agree on the number of forward passes. Packed microbatches may differ in number, since dummies make up for
+it. Microbatches of dynamic shapes have no dummies: ranks plan them together, from the longest p-th row of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs
+from trainer_adapter.automodel._device import compute_device
+from trainer_adapter.microbatch_args import Stage, dynamic_batching_args, sequence_packing_args
+
+
+def with_microbatches(
+    data: BatchedDataDict[Any],
+    config: Mapping[str, Any],
+    stage: Stage,
+    dp_group: ProcessGroup | None,
+    batch_size: int | None = None,
+) -> tuple[BatchedDataDict[Any], list[int] | None]:
+    """The batch in the order of its microbatches, and for each row its row in `data`; None: the order is the same.
+
+    batch_size: rows of a global batch on this rank; None: all. Data that carries a plan, and all data when neither
+    dynamic batching nor sequence packing is enabled, comes back as it is. With dynamic batching and several ranks this
+    is a collective call, and ValueError on all of them when their batches differ in rows or width.
+    """
+    if data.micro_batch_indices is not None:
+        return data, None
+    dynamic, packing = dynamic_batching_args(config, stage), sequence_packing_args(config, stage)
+    if packing is not None:
+        shards, order = data.shard_by_batch_size(1, batch_size=batch_size, sequence_packing_args=packing)
+        return shards[0], order
+    if dynamic is not None:
+        return _planned_together(data, dynamic, dp_group, batch_size)
+    return data, None
+
+
+def _planned_together(
+    data: BatchedDataDict[Any], args: DynamicBatchingArgs, dp_group: ProcessGroup | None, batch_size: int | None
+) -> tuple[BatchedDataDict[Any], list[int]]:
+    rows, width = data[args["input_key"]].shape[:2]
+    _check_alike(rows, width, dp_group)
+    shards, order = data.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
+    if dp_group is None or dp_group.size() == 1:
+        return shards[0], order
+    longest = shards[0][args["input_lengths_key"]].to(device=compute_device(), copy=True)
+    torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX, group=dp_group)
+    # Rows are in ascending order of length in every rank's batch, and so are the longest of each: planning once more
+    # leaves them where they are.
+    common: BatchedDataDict[torch.Tensor] = BatchedDataDict(
+        {args["input_key"]: torch.zeros(rows, width, dtype=torch.int8), args["input_lengths_key"]: longest}
+    )
+    plan, _ = common.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
+    shards[0].micro_batch_indices = plan[0].micro_batch_indices
+    shards[0].micro_batch_lengths = plan[0].micro_batch_lengths
+    return shards[0], order
+
+
+def _check_alike(rows: int, width: int, dp_group: ProcessGroup | None) -> None:
+    if dp_group is None or dp_group.size() == 1:
+        return
+    extremes = torch.tensor([rows, -rows, width, -width], device=compute_device())
+    torch.distributed.all_reduce(extremes, op=torch.distributed.ReduceOp.MAX, group=dp_group)
+    most, fewest, widest, narrowest = extremes.tolist()
+    if most != -fewest or widest != -narrowest:
+        raise ValueError(
+            f"dynamic batching pairs the rows of all ranks, but their batches have {-fewest} to {most} rows and "
+            f"{-narrowest} to {widest} positions; this rank's has {rows} and {width}"
+        )

@@ -1,0 +1,343 @@
+"""One rank of a policy. All ranks of a job make one each, and call the same methods in the same order: almost all of
+them are collective.
+
+Batches and metas are this data-parallel rank's own rows, the same on all tensor- and context-parallel ranks of it.
+Results are the same on all of these ranks as well, on the CPU, and row for row in the order of the batch. B rows,
+S positions, k candidates.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dataplane_client import KVBatchMeta, connect
+from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.automodel.config import PolicyConfig, required
+from trainer_adapter.automodel.qkv_calibration import QkvCalibration
+from trainer_adapter.data_plane import TRAIN_FIELDS, DataPlaneSide, replica_group
+from trainer_adapter.interfaces import (
+    GenerationDatumSpec,
+    LogprobOutputSpec,
+    ReferenceLogprobOutputSpec,
+    ScoreOutputSpec,
+    TopkLogitsOutputSpec,
+)
+from trainer_adapter.losses import LossFunction
+from trainer_adapter.microbatch_args import width_multiple
+from trainer_adapter.refit import WeightPublisher
+from trainer_adapter.worker import _inference
+from trainer_adapter.worker._loaded_policy import LoadedPolicy, load_policy
+from trainer_adapter.worker._reference import weights_in_place
+from trainer_adapter.worker._residency import move_model, move_optimizer, offload_model, offload_optimizer
+from trainer_adapter.worker._training import finished, train
+from trainer_adapter.worker._training_step import TrainingStep
+
+_log = logging.getLogger("trainer_adapter")
+_READ_FOR_LOGPROBS = ("input_ids", "input_lengths")
+
+
+class AutomodelPolicyWorker:
+    """Sets the rank up: see load_policy for its arguments, and trainer_adapter.automodel.setup for what it raises.
+
+    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, with GPUs, LOCAL_RANK are taken from the environment. data_plane:
+    the address of the data plane's server; None: methods that name a meta or a partition raise RuntimeError.
+    """
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        *,
+        data_plane: str | None = None,
+        init_optimizer: bool = True,
+        init_reference_model: bool = True,
+        weights_path: str | None = None,
+        optimizer_path: str | None = None,
+    ) -> None:
+        self._policy: LoadedPolicy = load_policy(
+            config,
+            init_optimizer=init_optimizer,
+            init_reference_model=init_reference_model,
+            weights_path=weights_path,
+            optimizer_path=optimizer_path,
+        )
+        replica = replica_group(self._policy.context)
+        self._client = connect(data_plane) if data_plane is not None and replica.is_leader else None
+        self._columns = DataPlaneSide(
+            self._client,
+            replica=replica,
+            dp_group=self._policy.dp_group,
+            device=self._policy.device,
+            pad_token_id=self._policy.tokenizer.pad_token_id,
+            pad_multiple=width_multiple(config),
+        )
+        self._weights = WeightPublisher(
+            self._policy.model, self._policy.runtime.dtype, self._policy.device, torch.distributed.get_rank()
+        )
+        self._step: TrainingStep | None = None
+
+    def layout(self) -> dict[str, int]:
+        """This rank's place: `rank` of `world_size`, and along each dimension, such as `dp_rank` of `dp_size`."""
+        mesh = self._policy.context.device_mesh
+        own = {"rank": torch.distributed.get_rank(), "world_size": torch.distributed.get_world_size()}
+        for name in ("dp", "cp", "tp"):
+            own |= {f"{name}_rank": mesh[name].get_local_rank(), f"{name}_size": mesh[name].size()}
+        return own
+
+    # --- inference ---
+
+    def get_logprobs(
+        self, data: BatchedDataDict[GenerationDatumSpec], micro_batch_size: int | None = None
+    ) -> BatchedDataDict[LogprobOutputSpec]:
+        """`logprobs` [B,S] float32: column i is log p(token i | tokens before i), under the temperature, top_k and
+        top_p of the configuration's generation; column 0 and padding are 0.
+
+        data: `input_ids` [B,S] int64, right-padded, `input_lengths` [B] int64; all data-parallel ranks must bring as
+        many rows. micro_batch_size: rows of a forward pass where microbatches are not planned by tokens; None:
+        logprob_batch_size.
+        """
+        found = _inference.logprobs(self._policy, data, micro_batch_size, self._policy.runtime.sampling_params)
+        return BatchedDataDict(logprobs=found)
+
+    def get_reference_policy_logprobs(
+        self, *, data: BatchedDataDict[GenerationDatumSpec], micro_batch_size: int | None = None
+    ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
+        """`reference_logprobs` [B,S] float32: get_logprobs under the reference weights, and under the temperature but
+        not top_k and top_p: the reference may well give probability to what the policy could not have drawn.
+
+        The current weights are back in place afterwards, whatever happens. RuntimeError without reference weights.
+        """
+        if self._policy.reference is None:
+            raise RuntimeError("this policy was set up without reference weights (init_reference_model=False)")
+        params = self._policy.runtime.sampling_params
+        unfiltered = None if params is None else replace(params, top_k=None, top_p=1.0)
+        with weights_in_place(self._policy.model, self._policy.reference):
+            found = _inference.logprobs(self._policy, data, micro_batch_size, unfiltered)
+        return BatchedDataDict(reference_logprobs=found)
+
+    def get_topk_logits(
+        self, *, data: BatchedDataDict[GenerationDatumSpec], k: int, micro_batch_size: int | None = None
+    ) -> BatchedDataDict[TopkLogitsOutputSpec]:
+        """`topk_logits` [B,S,k] float32, largest first, divided by the temperature, and `topk_indices` [B,S,k] int64.
+
+        All S positions come back, see PolicyInterface. ValueError for k below 1; a smaller vocabulary gives all it has.
+        """
+        values, ids = _inference.topk_logits(self._policy, data, k, micro_batch_size)
+        return BatchedDataDict(topk_logits=values, topk_indices=ids)
+
+    def score(self, *, data: BatchedDataDict[GenerationDatumSpec]) -> BatchedDataDict[ScoreOutputSpec]:
+        """`scores` [B] float32 of a reward model, in microbatches of `batch_size` of the configuration."""
+        return BatchedDataDict(scores=_inference.scores(self._policy, data))
+
+    def calibrate_qkv_fp8_scales(
+        self,
+        *,
+        data: BatchedDataDict[GenerationDatumSpec],
+        micro_batch_size: int | None = None,
+        percentile: float = 99.9,
+        margin: float = 1.05,
+        include_q: bool = False,
+    ) -> dict[str, Any]:
+        """FP8 scales for a quantised KV cache, see QkvCalibration.scales.
+
+        data: as for get_logprobs; each microbatch is a sample.
+        """
+        calibration = QkvCalibration(self._policy.model, percentile, margin, include_q)
+        return _inference.fp8_scales(self._policy, data, micro_batch_size, calibration)
+
+    # --- training ---
+
+    def train(
+        self,
+        data: BatchedDataDict[Any],
+        loss_fn: LossFunction,
+        eval_mode: bool = False,
+        gbs: int | None = None,
+        mbs: int | None = None,
+    ) -> dict[str, Any]:
+        """One optimizer step for each global batch of `gbs` samples of all ranks, in microbatches of `mbs` of this one;
+        None: as configured. eval_mode: losses only.
+
+        data also holds `sample_mask` [B] and, for a loss over tokens, `token_mask` [B,S]. Gradients are clipped to
+        max_grad_norm; a step whose norm is not finite is skipped and logged. The learning rate's schedule goes on by
+        one step. Returns `global_loss` (float32, one entry a global batch), `grad_norm` of the last one (0-d float32, 0
+        without max_grad_norm, None in eval_mode), `rank`, `gpu_name`, `model_dtype`, and `all_mb_metrics`, a list for
+        each metric.
+        """
+        self._check_no_step("train")
+        return train(self._policy, data, loss_fn, eval_mode, gbs, mbs)
+
+    def begin_train_step(
+        self, loss_fn: LossFunction, global_valid_seqs: float, global_valid_toks: float, num_global_batches: int = 1
+    ) -> None:
+        """Begin a step whose rows arrive in parts. The counts are those of the whole step over all ranks: of valid
+        samples, and of valid tokens without each sample's first. RuntimeError while another step is open.
+        """
+        self._check_no_step("begin_train_step")
+        seqs, toks = (
+            torch.tensor(float(n), device=self._policy.device) for n in (global_valid_seqs, global_valid_toks)
+        )
+        self._step = TrainingStep(self._policy, loss_fn, seqs, toks, num_global_batches=num_global_batches)
+
+    def train_microbatches(self, data: BatchedDataDict[Any], mbs: int | None = None) -> list[dict[str, Any]]:
+        """Add the gradients of these rows to the open step's; the metrics of their microbatches.
+
+        When it raises, the step is still open and its gradients are not usable: abort it.
+        """
+        planned, _ = _inference.planned(self._policy, data, "train")
+        return self._open_step().microbatches(planned, mbs or required(self._policy.config, "train_micro_batch_size"))
+
+    def finish_train_step(self) -> dict[str, Any]:
+        """Clip and apply the open step's gradients; what `train` returns."""
+        step, self._step = self._open_step(), None
+        return finished(self._policy, [step], step.update())
+
+    def abort_train_step(self) -> None:
+        """Forget the open step: weights and optimizer are as before it. Without one, nothing happens."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.abort()
+
+    def _open_step(self) -> TrainingStep:
+        if self._step is None:
+            raise RuntimeError("there is no open training step: begin_train_step comes first")
+        return self._step
+
+    def _check_no_step(self, method: str) -> None:
+        if self._step is not None:
+            raise RuntimeError(f"{method}: a training step is open; finish or abort it first")
+
+    # --- rows of the data plane ---
+
+    def get_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
+        """get_logprobs of the meta's rows, written back as their `prev_logprobs`."""
+        result = self.get_logprobs(self._columns.fetch(meta, _READ_FOR_LOGPROBS), micro_batch_size)
+        self._columns.write_back(meta, result, result_key="logprobs", field="prev_logprobs")
+
+    def get_reference_policy_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
+        """The same under the reference weights, written back as `reference_policy_logprobs`."""
+        data = self._columns.fetch(meta, _READ_FOR_LOGPROBS)
+        result = self.get_reference_policy_logprobs(data=data, micro_batch_size=micro_batch_size)
+        self._columns.write_back(meta, result, result_key="reference_logprobs", field="reference_policy_logprobs")
+
+    def train_from_meta(
+        self,
+        meta: KVBatchMeta,
+        loss_fn: LossFunction,
+        eval_mode: bool = False,
+        gbs: int | None = None,
+        mbs: int | None = None,
+    ) -> dict[str, Any]:
+        """`train` on the meta's rows: on the fields that it names, or else on TRAIN_FIELDS."""
+        return self.train(self._training_rows(meta), loss_fn, eval_mode, gbs, mbs)
+
+    def train_microbatches_from_meta(self, meta: KVBatchMeta, mbs: int | None = None) -> list[dict[str, Any]]:
+        """`train_microbatches` on the meta's rows, read as by `train_from_meta`."""
+        return self.train_microbatches(self._training_rows(meta), mbs)
+
+    def _training_rows(self, meta: KVBatchMeta) -> BatchedDataDict[Any]:
+        return self._columns.fetch(meta, TRAIN_FIELDS if meta.fields is None else meta.fields)
+
+    # --- checkpoints ---
+
+    def save_checkpoint(
+        self,
+        weights_path: str,
+        optimizer_path: str | None = None,
+        tokenizer_path: str | None = None,
+        checkpointing_cfg: Mapping[str, Any] | None = None,
+    ) -> None:
+        """See CheckpointManager.save_checkpoint."""
+        policy = self._policy
+        policy.checkpoints.save_checkpoint(
+            policy.model,
+            weights_path,
+            policy.state.optimizer,
+            optimizer_path,
+            policy.state.scheduler,
+            policy.tokenizer,
+            tokenizer_path,
+            checkpointing_cfg,
+        )
+
+    def load_checkpoint(self, weights_path: str, optimizer_path: str | None = None) -> None:
+        """See CheckpointManager.load_checkpoint. The reference stays as it is."""
+        state = self._policy.state
+        self._policy.checkpoints.load_checkpoint(
+            state.model, weights_path, state.optimizer, optimizer_path, state.scheduler
+        )
+
+    # --- where things lie ---
+
+    def prepare_for_training(self) -> None:
+        """Weights and optimizer state to the device, training mode."""
+        self._weights_to_device()
+        self._policy.model.train()
+        self._optimizer_to_device()
+
+    def prepare_for_lp_inference(self) -> None:
+        """Weights to the device, evaluation mode; optimizer state to the CPU with offload_optimizer_for_logprob."""
+        self._weights_to_device()
+        self._policy.model.eval()
+        if self._policy.runtime.offload_optimizer_for_logprob:
+            offload_optimizer(self._policy.state.optimizer)
+
+    def finish_training(self) -> None:
+        """Nothing is left to be done."""
+
+    def offload_before_refit(self) -> None:
+        """Optimizer state to the CPU."""
+        offload_optimizer(self._policy.state.optimizer)
+
+    def offload_after_refit(self) -> None:
+        """Weights and optimizer state to the CPU, evaluation mode."""
+        offload_model(self._policy.model)
+        self._policy.model.eval()
+        self.offload_before_refit()
+
+    def _weights_to_device(self) -> None:
+        """With cpu_offload FSDP keeps them on the CPU and fetches them as it goes."""
+        if not self._policy.runtime.cpu_offload:
+            move_model(self._policy.model, self._policy.device)
+
+    def _optimizer_to_device(self) -> None:
+        if not self._policy.runtime.cpu_offload:
+            move_optimizer(self._policy.state.optimizer, self._policy.device)
+
+    # --- weights for generation engines ---
+
+    def prepare_refit_info(self) -> dict[str, Any]:
+        """Name in the engine's terms, whole shape and dtype of every weight that will be sent, in order."""
+        return self._weights.prepare_refit_info()
+
+    def stream_weights_via_ipc_zmq(self, buffer_size_bytes: int = 0, kv_scales: dict[str, float] | None = None) -> None:
+        """See WeightPublisher.stream_weights_via_ipc_zmq."""
+        self._weights.stream_weights_via_ipc_zmq(buffer_size_bytes, kv_scales)
+
+    def init_collective(self, ip: str, port: int, world_size: int, *, train_world_size: int) -> None:
+        """See WeightPublisher.init_collective."""
+        self._weights.init_collective(ip, port, world_size, train_world_size=train_world_size)
+
+    def broadcast_weights_for_collective(self, kv_scales: dict[str, float] | None = None) -> None:
+        """See WeightPublisher.broadcast_weights_for_collective."""
+        self._weights.broadcast_weights_for_collective(kv_scales)
+
+    # --- the end ---
+
+    def shutdown(self) -> bool:
+        """Close what this rank holds open, the process group included; whether that went well."""
+        try:
+            self.abort_train_step()
+            self._weights.close()
+            if self._client is not None:
+                self._client.close()
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+        except Exception:  # noqa: BLE001  # the end of a worker is no place to fail; what went wrong is logged
+            _log.exception("a worker did not shut down cleanly")
+            return False
+        return True

@@ -1,0 +1,192 @@
+"""One optimizer step, whose gradients come from any number of batches.
+
+    begin -> microbatches, as often as rows arrive -> finish, or abort
+
+Every loss is a share of a mean over the step, so its divisors, the valid samples and tokens of the whole step over all
+ranks, are given when it begins. All ranks call the same methods in the same order.
+
+A step whose gradients are not finite changes nothing: their norm is known to all ranks alike, the report carries it,
+and a warning is logged. One such step applied would spoil the weights for good.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.automodel._nemo_automodel_ranks import prepare_gradients
+from trainer_adapter.automodel.data import ProcessedMicrobatch, get_microbatch_iterator
+from trainer_adapter.automodel.train import (
+    LossPostProcessor,
+    aggregate_training_statistics,
+    automodel_forward_backward,
+    clip_grad_norm,
+)
+from trainer_adapter.losses import LossFunction
+from trainer_adapter.worker._loaded_policy import LoadedPolicy
+
+_log = logging.getLogger("trainer_adapter")
+
+
+class TrainingStep:
+    """Gradients under way. differentiates: false computes losses only, and needs no optimizer.
+
+    global_valid_seqs, global_valid_toks: 0-d, what the losses are divided by. num_global_batches: by which metrics are
+    divided, so that the sums of several steps are means.
+    """
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        loss_fn: LossFunction,
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+        *,
+        num_global_batches: int = 1,
+        differentiates: bool = True,
+    ) -> None:
+        self._policy = policy
+        self._processor = _loss_processor(policy, loss_fn)
+        self._valid = (global_valid_seqs, global_valid_toks)
+        self._num_global_batches = num_global_batches
+        self._differentiates = differentiates
+        self.loss = torch.zeros((), device=policy.device)
+        self.metrics: list[dict[str, Any]] = []
+        self.is_applied = False
+        if differentiates:
+            policy.model.train()
+            _optimizer(policy).zero_grad()
+        else:
+            policy.model.eval()
+
+    def microbatches(self, data: BatchedDataDict[Any], mbs: int) -> list[dict[str, Any]]:
+        """Forward and backward passes over data, which carries the plan of its microbatches where one is needed.
+
+        The metrics of its real microbatches that hold a valid sample.
+        """
+        policy = self._policy
+        microbatches, real = get_microbatch_iterator(
+            data, dict(policy.config), mbs, policy.mesh("dp"), policy.tokenizer, policy.context.cp_size
+        )
+        results = automodel_forward_backward(
+            policy.model,
+            _syncing_last(microbatches, _gradient_sync(policy)) if self._differentiates else microbatches,
+            self._processor,
+            forward_only=not self._differentiates,
+            is_reward_model=policy.runtime.is_reward_model,
+            allow_flash_attn_args=policy.runtime.allow_flash_attn_args,
+            global_valid_seqs=self._valid[0],
+            global_valid_toks=self._valid[1],
+            sampling_params=policy.runtime.sampling_params,
+            dp_size=policy.context.dp_size,
+            cp_size=policy.context.cp_size,
+            num_global_batches=self._num_global_batches,
+            train_context_fn=policy.forward_contexts(),
+            num_valid_microbatches=real,
+            on_microbatch_start=_cache_clearing(policy),
+        )
+        counted = [(loss, metrics) for loss, metrics in results[:real] if metrics["num_valid_samples"] > 0]
+        self.loss += sum(loss for loss, _ in counted)
+        own = [{**metrics, **self._circumstances()} for _, metrics in counted]
+        self.metrics += own
+        return own
+
+    def _circumstances(self) -> dict[str, Any]:
+        seqs, toks = self._valid
+        rate = (
+            {} if self._policy.state.optimizer is None else {"lr": self._policy.state.optimizer.param_groups[0]["lr"]}
+        )
+        return {**rate, "global_valid_seqs": seqs.item(), "global_valid_toks": toks.item()}
+
+    def update(self) -> Tensor | None:
+        """Clip and apply the gradients; their norm before, 0-d float32 on the CPU, 0 without max_grad_norm. None when
+        nothing is differentiated.
+        """
+        if not self._differentiates:
+            return None
+        norm, limit = torch.zeros(()), self._policy.runtime.max_grad_norm
+        optimizer = _optimizer(self._policy)
+        prepare_gradients(self._policy.model, self._policy.context)
+        if limit is not None:
+            norm = clip_grad_norm((p for p in self._policy.model.parameters() if p.requires_grad), limit)
+        if bool(norm.isfinite()):
+            optimizer.step()
+            self.is_applied = True
+        else:
+            _log.error("the gradient norm is %s: this optimizer step is skipped and the weights stay", norm.item())
+        optimizer.zero_grad()
+        return norm
+
+    def abort(self) -> None:
+        """Forget the gradients; weights and optimizer are as before the step."""
+        if self._differentiates:
+            _optimizer(self._policy).zero_grad()
+
+
+def report(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Tensor | None) -> dict[str, Any]:
+    """What aggregate_training_statistics makes of finished steps; a collective call."""
+    return aggregate_training_statistics(
+        losses=[step.loss for step in steps],
+        all_mb_metrics=[metrics for step in steps for metrics in step.metrics],
+        grad_norm=grad_norm,
+        dp_group=policy.dp_group if policy.context.dp_size > 1 else None,
+        dtype=policy.runtime.dtype,
+    )
+
+
+def _optimizer(policy: LoadedPolicy) -> torch.optim.Optimizer:
+    if policy.state.optimizer is None:
+        raise RuntimeError("this policy was set up without an optimizer and cannot be trained (init_optimizer=False)")
+    return policy.state.optimizer
+
+
+def _loss_processor(policy: LoadedPolicy, loss_fn: LossFunction) -> LossPostProcessor:
+    return LossPostProcessor(
+        loss_fn,
+        policy.config,
+        policy.context.device_mesh,
+        policy.mesh("cp"),
+        policy.mesh("tp"),
+        policy.context.cp_size,
+        policy.context.dp_size,
+        enable_seq_packing=policy.runtime.enable_seq_packing,
+        sampling_params=policy.runtime.sampling_params,
+    )
+
+
+def _cache_clearing(policy: LoadedPolicy) -> Callable[[int], None] | None:
+    every = policy.config["dtensor_cfg"].get("clear_cache_every_n_steps")
+    if not every or policy.device.type != "cuda":
+        return None
+
+    def clear(index: int) -> None:
+        if index % every == 0:
+            torch.cuda.empty_cache()
+
+    return clear
+
+
+def _gradient_sync(policy: LoadedPolicy) -> Callable[[bool], None]:
+    """Whether FSDP sums gradients over ranks after the next backward pass. Put off until the last microbatch, a step
+    communicates once, and every rank holds the gradients of whole layers until then.
+    """
+    switch: Callable[[bool], None] | None = getattr(policy.model, "set_requires_gradient_sync", None)
+    if switch is None or not getattr(policy.context.fsdp2_config, "defer_fsdp_grad_sync", False):
+        return lambda _is_last: None
+    return switch
+
+
+def _syncing_last(
+    microbatches: Iterator[ProcessedMicrobatch], sync: Callable[[bool], None]
+) -> Iterator[ProcessedMicrobatch]:
+    """The same microbatches; `sync` is told before each whether it is the last."""
+    upcoming = next(microbatches, None)
+    while upcoming is not None:
+        current, upcoming = upcoming, next(microbatches, None)
+        sync(upcoming is None)
+        yield current
