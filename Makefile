@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-nightly test-soak test-histories test-gpu check lint types derived format bench proto clean
+.PHONY: help demo test test-core test-nightly test-soak test-histories test-gpu test-automodel check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -22,11 +22,11 @@ $(VENV)/.torch: | $(BIN)/python
 KERNELS := hatch_build.py client/dataplane_client/row_kernels/row_kernels.c
 
 $(VENV)/.demo: pyproject.toml $(KERNELS) | $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet --group demo --editable '.[server,trainer]'
+	$(BIN)/python -m pip install --quiet --group demo --editable '.[server,trainer,ray]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(KERNELS) | $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --group dev --editable '.[server,trainer]'
+	$(BIN)/python -m pip install --quiet --group dev --editable '.[server,trainer,ray]'
 	@touch $@
 
 DEMO_ARGS ?=
@@ -55,6 +55,19 @@ test-soak: $(VENV)/.dev  ## the campaigns that take many minutes: clients killed
 # HISTORIES_SECONDS, HISTORIES_PROCESSES, HISTORIES_GRACE (of sessions, in seconds) and HISTORIES_SEED choose another campaign.
 test-histories: $(VENV)/.dev  ## 32 clients are killed and stopped for 10 minutes, then every row is accounted for
 	$(BIN)/python -m pytest -m soak -s tests/integration/histories
+
+# What NeMo Automodel's own requirements name beside these is for datasets, kernels and other strategies; some of it
+# comes for CUDA only. Its release pins transformers, which is why it has an environment of its own.
+$(VENV)-automodel/.ready: pyproject.toml $(KERNELS)
+	$(PYTHON) -m venv $(VENV)-automodel
+	$(VENV)-automodel/bin/python -m pip install --quiet '$(TORCH)'
+	$(VENV)-automodel/bin/python -m pip install --quiet --editable '.[trainer]' transformers==5.18.0 torchao==0.18.0 \
+		pytest pytest-asyncio pytest-timeout pytest-xdist
+	$(VENV)-automodel/bin/python -m pip install --quiet --no-deps nemo-automodel==0.7.0
+	@touch $@
+
+test-automodel: $(VENV)-automodel/.ready  ## models that NeMo Automodel divides, in an environment of its own (Python 3.11)
+	$(VENV)-automodel/bin/python -m pytest -m automodel tests/trainer_adapter/automodel
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
@@ -89,6 +102,6 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
-	rm -rf $(VENV) $(VENV)-core $(VENV)-bench-* runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-bench-* runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f client/dataplane_client/row_kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

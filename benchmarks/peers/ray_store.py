@@ -82,8 +82,9 @@ class Calls:
 
     def prepare(self, spec: dict[str, Any]) -> Mapping[str, Any]:
         """Make the batch on both sides and send it once, untimed, to see that it comes back as it was."""
-        self._producer = ray.remote(Producer).remote(spec)
-        self._consumer = ray.remote(Consumer).remote(spec)
+        producer: Any = ray.remote(Producer)  # an actor's methods have `remote`, which types do not say
+        consumer: Any = ray.remote(Consumer)
+        self._producer, self._consumer = producer.remote(spec), consumer.remote(spec)
         self.round()
         if not ray.get(self._consumer.check.remote()):
             raise RuntimeError("a field came back changed")

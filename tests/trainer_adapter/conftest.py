@@ -1,0 +1,31 @@
+"""A Ray cluster of this machine for the tests of the adapter that want one; it takes 4 s to start."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """With room for eight workers on the CPU. Tests that use it belong into the xdist group "ray": one at a time."""
+    ray = pytest.importorskip("ray")
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets need a short path
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(
+            num_cpus=8,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+            object_store_memory=80 * 2**20,
+            _temp_dir=folder,
+            _system_config={"prestart_worker_first_driver": False},
+        )
+        yield
+        ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)

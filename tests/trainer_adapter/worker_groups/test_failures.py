@@ -1,0 +1,144 @@
+"""Which of several failures is told, and what ranks must agree on."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from dataplane_client.meta import KVBatchMeta
+from trainer_adapter.worker_groups._digest import digest_of_call
+from trainer_adapter.worker_groups._failures import Failure, failed_together, worker_failed
+from trainer_adapter.worker_groups._ray_options import RayGroupOptions
+from trainer_adapter.worker_groups._ray_placement import Seat, require_ray, seats
+from trainer_adapter.worker_groups._replicas import Replicas
+
+REAL = Failure("ValueError", "no")
+ECHO = Failure("RuntimeError", "another rank failed: reading")
+TOLD = Failure("UnavailableError", "rank 0: no server")
+RESET = Failure("RuntimeError", "[...] Connection closed by peer [192.0.2.2]:1")
+DEAD = Failure("ActorDiedError", "gone", died=True)
+
+
+@pytest.mark.parametrize(
+    ("failures", "first"),
+    [
+        ({1: REAL, 0: REAL}, 1),
+        ({0: ECHO, 2: REAL}, 2),
+        ({0: RESET, 1: RESET, 3: DEAD}, 3),
+        ({0: REAL, 1: DEAD}, 1),
+        ({2: ECHO, 1: RESET}, 2),
+    ],
+    ids=["earliest", "not_an_echo", "death_explains_resets", "death_explains_all", "echoes_alone"],
+)
+def test_the_failure_that_caused_the_others_is_named(failures: dict[int, Failure], first: int) -> None:
+    found = worker_failed("train", failures, [7, 5])
+    assert found.rank == first
+    assert str(found).startswith(f"train: rank {first} failed: {failures[first].kind}: {failures[first].text}")
+    assert str(found).endswith("(rank(s) 5, 7 did not end); the group is broken, shut it down")
+
+
+@pytest.mark.parametrize(
+    ("failures", "raised"),
+    [
+        ({0: REAL, 1: REAL}, 0),
+        ({0: ECHO, 1: REAL}, 1),
+        ({1: TOLD, 0: REAL}, 0),
+        ({0: REAL}, None),
+        ({0: REAL, 1: RESET}, None),
+        ({0: REAL, 1: Failure("DistBackendError", "NCCL error")}, None),
+        ({0: REAL, 1: DEAD}, None),
+    ],
+    ids=["alike", "together", "told", "one", "reset", "nccl", "dead"],
+)
+def test_ranks_have_failed_together_when_all_raised_and_none_was_lost(
+    failures: dict[int, Failure], raised: int | None
+) -> None:
+    errors = {rank: ValueError(rank) for rank in failures}
+    known = {rank: Failure(f.kind, f.text, errors[rank], f.died) for rank, f in failures.items()}
+    assert failed_together(known, 2) is (None if raised is None else errors[raised])
+
+
+META = KVBatchMeta("train", "train", ["a", "b"], sequence_lengths=[3, 4])
+BIG = torch.zeros(100_000)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"meta": META}, {"meta": META.subset([1, 0])}),
+        ({"gbs": 4}, {"gbs": 8}),
+        ({"gbs": 4}, {"mbs": 4}),
+        ({"data": {"x": torch.tensor([1])}}, {"data": {"x": torch.tensor([2])}}),
+        ({"data": {"x": torch.tensor([1])}}, {"data": {"x": torch.tensor([1.0])}}),
+        ({"data": {"x": torch.zeros(2, 3)}}, {"data": {"x": torch.zeros(3, 2)}}),
+        ({"data": {"x": BIG}}, {"data": {"x": BIG + 1}}),
+        ({"data": ["ab", "c"]}, {"data": ["a", "bc"]}),
+        ({"loss_fn": META}, {"loss_fn": RayGroupOptions(1)}),
+    ],
+    ids=["rows", "value", "name", "element", "dtype", "shape", "sampled", "bounds", "kind"],
+)
+def test_calls_that_differ_have_different_digests(one: dict[str, object], other: dict[str, object]) -> None:
+    assert digest_of_call("train", one) == digest_of_call("train", dict(one))
+    assert digest_of_call("train", one) != digest_of_call("train", other)
+    assert digest_of_call("train", one) != digest_of_call("score", one)
+
+
+def test_ranks_are_numbered_node_by_node() -> None:
+    found = seats({0: "a", 1: "b", 2: "a", 3: "c", 4: "b"})
+    assert found == [Seat(0, 0), Seat(2, 1), Seat(1, 0), Seat(4, 1), Seat(3, 0)]
+
+
+def layout(rank: int, dp: int, tp: int = 0, cp: int = 0) -> dict[str, int]:
+    return {"rank": rank, "dp_rank": dp, "tp_rank": tp, "cp_rank": cp}
+
+
+def test_the_leader_of_a_shard_is_the_rank_at_the_origin_of_its_replicas() -> None:
+    found = Replicas.of_layouts([layout(0, 0, 1), layout(1, 1, 0), layout(2, 1, 0, 1), layout(3, 0, 0)])
+    assert found == Replicas(dp_rank_of=(0, 1, 1, 0), leaders=(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("layouts", "rule"),
+    [
+        ([layout(1, 0), layout(0, 1)], "worker of rank 0 takes itself for rank 1"),
+        ([layout(0, 0), layout(1, 2)], "are no grid"),
+        ([layout(0, 0), layout(1, 1, 1)], "are no grid"),
+    ],
+)
+def test_ranks_that_contradict_each_other_are_refused(layouts: list[dict[str, int]], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        Replicas.of_layouts(layouts)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"num_workers": 0}, "num_workers must be at least 1, got 0"),
+        ({"cpus_per_worker": 0}, "cpus_per_worker must be at least 1"),
+        ({"gpus_per_worker": 2}, "gpus_per_worker must be 0 or 1, got 2"),
+        ({"strategy": "PACKED"}, "strategy must be one of PACK, SPREAD, .* got 'PACKED'"),
+        ({"call_timeout_s": 0.0}, "call_timeout_s must be positive"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_by_name(given: dict[str, object], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        RayGroupOptions(**{"num_workers": 2, **given}).validate()  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_worker_with_a_gpu_asks_for_it_and_its_cpus() -> None:
+    assert RayGroupOptions(2, cpus_per_worker=3).bundle == {"GPU": 1.0, "CPU": 3.0}
+    assert RayGroupOptions(2, gpus_per_worker=0).bundle == {"CPU": 1.0}
+
+
+def test_without_ray_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"rl-dataplane\[ray\]"):
+        require_ray()
+
+
+def test_before_ray_init_a_group_says_what_to_call() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(RuntimeError, match=r"call ray.init\(\)"):
+        require_ray()

@@ -1,0 +1,186 @@
+"""Workers as Ray actors, on a cluster of one node; see gloo_worker.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer_adapter.ranks import be_the_only_rank
+from tests.trainer_adapter.worker import worker_cases
+from tests.trainer_adapter.worker_groups import training_script
+from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.meta import KVBatchMeta
+from dataplane_client.packed_tensor import PackedTensor
+from dataplane_server.testing import running_server
+from trainer_adapter.worker import AutomodelPolicyWorker
+from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, WorkerFailed
+from trainer_adapter.worker_groups._ray_waiting import results_of
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
+TWO_CPUS = RayGroupOptions(num_workers=2, gpus_per_worker=0, start_timeout_s=100, call_timeout_s=100, failure_grace_s=1)
+
+
+@pytest.fixture(scope="module")
+def pair(ray_cluster: None) -> Iterator[RayWorkerGroup]:
+    """Two data-parallel ranks."""
+    group = RayWorkerGroup(GlooWorker, {}, TWO_CPUS)
+    yield group
+    group.shutdown()
+
+
+def test_ranks_find_each_other_and_know_their_places(pair: RayWorkerGroup) -> None:
+    found = ray.get(pair.start("environment"))
+    assert [(e["RANK"], e["WORLD_SIZE"], e["LOCAL_RANK"]) for e in found] == [("0", "2", "0"), ("1", "2", "1")]
+    assert {e["OMP_NUM_THREADS"] for e in found} == {"1"}
+    assert len({(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in found}) == 1
+    assert pair.dp_size == 2
+    assert pair.is_driver
+    assert pair.run_everywhere("sum_of_ranks") == 1.0
+
+
+def test_each_rank_works_on_its_shard_and_results_come_by_rank(pair: RayWorkerGroup) -> None:
+    lengths = torch.tensor([1, 2])
+    shards = [batch(input_ids=torch.full((2, 3), n), input_lengths=lengths) for n in (5, 7)]
+    shards[0].micro_batch_indices = shards[1].micro_batch_indices = [[[0, 1], [1, 2]]]
+    found = pair.run_on_shards("get_logprobs", {"data": shards}, micro_batch_size=None)
+    assert [result["logprobs"].tolist() for result in found] == [[[n] * 3, [2 * n] * 3] for n in (5.0, 7.0)]
+    assert [result["rank"].tolist() for result in found] == [[0, 0], [1, 1]]
+    assert [result["microbatches"].tolist() for result in found] == [[2, 2], [2, 2]]
+    assert torch.equal(shards[0]["input_ids"], torch.full((2, 3), 5))
+
+
+def test_columns_of_every_kind_travel(pair: RayWorkerGroup) -> None:
+    half = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
+    images = PackedTensor([torch.ones(2, 3)], 0)
+    shard = batch(half=half, images=images, text=["a"], flag=torch.tensor([True]))
+    found = pair.run_on_shards("dtypes", {"data": [shard, shard]})
+    assert found == [{"half": "bfloat16", "flag": "bool"}] * 2
+    echo = pair.run_on_shards("echo", {"data": [shard, shard]})[1]
+    assert torch.equal(echo["half"], half)
+    assert echo["images"].as_tensor().tolist() == [[1.0] * 3] * 2
+    assert echo["text"] == ["a"]
+
+
+def test_metas_travel(pair: RayWorkerGroup) -> None:
+    metas = [KVBatchMeta("train", "train", [name], extra_info={"global_forward_pad_seqlen": 8}) for name in "ab"]
+    found = pair.run_on_shards("sample_ids", {"meta": metas})
+    assert found == [{"ids": [name], "target": 8} for name in "ab"]
+
+
+def test_reports_hold_tensors_and_plain_numbers(pair: RayWorkerGroup) -> None:
+    shards = [batch(input_ids=torch.full((rows, 1), 2)) for rows in (1, 3)]
+    found = pair.run_on_shards("seen", {"data": shards})
+    assert [report["all_mb_metrics"] for report in found] == [{"rows": [1], "rank": [0]}, {"rows": [3], "rank": [1]}]
+    assert found[0]["global_loss"].tolist() == [8.0]
+    assert found[0]["model_dtype"] == "bfloat16"
+
+
+def test_results_that_are_asked_of_all_ranks_come_as_they_are(pair: RayWorkerGroup) -> None:
+    assert pair.run_everywhere("prepare_refit_info") == {"weight": (torch.Size([2, 3]), torch.bfloat16)}
+
+
+def test_what_all_ranks_refuse_is_raised_as_it_is_and_the_group_goes_on(pair: RayWorkerGroup) -> None:
+    with pytest.raises(NotImplementedError, match=r"^no rank can: fly$"):
+        pair.run_everywhere("refuse", why="fly")
+    assert pair.run_everywhere("sum_of_ranks") == 1.0
+
+
+def test_a_rank_that_fails_alone_is_named_and_the_group_is_broken(
+    pair: RayWorkerGroup,
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(
+        WorkerFailed, match=r"rank 1 failed: KeyError: .*lost it.* \(rank\(s\) 0 did not end\)"
+    ) as failed:
+        pair.run_everywhere("fail_alone", rank=1, others_wait=True)
+    assert failed.value.rank == 1
+    assert isinstance(failed.value.__cause__, KeyError)
+    assert time.monotonic() - began < 20
+    with pytest.raises(RuntimeError, match=r"cannot be called any more: fail_alone: rank 1 failed"):
+        pair.run_everywhere("nothing")
+    assert not pair.shutdown()
+    with pytest.raises(RuntimeError, match="cannot be called any more"):
+        pair.start("nothing")
+
+
+@pytest.fixture(scope="module")
+def replicas(ray_cluster: None) -> Iterator[RayWorkerGroup]:
+    """Two tensor-parallel ranks."""
+    group = RayWorkerGroup(GlooWorker, {"tp_size": 2}, TWO_CPUS)
+    yield group
+    group.shutdown()
+
+
+def test_replicas_work_on_one_shard_and_their_leader_speaks(replicas: RayWorkerGroup) -> None:
+    assert replicas.dp_size == 1
+    shard = batch(input_ids=torch.full((2, 1), 4))
+    (found,) = replicas.run_on_shards("seen", {"data": [shard]})
+    assert found["global_loss"].tolist() == [16.0]  # 8 on each rank
+    assert found["all_mb_metrics"]["rank"] == [0]
+
+
+def test_a_rank_that_is_killed_is_named(replicas: RayWorkerGroup) -> None:
+    with pytest.raises(WorkerFailed, match="rank 1 failed: ActorDiedError"):
+        replicas.run_everywhere("be_killed", rank=1)
+    assert not replicas.shutdown()
+
+
+def test_a_method_that_lasts_too_long_is_told_of_with_its_ranks() -> None:
+    sleeping = ray.remote(lambda: time.sleep(60)).options(num_cpus=0).remote()
+    with pytest.raises(WorkerFailed, match=r"nap: rank\(s\) 1 did not end within 0.2 s; the group is broken"):
+        results_of([ray.put(None), sleeping], "nap", timeout_s=0.2, grace_s=1)
+    ray.cancel(sleeping, force=True)
+
+
+def test_workers_that_cannot_be_made_leave_nothing_behind() -> None:
+    before = reserved()
+    with pytest.raises(ValueError, match="rank 0 does not want to be made"):
+        RayWorkerGroup(GlooWorker, {"unwilling_rank": 0}, RayGroupOptions(num_workers=1, gpus_per_worker=0))
+    assert reserved() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (RayGroupOptions(2, gpus_per_worker=0, cpus_per_worker=5, placement_timeout_s=0.2), "2 workers of 5 CPU each"),
+        (RayGroupOptions(1, placement_timeout_s=0.2), "1 workers of 1 GPU, 1 CPU each"),
+    ],
+)
+def test_a_cluster_without_room_is_told_of_in_time(options: RayGroupOptions, asked: str) -> None:
+    before = reserved()
+    with pytest.raises(TimeoutError, match=rf"no room for {asked} \(PACK\) within 0.2 s; the cluster has 8 CPU, of"):
+        RayWorkerGroup(GlooWorker, {}, options)
+    assert reserved() == before
+
+
+def test_actors_that_run_a_training_script_train_as_one_worker_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker_cases.save_model(tmp_path / "model")
+    settings = training_script.config(tmp_path, "dynamic")
+    before = reserved()
+    with running_server() as address:
+        group = RayWorkerGroup(AutomodelPolicyWorker, {"config": settings, "data_plane": address}, TWO_CPUS)
+        assert reserved() == before + 1
+        found = training_script.trained(group, settings, address)
+    assert reserved() == before  # the script has shut the group down
+    assert group.shutdown()
+    be_the_only_rank(monkeypatch)
+    training_script.check([found], tmp_path, "dynamic")
+    assert set(training_script.WRITTEN) <= found.keys()
+
+
+def batch(**columns: Any) -> BatchedDataDict[Any]:
+    return BatchedDataDict(columns)
+
+
+def reserved() -> int:
+    """Placement groups that hold, or wait for, a part of the cluster."""
+    return sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())

@@ -1,0 +1,119 @@
+"""Workers as processes that all run one script; see torchrun_cases.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tests.trainer_adapter.ranks import be_the_only_rank
+from tests.trainer_adapter.worker import worker_cases
+from tests.trainer_adapter.worker_groups import torchrun_cases, training_script
+
+from dataplane_server.testing import running_server
+
+pytestmark = pytest.mark.xdist_group("torchrun_group")  # so that two processes do for all
+Seen = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("torchrun")
+    worker_cases.save_model(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> Seen:
+    """What each rank saw, by case."""
+    with running_server() as address:
+        return torchrun_cases.play_cases(folder, address)
+
+
+def test_each_rank_works_on_its_shard_and_every_rank_gets_the_whole_result(ranks: Seen) -> None:
+    for rank in ranks:
+        seen = rank["dealt"]
+        assert seen["dp_size"] == 2
+        assert seen["logprobs"] == [[[2.0, 2.0], [4.0, 4.0]], [[3.0, 3.0], [6.0, 6.0], [9.0, 9.0]]]
+        assert seen["ranks"] == [[0, 0], [1, 1, 1]]
+        assert seen["sample_ids"] == [{"ids": ["a"], "target": None}, {"ids": ["b"], "target": None}]
+        assert seen["reports"] == [{"rows": [1], "rank": [0]}, {"rows": [3], "rank": [1]}]
+
+
+def test_replicas_work_on_one_shard_and_their_leader_speaks(ranks: Seen) -> None:
+    for rank in ranks:
+        assert rank["replicated"] == {"dp_size": 1, "loss": [16.0], "ranks": [0], "dtype": "bfloat16"}
+
+
+def test_what_is_asked_of_all_ranks_is_answered_by_the_own_one_as_it_is(ranks: Seen) -> None:
+    for rank in ranks:
+        seen = rank["everywhere"]
+        assert (seen["sum"], seen["info"], seen["own"]) == (1.0, True, True)
+
+
+def test_nothing_but_ray_actors_needs_ray(ranks: Seen) -> None:
+    assert not any(rank["everywhere"]["ray"] for rank in ranks)
+
+
+def test_futures_are_done_one_for_each_rank(ranks: Seen) -> None:
+    assert [rank["everywhere"]["futures"] for rank in ranks] == [[1.0, 1.0]] * 2
+
+
+def test_shutdown_is_done_once_and_ends_the_group(ranks: Seen) -> None:
+    for rank in ranks:
+        assert rank["everywhere"]["shutdown"] == [True, True]
+        assert "cannot be called any more: it was shut down" in rank["everywhere"]["afterwards"]
+
+
+def test_all_ranks_learn_what_the_driver_knows(ranks: Seen) -> None:
+    assert [rank["agreed"]["driver"] for rank in ranks] == [True, False]
+    for rank in ranks:
+        assert rank["agreed"]["meta"]
+        assert rank["agreed"]["values"] == [[1, 2], "x"]
+        assert rank["agreed"]["nothing"]
+
+
+def test_what_does_not_travel_is_refused_on_every_rank(ranks: Seen) -> None:
+    for rank in ranks:
+        assert "builtin_function_or_method does not travel" in rank["agreed"]["refused"]
+
+
+@pytest.mark.parametrize("what", ["method", "plain", "batch", "meta"])
+def test_ranks_that_are_about_to_do_different_things_do_nothing(ranks: Seen, what: str) -> None:
+    for rank in ranks:
+        assert "ValueError" in rank["disagreeing"][what]
+        assert "rank(s) 1 were called with another method or other arguments than rank 0" in rank["disagreeing"][what]
+        assert rank["disagreeing"]["afterwards"].startswith("returned 1.0")
+
+
+def test_what_all_ranks_refuse_is_raised_as_it_is_and_the_group_goes_on(ranks: Seen) -> None:
+    for rank in ranks:
+        assert rank["refused"]["alike"].startswith("NotImplementedError: no rank can: fly |")
+        assert rank["refused"]["afterwards"].startswith("returned 1.0")
+
+
+def test_a_rank_that_fails_alone_is_named_on_every_rank_and_the_group_is_broken(ranks: Seen) -> None:
+    for rank in ranks:
+        seen = rank["failed_at_its_end"]
+        assert seen["failed"].startswith("WorkerFailed: fail_alone: rank 1 failed: KeyError: 'rank 1 has lost it'")
+        assert "cannot be called any more: fail_alone: rank 1 failed" in seen["afterwards"]
+    assert ranks[1]["failed_at_its_end"]["failed"].endswith("| KeyError('rank 1 has lost it')")
+
+
+def test_a_failure_in_the_midst_of_a_collective_call_keeps_nobody_for_ever(ranks: Seen) -> None:
+    waiting, failed = (rank["failed_in_the_midst"] for rank in ranks)
+    assert failed["failed"].startswith("WorkerFailed: fail_alone: rank 1 failed: KeyError")
+    assert "(rank(s) 0 did not end)" in failed["failed"]
+    assert waiting["failed"].startswith("WorkerFailed: fail_alone: ")  # it may have been told by then which rank it was
+    assert max(waiting["seconds"], failed["seconds"]) < 20
+
+
+@pytest.mark.usefixtures("ranks")
+def test_processes_that_run_a_training_script_train_as_one_worker_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_the_only_rank(monkeypatch)
+    ranks = [load_file(folder / f"trained{rank}.safetensors") for rank in range(2)]
+    training_script.check(ranks, folder, "sequence")
+    assert [set(training_script.WRITTEN) <= found.keys() for found in ranks] == [True, False]

@@ -1,0 +1,180 @@
+"""What two processes do that each run this script, as torchrun starts them.
+
+Each plays every case of CASES and writes JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from safetensors.torch import save_file
+from tests.trainer_adapter.ranks import environment, free_port, run_ranks
+from tests.trainer_adapter.worker_groups import training_script
+from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.meta import KVBatchMeta
+from trainer_adapter.worker import AutomodelPolicyWorker
+from trainer_adapter.worker_groups import TorchrunWorkerGroup
+
+META = KVBatchMeta("train", "train", ["a", "b"], ["x"], [3, 4], {"step": 7}, [{"g": 1}, {"g": 2}], [5, 6])
+
+
+@contextmanager
+def group_of(*, grace_s: float = 20, **arguments: Any) -> Iterator[TorchrunWorkerGroup]:
+    group = TorchrunWorkerGroup(GlooWorker, arguments, call_timeout_s=60, failure_grace_s=grace_s)
+    try:
+        yield group
+    finally:
+        group.shutdown()
+
+
+def told(call: Callable[[], Any]) -> str:
+    """The error that a call raises, and its cause."""
+    try:
+        return f"returned {call()}"
+    except Exception as error:  # noqa: BLE001  # the test looks at it
+        return f"{type(error).__name__}: {error} | {error.__cause__!r}"
+
+
+def shards_of(*sizes: int) -> list[BatchedDataDict[Any]]:
+    return [
+        BatchedDataDict({"input_ids": torch.full((size, 2), size), "input_lengths": torch.arange(size) + 1})
+        for size in sizes
+    ]
+
+
+def dealt(_rank: int, *_: Any) -> dict[str, Any]:
+    with group_of() as group:
+        found = group.run_on_shards("get_logprobs", {"data": shards_of(2, 3)}, micro_batch_size=None)
+        metas = [META.subset([0]), META.subset([1])]
+        return {
+            "logprobs": [result["logprobs"].tolist() for result in found],
+            "ranks": [result["rank"].tolist() for result in found],
+            "sample_ids": group.run_on_shards("sample_ids", {"meta": metas}),
+            "reports": [report["all_mb_metrics"] for report in group.run_on_shards("seen", {"data": shards_of(1, 3)})],
+            "dp_size": group.dp_size,
+        }
+
+
+def replicated(_rank: int, *_: Any) -> dict[str, Any]:
+    with group_of(tp_size=2) as group:
+        (report,) = group.run_on_shards("seen", {"data": shards_of(2)})
+        return {
+            "dp_size": group.dp_size,
+            "loss": report["global_loss"].tolist(),
+            "ranks": report["all_mb_metrics"]["rank"],
+            "dtype": report["model_dtype"],
+        }
+
+
+def everywhere(rank: int, *_: Any) -> dict[str, Any]:
+    with group_of() as group:
+        futures = group.start("sum_of_ranks")
+        return {
+            "sum": group.run_everywhere("sum_of_ranks"),
+            "futures": [future.result(timeout=0) for future in futures],
+            "info": group.run_everywhere("prepare_refit_info") == {"weight": (torch.Size([2, 3]), torch.bfloat16)},
+            "ray": "ray" in sys.modules,
+            "own": group.run_everywhere("environment")["RANK"] == str(rank),
+            "shutdown": [group.shutdown(), group.shutdown()],
+            "afterwards": told(lambda: group.run_everywhere("nothing")),
+        }
+
+
+def trained(rank: int, folder: Path, address: str) -> dict[str, Any]:
+    """What the script found is in a file of its own."""
+    settings = training_script.config(folder, "sequence")
+    group = TorchrunWorkerGroup(AutomodelPolicyWorker, {"config": settings, "data_plane": address})
+    save_file(training_script.trained(group, settings, address), folder / f"trained{rank}.safetensors")
+    return {}
+
+
+def agreed(_rank: int, *_: Any) -> dict[str, Any]:
+    with group_of() as group:
+        ours = group.is_driver
+        meta: Any = group.from_driver(META if ours else None)
+        given: dict[str, Any] | None = {"rows": torch.tensor([1, 2]), "name": "x"} if ours else None
+        values: Any = group.from_driver(given)
+        return {
+            "driver": ours,
+            "meta": meta == META and meta.generations == META.generations,
+            "values": [values["rows"].tolist(), values["name"]],
+            "nothing": group.from_driver(None) is None,
+            "refused": told(lambda: group.from_driver({"code": print} if ours else None)),
+        }
+
+
+def disagreeing(rank: int, *_: Any) -> dict[str, Any]:
+    with group_of() as group:
+        other_rows = shards_of(2, 3)
+        other_rows[1]["input_ids"] += rank
+        metas = [META.subset([0]), META.subset([rank])]
+        return {
+            "method": told(lambda: group.run_everywhere("nothing" if rank == 0 else "sum_of_ranks")),
+            "plain": told(lambda: group.run_everywhere("refuse", why=f"{rank}")),
+            "batch": told(lambda: group.run_on_shards("seen", {"data": other_rows})),
+            "meta": told(lambda: group.run_on_shards("sample_ids", {"meta": metas})),
+            "afterwards": told(lambda: group.run_everywhere("sum_of_ranks")),
+        }
+
+
+def refused(_rank: int, *_: Any) -> dict[str, Any]:
+    with group_of() as group:
+        return {
+            "alike": told(lambda: group.run_everywhere("refuse", why="fly")),
+            "afterwards": told(lambda: group.run_everywhere("sum_of_ranks")),
+        }
+
+
+def failed_at_its_end(_rank: int, *_: Any) -> dict[str, Any]:
+    with group_of() as group:
+        return {
+            "failed": told(lambda: group.run_everywhere("fail_alone", rank=1, others_wait=False)),
+            "afterwards": told(lambda: group.run_everywhere("nothing")),
+        }
+
+
+def failed_in_the_midst(_rank: int, *_: Any) -> dict[str, Any]:
+    """The failed rank ends as its process would, and so frees the other."""
+    began = time.monotonic()
+    with group_of(grace_s=1) as group:
+        failed = told(lambda: group.run_everywhere("fail_alone", rank=1, others_wait=True))
+    return {"failed": failed, "seconds": time.monotonic() - began}
+
+
+CASES: dict[str, Callable[..., dict[str, Any]]] = {
+    "dealt": dealt,
+    "replicated": replicated,
+    "everywhere": everywhere,
+    "trained": trained,
+    "agreed": agreed,
+    "disagreeing": disagreeing,
+    "refused": refused,
+    "failed_at_its_end": failed_at_its_end,
+    "failed_in_the_midst": failed_in_the_midst,
+}
+
+
+def play_cases(folder: Path, address: str) -> list[dict[str, Any]]:
+    """Start both ranks; what each saw, by case. The folder holds the training script's model."""
+    cases = [(name, free_port()) for name in CASES]
+    run_ranks(be_a_rank, [(rank, folder, address, cases) for rank in range(2)])
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def be_a_rank(rank: int, folder: Path, address: str, cases: list[tuple[str, int]]) -> None:
+    seen = {}
+    for name, port in cases:
+        os.environ.update(environment(rank, 2, port))
+        seen[name] = CASES[name](rank, folder, address)
+    (folder / f"rank{rank}.json").write_text(json.dumps(seen))

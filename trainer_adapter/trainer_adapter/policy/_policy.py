@@ -1,0 +1,273 @@
+"""The driver of a policy: it deals rows out to workers and puts their answers together, and holds no weights itself.
+
+Rows come in two ways. A batch in memory is dealt out as tensors, and results come back as tensors. A meta names rows of
+the data plane: only names, lengths and plans go to the workers, which fetch the rows, and write results back as columns
+of them; no tensor passes through the driver.
+
+The driver alone plans microbatches, for all ranks: ranks that planned for themselves could differ in number and wait
+for each other for ever. One script serves any group of workers; under torchrun every process runs it, and these
+methods are then collective calls of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.meta import KVBatchMeta
+from trainer_adapter.automodel.config import PolicyConfig, required
+from trainer_adapter.interfaces import (
+    ColocatablePolicyInterface,
+    GenerationDatumSpec,
+    LogprobOutputSpec,
+    ReferenceLogprobOutputSpec,
+    ScoreOutputSpec,
+    TopkLogitsOutputSpec,
+)
+from trainer_adapter.losses import LossFunction
+from trainer_adapter.microbatch_args import dynamic_batching_args, sequence_packing_args
+from trainer_adapter.policy._batch_shards import dealt_for_inference, dealt_for_training
+from trainer_adapter.policy._meta_shards import metas_by_rank
+from trainer_adapter.policy._reports import training_report
+from trainer_adapter.worker_groups import WorkerGroup
+
+if TYPE_CHECKING:
+    import ray
+
+
+class DataPlanePolicy(ColocatablePolicyInterface):
+    """A policy over `workers`, which are AutomodelPolicyWorkers and were made with the same `config`.
+
+    All methods raise what the group's methods raise, see WorkerGroup. AssertionError when config enables both dynamic
+    batching and sequence packing, KeyError when it lacks what the enabled one needs.
+    """
+
+    def __init__(self, config: PolicyConfig, workers: WorkerGroup) -> None:
+        dynamic_batching_args(config, "train")
+        sequence_packing_args(config, "train")
+        self._config = config
+        self._workers = workers
+
+    # --- inference on batches; B rows, S positions, k candidates ---
+
+    def get_logprobs(
+        self, data: BatchedDataDict[GenerationDatumSpec], micro_batch_size: int | None = None
+    ) -> BatchedDataDict[LogprobOutputSpec]:
+        """`logprobs` [B,S] float32: see LogprobOutputSpec.
+
+        micro_batch_size: rows of a rank's forward pass where microbatches are not planned by tokens; None: as
+        configured. Any number of rows will do: see `_batch_shards`.
+        """
+        return self._infer("get_logprobs", data, micro_batch_size=micro_batch_size)
+
+    def get_reference_policy_logprobs(
+        self, data: BatchedDataDict[GenerationDatumSpec], micro_batch_size: int | None = None
+    ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
+        """`reference_logprobs` [B,S] float32; otherwise as get_logprobs."""
+        return self._infer("get_reference_policy_logprobs", data, micro_batch_size=micro_batch_size)
+
+    def get_topk_logits(
+        self, data: BatchedDataDict[GenerationDatumSpec], k: int, micro_batch_size: int | None = None
+    ) -> BatchedDataDict[TopkLogitsOutputSpec]:
+        """`topk_logits` [B,S,k] float32 and `topk_indices` [B,S,k] int64; otherwise as get_logprobs."""
+        return self._infer("get_topk_logits", data, k=k, micro_batch_size=micro_batch_size)
+
+    def score(self, data: BatchedDataDict[GenerationDatumSpec]) -> BatchedDataDict[ScoreOutputSpec]:
+        """`scores` [B] float32 of a reward model."""
+        return self._infer("score", data)
+
+    def calibrate_qkv_fp8_scales(
+        self,
+        data: BatchedDataDict[GenerationDatumSpec],
+        micro_batch_size: int | None = None,
+        percentile: float = 99.9,
+        margin: float = 1.05,
+        include_q: bool = False,
+    ) -> dict[str, Any]:
+        """See PolicyInterface. Where rows do not divide, the last one counts several times."""
+        shards = dealt_for_inference(data, self._config, self._workers.dp_size).shards
+        settings = {"percentile": percentile, "margin": margin, "include_q": include_q}
+        method = "calibrate_qkv_fp8_scales"
+        found = self._workers.run_on_shards(method, {"data": shards}, micro_batch_size=micro_batch_size, **settings)
+        return dict(found[0])
+
+    def _infer(self, method: str, data: BatchedDataDict[Any], **settings: Any) -> BatchedDataDict[Any]:
+        dealt = dealt_for_inference(data, self._config, self._workers.dp_size)
+        return dealt.whole(self._workers.run_on_shards(method, {"data": dealt.shards}, **settings))
+
+    # --- training on batches ---
+
+    def train(
+        self,
+        data: BatchedDataDict[Any],
+        loss_fn: LossFunction,
+        eval_mode: bool = False,
+        *,
+        gbs: int | None = None,
+        mbs: int | None = None,
+    ) -> dict[str, Any]:
+        """See PolicyInterface. Returns `loss` (float32, one entry a global batch, summed over all ranks), `grad_norm`
+        (of the last one; None in eval_mode) and `all_mb_metrics`, a list for each metric over the microbatches of all
+        data-parallel ranks.
+
+        AssertionError unless gbs (None: train_global_batch_size) divides the rows and the data-parallel ranks divide
+        gbs; nothing has been trained then.
+        """
+        size = self._global_batch_size(gbs)
+        shards = dealt_for_training(data, self._config, self._workers.dp_size, size)
+        return self._report("train", {"data": shards}, loss_fn=loss_fn, eval_mode=eval_mode, gbs=size, mbs=mbs)
+
+    def begin_train_step(
+        self, loss_fn: LossFunction, global_valid_seqs: float, global_valid_toks: float, num_global_batches: int = 1
+    ) -> None:
+        """Begin one optimizer step whose rows arrive in parts.
+
+        global_valid_seqs, global_valid_toks: the valid samples of the whole step, and its valid tokens without each
+        sample's first, by which the losses are divided. num_global_batches: by which metrics are divided.
+        """
+        self._workers.run_everywhere(
+            "begin_train_step",
+            loss_fn=loss_fn,
+            global_valid_seqs=global_valid_seqs,
+            global_valid_toks=global_valid_toks,
+            num_global_batches=num_global_batches,
+        )
+
+    def train_microbatches(self, data: BatchedDataDict[Any], mbs: int | None = None) -> list[dict[str, Any]]:
+        """Add the gradients of these rows to the open step's; the metrics of the microbatches of all data-parallel
+        ranks, one rank's after the other's. AssertionError unless the ranks divide the rows.
+        """
+        shards = dealt_for_training(data, self._config, self._workers.dp_size, None)
+        found = self._workers.run_on_shards("train_microbatches", {"data": shards}, mbs=mbs)
+        return [metrics for own in found for metrics in own]
+
+    def finish_train_step(self) -> dict[str, Any]:
+        """Apply the open step; what `train` returns."""
+        return self._report("finish_train_step", {})
+
+    def abort_train_step(self) -> None:
+        """Forget the open step; without one, nothing happens."""
+        self._workers.run_everywhere("abort_train_step")
+
+    def _report(self, method: str, shards: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+        return training_report(self._workers.run_on_shards(method, shards, **settings))
+
+    def _global_batch_size(self, gbs: int | None) -> int:
+        return int(required(self._config, "train_global_batch_size")) if gbs is None else gbs
+
+    # --- rows of the data plane ---
+
+    def get_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
+        """get_logprobs of the meta's rows, written back as their `prev_logprobs`; blocks until they are.
+
+        The meta needs sequence_lengths (ValueError), and the data-parallel ranks must divide its rows (AssertionError).
+        """
+        self._infer_from_meta("get_logprobs_from_meta", meta, micro_batch_size)
+
+    def get_reference_policy_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
+        """The same under the reference weights, written back as `reference_policy_logprobs`."""
+        self._infer_from_meta("get_reference_policy_logprobs_from_meta", meta, micro_batch_size)
+
+    def train_from_meta(
+        self,
+        meta: KVBatchMeta,
+        loss_fn: LossFunction,
+        eval_mode: bool = False,
+        *,
+        gbs: int | None = None,
+        mbs: int | None = None,
+    ) -> dict[str, Any]:
+        """`train` on the meta's rows: on the fields that it names, or on those of training where it names none."""
+        size = self._global_batch_size(gbs)
+        metas = metas_by_rank(meta, self._config, self._workers.dp_size, "train", size)
+        return self._report("train_from_meta", {"meta": metas}, loss_fn=loss_fn, eval_mode=eval_mode, gbs=size, mbs=mbs)
+
+    def train_microbatches_from_meta(self, meta: KVBatchMeta, mbs: int | None = None) -> list[dict[str, Any]]:
+        """`train_microbatches` on the meta's rows, of the fields that train_from_meta reads."""
+        metas = metas_by_rank(meta, self._config, self._workers.dp_size, "train", None)
+        found = self._workers.run_on_shards("train_microbatches_from_meta", {"meta": metas}, mbs=mbs)
+        return [metrics for own in found for metrics in own]
+
+    def _infer_from_meta(self, method: str, meta: KVBatchMeta, micro_batch_size: int | None) -> None:
+        metas = metas_by_rank(meta, self._config, self._workers.dp_size, "logprob", None)
+        self._workers.run_on_shards(method, {"meta": metas}, micro_batch_size=micro_batch_size)
+
+    # --- checkpoints ---
+
+    def save_checkpoint(
+        self,
+        weights_path: str,
+        optimizer_path: str | None = None,
+        tokenizer_path: str | None = None,
+        checkpointing_cfg: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Paths are of the workers' nodes, and must be on storage that all of them share. ValueError without
+        checkpointing_cfg.
+        """
+        self._workers.run_everywhere(
+            "save_checkpoint",
+            weights_path=weights_path,
+            optimizer_path=optimizer_path,
+            tokenizer_path=tokenizer_path,
+            checkpointing_cfg=checkpointing_cfg,
+        )
+
+    def load_checkpoint(self, weights_path: str, optimizer_path: str | None = None) -> None:
+        """Go on from what save_checkpoint wrote. The reference weights stay as they are."""
+        self._workers.run_everywhere("load_checkpoint", weights_path=weights_path, optimizer_path=optimizer_path)
+
+    # --- where things lie ---
+
+    def prepare_for_training(self) -> None:
+        """Weights and optimizer state to the device, training mode."""
+        self._workers.run_everywhere("prepare_for_training")
+
+    def prepare_for_lp_inference(self) -> None:
+        """Weights to the device, evaluation mode; optimizer state to the CPU where configured."""
+        self._workers.run_everywhere("prepare_for_lp_inference")
+
+    def finish_training(self) -> None:
+        """Called once after the last `train` of a stage."""
+        self._workers.run_everywhere("finish_training")
+
+    def offload_before_refit(self) -> None:
+        """Optimizer state to the CPU."""
+        self._workers.run_everywhere("offload_before_refit")
+
+    def offload_after_refit(self) -> None:
+        """Weights and optimizer state to the CPU, evaluation mode."""
+        self._workers.run_everywhere("offload_after_refit")
+
+    # --- weights for generation engines ---
+
+    def prepare_refit_info(self) -> dict[str, Any] | None:
+        """Name, whole shape and dtype of every weight that will be sent, in order: what rank 0 says of them."""
+        found: dict[str, Any] | None = self._workers.run_everywhere("prepare_refit_info")
+        return found
+
+    def init_collective(
+        self, ip: str, port: int, world_size: int, *, train_world_size: int
+    ) -> list[ray.ObjectRef[Any]]:
+        """See ColocatablePolicyInterface. With Ray actors, references to wait for; under torchrun this blocks until
+        the group has met, and returns futures that are done. So do the two methods that send weights.
+        """
+        given = {"ip": ip, "port": port, "world_size": world_size, "train_world_size": train_world_size}
+        return self._workers.start("init_collective", **given)
+
+    def stream_weights_via_ipc_zmq(
+        self, buffer_size_bytes: int = 0, kv_scales: dict[str, float] | None = None
+    ) -> list[ray.ObjectRef[Any]]:
+        """See ColocatablePolicyInterface. buffer_size_bytes: of the memory that is shared, 0: the worker's choice."""
+        given = {"buffer_size_bytes": buffer_size_bytes, "kv_scales": kv_scales}
+        return self._workers.start("stream_weights_via_ipc_zmq", **given)
+
+    def broadcast_weights_for_collective(self, kv_scales: dict[str, float] | None = None) -> list[ray.ObjectRef[Any]]:
+        """See ColocatablePolicyInterface."""
+        return self._workers.start("broadcast_weights_for_collective", kv_scales=kv_scales)
+
+    # --- the end ---
+
+    def shutdown(self) -> bool:
+        """End the workers; whether that went well. A second call does nothing."""
+        return self._workers.shutdown()

@@ -1,0 +1,55 @@
+"""A cheap fingerprint of a call, by which ranks find out that they were about to do different things.
+
+It takes in all of metas, plain values and small tensors, and of large tensors dtype, shape and some thousand elements
+spread evenly. Ranks that claimed different rows, or whose scripts went different ways, differ in these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dataplane_client.meta import KVBatchMeta
+
+_SAMPLED = 4096
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+def digest_of_call(method: str, arguments: Mapping[str, Any]) -> bytes:
+    """Equal for equal calls. Of objects of other kinds, losses say, only the type counts."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in _parts({"method": method, **arguments}):
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.digest()
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, KVBatchMeta):
+        value = [value.partition_id, value.task_name, value.sample_ids, value.sequence_lengths, value.extra_info]
+    if isinstance(value, Tensor):
+        yield from _parts_of_tensor(value)
+    elif isinstance(value, _PLAIN):
+        yield repr(value).encode()
+    elif isinstance(value, Mapping):
+        yield f"mapping of {len(value)}".encode()
+        for name in sorted(value, key=str):
+            yield str(name).encode()
+            yield from _parts(value[name])
+    elif isinstance(value, (list, tuple)):
+        yield f"sequence of {len(value)}".encode()
+        for entry in value:
+            yield from _parts(entry)
+    else:
+        yield f"{type(value).__module__}.{type(value).__qualname__}".encode()
+
+
+def _parts_of_tensor(tensor: Tensor) -> Iterator[bytes]:
+    elements = (tensor.values() if tensor.is_nested else tensor).detach().reshape(-1)
+    yield f"{tensor.dtype} {tuple(elements.shape if tensor.is_nested else tensor.shape)}".encode()
+    step = max(1, elements.numel() // _SAMPLED)
+    yield elements[::step].contiguous().view(torch.uint8).cpu().numpy().tobytes()

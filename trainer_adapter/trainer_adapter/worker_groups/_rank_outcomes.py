@@ -1,0 +1,82 @@
+"""How ranks that run one script learn, before a method and after it, how it stands with the others.
+
+All functions are collective over the group. They send one small record of fixed size each, so that a rank that has
+failed can tell so without knowing where the others are: it waits for them for a while and no longer, since they may be
+waiting for it in the midst of a collective call. It then ends with its own error, and whoever started the processes,
+torchrun say, ends the others.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgpack
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from trainer_adapter.worker_groups._failures import TOLD, Failure, failed_together, worker_failed, worker_gone
+
+_LENGTH = 8
+_RECORD = 2 * 4 * TOLD + 64
+"""Bytes: room for the kind and the text of a failure, TOLD characters each of at most 4 bytes."""
+
+
+def check_same_call(digest: bytes, method: str, group: ProcessGroup) -> None:
+    """ValueError on every rank, naming those that are about to do something else than rank 0; WorkerFailed where a rank
+    is gone, or does not come within the group's timeout.
+    """
+    try:
+        found = _gathered(torch.frombuffer(bytearray(digest), dtype=torch.uint8), group)
+    except RuntimeError as lost:
+        raise worker_gone(method, lost) from lost
+    others = [rank for rank, theirs in enumerate(found) if not torch.equal(theirs, found[0])]
+    if others:
+        raise ValueError(
+            f"{method}: rank(s) {', '.join(map(str, others))} were called with another method or other arguments than "
+            "rank 0; all ranks must call the same, and learn through from_driver what only one of them knows"
+        )
+
+
+def agree_on_outcome(error: Exception | None, method: str, group: ProcessGroup, grace_s: float) -> None:
+    """Returns where no rank failed. Else raises this rank's own error where every rank failed, WorkerFailed otherwise.
+
+    error: of this rank. grace_s: how long a rank that failed waits for the others to come; they wait for each other
+    until the group's timeout.
+    """
+    rank = torch.distributed.get_rank(group)
+    own = {} if error is None else {rank: Failure.of(error)}
+    try:
+        records = _gathered(_record_of(own.get(rank)), group, grace_s if own else None)
+    except RuntimeError as lost:
+        if not own:
+            raise worker_gone(method, lost) from lost
+        others = [other for other in range(group.size()) if other != rank]
+        raise worker_failed(method, own, others) from error
+    told = {other: failure for other, record in enumerate(records) if (failure := _failure_in(record)) is not None}
+    failures = {**told, **own}
+    if failures:
+        raise failed_together(failures, group.size()) or worker_failed(method, dict(sorted(failures.items())))
+
+
+def _gathered(record: Tensor, group: ProcessGroup, timeout_s: float | None = None) -> list[Tensor]:
+    found = [torch.empty_like(record) for _ in range(group.size())]
+    work = torch.distributed.all_gather(found, record, group=group, async_op=True)
+    if timeout_s is None:
+        work.wait()
+    else:
+        work.wait(timedelta(seconds=timeout_s))
+    return found
+
+
+def _record_of(failure: Failure | None) -> Tensor:
+    told = None if failure is None else [failure.kind, failure.text]
+    message = msgpack.packb(told, unicode_errors="replace")
+    record = len(message).to_bytes(_LENGTH, "little") + message
+    return torch.frombuffer(bytearray(record.ljust(_RECORD, b"\0")), dtype=torch.uint8)
+
+
+def _failure_in(record: Tensor) -> Failure | None:
+    data = record.numpy().tobytes()
+    told = msgpack.unpackb(data[_LENGTH : _LENGTH + int.from_bytes(data[:_LENGTH], "little")])
+    return None if told is None else Failure(kind=told[0], text=told[1])

@@ -1,0 +1,46 @@
+"""What runs in a Ray actor: one rank's worker, and the little it takes to start and call it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer_adapter.worker_groups._array_batches import from_arrays, to_arrays
+from trainer_adapter.worker_groups._portable import portable
+from trainer_adapter.worker_groups._ray_placement import require_ray
+
+
+class RankActor:
+    """Holds the worker once `start` was called; Ray makes the actor before the ranks' meeting point is known."""
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+
+    def meeting_point(self) -> tuple[str, int]:
+        """This node's address and a port that is free just now. Another process may take the port before the ranks
+        meet; they then fail to start, with an error that says so.
+        """
+        address: str = require_ray().util.get_node_ip_address()
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+            listener.bind((address, 0))
+            return address, int(listener.getsockname()[1])
+
+    def start(self, environment: Mapping[str, str], worker: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        """Make the worker; a collective call of all ranks, which blocks until all have come."""
+        os.environ.update(environment)
+        self._worker = worker(**arguments)
+
+    def call(self, method: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+        """The method's result as it is."""
+        given = {name: from_arrays(value) for name, value in {**common, **own}.items()}
+        return getattr(self._worker, method)(**given)
+
+    def call_as_leader(self, method: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+        """The method's result, portable and as arrays."""
+        return to_arrays(portable(self.call(method, common, own)))
+
+    def call_as_replica(self, method: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Nothing: the leader has the same result."""
+        self.call(method, common, own)

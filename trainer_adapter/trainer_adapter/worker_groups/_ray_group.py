@@ -1,0 +1,150 @@
+"""Workers as Ray actors: the driver is a process of its own, and calls them wherever in the cluster they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer_adapter.worker_groups._array_batches import from_arrays, to_arrays
+from trainer_adapter.worker_groups._failures import Health, WorkerFailed
+from trainer_adapter.worker_groups._interface import AgreedT
+from trainer_adapter.worker_groups._ray_actor import RankActor
+from trainer_adapter.worker_groups._ray_options import RayGroupOptions
+from trainer_adapter.worker_groups._ray_placement import Seat, actor_options, require_ray, reserve
+from trainer_adapter.worker_groups._ray_waiting import results_of
+from trainer_adapter.worker_groups._replicas import Replicas
+
+_log = logging.getLogger("trainer_adapter")
+
+
+class RayWorkerGroup:
+    """A WorkerGroup of Ray actors, each of which makes `worker(**arguments)`.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set before; ranks meet on the node of rank 0. Blocks
+    until all workers are made. Raises ImportError without ray, RuntimeError before ray.init(), TimeoutError when the
+    cluster has no room, and, when workers cannot be made, what the methods of WorkerGroup raise; nothing is left then.
+
+    Batches are put into Ray's memory once for each shard, and copied once by each rank. Deadlines: RayGroupOptions. A
+    method that misses its deadline raises WorkerFailed, as one that fails on some ranks.
+    """
+
+    def __init__(self, worker: Callable[..., Any], arguments: Mapping[str, Any], options: RayGroupOptions) -> None:
+        options.validate()
+        self._ray = require_ray()
+        self._options = options
+        self._health = Health()
+        self._actors: list[Any] = []
+        self._placement, seats = reserve(options)
+        try:
+            self._make_actors(seats)
+            self._make_workers(worker, arguments, seats)
+            self._replicas = Replicas.of_layouts(self._wait(self._start("layout", {}), "layout"))
+        except BaseException as error:
+            self._health.end(error)  # workers that were never made cannot be asked to shut down
+            self.shutdown()
+            raise
+
+    def _make_actors(self, seats: Sequence[Seat]) -> None:
+        actor = self._ray.remote(RankActor)
+        for seat in seats:
+            self._actors.append(actor.options(**actor_options(self._options, self._placement, seat)).remote())
+
+    def _make_workers(self, worker: Callable[..., Any], arguments: Mapping[str, Any], seats: Sequence[Seat]) -> None:
+        limit = self._options.start_timeout_s
+        meeting_point = self._wait([self._actors[0].meeting_point.remote()], "meeting_point", limit)[0]
+        given = [self._ray.put(worker), self._ray.put(dict(arguments))]
+        started = [
+            actor.start.remote(_environment(rank, len(seats), seats[rank], *meeting_point), *given)
+            for rank, actor in enumerate(self._actors)
+        ]
+        self._wait(started, "start", limit)
+
+    @property
+    def dp_size(self) -> int:
+        """See WorkerGroup."""
+        return len(self._replicas.leaders)
+
+    @property
+    def is_driver(self) -> bool:
+        """Always: this process is the only one that runs the script."""
+        return True
+
+    def from_driver(self, value: AgreedT) -> AgreedT:
+        """The value itself."""
+        return value
+
+    def run_everywhere(self, method: str, **arguments: Any) -> Any:
+        """See WorkerGroup; the result is rank 0's."""
+        return self._wait(self.start(method, **arguments), method)[0]
+
+    def run_on_shards(self, method: str, shards: Mapping[str, Sequence[Any]], **common: Any) -> list[Any]:
+        """See WorkerGroup."""
+        self._health.check(method)
+        shared = self._put(common)
+        own = [self._put({name: shards[name][dp] for name in shards}) for dp in range(self.dp_size)]
+        refs = [
+            getattr(actor, "call_as_leader" if rank in self._replicas.leaders else "call_as_replica").remote(
+                method, shared, own[self._replicas.dp_rank_of[rank]]
+            )
+            for rank, actor in enumerate(self._actors)
+        ]
+        results = self._wait(refs, method)
+        return [from_arrays(results[leader]) for leader in self._replicas.leaders]
+
+    def start(self, method: str, **arguments: Any) -> list[Any]:
+        """See WorkerGroup. The futures are ray.ObjectRefs, and raise as Ray does; the ranks work meanwhile, one method
+        after the other.
+        """
+        self._health.check(method)
+        return self._start(method, arguments)
+
+    def _start(self, method: str, arguments: Mapping[str, Any]) -> list[Any]:
+        common, nothing = self._put(arguments), self._put({})
+        return [actor.call.remote(method, common, nothing) for actor in self._actors]
+
+    def _put(self, arguments: Mapping[str, Any]) -> Any:
+        return self._ray.put({name: to_arrays(value) for name, value in arguments.items()})
+
+    def _wait(self, refs: Sequence[Any], method: str, timeout_s: float | None = None) -> list[Any]:
+        limit = self._options.call_timeout_s if timeout_s is None else timeout_s
+        try:
+            return results_of(refs, method, timeout_s=limit, grace_s=self._options.failure_grace_s)
+        except WorkerFailed as error:
+            self._health.end(error)
+            raise
+
+    def shutdown(self) -> bool:
+        """See WorkerGroup. Workers of a group that is not broken are asked to shut down first, then all actors are
+        killed and the placement group is removed.
+        """
+        went_well = not self._actors or self._workers_shut_down()
+        actors, self._actors = self._actors, []
+        placement, self._placement = self._placement, None
+        if self._ray.is_initialized():  # else they went with it
+            for actor in actors:
+                self._ray.kill(actor, no_restart=True)
+            if placement is not None:
+                self._ray.util.remove_placement_group(placement)
+        self._health.end("it was shut down")
+        return went_well
+
+    def _workers_shut_down(self) -> bool:
+        if not self._health.is_good:
+            return False
+        try:
+            return all(self._wait(self._start("shutdown", {}), "shutdown", self._options.shutdown_timeout_s))
+        except Exception:  # noqa: BLE001  # the actors are killed whatever a worker does, and it is told in the log
+            _log.exception("the workers did not shut down")
+            return False
+
+
+def _environment(rank: int, world_size: int, seat: Seat, address: str, port: int) -> dict[str, str]:
+    """By which a rank finds the others. Each process sees the one GPU that Ray gave it, whatever its local rank is."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(seat.local_rank),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }

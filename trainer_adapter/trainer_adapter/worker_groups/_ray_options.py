@@ -1,0 +1,50 @@
+"""What a group of Ray actors asks of the cluster, and how long it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+
+
+@dataclass(frozen=True)
+class RayGroupOptions:
+    """Durations are in seconds.
+
+    num_workers: ranks. gpus_per_worker: 1, or 0 for workers on the CPU. cpus_per_worker: CPUs reserved for each, and,
+    without a GPU, the threads that it computes with. strategy: how Ray spreads them over nodes.
+    placement_timeout_s: until the cluster has room for all. start_timeout_s: until all workers are made, models loaded.
+    call_timeout_s: until a method has ended on all ranks. failure_grace_s: how long the others are waited for when a
+    rank has failed, so that the first failure can be told from those that it causes. shutdown_timeout_s: until workers
+    have closed what they hold, before they are killed.
+    """
+
+    num_workers: int
+    gpus_per_worker: int = 1
+    cpus_per_worker: int = 1
+    strategy: Strategy = "PACK"
+    placement_timeout_s: float = 120.0
+    start_timeout_s: float = 1800.0
+    call_timeout_s: float = 7200.0
+    failure_grace_s: float = 10.0
+    shutdown_timeout_s: float = 60.0
+
+    def validate(self) -> None:
+        """Raises ValueError, naming the field and the rule."""
+        for name in ("num_workers", "cpus_per_worker"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.gpus_per_worker not in (0, 1):
+            raise ValueError(f"gpus_per_worker must be 0 or 1, got {self.gpus_per_worker}")
+        if self.strategy not in get_args(Strategy):
+            raise ValueError(f"strategy must be one of {', '.join(get_args(Strategy))}, got {self.strategy!r}")
+        for field in fields(self):
+            if field.name.endswith("_s") and getattr(self, field.name) <= 0:
+                raise ValueError(f"{field.name} must be positive, got {getattr(self, field.name)}")
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What one worker needs."""
+        cpus = {"CPU": float(self.cpus_per_worker)}
+        return {"GPU": 1.0, **cpus} if self.gpus_per_worker else cpus

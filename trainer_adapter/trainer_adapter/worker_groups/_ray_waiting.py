@@ -1,0 +1,44 @@
+"""Waiting for one result of every rank, none of which may keep the driver for ever."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from trainer_adapter.worker_groups._failures import Failure, failed_together, worker_failed, worker_late
+from trainer_adapter.worker_groups._ray_placement import require_ray
+
+
+def results_of(refs: Sequence[Any], method: str, *, timeout_s: float, grace_s: float) -> list[Any]:
+    """By rank. Raises a rank's own exception where all failed, and WorkerFailed where some did, or where some have not
+    ended within timeout_s. Once a rank has failed, the others have grace_s to end.
+    """
+    ray = require_ray()
+    waiting = {ref: rank for rank, ref in enumerate(refs)}
+    results: dict[int, Any] = {}
+    failures: dict[int, Failure] = {}
+    deadline = time.monotonic() + timeout_s
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for ref in ray.wait(list(waiting), num_returns=1, timeout=left)[0]:
+            rank = waiting.pop(ref)
+            try:
+                results[rank] = ray.get(ref)
+            except Exception as error:  # noqa: BLE001  # whatever a worker raises is told with its rank
+                deadline = min(deadline, time.monotonic() + grace_s) if not failures else deadline
+                failures[rank] = _failure_of(ray, error)
+    if failures:
+        raise failed_together(failures, len(refs)) or worker_failed(method, failures, list(waiting.values()))
+    if waiting:
+        raise worker_late(method, list(waiting.values()), timeout_s)
+    return [results[rank] for rank in range(len(refs))]
+
+
+def _failure_of(ray: Any, error: Exception) -> Failure:
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = error.cause
+        if isinstance(cause, Exception):
+            cause.__cause__ = error  # its text has the worker's own stack
+            return Failure.of(cause)
+    died = isinstance(error, ray.exceptions.RayActorError)
+    return Failure(type(error).__qualname__, str(error), error, died)
