@@ -20,7 +20,7 @@ from advantages import group_advantages, spread_over_tokens
 from dataplane_client import DataPlaneClient, KVBatchMeta, kv_first_write, pack_per_token_field, read_columns
 from dataplane_client.errors import ClaimTimeoutError
 from dataplane_client.meta import Tag
-from flow import PROMPTS, ROLLOUT_FIELDS, ROLLOUTS, STEPS, WARMUP, report_field
+from flow import PROMPTS, REPORT, ROLLOUT_FIELDS, ROLLOUTS, STEPS, WARMUP
 from problem_file import Problem, prompt_ids
 from settings import GrpoSettings
 from token_batch import TokenBatch
@@ -59,14 +59,12 @@ class Controller:
         client: DataPlaneClient,
         settings: GrpoSettings,
         tokenizer: PreTrainedTokenizerBase,
-        ranks: int,
         check: Callable[[], None],
         instruction: str = "",
     ) -> None:
         self._client = client
         self._settings = settings
         self._tokenizer = tokenizer
-        self._ranks = ranks
         self._check = check
         self._instruction = instruction
         self._prompts_made = 0
@@ -100,24 +98,18 @@ class Controller:
             partition_id=WARMUP,
         )
         is_last = index == steps - 1
-        self._order(
-            "warmup",
-            rows,
-            _tokens(batch.token_mask),
-            self._settings.warmup_lr_at(index),
-            publish=0 if is_last else None,
-        )
+        self._order("warmup", rows, _tokens(batch.token_mask), publish=0 if is_last else None)
         return meta
 
     def _finish_warm_up(self, meta: KVBatchMeta) -> float:
-        loss = self._reports()[0]["loss"]
+        loss = self._report()["loss"]
         self._client.clear_samples(meta.sample_ids, WARMUP)
         return loss
 
     def publish_untrained(self) -> None:
         """Have the weights published as they are; blocks until they are."""
-        self._order("train", 0, 0, 0.0, publish=0)
-        self._reports()
+        self._order("train", 0, 0, publish=0)
+        self._report()
 
     # -- reinforcement learning ----------------------------------------------------------------------------------------
 
@@ -129,8 +121,8 @@ class Controller:
             meta = self._patiently(self._claim_rollouts)
             self._hand_out(next(problems), weight_version=step - 1)
             kept, reward, tokens = self._judge(meta)
-            self._order("train", kept.size, tokens, self._settings.lr_at(step, steps), publish=step)
-            report = self._reports()[0]
+            self._order("train", kept.size, tokens, publish=step)
+            report = self._report()
             if kept.size:
                 self._client.clear_samples(kept.sample_ids, ROLLOUTS)
             self.trained_rows += kept.size
@@ -175,21 +167,20 @@ class Controller:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _order(self, kind: str, rows: int, tokens: int, lr: float, publish: int | None) -> None:
-        """Tell every rank to take a step over `rows` rows with a loss that is a mean over `tokens` tokens, and rank 0
-        to publish the weights after it.
+    def _order(self, kind: str, rows: int, tokens: int, publish: int | None) -> None:
+        """Tell the trainer to take a step over `rows` rows with a loss that is a mean over `tokens` tokens, and to
+        publish the weights after it under a version.
         """
         self._steps_ordered += 1
-        tags: dict[str, Tag] = {"kind": kind, "rows": rows, "tokens": tokens, "lr": lr, "publish": publish}
+        tags: dict[str, Tag] = {"kind": kind, "rows": rows, "tokens": tokens, "publish": publish}
         self._client.put_samples([f"s{self._steps_ordered}"], STEPS, tags=[tags])
 
-    def _reports(self) -> list[dict[str, float]]:
-        """What each rank says of the oldest step that has not been reported."""
-        fields = [report_field(rank) for rank in range(self._ranks)]
-        meta = self._patiently(lambda: self._client.claim_meta(STEPS, "report", fields, 1, timeout_s=_LOOK_S))
+    def _report(self) -> dict[str, float]:
+        """What the trainer says of the oldest step that has not been reported."""
+        meta = self._patiently(lambda: self._client.claim_meta(STEPS, "report", [REPORT], 1, timeout_s=_LOOK_S))
         data = self._client.get_data(meta)
         self._client.clear_samples(meta.sample_ids, STEPS)
-        return [dict(data[field][0]) for field in fields]
+        return dict(data[REPORT][0])
 
     def _patiently(self, claim: Callable[[], KVBatchMeta]) -> KVBatchMeta:
         """Claim again and again, looking after the processes in between. Raises ClaimTimeoutError after five

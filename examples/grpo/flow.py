@@ -2,11 +2,11 @@
 
     controller      --prompts-->   generators    task "generate"
     generators      --rollouts-->  controller    task "advantages"   (writes advantages back)
-    rollouts        -->            trainers      task "prev_lp"      (write prev_logprobs back)
-    rollouts        -->            trainers      task "train"
-    controller      --warmup-->    trainers      task "train"
-    controller      --steps-->     trainers      tasks "rank0", "rank1", ... (each sees every step)
-    trainers        --steps-->     controller    task "report"       (complete once every rank has reported)
+    rollouts        -->            trainer       task "prev_lp"      (its workers write prev_logprobs back)
+    rollouts        -->            trainer       task "train"
+    controller      --warmup-->    trainer       task "train"
+    controller      --steps-->     trainer       task "train"
+    trainer         --steps-->     controller    task "report"
 
 A stage waits for nothing but the fields that it needs: a claim returns when they are there.
 """
@@ -28,13 +28,12 @@ TRAIN_FIELDS = (*PREV_LP_FIELDS, "prev_logprobs")
 PER_TOKEN_FIELDS = ("input_ids", "token_mask", "generation_logprobs", "advantages", "prev_logprobs")
 
 
-def report_field(rank: int) -> str:
-    """Where a rank tells the controller what a step did."""
-    return f"report_{rank}"
+REPORT = "report"
+"""Where the trainer tells the controller what a step did."""
 
 
-def register(client: DataPlaneClient, ranks: int) -> None:
-    """Create the partitions of a run with `ranks` trainer ranks."""
+def register(client: DataPlaneClient) -> None:
+    """Create the partitions of a run."""
     client.register_partition(PROMPTS, ["prompt_ids", "answer"], 0, ["generate"])
     client.register_partition(
         ROLLOUTS,
@@ -44,5 +43,4 @@ def register(client: DataPlaneClient, ranks: int) -> None:
         per_token_fields=PER_TOKEN_FIELDS,
     )
     client.register_partition(WARMUP, SAMPLE_FIELDS, 0, ["train"], per_token_fields=("input_ids", "token_mask"))
-    reports = [report_field(rank) for rank in range(ranks)]
-    client.register_partition(STEPS, reports, 0, [*(f"rank{rank}" for rank in range(ranks)), "report"])
+    client.register_partition(STEPS, [REPORT], 0, ["train", "report"])

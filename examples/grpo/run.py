@@ -1,6 +1,6 @@
 """The whole loop on one machine: `python examples/grpo/run.py --help`.
 
-Starts a data-plane server, two rollout generators and two trainer ranks as processes of their own, makes a small
+Starts a data-plane server, two rollout generators and the ranks of a trainer as processes of their own, makes a small
 language model (or takes yours), warms it up on worked solutions, and improves it by GRPO on problems with checkable
 answers. Ends with the reward curve and an account of every row.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 import time
 import urllib.request
@@ -30,7 +31,7 @@ from settings import GrpoSettings, ModelSettings
 from tiny_model import load_tokenizer, save_tiny_model
 from warmup import tokenizer_texts, warmup_batches
 
-GENERATORS, RANKS = 2, 2
+GENERATORS = 2
 _COMPARED_STEPS = 10
 _FINISH_S = 120.0
 """How long processes may take over what they hold when the run ends, in seconds."""
@@ -43,7 +44,7 @@ def main() -> int:
     weights = run_dir / "weights"
     weights.mkdir(parents=True, exist_ok=True)
     for stale in weights.iterdir():
-        stale.unlink()
+        shutil.rmtree(stale)
     problems = load_problems(args.prompts)
     model_dir = args.model or _make_model(run_dir / "model", problems, args.seed)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
@@ -51,8 +52,8 @@ def main() -> int:
         address, metrics_url = _start_server(processes, run_dir)
         console.print(f"server on {address}, metrics on {metrics_url}, logs and results in {run_dir}")
         with connect(address) as client:
-            flow.register(client, RANKS)
-            _start_workers(processes, address, model_dir, weights, args.seed)
+            flow.register(client)
+            _start_workers(processes, address, model_dir, weights, args)
             return Run(client, processes, metrics_url, model_dir, problems, args, console).play()
 
 
@@ -78,7 +79,7 @@ class Run:
         self._settings = GrpoSettings()
         self._tokenizer = load_tokenizer(model_dir)
         instruction = "" if args.model is None else INSTRUCTION
-        self._controller = Controller(client, self._settings, self._tokenizer, RANKS, processes.check, instruction)
+        self._controller = Controller(client, self._settings, self._tokenizer, processes.check, instruction)
 
     def play(self) -> int:
         """Warm up, learn, account. Returns the exit code."""
@@ -122,7 +123,7 @@ class Run:
         for index in range(GENERATORS):
             self._processes.wait(f"generator{index}", timeout_s=_FINISH_S)
         self._client.drop_partition(flow.STEPS)
-        self._processes.wait("trainers", timeout_s=_FINISH_S)
+        self._processes.wait("trainer", timeout_s=_FINISH_S)
         cleared = self._client.clear_samples(None, flow.ROLLOUTS)
         rollouts = self._client.partition(flow.ROLLOUTS)
         trained, dropped = self._controller.trained_rows, self._controller.dropped_rows
@@ -171,15 +172,19 @@ def _start_server(processes: Processes, run_dir: Path) -> tuple[str, str]:
     return f"unix://{socket}", metrics.group()
 
 
-def _start_workers(processes: Processes, address: str, model: Path, weights: Path, seed: int) -> None:
+def _start_workers(processes: Processes, address: str, model: Path, weights: Path, args: argparse.Namespace) -> None:
     settings = GrpoSettings()
     common = ["--server", address, "--model", model, "--weights", weights]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS, HERE / "trainer.py"]
-    processes.start("trainers", [*torchrun, *common])
+    layout = ["--backend", args.backend, "--packing", args.packing, "--tp", args.tp, "--dp", args.dp]
+    extent = ["--steps", args.steps, *(["--no-warmup"] if args.model is not None else [])]
+    ranks = args.tp * args.dp
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    launcher = torchrun if args.backend == "torchrun" else []
+    processes.start("trainer", [*launcher, HERE / "trainer.py", *common, *layout, *extent])
     for index in range(GENERATORS):
         sampling = ["--group-size", settings.group_size, "--temperature", settings.temperature]
         limits = ["--max-new-tokens", settings.max_new_tokens, "--batch", settings.prompts_per_step // GENERATORS]
-        seeds = ["--seed", seed * GENERATORS + index]
+        seeds = ["--seed", args.seed * GENERATORS + index]
         processes.start(f"generator{index}", [HERE / "generator.py", *common, *sampling, *limits, *seeds])
 
 
@@ -194,6 +199,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=GrpoSettings().steps, help="GRPO steps")
     parser.add_argument("--prompts", type=Path, default=HERE / "problems.jsonl", help="JSONL with question and answer")
     parser.add_argument("--model", type=Path, help="a local causal language model with its tokenizer; not warmed up")
+    parser.add_argument("--backend", choices=("torchrun", "ray"), default="torchrun", help="of the trainer's ranks")
+    parser.add_argument("--packing", choices=("none", "dynamic", "sequence"), default="dynamic", help="of microbatches")
+    parser.add_argument("--tp", type=int, choices=(1, 2, 4), default=1, help="ranks that divide the weights")
+    parser.add_argument("--dp", type=int, choices=(1, 2, 4), default=2, help="ranks that divide the rollouts")
     parser.add_argument("--out", type=Path, default=Path("runs/grpo"), help="folder of logs, weights and pictures")
     return parser.parse_args()
 

@@ -31,7 +31,8 @@ class GrpoSettings:
     optimizer_steps_per_batch: how many parts a step's rollouts are trained on in.
     clip_low, clip_high: the range of the probability ratio is 1 - clip_low to 1 + clip_high.
     lr: learning rate of the first GRPO step. temperature, max_new_tokens: of sampling.
-    micro_batch_tokens: padded tokens of a forward pass at most. max_grad_norm: L2, before the optimizer step.
+    micro_batch_tokens, micro_batch_rows: of a rank's forward pass, padded tokens at most where it is planned by tokens,
+        and rows where it is not. max_grad_norm: L2, before the optimizer step.
     """
 
     warmup_steps: int = 550
@@ -46,13 +47,6 @@ class GrpoSettings:
     clip_high: float = 0.28
     temperature: float = 1.0
     max_new_tokens: int = 72
-    micro_batch_tokens: int = 3072
+    micro_batch_tokens: int = 2048
+    micro_batch_rows: int = 4
     max_grad_norm: float = 1.0
-
-    def warmup_lr_at(self, step: int) -> float:
-        """Up over 20 steps, then linearly down to a tenth."""
-        return self.warmup_lr * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / self.warmup_steps)
-
-    def lr_at(self, step: int, steps: int) -> float:
-        """From step 1 linearly down to a tenth at the last one: late steps see few groups that teach anything."""
-        return self.lr * (1 - 0.9 * (step - 1) / max(steps - 1, 1))

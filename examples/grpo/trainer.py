@@ -1,10 +1,14 @@
-"""A data-parallel trainer rank, started by torchrun: claims its share of each step, trains, reports.
+"""The trainer: claims each step's rollouts and trains a policy on them, over ranks that share the work.
 
-A training step is two stages. First the rank claims rollouts for the task "prev_lp", recomputes the log-probabilities
-of their tokens under the current weights, and commits them as a column. Then it claims rollouts that have that column
-for the task "train", whoever computed it. Gradients are summed over ranks; since every loss is normalised by the
-tokens of the whole step, the sum is the gradient of the global mean. Rollouts that were dropped because they teach
-nothing count among those tokens: otherwise the fewer groups teach something, the larger a step they would take.
+Started by torchrun as one process a rank, each with its worker; or, with `--backend ray`, as one process that drives
+workers which are Ray actors. The script is the same: what only one may do, claiming and committing, the driver does,
+and the other processes learn from it which rows are theirs.
+
+A training step is two stages. First rollouts are claimed for the task "prev_lp"; the workers read them, recompute the
+log-probabilities of their tokens under the current weights, and write them back as a column. Then rollouts that have
+that column are claimed for the task "train", whoever computed it. Rollouts that were dropped because they teach nothing
+count among the tokens that losses are divided by: otherwise the fewer groups teach something, the larger a step they
+would take.
 """
 
 from __future__ import annotations
@@ -12,162 +16,164 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
-from dataplane_client import BatchedDataDict, DataPlaneClient, connect, pack_per_token_field, read_columns
-from dataplane_client.batched_data_dict import DynamicBatchingArgs
+from dataplane_client import DataPlaneClient, KVBatchMeta, connect
 from dataplane_client.client import Claim
 from dataplane_client.errors import NotFoundError
-from flow import PREV_LP_FIELDS, ROLLOUTS, SAMPLE_FIELDS, STEPS, TRAIN_FIELDS, WARMUP, report_field
-from logprobs import forward_logprobs
-from policy_loss import ClippedPolicyLoss
+from flow import PREV_LP_FIELDS, REPORT, ROLLOUTS, SAMPLE_FIELDS, STEPS, TRAIN_FIELDS, WARMUP
 from settings import GrpoSettings
-from tiny_model import load_model
-from trainer_adapter.losses import LossFunction
-from warmup import supervised_loss
+from trainer_adapter.automodel.config import PolicyConfig
+from trainer_adapter.losses import ClippedPolicyGradientLoss, ClippedPolicyGradientOptions, LossFunction, NLLLoss
+from trainer_adapter.policy import DataPlanePolicy
+from trainer_adapter.worker import AutomodelPolicyWorker
+from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, TorchrunWorkerGroup, WorkerGroup
+from trainer_config import policy_config
 from weight_files import publish
 
 _WAIT_S = 300.0
 
 
-class TrainerRank:
-    """One rank: model, optimizer, and its two cursors on the data plane."""
+class Trainer:
+    """The loop over steps. client: only the driver needs it."""
 
-    def __init__(self, client: DataPlaneClient, args: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        client: DataPlaneClient,
+        group: WorkerGroup,
+        policy: DataPlanePolicy,
+        weights: Path,
+        settings: GrpoSettings,
+    ) -> None:
         self._client = client
-        self._weights: Path = args.weights
-        self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        self._settings = GrpoSettings()
-        self._policy_loss = ClippedPolicyLoss(self._settings.clip_low, self._settings.clip_high)
-        self._model, self._tokenizer = load_model(args.model)
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=0.0, betas=(0.9, 0.98))
+        self._group = group
+        self._policy = policy
+        self._weights = weights
+        self._settings = settings
+        options = ClippedPolicyGradientOptions(ratio_clip_min=settings.clip_low, ratio_clip_max=settings.clip_high)
+        self._policy_loss = ClippedPolicyGradientLoss(options)
 
     def run(self) -> None:
         """Take steps until there is no partition of them."""
         while True:
-            try:
-                step = self._client.claim(STEPS, f"rank{self._rank}", [], 1, timeout_s=_WAIT_S)
-            except NotFoundError:
+            step = self._next_step() if self._group.is_driver else None
+            order = self._group.from_driver({} if step is None else {"order": (step.meta.tags or [{}])[0]})
+            if "order" not in order:
                 return
-            with step:
-                report = np.empty(1, dtype=object)
-                report[0] = self._take(step.meta.tags[0] if step.meta.tags else {})
-                step.commit({report_field(self._rank): report})
+            report = self._take(order["order"])
+            if step is not None:
+                step.commit({REPORT: _one(report)})
 
-    def _take(self, order: Mapping[str, str | int | float | bool | None]) -> dict[str, float]:
+    def _next_step(self) -> Claim | None:
+        """None when all steps are done."""
+        try:
+            return self._client.claim(STEPS, "train", [], 1, timeout_s=_WAIT_S)
+        except NotFoundError:
+            return None
+
+    def _take(self, order: Mapping[str, Any]) -> dict[str, float]:
         """Carry out one step as its tags order it; what to tell the controller."""
         began = time.monotonic()
-        total = int(order["rows"] or 0)
-        rows = total // self._world + (self._rank < total % self._world)
-        tokens = float(order["tokens"] or 0)
-        for group in self._optimizer.param_groups:
-            group["lr"] = float(order["lr"] or 0.0)
+        rows, tokens = int(order["rows"]), float(order["tokens"])
         metrics = {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
-        if total:
+        if rows:
             metrics = self._warm_up(rows, tokens) if order["kind"] == "warmup" else self._learn(rows, tokens)
-        version = order["publish"]
-        if version is not None and self._rank == 0:
-            publish(self._model, self._weights, int(version))
+        if order["publish"] is not None:
+            publish(self._policy, self._weights, int(order["publish"]), is_driver=self._group.is_driver)
         return {**metrics, "seconds": time.monotonic() - began}
 
     def _warm_up(self, rows: int, tokens: float) -> dict[str, float]:
-        with self._client.claim(WARMUP, "train", SAMPLE_FIELDS, rows, timeout_s=_WAIT_S) as claim:
-            return self._train(self._read(claim, SAMPLE_FIELDS), supervised_loss, tokens, temperature=1.0)
+        with self._claimed(WARMUP, "train", SAMPLE_FIELDS, rows) as meta:
+            return self._update(meta, NLLLoss(), tokens)
 
     def _learn(self, rows: int, tokens: float) -> dict[str, float]:
-        with self._client.claim(ROLLOUTS, "prev_lp", PREV_LP_FIELDS, rows, timeout_s=_WAIT_S) as claim:
-            batch = self._read(claim, ("input_ids", "input_lengths"))
-            claim.commit({"prev_logprobs": pack_per_token_field(self._logprobs(batch), batch["input_lengths"])})
-        with self._client.claim(ROLLOUTS, "train", TRAIN_FIELDS, rows, timeout_s=_WAIT_S) as claim:
-            batch = self._read(claim, TRAIN_FIELDS)
+        with self._claimed(ROLLOUTS, "prev_lp", PREV_LP_FIELDS, rows) as meta:
+            self._policy.prepare_for_lp_inference()
+            self._policy.get_logprobs_from_meta(meta)
+        with self._claimed(ROLLOUTS, "train", TRAIN_FIELDS, rows) as meta:
+            self._policy.prepare_for_training()
             parts = self._settings.optimizer_steps_per_batch
-            cuts = [part * batch.size // parts for part in range(parts + 1)]
-            steps = [
-                self._train(batch.slice(a, b), self._policy_loss, tokens / parts, self._settings.temperature)
-                for a, b in pairwise(cuts)
-            ]
+            cuts = [part * meta.size // parts for part in range(parts + 1)]
+            updates = [self._update(meta.slice(a, b), self._policy_loss, tokens / parts) for a, b in pairwise(cuts)]
         return {
-            "loss": sum(step["loss"] for step in steps) / parts,
-            "grad_norm": sum(step["grad_norm"] for step in steps) / parts,
-            "tokens": sum(step["tokens"] for step in steps),
+            "loss": sum(update["loss"] for update in updates) / parts,
+            "grad_norm": sum(update["grad_norm"] for update in updates) / parts,
+            "tokens": sum(update["tokens"] for update in updates),
         }
 
-    def _read(self, claim: Claim, fields: tuple[str, ...]) -> BatchedDataDict[Tensor]:
-        pad_values = {"input_ids": self._tokenizer.pad_token_id}
-        return read_columns(self._client, claim.meta, fields, pad_value_dict=pad_values)
+    @contextmanager
+    def _claimed(self, partition: str, task: str, fields: tuple[str, ...], rows: int) -> Iterator[KVBatchMeta]:
+        """Rows that the driver holds while all ranks work on them, and commits when all are done."""
+        if not self._group.is_driver:
+            yield _known(self._group.from_driver(None))
+            return
+        with self._client.claim(partition, task, fields, rows, timeout_s=_WAIT_S) as claim:
+            yield self._group.from_driver(claim.meta)
 
-    def _microbatches(self, batch: BatchedDataDict[Tensor]) -> tuple[Iterator[BatchedDataDict[Tensor]], list[int]]:
-        """Rows of similar length together, each microbatch as wide as its longest row; and which rows they hold."""
-        args = DynamicBatchingArgs(
-            max_tokens_per_microbatch=max(self._settings.micro_batch_tokens, batch["input_ids"].shape[1]),
-            sequence_length_round=8,
-            input_key="input_ids",
-            input_lengths_key="input_lengths",
-        )
-        shards, rows = batch.shard_by_batch_size(1, dynamic_batching_args=args)
-        return shards[0].make_microbatch_iterator_with_dynamic_shapes(), rows
+    def _update(self, meta: KVBatchMeta, loss: LossFunction, tokens: float) -> dict[str, float]:
+        """One optimizer step on these rows; the loss is a mean over `tokens` response tokens."""
+        self._policy.begin_train_step(loss, global_valid_seqs=meta.size, global_valid_toks=tokens)
+        microbatches = self._policy.train_microbatches_from_meta(meta)
+        report = self._policy.finish_train_step()
+        return {
+            "loss": float(report["loss"].sum()),
+            "grad_norm": float(report["grad_norm"]),
+            "tokens": sum(metrics["num_unmasked_tokens"] for metrics in microbatches),
+        }
 
-    @torch.no_grad()
-    def _logprobs(self, batch: BatchedDataDict[Tensor]) -> Tensor:
-        """[B,S] fp32 under the current weights, in the order of the batch; padding holds no meaning."""
-        self._model.eval()
-        width = batch["input_ids"].shape[1]
-        microbatches, rows = self._microbatches(batch)
-        parts = [forward_logprobs(self._model, part["input_ids"], self._settings.temperature) for part in microbatches]
-        padded = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]
-        result: BatchedDataDict[Tensor] = BatchedDataDict({"logprobs": torch.cat(padded)})
-        result.reorder_data(rows)
-        logprobs: Tensor = result["logprobs"]
-        return logprobs
 
-    def _train(
-        self, batch: BatchedDataDict[Tensor], loss_fn: LossFunction, tokens: float, temperature: float
-    ) -> dict[str, float]:
-        """One optimizer step over this batch of every rank; the loss is a mean over `tokens` response tokens."""
-        counts = torch.stack([batch["sample_mask"].sum(), batch["token_mask"][:, 1:].sum()]).double()
-        dist.all_reduce(counts)
-        self._model.train()
-        self._optimizer.zero_grad()
-        loss_sum = torch.zeros((), dtype=torch.float64)
-        for part in self._microbatches(batch)[0]:
-            logits = self._model(input_ids=part["input_ids"], use_cache=False).logits / temperature
-            loss, metrics = loss_fn(logits, part, counts[0], torch.tensor(tokens))
-            loss.backward()
-            loss_sum += metrics["loss"]
-        dist.all_reduce(loss_sum)
-        return {"loss": float(loss_sum), "grad_norm": self._step(), "tokens": float(counts[1])}
+def _one(value: dict[str, float]) -> np.ndarray:
+    """A column of one object."""
+    column = np.empty(1, dtype=object)
+    column[0] = value
+    return column
 
-    def _step(self) -> float:
-        """Sum gradients over ranks, clip, step; the norm before clipping."""
-        grads = [p.grad for p in self._model.parameters() if p.grad is not None]
-        flat = torch.cat([grad.flatten() for grad in grads])
-        dist.all_reduce(flat)
-        for grad, summed in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(summed.view_as(grad))
-        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm)
-        self._optimizer.step()
-        return float(norm)
+
+def _known(meta: KVBatchMeta | None) -> KVBatchMeta:
+    if meta is None:
+        raise RuntimeError("the driver named no rows")
+    return meta
+
+
+def _workers(args: argparse.Namespace, config: PolicyConfig) -> WorkerGroup:
+    arguments = {"config": config, "data_plane": args.server, "init_reference_model": False}
+    if args.backend == "torchrun":
+        return TorchrunWorkerGroup(AutomodelPolicyWorker, arguments)
+    import ray
+
+    ranks = args.dp * args.tp
+    ray.init(num_cpus=ranks, include_dashboard=False, object_store_memory=256 << 20)
+    return RayWorkerGroup(AutomodelPolicyWorker, arguments, RayGroupOptions(num_workers=ranks, gpus_per_worker=0))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--backend", choices=("torchrun", "ray"), required=True)
+    parser.add_argument("--packing", choices=("none", "dynamic", "sequence"), required=True)
+    parser.add_argument("--tp", type=int, required=True)
+    parser.add_argument("--dp", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--no-warmup", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    settings = GrpoSettings()
+    config = policy_config(args.model, settings, args.packing, args.tp, args.steps, not args.no_warmup)
+    group = _workers(args, config)
+    policy = DataPlanePolicy(config, group)
     try:
         with connect(args.server) as client:
-            TrainerRank(client, args).run()
+            Trainer(client, group, policy, args.weights, settings).run()
     finally:
-        dist.destroy_process_group()
+        policy.shutdown()
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ only, has to teach it to finish and to calculate with care.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from logprobs import global_mean, response_mask, token_logprobs
 from problem_file import Problem, prompt_ids, prompt_text
 from token_batch import TokenBatch, pad_samples
 from word_problems import KINDS, WordProblem, draw_problem
@@ -62,20 +60,3 @@ def warmup_batches(
             [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in solutions],
             tokenizer.pad_token_id,
         )
-
-
-def supervised_loss(
-    next_token_logits: Tensor, data: Mapping[str, Tensor], global_valid_seqs: Tensor, global_valid_toks: Tensor
-) -> tuple[Tensor, dict[str, float]]:
-    """Mean negative log-likelihood of the response tokens, normalised like the policy loss.
-
-    `data` holds `input_ids` and `token_mask` [B,S] and `sample_mask` [B].
-    """
-    mask = response_mask(data["token_mask"], data["sample_mask"])
-    loss = -global_mean(token_logprobs(next_token_logits, data["input_ids"]), mask, global_valid_toks)
-    metrics = {
-        "loss": loss.item(),
-        "num_unmasked_tokens": float(mask.sum()),
-        "num_valid_samples": float(data["sample_mask"].sum()),
-    }
-    return loss, metrics

@@ -1,39 +1,56 @@
-"""Weights on their way from the trainer to the generators: one safetensors file a version, the newest few kept."""
+"""Weights on their way from the trainer to the generators: one checkpoint a version, the newest few kept."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from trainer_adapter.policy import DataPlanePolicy
 
 _KEPT = 3
 _POLL_S = 0.02
+_PARTIAL = ".partial"
 
 
-def publish(model: torch.nn.Module, folder: Path, version: int) -> None:
-    """Write a version so that a reader sees all of it or nothing; versions that nobody loads any more are removed."""
-    partial = folder / f"{version}.partial"
-    save_model(model, str(partial))
-    partial.rename(_path(folder, version))
-    _path(folder, version - _KEPT).unlink(missing_ok=True)
+def publish(policy: DataPlanePolicy, folder: Path, version: int, *, is_driver: bool) -> None:
+    """Write a version so that a reader sees all of it or nothing; versions that nobody loads any more are removed.
+
+    All processes of the trainer call this.
+    """
+    partial = folder / f"{version}{_PARTIAL}"
+    policy.save_checkpoint(str(partial), checkpointing_cfg={"save_consolidated": True})
+    if is_driver:
+        partial.rename(folder / str(version))
+        shutil.rmtree(folder / str(version - _KEPT), ignore_errors=True)
 
 
-def load_newest(model: torch.nn.Module, folder: Path, at_least: int, loaded: int, timeout_s: float) -> int:
+def load_newest(model: PreTrainedModel, folder: Path, at_least: int, loaded: int, timeout_s: float) -> int:
     """Load the newest version unless `loaded` is it; blocks until `at_least` is there. Returns the version in place.
 
     Raises TimeoutError after timeout_s seconds.
     """
     deadline = time.monotonic() + timeout_s
-    while (newest := max((int(path.stem) for path in folder.glob("*.safetensors")), default=-1)) < at_least:
+    while (newest := _newest(folder)) < at_least:
         if time.monotonic() > deadline:
             raise TimeoutError(f"weight version {at_least} did not come within {timeout_s:.0f} s")
         time.sleep(_POLL_S)
     if newest != loaded:
-        load_model(model, str(_path(folder, newest)))
+        _load(model, folder / str(newest) / "model")
     return newest
 
 
-def _path(folder: Path, version: int) -> Path:
-    return folder / f"{version}.safetensors"
+def _newest(folder: Path) -> int:
+    return max((int(path.name) for path in folder.iterdir() if path.suffix != _PARTIAL), default=-1)
+
+
+def _load(model: PreTrainedModel, folder: Path) -> None:
+    """A tensor with several names, tied embeddings say, is stored under one of them."""
+    weights = {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in load_file(path).items()}
+    missing, surplus = model.load_state_dict(weights, strict=False)
+    model.tie_weights()
+    if surplus or set(missing) - set(model.all_tied_weights_keys):
+        raise ValueError(f"{folder} does not hold the model's weights: missing {missing}, surplus {surplus}")

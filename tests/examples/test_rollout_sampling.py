@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from logprobs import token_logprobs
 from problem_file import prompt_ids
 from rollout_sampling import Rollouts, cut_at_eos, sample_rollouts
 
@@ -40,7 +39,8 @@ def _teacher_forced(model: PreTrainedModel, rollouts: Rollouts, temperature: flo
     result = torch.zeros(rollouts.input_ids.shape)
     for row, length in enumerate(rollouts.input_lengths.tolist()):
         ids = rollouts.input_ids[row : row + 1, :length]
-        result[row, :length] = token_logprobs(model(input_ids=ids, use_cache=False).logits / temperature, ids)[0]
+        logits = model(input_ids=ids, use_cache=False).logits[0] / temperature
+        result[row, 1:length] = logits[:-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
     return result.masked_fill(~rollouts.token_mask, 0.0)
 
 

@@ -4,14 +4,12 @@ import random
 from itertools import islice
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from logprobs import token_logprobs
 from make_problems import PROBLEMS_FILE
 from problem_file import load_problems, prompt_ids
-from settings import GrpoSettings
 from token_batch import pad_samples
-from warmup import imitated_solution, supervised_loss, warmup_batches, worked_problems
+from warmup import imitated_solution, warmup_batches, worked_problems
 
 
 def test_no_question_of_the_training_problems_is_worked() -> None:
@@ -57,30 +55,3 @@ def test_padding_a_sample_marks_its_response_and_fills_the_rest() -> None:
     assert batch.input_ids.tolist() == [[1, 2, 4, 0], [3, 5, 6, 7]]
     assert batch.input_lengths.tolist() == [3, 4]
     assert batch.token_mask.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
-
-
-def test_the_supervised_loss_is_the_mean_negative_logprob_of_valid_response_tokens(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    batch = next(warmup_batches(tokenizer, 3, 0, ()))
-    logits = model(input_ids=batch.input_ids, use_cache=False).logits
-    data = {
-        "input_ids": batch.input_ids,
-        "token_mask": batch.token_mask,
-        "sample_mask": torch.tensor([1.0, 0.0, 1.0]),
-    }
-    picked = torch.cat([token_logprobs(logits, batch.input_ids)[row][batch.token_mask[row]] for row in (0, 2)])
-    loss, metrics = supervised_loss(logits, data, torch.tensor(2.0), torch.tensor(float(len(picked))))
-    torch.testing.assert_close(loss, -picked.mean())
-    assert metrics["num_valid_samples"] == 2
-    assert metrics["num_unmasked_tokens"] == len(picked)
-
-
-def test_the_warm_up_learning_rate_rises_then_falls_to_about_a_tenth() -> None:
-    settings = GrpoSettings()
-    rates = [settings.warmup_lr_at(step) for step in range(settings.warmup_steps)]
-    peak = rates.index(max(rates))
-    assert 0 < peak < 30
-    assert rates[: peak + 1] == sorted(rates[: peak + 1])
-    assert rates[peak:] == sorted(rates[peak:], reverse=True)
-    assert 0.1 * settings.warmup_lr <= rates[-1] < 0.11 * settings.warmup_lr
