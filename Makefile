@@ -49,7 +49,7 @@ test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch
 test-nightly: $(VENV)/.dev  ## the core's state machine for many minutes, with other calls in every run
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/test_state_machine.py tests/core/claim_machine --timeout 7200
 
-test-soak: $(VENV)/.dev  ## the campaigns that take many minutes: clients killed by the hundred
+test-soak: $(VENV)/.dev  ## what takes many minutes: clients killed by the hundred, every layout of ranks
 	$(BIN)/python -m pytest -m soak
 
 # HISTORIES_SECONDS, HISTORIES_PROCESSES, HISTORIES_GRACE (of sessions, in seconds) and HISTORIES_SEED choose another campaign.
@@ -67,7 +67,7 @@ $(VENV)-automodel/.ready: pyproject.toml $(KERNELS)
 	@touch $@
 
 test-automodel: $(VENV)-automodel/.ready  ## models that NeMo Automodel divides, in an environment of its own (Python 3.11)
-	$(VENV)-automodel/bin/python -m pytest -m automodel tests/trainer_adapter/automodel
+	$(VENV)-automodel/bin/python -m pytest -m automodel tests/trainer_adapter/automodel tests/trainer_adapter/worker
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

@@ -1,13 +1,10 @@
-"""One rank of the group that test_batched_data_dict_all_gather starts: gathers one batch a case, writes JSON.
-
-Usage: all_gather_worker.py RANK WORLD_SIZE BACKEND STORE_FILE
-"""
+"""One rank of the group that test_batched_data_dict_all_gather starts: gathers one batch a case, writes JSON."""
 
 from __future__ import annotations
 
 import json
-import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,21 +91,18 @@ def gathered(batch: BatchedDataDict[Any], group: torch.distributed.ProcessGroup)
     return {"class": type(result).__name__, **{key: as_json(value) for key, value in result.items()}}
 
 
-def main(rank: int, world_size: int, backend: str, store: str) -> None:
+def be_a_rank(rank: int, world_size: int, backend: str, folder: Path) -> None:
     torch.distributed.init_process_group(
         backend,
-        init_method=f"file://{store}",
+        init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=60),
     )
     group = torch.distributed.group.WORLD
     if group is None:
         raise RuntimeError("no process group")
     device = "cuda" if backend == "nccl" else "cpu"
-    json.dump({case: gathered(batch, group) for case, batch in batches(rank, device).items()}, sys.stdout)
+    seen = {case: gathered(batch, group) for case, batch in batches(rank, device).items()}
+    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

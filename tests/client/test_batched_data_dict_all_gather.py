@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.client import all_gather_worker
+from tests.ranks import run_ranks
 
-WORKER = Path(__file__).with_name("all_gather_worker.py")
+pytestmark = pytest.mark.xdist_group("all_gather")  # so that the ranks are started once
 DTYPES = [
     "bool",
     "uint8",
@@ -34,29 +33,16 @@ DTYPES = [
 Ranks = list[dict[str, Any]]
 
 
-def run_ranks(world_size: int, backend: str, store: Path) -> Ranks:
-    """What each rank printed: {case: {column: value}} or {case: {"error": …}}."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), str(world_size), backend, str(store)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        printed = [process.communicate(timeout=60)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    return [json.loads(text) for text in printed]
+def played(world_size: int, backend: str, folder: Path) -> Ranks:
+    """What each rank saw: {case: {column: value}} or {case: {"error": …}}."""
+    arguments = [(rank, world_size, backend, folder) for rank in range(world_size)]
+    run_ranks(all_gather_worker.be_a_rank, arguments, gpus=backend == "nccl")
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world_size)]
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    return run_ranks(2, "gloo", tmp_path_factory.mktemp("gloo") / "store")
+    return played(2, "gloo", tmp_path_factory.mktemp("gloo"))
 
 
 def same(ranks: Ranks, case: str) -> Any:
@@ -135,5 +121,5 @@ def test_what_cannot_be_gathered_is_refused_on_every_rank_alike(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_rows_of_every_dtype_pass_through_nccl(tmp_path: Path) -> None:
-    (rank,) = run_ranks(1, "nccl", tmp_path / "store")
+    (rank,) = played(1, "nccl", tmp_path)
     assert {dtype: rank[f"torch.{dtype}"]["x"]["rows"] for dtype in DTYPES} == {dtype: [[1, 0]] for dtype in DTYPES}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
+from tests.forked import forking
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, Group, connect
@@ -129,24 +128,25 @@ def test_an_exception_aborts_the_group_and_says_why(flow: DataPlaneClient) -> No
     ]
 
 
-@pytest.mark.parametrize("way", ["unix", "shm"], indirect=True)  # a process takes seconds to start
+def reserve(pipe: Connection, address: str, transport: str) -> None:
+    client = connect(address, transport=transport, session_grace_s=0.3)
+    group = client.reserve_group("p", "g", ["g0", "g1"])
+    pipe.send(group.state)
+    pipe.recv()
+
+
+@pytest.mark.parametrize("way", ["unix", "shm"], indirect=True)
 def test_a_group_of_a_client_that_was_killed_vanishes(
     flow: DataPlaneClient, address: str, transport: str, eventually: Eventually
 ) -> None:
-    code = """
-import sys
-from dataplane_client.client import connect
-client = connect(sys.argv[1], transport=sys.argv[2], session_grace_s=0.3)
-group = client.reserve_group("p", "g", ["g0", "g1"])
-print("reserved", flush=True)
-sys.stdin.read()
-"""
-    command = [sys.executable, "-c", code, address, transport]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "reserved\n"
-        assert flow.partition("p").rows == 2
-        process.send_signal(signal.SIGKILL)
+    context = forking()
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=reserve, args=(theirs, address, transport))
+    process.start()
+    assert pipe.recv() == "open"
+    assert flow.partition("p").rows == 2
+    process.kill()
+    process.join(60)
     eventually(lambda: flow.partition("p").rows == 0)
     with reserved(flow) as group:
         fill(group)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
+from tests.forked import forking
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.errors import ClaimFencedError, ClaimNotFoundError, ClosedError
+from dataplane_client.errors import ClaimFencedError, ClaimNotFoundError, ClosedError, DataPlaneError
 from dataplane_server.config import ServerConfig
 from dataplane_server.testing import ServerThread
 
@@ -23,48 +24,49 @@ Eventually = Callable[[Callable[[], object]], None]
 GRACE_S = 0.3
 
 BOTH_TRANSPORTS = pytest.mark.parametrize("way", ["unix", "shm"], indirect=True)
-"""A process of its own takes seconds to start; the socket makes no difference to it."""
+"""The socket makes no difference to a process of its own."""
 
-CONSUMER = f"""
-import sys
-from dataplane_client.client import connect
-from dataplane_client.errors import DataPlaneError
-client = connect(sys.argv[1], transport=sys.argv[2], session_grace_s={GRACE_S})
-claim = client.claim("p", "train", ["a"], 2)
-print(claim.claim_id, flush=True)
-for line in sys.stdin:
+
+def consume(pipe: Connection, address: str, transport: str) -> None:
+    """Claim two rows, then evaluate what comes."""
+    client = connect(address, transport=transport, session_grace_s=GRACE_S)
+    claim = client.claim("p", "train", ["a"], 2)
+    pipe.send(claim.claim_id)
+    with contextlib.suppress(EOFError):
+        while True:
+            expression = pipe.recv()
+            pipe.send(_outcome(lambda: eval(expression, {"client": client, "claim": claim, "torch": torch})))  # noqa: B023, S307
+
+
+def _outcome(step: Callable[[], object]) -> str:
     try:
-        print(eval(line), flush=True)
+        return str(step())
     except DataPlaneError as error:
-        print(type(error).__name__, flush=True)
-"""
+        return type(error).__name__
 
 
 class Consumer:
     """A process that has claimed two rows, and evaluates what it is told."""
 
     def __init__(self, address: str, transport: str) -> None:
-        command = [sys.executable, "-c", CONSUMER, address, transport]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
-        self.claim_id = self._line()
+        context = forking()
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=consume, args=(theirs, address, transport))
+        self._process.start()
+        theirs.close()
+        self.claim_id = str(self._pipe.recv())
 
     def does(self, expression: str) -> str:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{expression}\n")
-        self.process.stdin.flush()
-        return self._line()
+        self._pipe.send(expression)
+        return str(self._pipe.recv())
 
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+    def gets(self, signal_number: int) -> None:
+        os.kill(self._process.pid or 0, signal_number)
 
     def close(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-        self.process.kill()
-        self.process.wait(60)
+        self._pipe.close()
+        self._process.kill()
+        self._process.join(60)
 
 
 @pytest.fixture
@@ -155,7 +157,7 @@ def test_a_claim_keeps_the_client_that_made_it(
 
 @BOTH_TRANSPORTS
 def test_rows_of_a_client_that_was_killed_are_delivered_again(flow: DataPlaneClient, consumer: Consumer) -> None:
-    consumer.process.send_signal(signal.SIGKILL)
+    consumer.gets(signal.SIGKILL)
     claim = flow.claim("p", "train", ["a"], 2, timeout_s=20.0)
     assert (claim.meta.sample_ids, claim.deliveries) == (["x", "y"], [2, 2])
     assert flow.partition("p").task("train").ended_deliveries == {"expired": 2}
@@ -171,12 +173,11 @@ def test_rows_of_a_client_that_was_killed_are_delivered_again(flow: DataPlaneCli
 def test_what_a_client_does_late_with_rows_that_others_have_is_refused_and_changes_nothing(
     flow: DataPlaneClient, consumer: Consumer, late: str
 ) -> None:
-    assert consumer.does("setattr(sys, 'torch', __import__('torch')) or 1") == "1"
-    consumer.process.send_signal(signal.SIGSTOP)
+    consumer.gets(signal.SIGSTOP)
     claim = flow.claim("p", "train", ["a"], 2, timeout_s=20.0)
     claim.write({"b": torch.tensor([7.0, 8.0])})
-    consumer.process.send_signal(signal.SIGCONT)
-    assert consumer.does(late.replace("[1.0, 1.0]", "sys.torch.ones(2)")) == "ClaimFencedError"
+    consumer.gets(signal.SIGCONT)
+    assert consumer.does(late.replace("[1.0, 1.0]", "torch.ones(2)")) == "ClaimFencedError"
     assert consumer.does("claim.state") == "fenced"
     assert flow.get_samples(["x", "y"], "p", ["b"])["b"].tolist() == [7.0, 8.0]
     assert claim.commit() == 2
@@ -187,10 +188,10 @@ def test_what_a_client_does_late_with_rows_that_others_have_is_refused_and_chang
 def test_a_client_that_was_stopped_claims_again_as_if_nothing_had_been(
     flow: DataPlaneClient, consumer: Consumer
 ) -> None:
-    consumer.process.send_signal(signal.SIGSTOP)
+    consumer.gets(signal.SIGSTOP)
     claim = flow.claim("p", "train", ["a"], 2, timeout_s=20.0)
     claim.release()
-    consumer.process.send_signal(signal.SIGCONT)
+    consumer.gets(signal.SIGCONT)
     assert consumer.does("client.claim('p', 'train', ['a'], 2).commit()") == "2"
 
 

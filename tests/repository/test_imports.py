@@ -37,8 +37,7 @@ SOURCES = [(package, path) for package, root in PACKAGES.items() for path in sor
         ("dataplane_client.cli", "torch tensordict ray dataplane_server"),
         ("dataplane_client.errors", "torch grpc numpy google.protobuf"),
         ("dataplane_client.meta", "torch grpc numpy google.protobuf"),
-        ("dataplane_client.client", "ray dataplane_server trainer_adapter"),
-        ("dataplane_client.aio", "ray dataplane_server trainer_adapter"),
+        ("dataplane_client.client, dataplane_client.aio", "ray dataplane_server trainer_adapter"),
         ("rl_dataplane.v1.data_plane_pb2_grpc", "torch dataplane_server dataplane_client"),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """With room for eight workers on the CPU. Tests that use it belong into the xdist group "ray": one at a time."""
     ray = pytest.importorskip("ray")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed
 from safetensors.torch import load_file, save_file
+from tests.ranks import environment, free_port, run_ranks
 from tests.trainer_adapter.automodel.setup_cases import (
     policy_config,
     save_models,
@@ -25,7 +26,6 @@ from tests.trainer_adapter.automodel.setup_cases import (
 )
 from tests.trainer_adapter.automodel.tiny_policy import batch_of
 from tests.trainer_adapter.automodel.train_worker import older_loss
-from tests.trainer_adapter.ranks import environment, free_port, run_ranks
 from transformers.utils.logging import disable_progress_bar
 
 from dataplane_client.batched_data_dict import BatchedDataDict

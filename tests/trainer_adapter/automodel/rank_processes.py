@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.trainer_adapter.ranks import WarningAction, environment, free_port, run_ranks
+from tests.ranks import WarningAction, environment, free_port, run_ranks
 from transformers.utils.logging import disable_progress_bar
 
 Case = Callable[[int, Path], Any]

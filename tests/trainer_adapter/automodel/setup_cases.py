@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed
 from safetensors.torch import save_file
-from tests.trainer_adapter.ranks import environment, free_port, run_ranks
+from tests.ranks import environment, free_port, run_ranks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel

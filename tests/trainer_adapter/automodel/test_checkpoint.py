@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import ADAM, SGD, policy_config, set_up, train_step
-from tests.trainer_adapter.ranks import be_the_only_rank
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer_adapter.automodel._plain_state import read_plain, write_plain

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel.setup_cases import SHAPE
 from tests.trainer_adapter.automodel.tiny_policy import TOKENIZER, batch_of
-from tests.trainer_adapter.ranks import be_the_only_rank
 from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from trainer_adapter.automodel._context_parallel import (

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import lora_cases, setup_cases
 from tests.trainer_adapter.automodel.lora_cases import LORA, MANAGER, SOME, adapters_in, lora_config
 from tests.trainer_adapter.automodel.setup_cases import BATCH, policy_config, set_up, train_step, whole_weights
-from tests.trainer_adapter.ranks import be_the_only_rank
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from tests.ranks import run_ranks
 from tests.trainer_adapter.automodel import microbatch_worker
-from tests.trainer_adapter.ranks import run_ranks
 
+pytestmark = pytest.mark.xdist_group("microbatches_between_ranks")  # so that the ranks are started once
 Ranks = list[dict[str, Any]]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import nemo_automodel_cases, setup_cases
 from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
-from tests.trainer_adapter.ranks import be_the_only_rank
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import lora_cases, rank_processes, setup_cases, tiny_policy
 from tests.trainer_adapter.automodel import nemo_automodel_cases as cases
-from tests.trainer_adapter.ranks import be_the_only_rank
 from transformers import AutoModelForCausalLM
 
 pytestmark = [

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import setup_cases
-from tests.trainer_adapter.ranks import be_the_only_rank
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.xdist_group("setup_between_ranks")  # so that two ranks do for all

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
-from tests.trainer_adapter.ranks import be_the_only_rank
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 

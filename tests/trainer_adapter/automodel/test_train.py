@@ -165,7 +165,7 @@ def test_a_loss_without_the_global_counts_is_refused(llama: Any) -> None:
 
 
 def test_a_post_processor_of_another_kind_is_refused(llama: Any) -> None:
-    unknown: Any = print
+    unknown: Any = len
     with pytest.raises(TypeError, match="Unknown post-processing function type builtin_function"):
         automodel_forward_backward(llama, [], unknown)
     with pytest.raises(TypeError, match="Unknown post-processing function type builtin_function"):

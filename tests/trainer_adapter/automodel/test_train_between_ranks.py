@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ranks import run_ranks
 from tests.trainer_adapter.automodel import tiny_policy, train_worker
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
-from tests.trainer_adapter.ranks import run_ranks
 from torch import Tensor
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU")
+pytestmark = [
+    pytest.mark.xdist_group("train_between_ranks"),  # so that the ranks are started once
+    pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU"),
+]
 Ranks = list[dict[str, Any]]
 
 

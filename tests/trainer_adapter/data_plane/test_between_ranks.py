@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from tests.ranks import run_ranks
 from tests.trainer_adapter.data_plane import replica_cases
 from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, ORDERS, PAD, WORLD, tokens
-from tests.trainer_adapter.ranks import run_ranks
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.columns import kv_first_write

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.trainer_adapter.ranks import free_port, run_ranks
+from tests.ranks import free_port, run_ranks
 from tests.trainer_adapter.refit import refit_cases
 from tests.trainer_adapter.refit.refit_cases import DTYPES, TinyModel, expected_weights
 

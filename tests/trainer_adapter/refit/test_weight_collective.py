@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer_adapter.ranks import free_port
+from tests.ranks import free_port
 from tests.trainer_adapter.refit.refit_cases import CPU, TinyModel, expected_weights, told
 from tests.trainer_adapter.refit.streams import INFO, MODEL, parameters
 from torch import Tensor

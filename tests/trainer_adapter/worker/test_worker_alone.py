@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel.setup_cases import whole_weights
-from tests.trainer_adapter.ranks import be_the_only_rank
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.worker_cases import Layout, batch
 from torch import Tensor

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed
 from safetensors.torch import save_file
+from tests.ranks import WarningAction, environment, free_port, run_ranks
 from tests.trainer_adapter.automodel.setup_cases import SHAPE, whole_weights
-from tests.trainer_adapter.ranks import environment, free_port, run_ranks
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
@@ -100,8 +100,9 @@ def shard(rank: int, layout: Layout) -> BatchedDataDict[Any]:
     return batch().chunk(dp_rank, layout.dp)
 
 
-def config(model: Path, layout: Layout, packing: str = "none", **changes: Any) -> Any:
+def config(model: Path, layout: Layout, packing: str = "none", backend: str = "transformers", **changes: Any) -> Any:
     dtensor_cfg = {
+        "model_backend": backend,
         "device": "cpu",
         "cpu_offload": False,
         "sequence_parallel": False,
@@ -141,21 +142,21 @@ def worker(*arguments: Any, **keywords: Any) -> Iterator[AutomodelPolicyWorker]:
 # --- cases ---
 
 EVERYWHERE = [(layout, packing) for layout in LAYOUTS for packing in PACKINGS]
-SLOW = [(layout, packing) for layout, packing in EVERYWHERE if layout.ranks == 4 and packing != "sequence"]
-"""On busy cores DTensor's bookkeeping takes seconds a case."""
+QUICK = {(Layout(dp=2, tp=2), "sequence")}
+SLOW = [place for place in EVERYWHERE if place[0].ranks == 4 and place not in QUICK]
+"""DTensor's bookkeeping takes seconds a case where four ranks share two cores."""
 
 Tensors = dict[str, torch.Tensor]
 Case = Callable[[int, Path], tuple[Tensors, dict[str, Any]]]
 
 
-def asked_and_trained(layout: Layout, packing: str) -> Case:
+def asked_and_trained(layout: Layout, packing: str, backend: str = "transformers") -> Case:
     """Everything that is asked of a model, one step, and the weights after it."""
 
     def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
         rows = shard(rank, layout)
-        with worker(
-            config(folder / "model", layout, packing, logprob_chunk_size=5), init_reference_model=False
-        ) as made:
+        given = config(folder / "model", layout, packing, backend, logprob_chunk_size=5)
+        with worker(given, init_reference_model=False) as made:
             topk = made.get_topk_logits(data=rows, k=3)
             tensors = {
                 "logprobs": made.get_logprobs(rows)["logprobs"],
@@ -281,12 +282,21 @@ CASES: dict[str, tuple[int, Case]] = {
 # --- ranks ---
 
 
-def play_cases(folder: Path, names: list[str], *, exit_code: int = 0) -> None:
+OVER_AUTOMODEL = [(layout, packing) for layout, packing in EVERYWHERE if layout.ranks <= 2 and layout.cp == 1]
+CASES |= {
+    f"automodel_{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing, "automodel"))
+    for layout, packing in OVER_AUTOMODEL
+}
+
+
+def play_cases(
+    folder: Path, names: list[str], *, exit_code: int = 0, warning: WarningAction = "error", timeout_s: float = 110.0
+) -> None:
     """Start the ranks and wait for them; each leaves `{name}.{rank}.safetensors` and `.json` behind."""
     cases = [(name, free_port()) for name in names]
     ranks = max(CASES[name][0] for name in names)
     arguments = [(rank, folder, cases) for rank in range(ranks)]
-    run_ranks(be_a_rank, arguments, exit_codes=[exit_code] * ranks)
+    run_ranks(be_a_rank, arguments, exit_codes=[exit_code] * ranks, warning=warning, timeout_s=timeout_s)
 
 
 def be_a_rank(rank: int, folder: Path, cases: list[tuple[str, int]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer_adapter.ranks import be_the_only_rank
+from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker_groups import training_script
 from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
@@ -24,6 +24,8 @@ from trainer_adapter.worker_groups._ray_waiting import results_of
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
+ANOTHER_ACTOR = pytest.mark.soak
+"""An actor takes 5 s of a core to start; `make test-soak` has the time."""
 TWO_CPUS = RayGroupOptions(num_workers=2, gpus_per_worker=0, start_timeout_s=100, call_timeout_s=100, failure_grace_s=1)
 
 
@@ -118,6 +120,7 @@ def replicas(ray_cluster: None) -> Iterator[RayWorkerGroup]:
     group.shutdown()
 
 
+@ANOTHER_ACTOR
 def test_replicas_work_on_one_shard_and_their_leader_speaks(replicas: RayWorkerGroup) -> None:
     assert replicas.dp_size == 1
     shard = batch(input_ids=torch.full((2, 1), 4))
@@ -126,6 +129,7 @@ def test_replicas_work_on_one_shard_and_their_leader_speaks(replicas: RayWorkerG
     assert found["all_mb_metrics"]["rank"] == [0]
 
 
+@ANOTHER_ACTOR
 def test_a_rank_that_is_killed_is_named(replicas: RayWorkerGroup) -> None:
     with pytest.raises(WorkerFailed, match="rank 1 failed: ActorDiedError"):
         replicas.run_everywhere("be_killed", rank=1)
@@ -139,6 +143,7 @@ def test_a_method_that_lasts_too_long_is_told_of_with_its_ranks() -> None:
     ray.cancel(sleeping, force=True)
 
 
+@ANOTHER_ACTOR
 def test_workers_that_cannot_be_made_leave_nothing_behind() -> None:
     before = reserved()
     with pytest.raises(ValueError, match="rank 0 does not want to be made"):
@@ -160,6 +165,7 @@ def test_a_cluster_without_room_is_told_of_in_time(options: RayGroupOptions, ask
     assert reserved() == before
 
 
+@ANOTHER_ACTOR
 def test_actors_that_run_a_training_script_train_as_one_worker_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

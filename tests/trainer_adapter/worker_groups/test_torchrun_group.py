@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from tests.trainer_adapter.ranks import be_the_only_rank
+from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker_groups import torchrun_cases, training_script
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed
 from safetensors.torch import save_file
-from tests.trainer_adapter.ranks import environment, free_port, run_ranks
+from tests.ranks import environment, free_port, run_ranks
 from tests.trainer_adapter.worker_groups import training_script
 from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
 

@@ -1,11 +1,8 @@
-"""Ranks as processes of their own, forked from one that has imported torch already: importing it takes seconds, and
-many modules of tests want ranks.
-"""
+"""Ranks as processes of their own."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import socket
@@ -17,10 +14,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal, TypeAlias
 
 import torch
+from tests.forked import forking
 
 WarningAction: TypeAlias = Literal["error", "default"]
 
-_PRELOADED = ["torch.distributed.fsdp", "torch.distributed.checkpoint.hf_storage", "torch.testing", "transformers"]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -59,8 +56,7 @@ def run_ranks(
     exit_codes: what each must end with; None: 0. The first that ends otherwise ends the others, which may be waiting
     for it. warning: what is made of warnings. gpus: whether the ranks may use them.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = forking()
     processes: list[BaseProcess] = [context.Process(target=_rank, args=(play, own, warning, gpus)) for own in arguments]
     try:
         for process in processes:
