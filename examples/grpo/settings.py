@@ -31,7 +31,7 @@ class GrpoSettings:
     optimizer_steps_per_batch: how many parts a step's rollouts are trained on in.
     clip_low, clip_high: the range of the probability ratio is 1 - clip_low to 1 + clip_high.
     lr: learning rate of the first GRPO step. temperature, max_new_tokens: of sampling.
-    micro_batch_tokens, micro_batch_rows: of a rank's forward pass, padded tokens at most where it is planned by tokens,
+    micro_batch_tokens, micro_batch_rows: of a rank's forward pass at most, padded tokens where it is planned by tokens,
         and rows where it is not. max_grad_norm: L2, before the optimizer step.
     """
 

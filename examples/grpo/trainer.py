@@ -14,6 +14,7 @@ would take.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -119,7 +120,8 @@ class Trainer:
     def _update(self, meta: KVBatchMeta, loss: LossFunction, tokens: float) -> dict[str, float]:
         """One optimizer step on these rows; the loss is a mean over `tokens` response tokens."""
         self._policy.begin_train_step(loss, global_valid_seqs=meta.size, global_valid_toks=tokens)
-        microbatches = self._policy.train_microbatches_from_meta(meta)
+        rows = math.gcd(meta.size // self._group.dp_size, self._settings.micro_batch_rows)
+        microbatches = self._policy.train_microbatches_from_meta(meta, mbs=rows)
         report = self._policy.finish_train_step()
         return {
             "loss": float(report["loss"].sum()),
