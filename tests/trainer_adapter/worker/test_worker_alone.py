@@ -14,7 +14,9 @@ from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.worker_cases import Layout, batch
 from torch import Tensor
 
+from dataplane_client import KVBatchMeta, connect, kv_first_write, read_columns
 from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_server.testing import running_server
 from trainer_adapter.losses import ClippedPolicyGradientLoss, NLLLoss
 from trainer_adapter.worker import AutomodelPolicyWorker
 
@@ -264,11 +266,27 @@ def test_the_callers_batch_stays_as_it_was(make_worker: MakeWorker) -> None:
 
 
 def test_without_a_data_plane_metas_are_refused(make_worker: MakeWorker) -> None:
-    from dataplane_client import KVBatchMeta
-
     meta = KVBatchMeta("train", None, ["a"], sequence_lengths=[3])
     with pytest.raises(RuntimeError):
         make_worker().get_logprobs_from_meta(meta)
+
+
+def test_a_worker_claims_its_own_shard_where_there_is_no_driver(make_worker: MakeWorker) -> None:
+    fields = ["input_ids", "input_lengths"]
+    rows = batch()
+    rows.truncate_tensors(dim=1, truncated_len=30)
+    kept = {name: rows[name] for name in ("input_ids", "input_lengths", "sample_mask")}
+    per_token = ["input_ids", "prev_logprobs"]
+    with running_server() as address, connect(address) as client:
+        client.register_partition("train", [*kept, "prev_logprobs"], 8, ["prev_lp"], per_token_fields=per_token)
+        ids = [f"s{row}" for row in range(8)]
+        meta = kv_first_write(kept, sample_ids=ids, dp_client=client, partition_id="train")
+        worker = make_worker("sequence", data_plane=address)
+        with worker.claim_shard("train", "prev_lp", fields, 8, step=0) as claim:
+            worker.get_logprobs_from_meta(claim.meta)
+        found = read_columns(client, meta, ["prev_logprobs"])["prev_logprobs"]
+        assert client.partition("train").task("prev_lp").consumed_rows_total == 8
+    torch.testing.assert_close(found, make_worker().get_logprobs(batch())["logprobs"][:, :30])
 
 
 # --- where things lie ---

@@ -142,6 +142,9 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     tokens see those of the others. "torch" (default on "cuda", not to be had on "cpu") is torch's context_parallel,
     which passes keys and values around; with "gathered" (default on "cpu") every rank gathers them. Packed sequences
     need "gathered", and it must be asked for.
+
+    lora_cfg: adapters instead of whole weights are trained; the keys are the fields of _lora_config.PeftConfig, and
+    `enabled`.
     """
 
     device: Literal["cuda", "cpu"]

@@ -9,7 +9,7 @@ S positions, k candidates.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from dataplane_client import KVBatchMeta, connect
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import PolicyConfig, required
 from trainer_adapter.automodel.qkv_calibration import QkvCalibration
-from trainer_adapter.data_plane import TRAIN_FIELDS, DataPlaneSide, replica_group
+from trainer_adapter.data_plane import TRAIN_FIELDS, DataPlaneSide, ReplicaClaim, replica_group
 from trainer_adapter.interfaces import (
     GenerationDatumSpec,
     LogprobOutputSpec,
@@ -212,6 +212,28 @@ class AutomodelPolicyWorker:
             raise RuntimeError(f"{method}: a training step is open; finish or abort it first")
 
     # --- rows of the data plane ---
+
+    def claim_shard(
+        self,
+        partition_id: str,
+        task_name: str,
+        required_fields: Sequence[str],
+        batch_size: int,
+        *,
+        step: int,
+        **options: Any,
+    ) -> ReplicaClaim:
+        """Take this data-parallel rank's rows of a step, where no driver deals rows out; its meta is for the methods
+        below. Arguments, options and errors as DataPlaneClient.claim_shard; batch_size is of all ranks together.
+
+            with worker.claim_shard("train", "prev_lp", fields, 64, step=step) as claim:
+                worker.get_logprobs_from_meta(claim.meta)
+
+        Ranks that get different numbers of rows can only work on them packed.
+        """
+        place = self.layout()
+        shard = {"step": step, "dp_rank": place["dp_rank"], "dp_world": place["dp_size"]}
+        return self._columns.claim_shard(partition_id, task_name, required_fields, batch_size, **shard, **options)
 
     def get_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
         """get_logprobs of the meta's rows, written back as their `prev_logprobs`."""
