@@ -61,7 +61,7 @@ test-histories: $(VENV)/.dev  ## 32 clients are killed and stopped for 10 minute
 $(VENV)-automodel/.ready: pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)-automodel
 	$(VENV)-automodel/bin/python -m pip install --quiet '$(TORCH)'
-	$(VENV)-automodel/bin/python -m pip install --quiet --editable '.[trainer]' transformers==5.18.0 torchao==0.18.0 \
+	$(VENV)-automodel/bin/python -m pip install --quiet --editable '.[server,trainer]' transformers==5.18.0 torchao==0.18.0 \
 		pytest pytest-asyncio pytest-timeout pytest-xdist
 	$(VENV)-automodel/bin/python -m pip install --quiet --no-deps nemo-automodel==0.7.0
 	@touch $@

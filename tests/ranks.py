@@ -36,8 +36,11 @@ def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def be_the_only_rank(monkeypatch: Any) -> None:
-    """Of a group that this process makes; torch then wraps the hook that prints exceptions."""
+    """Of a group that this process makes. What set-up changes is undone: torch wraps the hook that prints exceptions,
+    and validation sets a variable of NCCL's.
+    """
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")
     for name, value in environment(0, 1, free_port()).items():
         monkeypatch.setenv(name, value)
 

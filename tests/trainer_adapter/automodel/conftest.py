@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.ranks import be_the_only_rank
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -14,3 +15,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is the only rank of a group that the test makes."""
+    be_the_only_rank(monkeypatch)

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.ranks import environment, free_port, run_ranks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
@@ -140,6 +141,18 @@ def stepped_alone(model_folder: Path) -> tuple[float, torch.Tensor, dict[str, to
     loss.backward()
     torch.optim.SGD(model.parameters(), lr=0.5).step()
     return loss.item(), logits.detach(), model.state_dict()
+
+
+def assert_stepped_as_alone(folder: Path, case: str, ranks: list[dict[str, Any]]) -> None:
+    """That two ranks got, by one step, the logits, the loss and the weights of one process."""
+    loss, logits, weights = stepped_alone(folder / case.partition("_")[0])
+    parts = [load_file(folder / f"{case}.{rank}.safetensors") for rank in range(2)]
+    own = [logits, logits] if "_tp" in case else logits.chunk(2)
+    for part, expected in zip(parts, own, strict=True):
+        torch.testing.assert_close(part["logits"], expected, rtol=1e-5, atol=1e-5)
+    for name, value in weights.items():
+        torch.testing.assert_close(parts[0][name], value, rtol=1e-5, atol=1e-6)
+    assert [rank[case]["loss"] for rank in ranks] == pytest.approx([loss, loss], rel=1e-6)
 
 
 def stepped(kind: str, **dtensor_cfg: Any) -> Callable[[int, Path, str], Any]:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import ADAM, SGD, policy_config, set_up, train_step
 from torch.distributed.checkpoint.api import CheckpointException
@@ -18,6 +17,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from trainer_adapter.automodel._plain_state import read_plain, write_plain
 from trainer_adapter.automodel.checkpoint import CheckpointManager, _infer_checkpoint_root, detect_checkpoint_format
 from trainer_adapter.automodel.config import ModelAndOptimizerState
+
+pytestmark = pytest.mark.usefixtures("only_rank")
 
 MULTI_STEP = {"name": "torch.optim.lr_scheduler.MultiStepLR", "kwargs": {"milestones": [2], "gamma": 0.1}}
 MANAGER = CheckpointManager()
@@ -28,12 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     setup_cases.save_models(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # validation sets it; so it is undone
-    be_the_only_rank(monkeypatch)
 
 
 def trained(folder: Path, optimizer: dict[str, Any] = ADAM, **dtensor_cfg: Any) -> Any:

@@ -21,6 +21,8 @@ from trainer_adapter.automodel._lora import adapted_layers, add_adapters, initia
 from trainer_adapter.automodel._lora_config import PeftConfig, peft_config
 from trainer_adapter.automodel.checkpoint import detect_checkpoint_format
 
+pytestmark = pytest.mark.usefixtures("only_rank")
+
 TARGETS = ("q_proj",)
 REWARD = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
 
@@ -30,12 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     setup_cases.save_models(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # validation sets it; so it is undone
-    be_the_only_rank(monkeypatch)
 
 
 def empty_llama(**settings: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import nemo_automodel_cases, setup_cases
 from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
 from tokenizers import Tokenizer
@@ -22,6 +21,7 @@ from trainer_adapter.automodel._nemo_automodel_model import _adapters, _model_kw
 from trainer_adapter.automodel.setup import get_tokenizer, validate_and_prepare_config
 
 pytestmark = [
+    pytest.mark.usefixtures("only_rank"),
     pytest.mark.automodel,
     pytest.mark.filterwarnings("ignore"),  # it is not ours to mend what the package warns of
 ]
@@ -35,12 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     nemo_automodel_cases.save_models(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # validation sets it; so it is undone
-    be_the_only_rank(monkeypatch)
 
 
 @pytest.mark.parametrize(("kind", "is_moe"), [("llama", False), ("qwen3moe", True)])

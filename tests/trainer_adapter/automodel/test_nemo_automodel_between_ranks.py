@@ -40,14 +40,7 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
 def test_logits_and_one_step_are_those_of_a_single_process(
     folder: Path, ranks: list[dict[str, Any]], case: str
 ) -> None:
-    loss, logits, weights = setup_cases.stepped_alone(folder / case.partition("_")[0])
-    parts = [load_file(folder / f"{case}.{rank}.safetensors") for rank in range(2)]
-    own = [logits, logits] if "_tp" in case else logits.chunk(2)
-    for part, expected in zip(parts, own, strict=True):
-        torch.testing.assert_close(part["logits"], expected, rtol=1e-5, atol=1e-5)
-    for name, value in weights.items():
-        torch.testing.assert_close(parts[0][name], value, rtol=1e-5, atol=1e-6)
-    assert [rank[case]["loss"] for rank in ranks] == pytest.approx([loss, loss], rel=1e-6)
+    setup_cases.assert_stepped_as_alone(folder, case, ranks)
 
 
 @pytest.mark.parametrize(

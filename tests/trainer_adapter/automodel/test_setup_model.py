@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
 from torch.distributed.tensor import DTensor
@@ -26,6 +25,8 @@ from trainer_adapter.automodel.setup import (
     validate_and_prepare_config,
 )
 
+pytestmark = pytest.mark.usefixtures("only_rank")
+
 REWARD = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
 THREE_RANKS: Any = SimpleNamespace(size=lambda: 3)
 
@@ -35,12 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     setup_cases.save_models(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # validation sets it; so it is undone
-    be_the_only_rank(monkeypatch)
 
 
 def test_a_single_rank_gets_all_parts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.trainer_adapter.worker import worker_cases
-from tests.trainer_adapter.worker.plain_policy import IS_TOKEN, grpo_loss, logits_alone, logprobs_of, model_alone
-from tests.trainer_adapter.worker.worker_cases import EVERYWHERE, SLOW, TEMPERATURE, Layout, batch
+from tests.trainer_adapter.worker.plain_policy import IS_TOKEN, logits_alone, model_alone
+from tests.trainer_adapter.worker.played_cases import assert_logprobs, assert_one_step, seen, whole
+from tests.trainer_adapter.worker.worker_cases import EVERYWHERE, SLOW, TEMPERATURE, Layout
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.xdist_group("worker_between_ranks")  # so that four ranks do for all
 PLACES = [
@@ -51,49 +49,19 @@ def where(request: pytest.FixtureRequest, layout: Layout, packing: str) -> Path:
     return found
 
 
-@cache
-def trained_alone(folder: Path) -> tuple[float, float, dict[str, Tensor]]:
-    """Loss, gradient norm before clipping, and weights after one step of SGD."""
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    loss = grpo_loss(logprobs_of(logits_alone(model, TEMPERATURE)), batch())
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), worker_cases.MAX_GRAD_NORM)
-    torch.optim.SGD(model.parameters(), lr=worker_cases.LEARNING_RATE).step()
-    return loss.item(), norm.item(), model.state_dict()
-
-
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name, value in found.items() if not torch.equal(value, expected[name])] == []
 
 
-def seen(folder: Path, case: str, ranks: int) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(ranks)]
-
-
-def whole(folder: Path, case: str, layout: Layout, name: str) -> Tensor:
-    """One tensor over all rows; it must be the same on all ranks of a model."""
-    parts = [load_file(folder / f"{case}.{rank}.safetensors")[name] for rank in range(layout.ranks)]
-    model_ranks = layout.cp * layout.tp
-    for rank, part in enumerate(parts):
-        assert torch.equal(part, parts[rank - rank % model_ranks])
-    return torch.cat(parts[::model_ranks])
-
-
 @pytest.mark.parametrize(("layout", "packing"), PLACES)
 def test_logprobs_are_those_of_a_plain_forward(where: Path, layout: Layout, packing: str) -> None:
-    with torch.no_grad():
-        expected = logprobs_of(logits_alone(model_alone(where / "model"), TEMPERATURE))
-    found = whole(where, f"{layout}_{packing}", layout, "logprobs")
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert_logprobs(where, f"{layout}_{packing}", layout)
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=2)], ids=str)
 def test_without_a_generation_block_there_is_no_temperature(folder: Path, layout: Layout) -> None:
-    with torch.no_grad():
-        expected = logprobs_of(logits_alone(model_alone(folder / "model"), 1.0))
-    found = whole(folder, f"plain_{layout}", layout, "logprobs")
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert_logprobs(folder, f"plain_{layout}", layout, temperature=1.0)
 
 
 @pytest.mark.parametrize(("layout", "packing"), PLACES)
@@ -109,14 +77,7 @@ def test_the_largest_logits_are_those_of_a_plain_forward(where: Path, layout: La
 
 @pytest.mark.parametrize(("layout", "packing"), PLACES)
 def test_one_step_is_that_of_a_single_process(where: Path, layout: Layout, packing: str) -> None:
-    loss, norm, weights = trained_alone(where)
-    case = f"{layout}_{packing}"
-    for rank in seen(where, case, layout.ranks):
-        assert rank["loss"] == pytest.approx([loss], rel=1e-5)
-        assert rank["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    after = load_file(where / f"{case}.0.safetensors")
-    for name, value in weights.items():
-        torch.testing.assert_close(after[name], value, rtol=1e-5, atol=1e-6)
+    assert_one_step(where, f"{layout}_{packing}", layout)
 
 
 def test_ranks_may_have_different_numbers_of_packed_microbatches(folder: Path) -> None:

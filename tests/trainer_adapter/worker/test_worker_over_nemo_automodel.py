@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.trainer_adapter.worker import worker_cases
-from tests.trainer_adapter.worker.plain_policy import logits_alone, logprobs_of, model_alone
-from tests.trainer_adapter.worker.test_worker_between_ranks import seen, trained_alone, whole
-from tests.trainer_adapter.worker.worker_cases import OVER_AUTOMODEL, TEMPERATURE, Layout
+from tests.trainer_adapter.worker.played_cases import assert_logprobs, assert_one_step
+from tests.trainer_adapter.worker.worker_cases import OVER_AUTOMODEL, Layout
 
 pytestmark = [
     pytest.mark.automodel,
@@ -33,19 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("layout", "packing"), OVER_AUTOMODEL, ids=str)
 def test_logprobs_are_those_of_a_plain_forward(folder: Path, layout: Layout, packing: str) -> None:
-    with torch.no_grad():
-        expected = logprobs_of(logits_alone(model_alone(folder / "model"), TEMPERATURE))
-    found = whole(folder, f"automodel_{layout}_{packing}", layout, "logprobs")
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert_logprobs(folder, f"automodel_{layout}_{packing}", layout)
 
 
 @pytest.mark.parametrize(("layout", "packing"), OVER_AUTOMODEL, ids=str)
 def test_one_step_is_that_of_a_single_process(folder: Path, layout: Layout, packing: str) -> None:
-    loss, norm, weights = trained_alone(folder)
-    case = f"automodel_{layout}_{packing}"
-    for rank in seen(folder, case, layout.ranks):
-        assert rank["loss"] == pytest.approx([loss], rel=1e-5)
-        assert rank["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    after = load_file(folder / f"{case}.0.safetensors")
-    for name, value in weights.items():
-        torch.testing.assert_close(after[name], value, rtol=1e-5, atol=1e-6)
+    assert_one_step(folder, f"automodel_{layout}_{packing}", layout)

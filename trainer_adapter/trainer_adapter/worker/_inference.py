@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import TrainingSamplingParams, required
-from trainer_adapter.automodel.data import ProcessedMicrobatch, check_sequence_dim, get_microbatch_iterator
+from trainer_adapter.automodel.data import ProcessedMicrobatch, check_sequence_dim
 from trainer_adapter.automodel.qkv_calibration import QkvCalibration
 from trainer_adapter.automodel.train import (
     LogprobsPostProcessor,
@@ -92,9 +92,7 @@ def _asked(
     mbs = micro_batch_size or required(policy.config, "logprob_batch_size")
     found: list[tuple[Tensor, ...]] = []
     for part, size in _evenly_divided(batch, mbs):
-        microbatches, real = get_microbatch_iterator(
-            part, dict(policy.config), size, policy.mesh("dp"), policy.tokenizer, policy.context.cp_size
-        )
+        microbatches, real = policy.microbatches(part, size)
         results = automodel_forward_backward(
             policy.model,
             microbatches if watched is None else watched(microbatches, real),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import ProcessGroup
 
+from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel._context_parallel import context_parallel_contexts
 from trainer_adapter.automodel._device_mesh import rank_device
 from trainer_adapter.automodel.checkpoint import CheckpointManager
@@ -21,7 +22,7 @@ from trainer_adapter.automodel.config import (
     RuntimeConfig,
     required,
 )
-from trainer_adapter.automodel.data import ProcessedInputs
+from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch, get_microbatch_iterator
 from trainer_adapter.automodel.setup import (
     get_tokenizer,
     setup_distributed,
@@ -64,6 +65,11 @@ class LoadedPolicy:
         """A dimension of the mesh; None where it is this rank alone."""
         mesh = self.context.device_mesh[name]
         return mesh if mesh.size() > 1 else None
+
+    def microbatches(self, data: BatchedDataDict[Any], mbs: int) -> tuple[Iterator[ProcessedMicrobatch], int]:
+        """See get_microbatch_iterator. data is on this rank's device and carries the plan that it needs."""
+        dp_mesh, cp_size = self.mesh("dp"), self.context.cp_size
+        return get_microbatch_iterator(data, self.config, mbs, dp_mesh, self.tokenizer, cp_size)
 
     def forward_contexts(self) -> Contexts:
         """For the inputs of a microbatch the context in which its forward and backward passes run."""

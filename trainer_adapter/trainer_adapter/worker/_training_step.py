@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel._nemo_automodel_ranks import prepare_gradients
-from trainer_adapter.automodel.data import ProcessedMicrobatch, get_microbatch_iterator
+from trainer_adapter.automodel.data import ProcessedMicrobatch
 from trainer_adapter.automodel.train import (
     LossPostProcessor,
     aggregate_training_statistics,
@@ -70,9 +70,7 @@ class TrainingStep:
         The metrics of its real microbatches that hold a valid sample.
         """
         policy = self._policy
-        microbatches, real = get_microbatch_iterator(
-            data, dict(policy.config), mbs, policy.mesh("dp"), policy.tokenizer, policy.context.cp_size
-        )
+        microbatches, real = policy.microbatches(data, mbs)
         results = automodel_forward_backward(
             policy.model,
             _syncing_last(microbatches, _gradient_sync(policy)) if self._differentiates else microbatches,
@@ -98,9 +96,8 @@ class TrainingStep:
 
     def _circumstances(self) -> dict[str, Any]:
         seqs, toks = self._valid
-        rate = (
-            {} if self._policy.state.optimizer is None else {"lr": self._policy.state.optimizer.param_groups[0]["lr"]}
-        )
+        optimizer = self._policy.state.optimizer
+        rate = {} if optimizer is None else {"lr": optimizer.param_groups[0]["lr"]}
         return {**rate, "global_valid_seqs": seqs.item(), "global_valid_toks": toks.item()}
 
     def update(self) -> Tensor | None:

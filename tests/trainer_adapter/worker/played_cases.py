@@ -1,0 +1,58 @@
+"""What ranks left behind of a case, and what it must be: the same as one process with a plain model gets."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.trainer_adapter.worker import worker_cases
+from tests.trainer_adapter.worker.plain_policy import grpo_loss, logits_alone, logprobs_of, model_alone
+from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, Layout, batch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+
+@cache
+def trained_alone(folder: Path) -> tuple[float, float, dict[str, Tensor]]:
+    """Loss, gradient norm before clipping, and weights after one step of SGD."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    loss = grpo_loss(logprobs_of(logits_alone(model, TEMPERATURE)), batch())
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), worker_cases.MAX_GRAD_NORM)
+    torch.optim.SGD(model.parameters(), lr=worker_cases.LEARNING_RATE).step()
+    return loss.item(), norm.item(), model.state_dict()
+
+
+def seen(folder: Path, case: str, ranks: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def whole(folder: Path, case: str, layout: Layout, name: str) -> Tensor:
+    """One tensor over all rows; it must be the same on all ranks of a model."""
+    parts = [load_file(folder / f"{case}.{rank}.safetensors")[name] for rank in range(layout.ranks)]
+    model_ranks = layout.cp * layout.tp
+    for rank, part in enumerate(parts):
+        assert torch.equal(part, parts[rank - rank % model_ranks])
+    return torch.cat(parts[::model_ranks])
+
+
+def assert_logprobs(folder: Path, case: str, layout: Layout, temperature: float = TEMPERATURE) -> None:
+    with torch.no_grad():
+        expected = logprobs_of(logits_alone(model_alone(folder / "model"), temperature))
+    torch.testing.assert_close(whole(folder, case, layout, "logprobs"), expected, rtol=1e-5, atol=1e-5)
+
+
+def assert_one_step(folder: Path, case: str, layout: Layout) -> None:
+    """Loss, gradient norm before clipping, and weights afterwards."""
+    loss, norm, weights = trained_alone(folder)
+    for rank in seen(folder, case, layout.ranks):
+        assert rank["loss"] == pytest.approx([loss], rel=1e-5)
+        assert rank["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    after = load_file(folder / f"{case}.0.safetensors")
+    for name, value in weights.items():
+        torch.testing.assert_close(after[name], value, rtol=1e-5, atol=1e-6)
