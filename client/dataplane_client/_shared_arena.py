@@ -106,8 +106,9 @@ class SharedArena:
     def let_go(self, *handles: int) -> None:
         """Tell the server that leases or reservations are no longer used.
 
-        Safe in finalizers: it takes no lock that its own thread may hold, and never blocks. What cannot be said now is
-        said with the next, if only of no handles. A forked child says nothing, for the handles are its parent's.
+        Safe in finalizers: it takes no lock that its own thread may hold, and never blocks. What cannot be said now,
+        since the server is too busy to take it in, is said with those that follow, if only of no handles. A forked
+        child says nothing, for the handles are its parent's.
         """
         if os.getpid() != self._pid:
             return

