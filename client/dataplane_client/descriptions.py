@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgpack
+from google.protobuf.message import Message
 
 from dataplane_client._layouts import field_layout
 from dataplane_client.columns_layout import Kind
@@ -38,6 +39,13 @@ class TaskStatus:
     state_seconds: for how long the task has been in each state: "serving" (rows are claimed), "waiting_for_producers"
         (claims wait, too few rows are ready), "waiting_for_consumers" (rows are ready, nobody holds or wants any),
         "waiting_by_policy" (claims wait for rows that are delayed, or hidden in an unfinished group), "idle".
+    ready_rows: rows that a claim could take now, by the field set that claims named last; None until one has.
+    oldest_untaken_age_s: for how long the untaken row that came first has been there, in seconds (exact to a second or a
+        hundredth); None when no row is untaken.
+    weight_version_lag: newest weight version of the partition less the oldest of its untaken rows; None while rows name
+        none.
+    longest_wait_s: for how long the claim that has waited longest has waited, in seconds; None when none waits.
+    claims_total: claims granted.
     """
 
     task: str
@@ -51,6 +59,11 @@ class TaskStatus:
     delivered_rows_total: int
     ended_deliveries: Mapping[str, int]
     state_seconds: Mapping[str, float] = field(compare=False)
+    ready_rows: int | None = None
+    oldest_untaken_age_s: float | None = field(default=None, compare=False)
+    weight_version_lag: int | None = None
+    longest_wait_s: float | None = field(default=None, compare=False)
+    claims_total: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,10 @@ class PartitionDescription:
     removed_rows: rows that are gone, by why: "consumed" (cleared when every task had consumed them), "cleared" (before
         that), "rolled_back" (with their group).
     open_groups: groups that are reserved and not finished.
+    oldest_row_age_s: for how long the resident row that came first has been there, in seconds (exact to a second or a
+        hundredth); None when there is none.
+    newest_weight_version: the greatest that rows (tag "weight_version") or groups have named; None while none has.
+    written_bytes_total, read_bytes_total, read_rows_total: values in applied puts and commits; values and rows read.
     """
 
     partition_id: str
@@ -76,6 +93,11 @@ class PartitionDescription:
     max_deliveries: int
     removed_rows: Mapping[str, int]
     open_groups: int
+    oldest_row_age_s: float | None = field(default=None, compare=False)
+    newest_weight_version: int | None = None
+    written_bytes_total: int = 0
+    read_bytes_total: int = 0
+    read_rows_total: int = 0
 
     def task(self, name: str) -> TaskStatus:
         """Raises KeyError for a task that is not registered."""
@@ -87,7 +109,11 @@ class PartitionDescription:
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """The whole server. memory_used_bytes: values of resident rows, puts under way, cleared rows still being sent."""
+    """The whole server. memory_used_bytes: values of resident rows, puts under way, cleared rows still being sent.
+
+    largest_free_bytes: the longest piece of memory that is free. longest_put_wait_s: for how long the put that has waited
+        longest for space has waited, in seconds; None when none waits. draining: it is shutting down.
+    """
 
     version: str
     memory_budget_bytes: int
@@ -97,6 +123,10 @@ class ServerStatus:
     waiting_claims: int
     waiting_puts: int
     sessions: int
+    largest_free_bytes: int = 0
+    longest_put_wait_s: float | None = field(default=None, compare=False)
+    draining: bool = False
+    max_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -174,6 +204,11 @@ def partition_description(message: pb.Partition) -> PartitionDescription:
         max_deliveries=message.max_deliveries,
         removed_rows=dict(sorted(message.removed_rows.items())),
         open_groups=message.open_groups,
+        oldest_row_age_s=_seconds(message, "oldest_row_age"),
+        newest_weight_version=_given(message, "newest_weight_version"),
+        written_bytes_total=message.written_bytes_total,
+        read_bytes_total=message.read_bytes_total,
+        read_rows_total=message.read_rows_total,
     )
 
 
@@ -187,6 +222,10 @@ def server_status(message: pb.GetServerStatusResponse) -> ServerStatus:
         waiting_claims=message.waiting_claims,
         waiting_puts=message.waiting_puts,
         sessions=message.sessions,
+        largest_free_bytes=message.largest_free_bytes,
+        longest_put_wait_s=_seconds(message, "longest_put_wait"),
+        draining=message.draining,
+        max_rows=message.max_rows,
     )
 
 
@@ -238,4 +277,20 @@ def _task(message: pb.TaskStatus) -> TaskStatus:
         delivered_rows_total=message.delivered_rows_total,
         ended_deliveries=dict(sorted(message.ended_deliveries.items())),
         state_seconds=dict(sorted(message.state_seconds.items())),
+        ready_rows=_given(message, "ready_rows"),
+        oldest_untaken_age_s=_seconds(message, "oldest_untaken_age"),
+        weight_version_lag=_given(message, "weight_version_lag"),
+        longest_wait_s=_seconds(message, "longest_wait"),
+        claims_total=message.claims_total,
     )
+
+
+def _given(message: Message, name: str) -> int | None:
+    """A number that is there, or None."""
+    value: int | None = getattr(message, name) if message.HasField(name) else None
+    return value
+
+
+def _seconds(message: Message, name: str) -> float | None:
+    """A duration that is there, in seconds, or None."""
+    return getattr(message, name).ToNanoseconds() / 1e9 if message.HasField(name) else None

@@ -550,6 +550,11 @@ class TaskStatus(_message.Message):
     DELIVERED_ROWS_TOTAL_FIELD_NUMBER: _builtins.int
     ENDED_DELIVERIES_FIELD_NUMBER: _builtins.int
     STATE_SECONDS_FIELD_NUMBER: _builtins.int
+    READY_ROWS_FIELD_NUMBER: _builtins.int
+    OLDEST_UNTAKEN_AGE_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_LAG_FIELD_NUMBER: _builtins.int
+    LONGEST_WAIT_FIELD_NUMBER: _builtins.int
+    CLAIMS_TOTAL_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task."""
     untaken_rows: _builtins.int
@@ -568,6 +573,16 @@ class TaskStatus(_message.Message):
     """Resident rows that were delivered max_deliveries times and never committed."""
     delivered_rows_total: _builtins.int
     """Rows ever handed out, each as often as it was."""
+    ready_rows: _builtins.int
+    """Rows that a claim could take now: untaken, visible, and with all fields of the field set that claims of this task named
+    last. Unset until a claim has named one.
+    """
+    weight_version_lag: _builtins.int
+    """The newest weight version of the partition less the oldest of the rows that the task has not taken; unset while rows
+    name none.
+    """
+    claims_total: _builtins.int
+    """Claims granted."""
     @_builtins.property
     def ended_deliveries(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Deliveries that have ended, by how: "committed", "released", "expired" (the session died), "reset", "cleared" (while
@@ -580,6 +595,16 @@ class TaskStatus(_message.Message):
         (claims wait, too few rows are ready), "waiting_for_consumers" (rows are ready, nobody holds or wants any),
         "waiting_by_policy" (claims wait for rows that are delayed, or hidden in an unfinished group), "idle".
         """
+
+    @_builtins.property
+    def oldest_untaken_age(self) -> _duration_pb2.Duration:
+        """For how long the untaken row that came first has been there; unset when no row is untaken. Exact to a second, or to a
+        hundredth of the age.
+        """
+
+    @_builtins.property
+    def longest_wait(self) -> _duration_pb2.Duration:
+        """For how long the claim that has waited longest has waited; unset when none waits."""
 
     def __init__(
         self,
@@ -595,12 +620,24 @@ class TaskStatus(_message.Message):
         delivered_rows_total: _builtins.int = ...,
         ended_deliveries: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         state_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        ready_rows: _builtins.int | None = ...,
+        oldest_untaken_age: _duration_pb2.Duration | None = ...,
+        weight_version_lag: _builtins.int | None = ...,
+        longest_wait: _duration_pb2.Duration | None = ...,
+        claims_total: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "ready_rows", b"ready_rows", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_rows", b"claimed_rows", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "claimed_rows", b"claimed_rows", "claims_total", b"claims_total", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "ready_rows", b"ready_rows", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__ready_rows: _TypeAlias = _typing.Literal["ready_rows"]  # noqa: Y015
+    _WhichOneofArgType__ready_rows: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows"]  # noqa: Y015
+    _WhichOneofReturnType__weight_version_lag: _TypeAlias = _typing.Literal["weight_version_lag"]  # noqa: Y015
+    _WhichOneofArgType__weight_version_lag: _TypeAlias = _typing.Literal["_weight_version_lag", b"_weight_version_lag"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ready_rows) -> _WhichOneofReturnType__ready_rows | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_version_lag) -> _WhichOneofReturnType__weight_version_lag | None: ...
 
 Global___TaskStatus: _TypeAlias = TaskStatus  # noqa: Y015
 
@@ -688,6 +725,11 @@ class Partition(_message.Message):
     MAX_DELIVERIES_FIELD_NUMBER: _builtins.int
     REMOVED_ROWS_FIELD_NUMBER: _builtins.int
     OPEN_GROUPS_FIELD_NUMBER: _builtins.int
+    OLDEST_ROW_AGE_FIELD_NUMBER: _builtins.int
+    NEWEST_WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    READ_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    READ_ROWS_TOTAL_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """Its id."""
     num_samples: _builtins.int
@@ -706,6 +748,16 @@ class Partition(_message.Message):
     """As registered; 0 for no limit."""
     open_groups: _builtins.int
     """Groups that are reserved and not finished."""
+    newest_weight_version: _builtins.int
+    """The greatest weight version that rows (by their tag "weight_version") or groups have named since the partition was
+    created; unset while none has.
+    """
+    written_bytes_total: _builtins.int
+    """Bytes of values in puts and commits that were applied."""
+    read_bytes_total: _builtins.int
+    """Bytes of values in reads."""
+    read_rows_total: _builtins.int
+    """Rows in reads, each as often as it was read."""
     @_builtins.property
     def fields(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDescription]:
         """Its fields, in declared order."""
@@ -724,6 +776,10 @@ class Partition(_message.Message):
         "rolled_back" (with their group).
         """
 
+    @_builtins.property
+    def oldest_row_age(self) -> _duration_pb2.Duration:
+        """For how long the resident row that came first has been there; unset when there is none. Exact as oldest_untaken_age."""
+
     def __init__(
         self,
         *,
@@ -740,14 +796,24 @@ class Partition(_message.Message):
         max_deliveries: _builtins.int = ...,
         removed_rows: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         open_groups: _builtins.int = ...,
+        oldest_row_age: _duration_pb2.Duration | None = ...,
+        newest_weight_version: _builtins.int | None = ...,
+        written_bytes_total: _builtins.int = ...,
+        read_bytes_total: _builtins.int = ...,
+        read_rows_total: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "grpo_group_size", b"grpo_group_size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "grpo_group_size", b"grpo_group_size", "newest_weight_version", b"newest_weight_version", "oldest_row_age", b"oldest_row_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "num_samples", b"num_samples", "open_groups", b"open_groups", "partition_id", b"partition_id", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015
+    _WhichOneofReturnType__newest_weight_version: _TypeAlias = _typing.Literal["newest_weight_version"]  # noqa: Y015
+    _WhichOneofArgType__newest_weight_version: _TypeAlias = _typing.Literal["_newest_weight_version", b"_newest_weight_version"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__grpo_group_size) -> _WhichOneofReturnType__grpo_group_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__newest_weight_version) -> _WhichOneofReturnType__newest_weight_version | None: ...
 
 Global___Partition: _TypeAlias = Partition  # noqa: Y015
 
@@ -2442,6 +2508,10 @@ class GetServerStatusResponse(_message.Message):
     WAITING_PUTS_FIELD_NUMBER: _builtins.int
     SHARED_MEMORY_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    LARGEST_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    LONGEST_PUT_WAIT_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    MAX_ROWS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server's distribution."""
     memory_budget_bytes: _builtins.int
@@ -2456,6 +2526,12 @@ class GetServerStatusResponse(_message.Message):
     """Puts that wait for space."""
     sessions: _builtins.int
     """Sessions that live."""
+    largest_free_bytes: _builtins.int
+    """The longest piece of memory that is free: the most that values of one column can take without being scattered."""
+    draining: _builtins.bool
+    """Whether the server is shutting down: calls under way may finish, others are refused."""
+    max_rows: _builtins.int
+    """Resident rows that the server keeps at most."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server started."""
@@ -2463,6 +2539,10 @@ class GetServerStatusResponse(_message.Message):
     @_builtins.property
     def shared_memory(self) -> Global___SharedMemory:
         """How clients of the server's host reach its memory; unset when it does not share it."""
+
+    @_builtins.property
+    def longest_put_wait(self) -> _duration_pb2.Duration:
+        """For how long the put that has waited longest for space has waited; unset when none waits."""
 
     def __init__(
         self,
@@ -2476,10 +2556,14 @@ class GetServerStatusResponse(_message.Message):
         waiting_puts: _builtins.int = ...,
         shared_memory: Global___SharedMemory | None = ...,
         sessions: _builtins.int = ...,
+        largest_free_bytes: _builtins.int = ...,
+        longest_put_wait: _duration_pb2.Duration | None = ...,
+        draining: _builtins.bool = ...,
+        max_rows: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["longest_put_wait", b"longest_put_wait", "shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
