@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from dataplane_client._socket_rights import advice_on
 from dataplane_client.errors import (
     ClaimFencedError,
     ClaimNotFoundError,
@@ -60,7 +61,10 @@ def translated(error: grpc.RpcError, verb: str, target: str) -> DataPlaneError:
     metadata: Any = error.trailing_metadata() or ()  # pairs, whatever the type stubs say
     packed = next((value for key, value in metadata if key == _DETAILS_KEY), b"")
     code = error.code()
-    return _error(code, error.details() or code.name, status_pb2.Status.FromString(packed), verb, target)
+    message = error.details() or code.name
+    if code is grpc.StatusCode.UNAVAILABLE:
+        message += advice_on(target)
+    return _error(code, message, status_pb2.Status.FromString(packed), verb, target)
 
 
 def refused(status: status_pb2.Status, verb: str, target: str) -> DataPlaneError:

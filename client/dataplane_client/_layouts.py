@@ -7,18 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dataplane_client.columns_layout import ITEM_SIZES, ColumnLayout, Kind, WireColumn
+from dataplane_client._field_layout import DTYPES, KINDS
+from dataplane_client.columns_layout import ITEM_SIZES, ColumnLayout, WireColumn
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
-_KINDS: dict[int, Kind] = {
-    pb.FIELD_KIND_DENSE: "dense",
-    pb.FIELD_KIND_JAGGED: "jagged",
-    pb.FIELD_KIND_OBJECT: "object",
-}
-KIND_NUMBERS = {kind: number for number, kind in _KINDS.items()}
-_DTYPES = {number: name.removeprefix("DATA_TYPE_").lower() for name, number in pb.DataType.items() if number}
-_DTYPE_NUMBERS = {name: number for number, name in _DTYPES.items()}
+KIND_NUMBERS = {kind: number for number, kind in KINDS.items()}
+_DTYPE_NUMBERS = {name: number for number, name in DTYPES.items()}
 
 
 def column_message(column: WireColumn) -> pb.Column:
@@ -29,11 +24,6 @@ def column_message(column: WireColumn) -> pb.Column:
         row_shape=column.row_shape,
         row_lengths=b"" if column.lengths is None else int64_bytes(column.lengths),
     )
-
-
-def field_layout(message: pb.FieldDescription) -> tuple[Kind | None, str, tuple[int, ...]]:
-    """Kind (None before the first put), element type and row shape of a described field."""
-    return _KINDS.get(message.kind), _DTYPES.get(message.data_type, ""), tuple(message.row_shape)
 
 
 def int64_bytes(values: Sequence[int] | npt.NDArray[np.int64]) -> bytes:
@@ -53,7 +43,7 @@ def column_layouts(header: pb.ReadColumnsHeader, request: pb.ReadColumnsRequest)
 
 
 def _column_layout(message: pb.Column, n_rows: int) -> ColumnLayout:
-    kind, dtype, row_shape = _KINDS.get(message.kind), _DTYPES.get(message.data_type, ""), tuple(message.row_shape)
+    kind, dtype, row_shape = KINDS.get(message.kind), DTYPES.get(message.data_type, ""), tuple(message.row_shape)
     if kind is None or (kind != "object" and dtype not in ITEM_SIZES):
         raise InternalError(f"field {message.name!r} came with an unknown kind or element type")
     lengths = None if kind == "dense" else _row_lengths(message, n_rows)

@@ -1,17 +1,22 @@
-"""What a server says of itself, its partitions and their samples."""
+"""What a server says of itself, its partitions and their samples.
+
+The command line starts with this, so nothing is loaded that only data needs: no numpy, and msgpack with the first tags.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import msgpack
 from google.protobuf.message import Message
 
-from dataplane_client._layouts import field_layout
-from dataplane_client.columns_layout import Kind
-from dataplane_client.meta import Tag
+from dataplane_client._field_layout import field_layout
 from rl_dataplane.v1 import data_plane_pb2 as pb
+
+if TYPE_CHECKING:
+    from dataplane_client.columns_layout import Kind
+    from dataplane_client.meta import Tag
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,8 @@ class TaskStatus:
         (claims wait, too few rows are ready), "waiting_for_consumers" (rows are ready, nobody holds or wants any),
         "waiting_by_policy" (claims wait for rows that are delayed, or hidden in an unfinished group), "idle".
     ready_rows: rows that a claim could take now, by the field set that claims named last; None until one has.
-    oldest_untaken_age_s: for how long the untaken row that came first has been there, in seconds (exact to a second or a
-        hundredth); None when no row is untaken.
+    oldest_untaken_age_s: for how long the untaken row that came first has been there, in seconds (exact to a second or
+        a hundredth); None when no row is untaken.
     weight_version_lag: newest weight version of the partition less the oldest of its untaken rows; None while rows name
         none.
     longest_wait_s: for how long the claim that has waited longest has waited, in seconds; None when none waits.
@@ -59,7 +64,7 @@ class TaskStatus:
     delivered_rows_total: int
     ended_deliveries: Mapping[str, int]
     state_seconds: Mapping[str, float] = field(compare=False)
-    ready_rows: int | None = None
+    ready_rows: int | None = field(default=None, compare=False)
     oldest_untaken_age_s: float | None = field(default=None, compare=False)
     weight_version_lag: int | None = None
     longest_wait_s: float | None = field(default=None, compare=False)
@@ -111,8 +116,8 @@ class PartitionDescription:
 class ServerStatus:
     """The whole server. memory_used_bytes: values of resident rows, puts under way, cleared rows still being sent.
 
-    largest_free_bytes: the longest piece of memory that is free. longest_put_wait_s: for how long the put that has waited
-        longest for space has waited, in seconds; None when none waits. draining: it is shutting down.
+    largest_free_bytes: the longest piece of memory that is free. longest_put_wait_s: for how long the put that has
+        waited longest for space has waited, in seconds; None when none waits. draining: it is shutting down.
     """
 
     version: str
@@ -239,12 +244,19 @@ def sample_description(message: pb.GetSampleResponse) -> SampleDescription:
         generation=message.generation if message.resident else None,
         sequence_length=message.sequence_length if message.resident and message.sequence_length >= 0 else None,
         fields=tuple(message.fields),
-        tags=msgpack.unpackb(message.tags) if message.tags else {},
+        tags=_tags(message.tags) if message.tags else {},
         group_id=message.group_id or None,
         hidden=message.hidden,
         tasks=tuple(SampleTask(task.task, task.state, task.deliveries, task.claim_id) for task in message.tasks),
         events=tuple(_event(event) for event in message.events),
     )
+
+
+def _tags(packed: bytes) -> dict[str, Tag]:
+    import msgpack
+
+    tags: dict[str, Tag] = msgpack.unpackb(packed)
+    return tags
 
 
 def _field(message: pb.FieldDescription) -> FieldDescription:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dataplane_client._layouts import column_layouts, column_message, field_layout, int64_bytes, int64s
+from dataplane_client._field_layout import field_layout
+from dataplane_client._layouts import column_layouts, column_message, int64_bytes, int64s
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb

@@ -1,0 +1,46 @@
+"""Who owns a socket file, who we are, and what that means, in words: gRPC says "Permission denied" and no more. Owners
+are numbers, since their names differ between containers.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+RIGHTS_ADVICE = (
+    "run the client as the server's user, or in its group with the server started with --socket-mode 0660 (in a pod: "
+    "the same runAsGroup, or an fsGroup on the volume)"
+)
+
+
+def owner_text(path: Path) -> str:
+    """Owner and rights of a file. Raises OSError."""
+    found = path.stat()
+    return f"owner {found.st_uid}:{found.st_gid}, mode {stat.S_IMODE(found.st_mode):04o}"
+
+
+def process_text() -> str:
+    groups = sorted({os.getegid(), *os.getgroups()})
+    return f"this process is uid {os.geteuid()} in the groups {', '.join(map(str, groups))}"
+
+
+def may_connect(path: Path) -> bool:
+    """Connecting to a socket takes the right to write to its file."""
+    return os.access(path, os.W_OK, effective_ids=True)
+
+
+def advice_on(target: str) -> str:
+    """Why this process may not connect to `unix:///path`, and who has to change what; "" where nothing keeps it from
+    connecting, or the address is of another kind.
+    """
+    if not target.startswith("unix:"):
+        return ""
+    file = Path(target.removeprefix("unix:").removeprefix("//"))
+    try:
+        owner = owner_text(file)
+    except PermissionError:
+        return f"; the folder {file.parent} is closed to it: {process_text()}. Let its group enter the folder"
+    except OSError:
+        return ""
+    return "" if may_connect(file) else f"; the socket has {owner}, and {process_text()}: {RIGHTS_ADVICE}"

@@ -1,0 +1,104 @@
+"""`dataplane describe`: one partition, its fields and tasks, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from dataplane_client.cli._options import Format
+from dataplane_client.cli._output import print_json, print_text
+from dataplane_client.cli._server import asked
+from dataplane_client.cli._table import plain_table
+from dataplane_client.cli._words import age_text, count_text, counts_text, duration_text, size_text
+from dataplane_client.descriptions import FieldDescription, PartitionDescription, TaskStatus, partition_description
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_STATES = {
+    "serving": "serving",
+    "waiting_for_producers": "waits for producers",
+    "waiting_for_consumers": "rows wait for it",
+    "waiting_by_policy": "waits by policy",
+    "idle": "idle",
+}
+"""States of a task and the headings of their columns."""
+
+
+def show_partition(partition_id: str, address: str, output: Format, timeout_s: float) -> None:
+    with asked(address, timeout_s) as server:
+        answer = server.ask("GetPartition", pb.GetPartitionRequest(partition_id=partition_id))
+    partition = partition_description(answer.partition)
+    if output == "json":
+        print_json(partition)
+        return
+    tasks = partition.tasks
+    tables = [_row_table(tasks), _delivery_table(tasks), _wait_table(tasks), _time_table(tasks)] if tasks else []
+    print_text(*_partition_lines(partition))
+    for table in (_field_table(partition.fields), *tables):
+        print_text("", table)
+
+
+def _partition_lines(partition: PartitionDescription) -> list[str]:
+    limits = [f"dead after {partition.max_deliveries:,} deliveries"] if partition.max_deliveries else []
+    groups = [f"open groups {partition.open_groups:,}"] if partition.open_groups else []
+    version = partition.newest_weight_version
+    oldest = "" if partition.oldest_row_age_s is None else f", the oldest for {age_text(partition.oldest_row_age_s)}"
+    ever = (partition.rows_put_total, partition.rows_cleared_total, partition.read_rows_total)
+    put, gone, read = (f"{count:,}" for count in ever)
+    return [
+        partition.partition_id,
+        f"  holds     {partition.rows:,} rows, {size_text(partition.size_bytes)}{oldest}",
+        f"  put       {put} rows, {size_text(partition.written_bytes_total)} written",
+        f"  read      {read} rows, {size_text(partition.read_bytes_total)}",
+        f"  removed   {gone} rows: {counts_text(partition.removed_rows)}",
+        f"  weights   {'no version named' if version is None else f'newest version {version:,}'}",
+        *([f"  also      {', '.join(limits + groups)}"] if limits or groups else []),
+    ]
+
+
+def _field_table(fields: Iterable[FieldDescription]) -> Table:
+    table = plain_table("field", "kind", "element type", "row shape", "per token", ">rows", ">size")
+    for field in fields:
+        dimensions = ["*"] * (field.kind == "jagged") + [str(size) for size in field.row_shape]
+        shape = f"({', '.join(dimensions)})" if field.kind in ("dense", "jagged") else ""
+        per_token = "yes" if field.per_token else ""
+        size = size_text(field.size_bytes)
+        table.add_row(field.name, field.kind or "", field.dtype, shape, per_token, f"{field.rows:,}", size)
+    return table
+
+
+def _row_table(tasks: Iterable[TaskStatus]) -> Table:
+    """Where the resident rows stand."""
+    table = plain_table("task", ">untaken", ">ready", ">claimed", ">consumed", ">delayed", ">dead", ">oldest untaken")
+    for task in tasks:
+        counts = (task.untaken_rows, task.ready_rows, task.claimed_rows, task.consumed_rows)
+        rest = (task.delayed_rows, task.dead_rows)
+        table.add_row(task.task, *map(count_text, (*counts, *rest)), age_text(task.oldest_untaken_age_s))
+    return table
+
+
+def _delivery_table(tasks: Iterable[TaskStatus]) -> Table:
+    """What has happened since the partition was registered."""
+    table = plain_table("task", ">claims ever", ">rows delivered", ">rows consumed", "deliveries ended")
+    for task in tasks:
+        counts = (task.claims_total, task.delivered_rows_total, task.consumed_rows_total)
+        table.add_row(task.task, *map(count_text, counts), counts_text(task.ended_deliveries))
+    return table
+
+
+def _wait_table(tasks: Iterable[TaskStatus]) -> Table:
+    table = plain_table("task", ">claims waiting", ">longest wait", ">weight version lag")
+    for task in tasks:
+        waits = (count_text(task.waiting_claims), age_text(task.longest_wait_s))
+        table.add_row(task.task, *waits, count_text(task.weight_version_lag))
+    return table
+
+
+def _time_table(tasks: Iterable[TaskStatus]) -> Table:
+    """Who waits for whom: which part of its time each task has been in each state."""
+    table = plain_table("task", ">time", *(f">{heading}" for heading in _STATES.values()))
+    for task in tasks:
+        whole = sum(task.state_seconds.values())
+        parts = (task.state_seconds.get(state, 0.0) / whole if whole else 0.0 for state in _STATES)
+        table.add_row(task.task, duration_text(whole), *(f"{part:.0%}" for part in parts))
+    return table

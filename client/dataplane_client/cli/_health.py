@@ -1,0 +1,55 @@
+"""When a server is healthy: the few states in which somebody should look at it, told by what it says of itself.
+
+Claims that wait are none of them: a trainer that is faster than its rollouts waits, and the server does what it should.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dataplane_client.cli._words import age_text, plural
+from dataplane_client.descriptions import ServerStatus
+
+FULL_MEMORY = 0.95
+FULL_ROWS = 0.99
+LONG_PUT_WAIT_S = 30.0
+"""Half the time that a put waits for space unless its caller says otherwise."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """reasons: why the server is not healthy, one sentence each; none when it is."""
+
+    reasons: tuple[str, ...]
+
+    @property
+    def healthy(self) -> bool:
+        return not self.reasons
+
+
+def health_of(status: ServerStatus) -> Health:
+    return Health(tuple(filter(None, (_draining(status), _full(status), _slow_puts(status), _many_rows(status)))))
+
+
+def _draining(status: ServerStatus) -> str:
+    return "it is draining: calls under way may finish, others are refused" if status.draining else ""
+
+
+def _full(status: ServerStatus) -> str:
+    if not status.waiting_puts or status.memory_used_bytes <= FULL_MEMORY * status.memory_budget_bytes:
+        return ""
+    waiting = f"{plural(status.waiting_puts, 'put')} {'waits' if status.waiting_puts == 1 else 'wait'} for space"
+    return f"its memory is over {FULL_MEMORY * 100:.0f} % full and {waiting}: rows come faster than they are cleared"
+
+
+def _slow_puts(status: ServerStatus) -> str:
+    waited_s = status.longest_put_wait_s
+    if waited_s is None or waited_s <= LONG_PUT_WAIT_S:
+        return ""
+    return f"a put has waited for space for {age_text(waited_s)}: rollouts stand still, and will be refused"
+
+
+def _many_rows(status: ServerStatus) -> str:
+    if not status.max_rows or status.rows < FULL_ROWS * status.max_rows:
+        return ""
+    return f"it holds {status.rows:,} of at most {status.max_rows:,} rows (--max-rows): puts beyond them are refused"

@@ -1,0 +1,115 @@
+"""`dataplane status`: the server and its partitions on one screen, and its health as the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from dataplane_client.cli._health import Health, health_of
+from dataplane_client.cli._options import Format
+from dataplane_client.cli._output import fail, print_json, print_text
+from dataplane_client.cli._server import Server, asked
+from dataplane_client.cli._words import age_text, bar_text, count_text, duration_text, plural, size_text
+from dataplane_client.descriptions import (
+    PartitionDescription,
+    ServerStatus,
+    TaskStatus,
+    partition_description,
+    server_status,
+)
+from dataplane_client.errors import UnavailableError
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+UNHEALTHY = 3
+
+
+def show_status(address: str, output: Format, timeout_s: float) -> int:
+    """The exit code: 0, or UNHEALTHY. A server that cannot be reached ends the command with 1."""
+    with asked(address, timeout_s) as server:
+        answer = _status_of(server)
+        listed = server.ask("ListPartitions", pb.ListPartitionsRequest())
+    status, shares_memory = server_status(answer), answer.HasField("shared_memory")
+    partitions = [partition_description(message) for message in listed.partitions]
+    health = health_of(status)
+    if output == "json":
+        document = {"healthy": health.healthy, "reasons": health.reasons, "server": status}
+        print_json({**document, "shares_memory": shares_memory, "partitions": partitions})
+    else:
+        lines = [*_health_lines(health), *_server_lines(status, partitions, shares_memory)]
+        print_text(_heading(address, status, health), *lines, "")
+        print_text(_partition_table(partitions) if partitions else "no partitions")
+    return 0 if health.healthy else UNHEALTHY
+
+
+def _status_of(server: Server) -> pb.GetServerStatusResponse:
+    try:
+        answer: pb.GetServerStatusResponse = server.ask("GetServerStatus", pb.GetServerStatusRequest())
+    except UnavailableError as error:
+        if error.reason != "DRAINING":
+            raise
+        fail(str(error), UNHEALTHY)
+    return answer
+
+
+def _heading(address: str, status: ServerStatus, health: Health) -> Text:
+    from rich.text import Text
+
+    health_text = ("healthy", "green") if health.healthy else ("not healthy", "bold red")
+    return Text.assemble((address, "bold"), ": ", "draining" if status.draining else "serving", ", ", health_text)
+
+
+def _health_lines(health: Health) -> list[str]:
+    return [f"  ! {reason}" for reason in health.reasons]
+
+
+def _server_lines(status: ServerStatus, partitions: Iterable[PartitionDescription], shares: bool) -> Iterator[str]:
+    budget = status.memory_budget_bytes
+    bar = bar_text(status.memory_used_bytes / budget if budget else 0.0)
+    used = f"{size_text(status.memory_used_bytes)} of {size_text(budget)}"
+    free = f", longest free piece {size_text(status.largest_free_bytes)}" if status.largest_free_bytes else ""
+    most = f" of at most {status.max_rows:,}" if status.max_rows else ""
+    yield f"  version   {status.version}, up {duration_text(status.uptime_s)}"
+    yield f"  memory    {bar}  {used}{free}"
+    yield f"  rows      {status.rows:,}{most}"
+    yield f"  waiting   {waits_text(status, partitions)}"
+    yield f"  sessions  {status.sessions:,}"
+    yield f"  values    {'through shared memory on its host, over gRPC from others' if shares else 'over gRPC'}"
+
+
+def waits_text(status: ServerStatus, partitions: Iterable[PartitionDescription]) -> str:
+    """How many claims and puts wait, and how long those that have waited longest."""
+    waits = (task.longest_wait_s for partition in partitions for task in partition.tasks)
+    longest_claim_s = max((wait for wait in waits if wait is not None), default=None)
+    claims = _waiting(status.waiting_claims, "claim", longest_claim_s)
+    return f"{claims}, {_waiting(status.waiting_puts, 'put', status.longest_put_wait_s)}"
+
+
+def _waiting(count: int, noun: str, longest_s: float | None) -> str:
+    longest = "" if longest_s is None or not count else f" (longest {age_text(longest_s)})"
+    return f"{plural(count, noun)}{longest}"
+
+
+def _partition_table(partitions: Iterable[PartitionDescription]) -> Table:
+    """A line for each task; what is of the partition stands in its first."""
+    from dataplane_client.cli._table import plain_table
+
+    numbers = (">untaken", ">ready", ">claimed", ">consumed", ">lag", ">waiting", ">longest")
+    table = plain_table("partition", ">rows", ">size", ">oldest row", "task", *numbers)
+    for partition in partitions:
+        head = (f"{partition.rows:,}", size_text(partition.size_bytes), age_text(partition.oldest_row_age_s))
+        first = (partition.partition_id, *head)
+        lines = [_task_cells(task) for task in partition.tasks] or [[]]
+        for begin, cells in zip_longest([first], lines, fillvalue=("",) * len(first)):
+            table.add_row(*begin, *cells)
+    return table
+
+
+def _task_cells(task: TaskStatus) -> list[str]:
+    counts = (task.untaken_rows, task.ready_rows, task.claimed_rows, task.consumed_rows_total)
+    waits = (count_text(task.waiting_claims), age_text(task.longest_wait_s))
+    return [task.task, *(count_text(count) for count in counts), count_text(task.weight_version_lag), *waits]

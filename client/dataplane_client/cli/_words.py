@@ -1,0 +1,56 @@
+"""How numbers are told to people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_BAR_CELLS = 20
+
+
+def size_text(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
+
+
+def duration_text(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def age_text(seconds: float | None) -> str:
+    """A time in which tenths of a second may matter; "-" for none."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.1f} s" if seconds < 10 else duration_text(seconds)
+
+
+def count_text(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
+def rate_text(per_second: float | None, unit: float = 1.0) -> str:
+    """How many of a unit each second, to three digits or so; "-" where it is not known."""
+    if per_second is None:
+        return "-"
+    rate = per_second / unit
+    return f"{rate:,.1f}" if 0 < rate < 100 else f"{rate:,.0f}"
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Those that are not zero."""
+    return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items() if count) or "none"
+
+
+def bar_text(part: float) -> str:
+    """A part of a whole, as a bar and in percent. Full only when it is: 99.9 % leaves a cell empty."""
+    shown = min(max(part, 0.0), 1.0)
+    cells = int(shown * _BAR_CELLS)
+    return f"[{'#' * cells}{'.' * (_BAR_CELLS - cells)}] {int(shown * 100):3} %"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

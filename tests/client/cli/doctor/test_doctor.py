@@ -1,0 +1,110 @@
+"""`dataplane doctor` on real servers: what it finds, and what it advises."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.client.cli.reading import read, run, run_json
+
+from dataplane_client import connect
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.limits import Limits
+from dataplane_server.testing import ServerThread
+
+
+def checks(document: dict[str, Any]) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in document["checks"]}
+
+
+def started(*listen: str, share_memory: bool = True) -> ServerThread:
+    limits = Limits(memory_bytes=1 << 20)
+    return ServerThread(ServerConfig(listen=listen, share_memory=share_memory, limits=limits))
+
+
+def test_a_client_for_which_all_is_well_reads_so(socket: Path) -> None:
+    code, text = run("doctor", "-s", f"unix://{socket}")
+    assert code == 0
+    numbers = (r"\d[\d,]*(?:\.\d+)? [KMGT]iB(?= available)", r"(?<=limit  ).*", r"(?<=descriptors).*", r"(?<=clock).*")
+    lines = read(text, r"owner \d+:\d+", r"(?<=versions).*", r"(?<=memory limit).*", *numbers)
+    assert [line for line in lines if "->" not in line][:-1] == [
+        f"unix://{socket}",
+        "    check  found",
+        f"ok  socket file  {socket}: ~, mode 0600",
+        f"ok  memory socket  {socket}.local: ~, mode 0600",
+        "ok  server  a call takes ~ (the first, with the connection, ~)",
+        "ok  health  healthy",
+        f"ok  shared memory  values travel through it: 1.0 MiB, attached at {socket}.local",
+        "ok  memory limit~",
+        "ok  host memory  ~ available, the arena may take another 1.0 MiB",
+        "ok  file descriptors~",
+        "ok  versions~",
+        "ok  row kernels  compiled",
+        f"{_clock_outcome(text)}  clock~",
+    ]
+    assert re.fullmatch(r"0 problems, [01] warnings?", lines[-1])
+
+
+def _clock_outcome(text: str) -> str:
+    """Whether the clock of the machine that runs this is synchronised."""
+    return next(line.split()[0] for line in text.splitlines() if " clock " in line)
+
+
+def test_looking_leaves_nothing_attached(socket: Path) -> None:
+    for _ in range(3):
+        run_json("doctor", "-s", f"unix://{socket}")
+    with connect(f"unix://{socket}", transport="shm") as client:
+        assert client.server_status().sessions == 0
+
+
+def test_a_server_that_is_not_there_is_a_problem_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    document = run_json("doctor", "-s", f"unix://{tmp_path}/dataplane.sock", code=1)
+    found = checks(document)
+    assert document["problems"] == 2
+    assert found["socket file"]["found"] == f"there is no {tmp_path}/dataplane.sock"
+    assert "mount the same volume" in found["socket file"]["advice"]
+    assert found["memory socket"]["outcome"] == "warning"
+    assert found["server"]["outcome"] == "problem"
+    assert not {"health", "shared memory", "memory limit", "host memory"} & found.keys()
+    assert {"file descriptors", "versions", "row kernels", "clock"} <= found.keys()
+
+
+def test_a_volume_that_is_not_mounted_is_named(tmp_path: Path) -> None:
+    found = checks(run_json("doctor", "-s", f"unix://{tmp_path}/run/dataplane.sock", code=1))
+    assert found["socket file"]["found"] == f"there is no folder {tmp_path}/run"
+
+
+def test_a_file_in_the_place_of_the_socket_is_named(tmp_path: Path) -> None:
+    (tmp_path / "dataplane.sock").touch()
+    found = checks(run_json("doctor", "-s", f"unix://{tmp_path}/dataplane.sock", code=1))
+    assert found["socket file"]["found"] == f"{tmp_path}/dataplane.sock is no socket"
+
+
+def test_a_server_that_shares_no_memory_is_a_warning() -> None:
+    server = started("127.0.0.1:0", share_memory=False)
+    found = checks(run_json("doctor", "-s", server.addresses[0]))
+    server.stop()
+    assert found["shared memory"]["outcome"] == "warning"
+    assert found["shared memory"]["found"] == "values travel over gRPC: the server shares no memory"
+
+
+def test_at_a_port_of_this_host_the_memory_is_found_too() -> None:
+    server = started("127.0.0.1:0")
+    found = checks(run_json("doctor", "-s", server.addresses[0]))
+    server.stop()
+    assert found["shared memory"]["outcome"] == "ok"
+    assert "attached at @rl-dataplane-" in found["shared memory"]["found"]
+    assert "socket file" not in found
+
+
+def test_the_reasons_of_status_are_warnings() -> None:
+    server = ServerThread(ServerConfig(limits=Limits(memory_bytes=1 << 20, max_rows=1), listen=("127.0.0.1:0",)))
+    with connect(server.addresses[0]) as client:
+        client.register_partition("p", ["x"], 0, ["train"])
+        client.put_samples(["a"], "p", {"x": torch.zeros(1, 1)})
+    found = checks(run_json("doctor", "-s", server.addresses[0]))
+    server.stop()
+    assert found["health"]["outcome"] == "warning"
+    assert found["health"]["found"].startswith("it holds 1 of at most 1 rows")

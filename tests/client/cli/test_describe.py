@@ -1,0 +1,67 @@
+"""`dataplane describe`: one partition as a person reads it."""
+
+from __future__ import annotations
+
+from tests.client.cli.reading import read, run, run_json
+
+
+def test_a_partition_is_told_whole(address: str) -> None:
+    code, text = run("describe", "train", "-s", address)
+    assert code == 0
+    assert read(text, r"\b\d+%") == [
+        "train",
+        "  holds  2 rows, 64 B, the oldest for ~",
+        "  put  2 rows, 64 B written",
+        "  read  0 rows, 0 B",
+        "  removed  0 rows: none",
+        "  weights  newest version 18",
+        "",
+        "field  kind  element type  row shape  per token  rows  size",
+        "input_ids  jagged  int64  (*)  yes  2  40 B",
+        "input_lengths  dense  int64  ()  2  16 B",
+        "sample_mask  dense  float32  ()  2  8 B",
+        "prev_logprobs  0  0 B",
+        "",
+        "task  untaken  ready  claimed  consumed  delayed  dead  oldest untaken",
+        "prev_lp  2  -  0  0  0  0  ~",
+        "train  1  1  1  0  0  0  ~",
+        "",
+        "task  claims ever  rows delivered  rows consumed  deliveries ended",
+        "prev_lp  0  0  0  none",
+        "train  1  1  0  none",
+        "",
+        "task  claims waiting  longest wait  weight version lag",
+        "prev_lp  0  -  1",
+        "train  0  -  0",
+        "",
+        "task  time  serving  waits for producers  rows wait for it  waits by policy  idle",
+        "prev_lp  ~  ~  ~  ~  ~  ~",
+        "train  ~  ~  ~  ~  ~  ~",
+    ]
+
+
+def test_a_partition_without_tasks_has_no_tables_of_them(address: str) -> None:
+    text = run("describe", "val", "-s", address)[1]
+    assert read(text)[-2:] == ["field  kind  element type  row shape  per token  rows  size", "input_ids  0  0 B"]
+
+
+def test_it_is_told_where_rows_went_and_how_deliveries_ended(troubled: str) -> None:
+    lines = read(run("describe", "p", "-s", troubled)[1])
+    assert "  put  3 rows, 48 B written" in lines
+    assert "  removed  1 rows: consumed 1" in lines
+    assert "  also  dead after 2 deliveries" in lines
+    assert "train  1  1  0  0  0  1  ~" in lines
+    assert "train  3  3  1  committed 1, released 2" in lines
+
+
+def test_json_output_is_for_programs(troubled: str) -> None:
+    described = run_json("describe", "p", "-s", troubled)
+    assert described["removed_rows"]["consumed"] == 1
+    assert described["tasks"][0]["ended_deliveries"] == {"committed": 1, "released": 2}
+    assert described["oldest_row_age_s"] >= 0
+
+
+def test_an_unknown_partition_is_named_and_the_exit_code_is_1(address: str) -> None:
+    code, text = run("describe", "tarin", "-s", address)
+    assert code == 1
+    assert "there is no partition 'tarin'" in text

@@ -1,0 +1,45 @@
+"""When a server is healthy, by what it says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dataplane_client.cli._health import health_of
+from dataplane_client.descriptions import ServerStatus
+
+QUIET = ServerStatus(
+    version="1",
+    memory_budget_bytes=1000,
+    memory_used_bytes=0,
+    rows=0,
+    uptime_s=1.0,
+    waiting_claims=0,
+    waiting_puts=0,
+    sessions=0,
+    max_rows=100,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "beginnings"),
+    [
+        ({}, []),
+        ({"waiting_claims": 500}, []),
+        ({"memory_used_bytes": 1000}, []),
+        ({"memory_used_bytes": 950, "waiting_puts": 2}, []),
+        ({"memory_used_bytes": 951, "waiting_puts": 2}, ["its memory is over 95 % full and 2 puts wait for space"]),
+        ({"longest_put_wait_s": 30.0, "waiting_puts": 1}, []),
+        ({"longest_put_wait_s": 30.5, "waiting_puts": 1}, ["a put has waited for space for 30 s"]),
+        ({"rows": 98}, []),
+        ({"rows": 99}, ["it holds 99 of at most 100 rows"]),
+        ({"rows": 99, "max_rows": 0}, []),
+        ({"draining": True, "rows": 100}, ["it is draining", "it holds 100 of at most 100 rows"]),
+    ],
+)
+def test_a_server_is_healthy_unless_it_says_otherwise(changes: dict[str, object], beginnings: list[str]) -> None:
+    health = health_of(replace(QUIET, **changes))  # type: ignore[arg-type]
+    assert len(health.reasons) == len(beginnings)
+    assert all(reason.startswith(begin) for reason, begin in zip(health.reasons, beginnings, strict=True))
+    assert health.healthy == (not beginnings)
