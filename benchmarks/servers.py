@@ -28,6 +28,7 @@ class ServerProcess:
     pid: int
     unix: str
     tcp: str
+    http: str
     started_s: float
 
 
@@ -53,7 +54,7 @@ def server_process(memory: str = "4GiB") -> Iterator[ServerProcess]:
         try:
             _wait_until_serving(socket, process)
             started_s = time.perf_counter() - began
-            yield ServerProcess(process.pid, socket, _tcp_address(process), started_s)
+            yield ServerProcess(process.pid, socket, *_tcp_addresses(process), started_s)
         finally:
             process.terminate()
             try:
@@ -77,7 +78,8 @@ def _wait_until_serving(address: str, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError("the server did not start")
 
 
-def _tcp_address(process: subprocess.Popen[bytes]) -> str:
+def _tcp_addresses(process: subprocess.Popen[bytes]) -> tuple[str, str]:
+    """Where it serves gRPC and HTTP, as it says."""
     said, deadline = b"", time.monotonic() + _START_S
     with selectors.DefaultSelector() as selector:
         if process.stdout is None:
@@ -86,8 +88,8 @@ def _tcp_address(process: subprocess.Popen[bytes]) -> str:
         while selector.select(max(0.0, deadline - time.monotonic())):
             part = process.stdout.read(4096)
             said += part
-            if found := re.search(rb"gRPC on (127\S+)\n", said):
-                return found[1].decode()
+            if found := re.search(rb"gRPC on (127\S+)\n.*http://(127[^/]+)/metrics", said, re.DOTALL):
+                return found[1].decode(), found[2].decode()
             if not part:
                 break
     raise RuntimeError("the server did not say where it listens")

@@ -34,6 +34,7 @@ import grpc
 from dataplane_client._deadline import Deadline, backoff_pauses
 from dataplane_client._error_table import translated
 from dataplane_client._heartbeats import beat_interval_s, until_next_beat_s
+from dataplane_client._log import log_event
 from dataplane_client._sync.runtime import open_channel
 from dataplane_client.errors import (
     ClosedError,
@@ -55,8 +56,6 @@ _MAX_UNDOS = 1024
 
 Undo = Callable[[Any, float], object]
 """One or two calls of a stub, each of at most so many seconds, that take something back. May be made repeatedly."""
-
-_log = logging.getLogger("dataplane_client")
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class _Keeper:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="dataplane-session", daemon=True)
                 self._thread.start()
-                _keepers.add(self)
+                _keepers[id(self)] = self
             self.mailbox.put(message)
             return True
 
@@ -276,7 +275,7 @@ class _Keeper:
         return pause_s
 
     def _lose(self, why: str) -> None:
-        _log.warning("session %s at %s is lost, and with it what it held: %s", self.session_id, self._target, why)
+        log_event(logging.WARNING, "session_lost", session=self.session_id, server=self._target, why=why)
         self._drop_stream()
         self.session_id = ""
         self._interval_s = self._due = 0.0
@@ -296,7 +295,7 @@ class _Keeper:
             if _may_pass(refusal):
                 self._undo_due = time.monotonic() + timeout_s
                 return
-            _log.info("a call of %s had nothing to be taken back: %s", self._target, refusal)
+            log_event(logging.INFO, "nothing_to_take_back", server=self._target, why=refusal)
         self._undos.popleft()
 
     def _close_session(self) -> None:
@@ -381,11 +380,22 @@ def _future() -> Future[Any]:
     return future
 
 
-_keepers: weakref.WeakSet[_Keeper] = weakref.WeakSet()
+_keepers: weakref.WeakValueDictionary[int, _Keeper] = weakref.WeakValueDictionary()
+
+
+def live_sessions() -> int:
+    """Sessions of this process that live as far as is known."""
+    return sum(bool(keeper.session_id) for keeper in _own_keepers())
+
+
+def _own_keepers() -> list[_Keeper]:
+    """A forked child has keepers of its parent's, too. The references are listed at once: threads come and go."""
+    keepers = [reference() for reference in _keepers.valuerefs()]
+    return [keeper for keeper in keepers if keeper is not None and keeper.pid == os.getpid()]
 
 
 @atexit.register
 def _close_all() -> None:
     """Give back what clients that nobody closed still hold, before the interpreter takes their threads away."""
-    closing = [keeper.close() for keeper in list(_keepers) if keeper.pid == os.getpid()]
+    closing = [keeper.close() for keeper in _own_keepers()]
     concurrent.futures.wait(closing, CLOSE_S)

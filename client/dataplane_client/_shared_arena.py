@@ -49,6 +49,7 @@ class SharedArena:
         response = self._attach()
         self._lifeline.setblocking(False)
         self.token = response.session
+        self.traces = response.traces  # so requests may name the trace that they belong to
         self._size = response.arena_bytes
         self.readable: ByteArray = np.frombuffer(self._map(self._descriptors[0], mmap.PROT_READ), np.uint8)
         found = self.readable[response.nonce_offset : response.nonce_offset + len(nonce)].tobytes()

@@ -27,7 +27,7 @@ def main() -> None:
     show_on_stderr(flags.log_level)
     try:
         asyncio.run(_serve(config))
-    except OSError as error:
+    except (ImportError, OSError) as error:
         sys.exit(f"dataplane-server: {error}")
 
 
@@ -37,6 +37,13 @@ def parse_size(text: str) -> int:
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{text!r} is not a size; write a number and one of {', '.join(filter(None, _UNITS))}")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_mode(text: str) -> int:
+    """Rights of a file, as chmod takes them in octal: `0660` or `660`. Raises ValueError."""
+    if re.fullmatch(r"0?[0-7]{3}", text) is None:
+        raise ValueError(f"--socket-mode: {text!r} is not a file mode; write three octal digits, such as 0660")
+    return int(text, 8)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
         ("--memory", "4GiB", "budget for the bytes of stored values"),
     ):
         parser.add_argument(flag, default=default, help=f"{text} (default: {default})")
+    parser.add_argument("--health", metavar="ADDRESS", help="host:port for health probes over gRPC (default: none)")
+    parser.add_argument(
+        "--socket-mode",
+        metavar="MODE",
+        help="rights of the Unix socket files, such as 0660 for clients of the same group (default: as umask has it)",
+    )
     parser.add_argument("--max-rows", type=int, default=Limits().max_rows, help="rows kept at most (%(default)s)")
     parser.add_argument(
         "--grace", type=float, default=20.0, help="seconds that calls under way may take after SIGTERM (%(default)s)"
@@ -65,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--insecure", action="store_true", help="serve without encryption on addresses that other hosts can reach"
+    )
+    parser.add_argument(
+        "--tracing", action="store_true", help="make OpenTelemetry spans; run it under opentelemetry-instrument"
     )
     parser.add_argument(
         "--log-level",
@@ -80,9 +96,12 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
     config = ServerConfig(
         listen=tuple(flags.listen or ServerConfig.listen),
         http=flags.http or None,
+        health=flags.health or None,
+        socket_mode=None if flags.socket_mode is None else parse_mode(flags.socket_mode),
         limits=Limits(memory_bytes=parse_size(flags.memory), max_rows=flags.max_rows),
         share_memory=flags.share_memory,
         insecure=flags.insecure,
+        tracing=flags.tracing,
         drain_grace_s=flags.grace,
     )
     config.validate()
@@ -107,6 +126,8 @@ def _banner(server: Server) -> str:
     lines = [f"RL Data Plane serves gRPC on {address}" for address in server.addresses]
     if server.http_address is not None:
         lines.append(f"metrics on http://{server.http_address}/metrics, health on http://{server.http_address}/healthz")
+    if server.health_address is not None:
+        lines.append(f"gRPC health on {server.health_address}")
     lines += [
         "",
         "    from dataplane_client import connect",

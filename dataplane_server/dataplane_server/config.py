@@ -15,16 +15,24 @@ class ServerConfig:
 
     listen: gRPC addresses, each `unix:///path` or `host:port` (port 0: the system chooses).
     http: `host:port` of /metrics and /healthz, or None for none.
+    health: `host:port` of a listener with nothing but gRPC's health service, or None for none. It may be any address:
+        all that it tells is whether the server serves.
+    socket_mode: rights of the Unix socket files, or None for those that the umask leaves. Whoever may write to such a
+        file may connect, and with share_memory write to the arena.
     share_memory: let clients of this host map the arena and exchange values through it, where the system can.
     insecure: serve without encryption or authentication on addresses that other hosts can reach.
+    tracing: make a span of every call by OpenTelemetry's global tracer provider, which the program sets up.
     drain_grace_s: how long calls under way may take after SIGTERM, in seconds.
     """
 
     listen: tuple[str, ...] = ("127.0.0.1:50051",)
     http: str | None = None
+    health: str | None = None
+    socket_mode: int | None = None
     limits: Limits = field(default_factory=Limits)
     share_memory: bool = True
     insecure: bool = False
+    tracing: bool = False
     drain_grace_s: float = 20.0
 
     def validate(self) -> None:
@@ -47,6 +55,12 @@ class ServerConfig:
                 )
         if self.http is not None:
             host_and_port("http", self.http)
+        if self.health is not None:
+            host_and_port("health", self.health)
+        if self.socket_mode is not None and not 0o600 <= self.socket_mode <= 0o777:
+            raise ValueError(
+                f"socket_mode must be 0600 to 0777, so that its owner may connect, got {self.socket_mode:04o}"
+            )
 
 
 def host_and_port(setting: str, address: str) -> tuple[str, int]:

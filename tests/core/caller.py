@@ -32,11 +32,12 @@ from dataplane_server.core.calls import (
     SessionDied,
     ShardRequest,
     TaskInfo,
+    Totals,
     Waiting,
 )
 from dataplane_server.core.columns import ColumnSpec, Int64Array, Shape
 from dataplane_server.core.limits import Limits
-from dataplane_server.core.plane import DataPlane, Totals
+from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.rows import Tags
 

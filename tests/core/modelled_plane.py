@@ -31,10 +31,11 @@ from dataplane_server.core.calls import (
     ReadPlan,
     ReleaseResult,
     Reservation,
+    Totals,
     Waiting,
 )
 from dataplane_server.core.limits import Limits
-from dataplane_server.core.plane import DataPlane, Totals
+from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.refusal import Reason, Refusal
 
 

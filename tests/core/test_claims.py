@@ -260,6 +260,13 @@ def test_the_deadline_of_a_claim_is_told_with_what_was_missing(caller: Caller) -
     assert caller.plane.totals().waiting_claims == 0
 
 
+def test_the_deadline_of_a_claim_behind_a_larger_one_is_told_with_the_line(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    large, small = waits(caller, "a", batch_size=2), waits(caller, "a")
+    assert "1 other claims of the task stand in line" in caller.plane.give_up_claim(small, 0.0).message
+    assert "in line" not in caller.plane.give_up_claim(large, 0.0).message
+
+
 def test_claim_ids_of_two_server_lives_differ(new_caller: Callable[..., Caller]) -> None:
     ids = set()
     for incarnation in ("x", "y"):

@@ -224,3 +224,17 @@ def test_rows_freed_one_by_one_give_everything_back() -> None:
 def test_runs_are_as_few_as_can_be_and_in_order(pieces: list[tuple[int, int]], runs: list[tuple[int, int]]) -> None:
     offsets, sizes = int64([offset for offset, _ in pieces]), int64([size for _, size in pieces])
     assert merged_runs(offsets, sizes) == [Run(*run) for run in runs]
+
+
+def test_the_longest_free_range_is_told_from_its_first_aligned_offset() -> None:
+    space = Space(1000)
+    assert (space.largest_free, space.free_pieces) == (1000, 1)
+    first, second = space.allocate(101), space.allocate(400)
+    assert first is not None
+    assert second is not None
+    assert space.largest_free == 1000 - second - 400
+    space.release(first, 101)
+    space.release(second, 400)
+    assert (space.largest_free, space.free_pieces) == (1000, 1)
+    space.allocate(1000)
+    assert (space.largest_free, space.free_pieces) == (0, 0)

@@ -88,7 +88,8 @@ class Refusing(DataPlaneServicer):
 async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDataPlaneClient]:
     """A client of a server that refuses."""
     plane, arena = DataPlane(Limits()), Arena(4096, shared=True)
-    shell, metrics = Shell(plane), Metrics(plane)
+    metrics = Metrics(plane, lambda: True)
+    shell = Shell(plane, metrics)
     servicer = Refusing(shell, arena, metrics)
     local = LocalEndpoint(shell, arena, metrics, local_methods(LocalCalls(shell, arena, metrics), servicer))
     local.listen_abstract()

@@ -14,7 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
+from dataplane_server.observe.catalog import CATALOG
 from dataplane_server.testing import ServerThread
+from dataplane_server.version import VERSION
 
 Eventually = Callable[[Callable[[], object]], None]
 
@@ -65,17 +67,19 @@ def after_traffic(server: ServerThread, flow: DataPlaneClient) -> ServerThread:
 
 
 MOVED: dict[str, tuple[dict[str, str], float]] = {
-    "dataplane_put_call_rows_total": ({"partition": "p"}, 4),
+    "dataplane_puts_total": ({"partition": "p"}, 1),
+    "dataplane_put_rows_total": ({"partition": "p"}, 4),
     "dataplane_put_bytes_total": ({"partition": "p"}, BYTES),
+    "dataplane_reads_total": ({"partition": "p"}, 1),
     "dataplane_read_rows_total": ({"partition": "p"}, 2),
     "dataplane_read_bytes_total": ({"partition": "p"}, 2 * 10 * 4),
     "dataplane_claims_total": ({"partition": "p", "task": "train"}, 1),
-    "dataplane_claim_rows_total": ({"partition": "p", "task": "train"}, 3),
-    "dataplane_commits_total": ({"partition": "p"}, 1),
-    "dataplane_commit_bytes_total": ({"partition": "p"}, 3 * 4),
-    "dataplane_claim_wait_seconds_count": ({"task": "train"}, 1),
+    "dataplane_task_claim_wait_seconds_total": ({"partition": "p", "task": "train"}, 0),
+    "dataplane_commits_total": ({"partition": "p", "task": "train"}, 1),
+    "dataplane_commit_bytes_total": ({"partition": "p", "task": "train"}, 3 * 4),
+    "dataplane_claim_wait_seconds_count": ({}, 1),
+    "dataplane_clears_total": ({"partition": "p"}, 1),
     "dataplane_rows_put_total": ({"partition": "p"}, 4),
-    "dataplane_rows_cleared_total": ({"partition": "p"}, 1),
     "dataplane_rows_removed_total": ({"partition": "p", "reason": "consumed"}, 1),
     "dataplane_rows_consumed_total": ({"partition": "p", "task": "train"}, 3),
     "dataplane_row_deliveries_total": ({"partition": "p", "task": "train"}, 3),
@@ -84,9 +88,19 @@ MOVED: dict[str, tuple[dict[str, str], float]] = {
     "dataplane_stored_bytes": ({"partition": "p"}, BYTES * 3 / 4),
     "dataplane_memory_used_bytes": ({}, BYTES * 3 / 4),
     "dataplane_memory_budget_bytes": ({}, 1 << 20),
+    "dataplane_max_rows": ({}, 4_000_000),
+    "dataplane_serving": ({}, 1),
+    "dataplane_build_info": ({"version": VERSION}, 1),
+    "dataplane_waiting_puts": ({}, 0),
+    "dataplane_longest_put_wait_seconds": ({}, 0),
+    "dataplane_task_ready_rows": ({"partition": "p", "task": "train"}, 1),
+    "dataplane_task_waiting_claims": ({"partition": "p", "task": "train"}, 0),
+    "dataplane_task_longest_wait_seconds": ({"partition": "p", "task": "train"}, 0),
     "dataplane_partitions": ({}, 1),
     "dataplane_open_claims": ({}, 0),
     "dataplane_sessions": ({}, 1),
+    "dataplane_sessions_opened_total": ({}, 1),
+    "dataplane_sessions_ended_total": ({"how": "expired"}, 0),
     "dataplane_open_groups": ({"partition": "p"}, 0),
 }
 
@@ -113,6 +127,16 @@ def test_calls_are_counted_by_verb_transport_and_code(
     after_traffic: ServerThread, transport: str, verb: str, code: str
 ) -> None:
     assert value(after_traffic, "dataplane_calls_total", verb=verb, transport=transport, code=code) == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "size_bytes"), [("PutSamples", BYTES), ("ReadColumns", 2 * 10 * 4), ("CommitClaim", 3 * 4)]
+)
+def test_the_bytes_of_values_are_counted_by_verb_and_transport(
+    after_traffic: ServerThread, transport: str, verb: str, size_bytes: int
+) -> None:
+    counted = value(after_traffic, "dataplane_call_value_bytes_total", verb=verb, transport=transport)
+    assert counted == size_bytes
 
 
 def test_the_seconds_of_calls_are_counted_by_verb_and_transport(after_traffic: ServerThread, transport: str) -> None:
@@ -198,7 +222,8 @@ def test_waiting_claims_show_while_they_wait_and_their_wait_is_measured(
     claim.result(20)
     assert value(server, "dataplane_waiting_claims") == 0
     assert value(server, "dataplane_open_claims") == 1
-    assert value(server, "dataplane_claim_wait_seconds_sum", task="train") > 0
+    assert value(server, "dataplane_claim_wait_seconds_sum") > 0
+    assert value(server, "dataplane_task_claim_wait_seconds_total", partition="p", task="train") > 0
 
 
 def test_a_dropped_partition_takes_its_series_with_it(after_traffic: ServerThread, flow: DataPlaneClient) -> None:
@@ -219,6 +244,78 @@ def test_names_of_callers_make_no_series_unless_they_are_registered(
     assert [text for text in labels if "unknown" in text] == []
 
 
+# -- what has waited ---------------------------------------------------------------------------------------------------
+
+
+def test_ages_grow_and_are_absent_when_there_is_nothing_to_be_old(
+    server: ServerThread, flow: DataPlaneClient, eventually: Eventually
+) -> None:
+    def age(of: str = "dataplane_task_oldest_untaken_age_seconds", **task: str) -> float | None:
+        samples = [sample for family in families(server).values() for sample in family.samples if sample.name == of]
+        return next((sample.value for sample in samples if sample.labels == {"partition": "p", **task}), None)
+
+    assert (age(task="train"), age("dataplane_oldest_row_age_seconds")) == (None, None)
+    flow.put_samples(IDS, "p", FIELDS)
+    eventually(lambda: (age(task="train") or 0.0) > 0.05)
+    flow.claim("p", "train", ["x"], 4).commit()
+    assert age(task="train") is None
+    assert (age("dataplane_oldest_row_age_seconds") or 0.0) > 0.05
+
+
+def test_the_lag_is_that_of_the_oldest_weights_among_rows_that_a_task_has_not_taken(
+    server: ServerThread, flow: DataPlaneClient
+) -> None:
+    flow.put_samples(["a"], "p", {"x": torch.zeros(1, 10)}, tags=[{"weight_version": 3}])
+    flow.put_samples(["b"], "p", {"x": torch.zeros(1, 10)}, tags=[{"weight_version": 7}])
+    flow.put_samples(["c"], "p", {"x": torch.zeros(1, 10)}, tags=[{"weight_version": "none of ours"}])
+    labels = {"partition": "p", "task": "train"}
+    assert value(server, "dataplane_newest_weight_version", partition="p") == 7
+    assert value(server, "dataplane_task_weight_version_lag", **labels) == 4
+    flow.claim("p", "train", ["x"], 1)
+    assert value(server, "dataplane_task_weight_version_lag", **labels) == 0
+    group = flow.reserve_group("p", "prompt", ["d"], weight_version=5)
+    group.put(["d"], {"x": torch.zeros(1, 10)})
+    group.commit(weight_version=9)
+    assert value(server, "dataplane_newest_weight_version", partition="p") == 9
+    assert value(server, "dataplane_task_weight_version_lag", **labels) == 4
+
+
+def test_puts_that_wait_for_space_show_while_they_wait_and_their_wait_is_measured(
+    server: ServerThread, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    half = {"x": torch.zeros(1, 150_000)}
+    flow.put_samples(["a"], "p", half)
+    waiting = threads.submit(flow.put_samples, ["b"], "p", half)
+    eventually(lambda: value(server, "dataplane_longest_put_wait_seconds") > 0)
+    assert value(server, "dataplane_waiting_puts") == 1
+    flow.clear_samples(["a"], "p")
+    waiting.result(20)
+    assert value(server, "dataplane_longest_put_wait_seconds") == 0
+    assert value(server, "dataplane_put_wait_seconds_count") == 1
+    assert value(server, "dataplane_put_wait_seconds_sum") > 0
+
+
+def test_sessions_that_end_are_counted_by_how(
+    server: ServerThread, flow: DataPlaneClient, transport: str, eventually: Eventually
+) -> None:
+    with connect(server.addresses[0], transport=transport) as other:
+        other.reserve_group("p", "prompt", ["f"])
+    eventually(lambda: value(server, "dataplane_sessions_ended_total", how="closed") == 1)
+    assert value(server, "dataplane_sessions_opened_total") == 1
+
+
+def test_the_event_loop_is_timed_while_nobody_calls(server: ServerThread, eventually: Eventually) -> None:
+    before = value(server, "dataplane_event_loop_lag_seconds_count")
+    eventually(lambda: value(server, "dataplane_event_loop_lag_seconds_count") > before)
+
+
+def test_names_with_any_character_are_told_as_they_are(server: ServerThread, flow: DataPlaneClient) -> None:
+    name = 'a "quoted" \\ % name\nof {two} lines'
+    flow.register_partition(name, ["x"], 0, [name])
+    assert value(server, "dataplane_rows", partition=name) == 0
+    assert value(server, "dataplane_task_rows", partition=name, task=name, state="dead") == 0
+
+
 # -- conventions -------------------------------------------------------------------------------------------------------
 
 _KINDS = {"counter", "gauge", "histogram"}
@@ -232,8 +329,18 @@ def ours(after_traffic: ServerThread) -> dict[str, Metric]:
     return {name: family for name, family in families(after_traffic).items() if name.startswith("dataplane_")}
 
 
+def test_what_is_exported_is_what_the_catalog_says(ours: dict[str, Metric], flow: DataPlaneClient) -> None:
+    told = {spec.name.removesuffix("_total"): (spec.kind, spec.text) for spec in CATALOG}
+    families = {name: family for name, family in ours.items() if not name.endswith("_created")}
+    assert {name: (family.type, family.documentation) for name, family in families.items()} == told
+    labels = {spec.name: {*spec.labels, "le"} if spec.kind == "histogram" else {*spec.labels} for spec in CATALOG}
+    for family in families.values():
+        for sample in family.samples:
+            name = sample.name if sample.name in labels else sample.name.rpartition("_")[0]
+            assert sample.labels.keys() - labels[name] == set(), sample.name
+
+
 def test_every_metric_has_help_and_a_type(ours: dict[str, Metric]) -> None:
-    assert len(ours) > 15
     assert {name: family.type for name, family in ours.items() if family.type not in _KINDS} == {}
     assert [name for name, family in ours.items() if not family.documentation.endswith(".")] == []
 
@@ -255,7 +362,7 @@ def test_counters_and_they_alone_end_in_total(ours: dict[str, Metric]) -> None:
 
 def test_histograms_measure_seconds_in_rising_buckets(ours: dict[str, Metric]) -> None:
     histograms = [family for family in ours.values() if family.type == "histogram"]
-    assert {family.name for family in histograms} == {"dataplane_call_seconds", "dataplane_claim_wait_seconds"}
+    assert {family.name for family in histograms} == {spec.name for spec in CATALOG if spec.kind == "histogram"}
     for family in histograms:
         bounds = [float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")]
         width = bounds.index(float("inf")) + 1

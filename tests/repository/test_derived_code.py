@@ -1,4 +1,4 @@
-"""What is derived is what its source says: the contract's modules and the blocking client."""
+"""What is derived is what its source says: the contract's modules, the blocking client, the list of metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "client" / "dataplane_client"
 
 
-@pytest.mark.parametrize("script", ["generate_proto.py", "unasync.py"])
+@pytest.mark.parametrize("script", ["generate_proto.py", "unasync.py", "document_metrics.py"])
 def test_running_it_again_changes_nothing(script: str) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # protoc's plug-ins are found there
     done = subprocess.run(

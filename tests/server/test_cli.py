@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dataplane_server.cli import main, parse_size
+from dataplane_server.cli import main, parse_mode, parse_size
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,17 @@ def test_what_is_no_size_is_refused_with_the_units(text: str) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize(("text", "mode"), [("0660", 0o660), ("660", 0o660), ("0600", 0o600), ("777", 0o777)])
+def test_a_mode_is_three_octal_digits(text: str, mode: int) -> None:
+    assert parse_mode(text) == mode
+
+
+@pytest.mark.parametrize("text", ["", "66", "0o660", "888", "rw-rw----", "1660", "-660", "+660", " 660", "0x1b0"])
+def test_what_is_no_mode_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a file mode; write three octal digits, such as 0660"):
+        parse_mode(text)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -44,6 +55,9 @@ def test_what_is_no_size_is_refused_with_the_units(text: str) -> None:
         (["--listen", "somewhere"], "'somewhere' is not host:port"),
         (["--listen", "0.0.0.0:50051"], "can be reached from other hosts"),
         (["--http", "9464"], "http: '9464' is not host:port"),
+        (["--health", "50052"], "health: '50052' is not host:port"),
+        (["--socket-mode", "rw"], "--socket-mode: 'rw' is not a file mode"),
+        (["--socket-mode", "060"], "socket_mode must be 0600 to 0777"),
         (["--grace", "-1"], "drain_grace_s must be finite and not negative"),
         (["--grace", "nan"], "drain_grace_s must be finite and not negative"),
         (["--log-level", "loud"], "argument --log-level: invalid choice: 'loud'"),
@@ -67,5 +81,6 @@ def test_help_lists_every_flag(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         main()
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    for flag in ("--listen", "--http", "--memory", "--max-rows", "--grace", "--insecure", "--log-level"):
+    for flag in ("--listen", "--http", "--memory", "--max-rows", "--grace", "--insecure", "--log-level", "--health"):
         assert flag in shown
+    assert "--socket-mode MODE" in shown

@@ -10,6 +10,7 @@ from dataplane_server.core.columns import ColumnSpec, Shape
 from dataplane_server.core.limits import Limits
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.local_session import Lease, LentRoom, LocalSession
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import local_pb2 as pb
@@ -22,7 +23,7 @@ class Plane:
 
     def __init__(self) -> None:
         self.plane = DataPlane(Limits(memory_bytes=BUDGET))
-        self.shell = Shell(self.plane)
+        self.shell = Shell(self.plane, Metrics(self.plane, lambda: True))
         self.session = LocalSession(self.shell)
         self.plane.register_partition("r", Definition("p", ("x",), ("train",)), 0.0)
         self._puts = 0

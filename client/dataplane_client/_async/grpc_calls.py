@@ -45,23 +45,25 @@ class AsyncGrpcCalls:
         """Close the channel; calls under way end with an error."""
         await self._channel.close()
 
-    async def unary(self, verb: str, request: Message, timeout_s: float) -> Any:
+    async def unary(self, verb: str, request: Message, timeout_s: float, traceparent: str = "") -> Any:
         """Call a method with one request."""
-        return await getattr(self._stub, verb)(request, timeout=timeout_s)
+        return await getattr(self._stub, verb)(request, timeout=timeout_s, metadata=_metadata(traceparent))
 
-    async def write(self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float) -> Any:
+    async def write(
+        self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""
+    ) -> Any:
         """Put or commit, as a stream whose first frame holds the header."""
         frames = _frames(header.SerializeToString(), columns, self._chunk_bytes)
-        return await self._writes[verb](frames, timeout=timeout_s)
+        return await self._writes[verb](frames, timeout=timeout_s, metadata=_metadata(traceparent))
 
     async def read(
-        self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float
+        self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
     ) -> list[PlacedColumn]:
         """Read columns; views are not to be had here."""
         n_rows = len(request.sample_ids)
         buffers: ReadBuffers | None = None
         stream: StreamBuffers | None = None
-        async for data in self._read(request, timeout=timeout_s):
+        async for data in self._read(request, timeout=timeout_s, metadata=_metadata(traceparent)):
             with fitting(self._target):
                 frame = parse_frame(data)
             if buffers is None or stream is None:
@@ -77,6 +79,10 @@ class AsyncGrpcCalls:
         with fitting(self._target):
             stream.finish()
         return buffers.columns
+
+
+def _metadata(traceparent: str) -> tuple[tuple[str, str], ...] | None:
+    return (("traceparent", traceparent),) if traceparent else None
 
 
 def _path(verb: str) -> str:

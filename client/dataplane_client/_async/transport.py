@@ -1,7 +1,8 @@
 """Calls to a server: deadlines, retries, and the choice of how values travel. Messages go in and come out; no tensors.
 
 Every call has a deadline. While the server cannot be reached (UNAVAILABLE) a call is repeated with growing pauses until
-its deadline, always with the same request_id, so that the server applies it once.
+its deadline, always with the same request_id, so that the server applies it once. Whoever observes calls hears of
+each here, as one call whatever its attempts.
 
 Values go through memory that the server shares wherever the client can prove that it is there: it attaches to the
 server's local socket and finds the server's nonce in the memory. Else they go over gRPC, which is always there. A
@@ -23,18 +24,18 @@ from dataplane_client._async.local_calls import AsyncLocalCalls
 from dataplane_client._async.runtime import CALL_ENDED, apart, sleep
 from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
 from dataplane_client._error_table import translated
+from dataplane_client._log import log_event
 from dataplane_client._placement import Destination, PlacedColumn
 from dataplane_client._shared_arena import attach
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
+from dataplane_client.observe._call import UnobservedCall, begun
 from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _TRIES = 10
 Response = TypeVar("Response")
 Calls = AsyncGrpcCalls | AsyncLocalCalls
-
-_log = logging.getLogger("dataplane_client")
 
 
 class AsyncTransport:
@@ -48,6 +49,7 @@ class AsyncTransport:
         self._local: AsyncLocalCalls | None = None
         self._settled = options.transport == "grpc"
         self._tries_left = 0  # to find again the memory of a server that had shared it
+        self._reached = True  # as far as the log has told
         self._changing = threading.Lock()  # never held across a call
 
     @property
@@ -58,9 +60,10 @@ class AsyncTransport:
     async def close(self) -> None:
         """Close every way; calls under way end with an error. Closing twice is fine."""
         with self._changing:
-            was_closed, self.closed, local = self.closed, True, self._local
+            was_closed, self.closed, local, self._local = self.closed, True, self._local, None
+        if local is not None:
+            await local.close()
         if not was_closed:
-            await self._detach(local)
             await self._grpc.close()
 
     async def unary(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
@@ -69,18 +72,21 @@ class AsyncTransport:
         async def attempt(calls: Calls, left_s: float) -> Any:
             if waits:
                 request.wait_timeout.FromNanoseconds(int(left_s * 1e9))
-            return await calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0))
+            return await calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0), call.traceparent)
 
-        return await self._attempts(verb, attempt, timeout_s)
+        with begun(verb, self.target, request) as call:
+            return call.answered(await self._attempts(call, verb, attempt, timeout_s))
 
     async def write(self, verb: str, header: Any, columns: Sequence[WireColumn], timeout_s: float | None) -> Any:
         """Put or commit columns."""
 
         async def attempt(calls: Calls, left_s: float) -> Any:
             header.wait_timeout.FromNanoseconds(int(left_s * 1e9))
-            return await calls.write(verb, header, columns, left_s + ANSWER_MARGIN_S)
+            return await calls.write(verb, header, columns, left_s + ANSWER_MARGIN_S, call.traceparent)
 
-        return await self._attempts(verb, attempt, timeout_s)
+        with begun(verb, self.target, header) as call:
+            call.writes(columns)
+            return call.answered(await self._attempts(call, verb, attempt, timeout_s))
 
     async def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
@@ -89,16 +95,24 @@ class AsyncTransport:
 
         async def attempt(calls: Calls, left_s: float) -> list[PlacedColumn]:
             try:
-                return await calls.read(request, destination, left_s)
+                return await calls.read(request, destination, left_s, call.traceparent)
             except OutOfSpaceError as refusal:
                 if calls is self._grpc or refusal.reason != "LIMIT_REACHED":
                     raise
-            return await self._grpc.read(request, destination, left_s)  # more runs than one message can name
+            call.attempted("grpc")  # more runs than one message can name
+            return await self._grpc.read(request, destination, left_s, call.traceparent)
 
-        return await self._attempts("ReadColumns", attempt, timeout_s)
+        with begun("ReadColumns", self.target, request) as call:
+            columns = await self._attempts(call, "ReadColumns", attempt, timeout_s)
+            call.reads(columns, len(request.sample_ids))
+            return columns
 
     async def _attempts(
-        self, verb: str, attempt: Callable[[Calls, float], Awaitable[Response]], timeout_s: float | None
+        self,
+        call: UnobservedCall,
+        verb: str,
+        attempt: Callable[[Calls, float], Awaitable[Response]],
+        timeout_s: float | None,
     ) -> Response:
         deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
         pauses = backoff_pauses(self.options)
@@ -109,15 +123,32 @@ class AsyncTransport:
             try:
                 calls = await self._calls(deadline)
                 self._check_open(verb)
-                return await attempt(calls, deadline.left_s)
+                call.attempted("grpc" if calls is self._grpc else "shm")
+                response = await attempt(calls, deadline.left_s)
             except (UnavailableError, *CALL_ENDED) as ended:
                 self._check_open(verb)
                 error = self._judged(ended, verb, error)
-                await self._detach(calls)
+                self._leave(calls)
                 pause_s = next(pauses)
                 if deadline.left_s <= pause_s:
                     raise error from None
+                self._tell_unreached(verb, error)
+                call.retried(error)
+            else:
+                self._tell_reached()
+                return response
             await sleep(pause_s)
+
+    def _tell_unreached(self, verb: str, error: UnavailableError) -> None:
+        log_event(logging.DEBUG, "call_repeated", server=self.target, verb=verb, error=error)
+        if self._reached:
+            self._reached = False
+            log_event(logging.INFO, "server_unreachable", server=self.target, error=error)
+
+    def _tell_reached(self) -> None:
+        if not self._reached:
+            self._reached = True
+            log_event(logging.INFO, "server_reached", server=self.target)
 
     def _judged(self, ended: BaseException, verb: str, before: UnavailableError | None) -> UnavailableError:
         """Why the call may be repeated; raises when it may not. before: what the attempt before this one met; it says
@@ -156,7 +187,7 @@ class AsyncTransport:
                 raise UnavailableError(message) from None  # this server is about to end, and the next one to begin
             if self.options.transport == "shm":
                 raise PreconditionError(message) from None
-            _log.info("values of %s travel over gRPC: %s", self.target, error)
+            log_event(logging.INFO, "memory_not_shared", server=self.target, why=error)
             self._settled = True
         else:
             await self._keep(AsyncLocalCalls(self.target, arena))
@@ -170,11 +201,10 @@ class AsyncTransport:
         if not wanted:
             await local.close()
 
-    async def _detach(self, broken: Calls | None) -> None:
-        """Drop the session if it is the one that broke; the next call opens another."""
+    def _leave(self, broken: Calls | None) -> None:
+        """Use a session no more if it is the one that broke; the next call opens another. It is not closed: the server
+        may be draining, and other calls that it has accepted are about to be answered. With the last of them it goes.
+        """
         with self._changing:
-            local = self._local
-            if local is None or local is not broken:
-                return
-            self._local, self._settled = None, False
-        await local.close()
+            if self._local is not None and self._local is broken:
+                self._local, self._settled = None, False

@@ -45,21 +45,25 @@ class GrpcCalls:
         """Close the channel; calls under way end with an error."""
         self._channel.close()
 
-    def unary(self, verb: str, request: Message, timeout_s: float) -> Any:
+    def unary(self, verb: str, request: Message, timeout_s: float, traceparent: str = "") -> Any:
         """Call a method with one request."""
-        return getattr(self._stub, verb)(request, timeout=timeout_s)
+        return getattr(self._stub, verb)(request, timeout=timeout_s, metadata=_metadata(traceparent))
 
-    def write(self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float) -> Any:
+    def write(
+        self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""
+    ) -> Any:
         """Put or commit, as a stream whose first frame holds the header."""
         frames = _frames(header.SerializeToString(), columns, self._chunk_bytes)
-        return self._writes[verb](frames, timeout=timeout_s)
+        return self._writes[verb](frames, timeout=timeout_s, metadata=_metadata(traceparent))
 
-    def read(self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float) -> list[PlacedColumn]:
+    def read(
+        self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
+    ) -> list[PlacedColumn]:
         """Read columns; views are not to be had here."""
         n_rows = len(request.sample_ids)
         buffers: ReadBuffers | None = None
         stream: StreamBuffers | None = None
-        for data in self._read(request, timeout=timeout_s):
+        for data in self._read(request, timeout=timeout_s, metadata=_metadata(traceparent)):
             with fitting(self._target):
                 frame = parse_frame(data)
             if buffers is None or stream is None:
@@ -75,6 +79,10 @@ class GrpcCalls:
         with fitting(self._target):
             stream.finish()
         return buffers.columns
+
+
+def _metadata(traceparent: str) -> tuple[tuple[str, str], ...] | None:
+    return (("traceparent", traceparent),) if traceparent else None
 
 
 def _path(verb: str) -> str:

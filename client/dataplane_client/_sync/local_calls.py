@@ -65,26 +65,32 @@ class LocalCalls:
             while True:
                 self._idle.pop().close()
 
-    def unary(self, verb: str, request: Message, timeout_s: float) -> Any:
+    def unary(self, verb: str, request: Message, timeout_s: float, traceparent: str = "") -> Any:
         """Call a method with one request."""
         number, response = LOCAL_METHODS[verb]
-        return self._call(verb, number, request, response, Deadline(timeout_s))
+        return self._call(verb, number, request, response, Deadline(timeout_s), traceparent)
 
-    def write(self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float) -> Any:
+    def write(
+        self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""
+    ) -> Any:
         """Put or commit: in one call when the values are small, else into room that the server lends."""
         deadline, handle, size_bytes = Deadline(timeout_s), self._arena.next_handle(), size_of(columns)
         number, message = LOCAL_WRITES[verb]
         values = joined(columns) if size_bytes <= INLINE_BYTES else None
         request = message(header=header, handle=handle, values=values)
+        held: list[LocalConnection] = []  # a server that begins to drain meanwhile would not let us open another
         try:
-            written = self._call(verb, number, request, pb.LocalWriteResponse, deadline)
+            written = self._call(verb, number, request, pb.LocalWriteResponse, deadline, traceparent, held)
             if written.HasField("reservation"):
                 _copied(partial(self._fill, written.reservation, columns), size_bytes)
-                finish = pb.FinishWriteRequest(handle=handle)
-                written = self._call(verb, pb.LOCAL_METHOD_FINISH_WRITE, finish, pb.LocalWriteResponse, deadline)
+                number, finish = pb.LOCAL_METHOD_FINISH_WRITE, pb.FinishWriteRequest(handle=handle)
+                written = self._call(verb, number, finish, pb.LocalWriteResponse, deadline, traceparent, held)
         except BaseException:
             self._arena.let_go(handle)  # nobody writes there any more
             raise
+        finally:
+            for connection in held:
+                self._keep(connection)
         return written.commit if written.HasField("commit") else written.put
 
     def _fill(self, room: pb.ArenaRuns, columns: Sequence[WireColumn]) -> None:
@@ -94,14 +100,15 @@ class LocalCalls:
             raise InternalError(f"the server at {self._target} lent room that does not fit: {error}") from None
 
     def read(
-        self, request: plane_pb.ReadColumnsRequest, destination: Destination, timeout_s: float
+        self, request: plane_pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
     ) -> list[PlacedColumn]:
         """Read columns."""
         handle = self._arena.next_handle()
         message = pb.LocalReadRequest(request=request, handle=handle, inline_bytes=INLINE_BYTES)
         n_rows, held = len(request.sample_ids), True
         try:
-            found = self._call("ReadColumns", pb.LOCAL_METHOD_READ, message, pb.LocalReadResponse, Deadline(timeout_s))
+            number, deadline = pb.LOCAL_METHOD_READ, Deadline(timeout_s)
+            found = self._call("ReadColumns", number, message, pb.LocalReadResponse, deadline, traceparent)
             held = found.HasField("lease")
             layouts = column_layouts(found.header, request)
             if not held:
@@ -123,14 +130,24 @@ class LocalCalls:
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
-    def _call(self, verb: str, number: int, request: Message, response: type[Response], deadline: Deadline) -> Response:
+    def _call(
+        self,
+        verb: str,
+        number: int,
+        request: Message,
+        response: type[Response],
+        deadline: Deadline,
+        traceparent: str,
+        held: list[LocalConnection] | None = None,
+    ) -> Response:
+        """held: takes a connection out, if there is one, and puts that of the call in when it has its answer."""
         try:
-            frame = request_frame(number, request)
+            frame = request_frame(number, request, traceparent if self._arena.traces else "")
         except ValueError as error:
             raise InvalidArgumentError(f"{verb} at {self._target}: {error}") from None
         self._arena.let_go()  # what could not be said when it was let go of
         try:
-            outcome, body = self._exchanged(frame, deadline)
+            outcome, body = self._exchanged(frame, deadline, held)
         except TimeoutError:
             raise DeadlineError(f"{verb} at {self._target}: no answer in time") from None
         except OSError as error:
@@ -139,8 +156,8 @@ class LocalCalls:
             raise refused(status_pb2.Status.FromString(body), verb, self._target)
         return response.FromString(body)
 
-    def _exchanged(self, frame: bytes, deadline: Deadline) -> tuple[int, bytes]:
-        connection = self._connection(deadline)
+    def _exchanged(self, frame: bytes, deadline: Deadline, held: list[LocalConnection] | None) -> tuple[int, bytes]:
+        connection = held.pop() if held else self._connection(deadline)
         self._busy.add(connection)
         try:
             if self._closed:
@@ -151,7 +168,10 @@ class LocalCalls:
             raise
         finally:
             self._busy.discard(connection)
-        self._keep(connection)
+        if held is None:
+            self._keep(connection)
+        else:
+            held.append(connection)
         return answer
 
     def _keep(self, connection: LocalConnection) -> None:

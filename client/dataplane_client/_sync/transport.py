@@ -1,7 +1,8 @@
 """Calls to a server: deadlines, retries, and the choice of how values travel. Messages go in and come out; no tensors.
 
 Every call has a deadline. While the server cannot be reached (UNAVAILABLE) a call is repeated with growing pauses until
-its deadline, always with the same request_id, so that the server applies it once.
+its deadline, always with the same request_id, so that the server applies it once. Whoever observes calls hears of
+each here, as one call whatever its attempts.
 
 Values go through memory that the server shares wherever the client can prove that it is there: it attaches to the
 server's local socket and finds the server's nonce in the memory. Else they go over gRPC, which is always there. A
@@ -20,6 +21,7 @@ import grpc
 
 from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
 from dataplane_client._error_table import translated
+from dataplane_client._log import log_event
 from dataplane_client._placement import Destination, PlacedColumn
 from dataplane_client._shared_arena import attach
 from dataplane_client._sync.grpc_calls import GrpcCalls
@@ -27,14 +29,13 @@ from dataplane_client._sync.local_calls import LocalCalls
 from dataplane_client._sync.runtime import CALL_ENDED, apart, sleep
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
+from dataplane_client.observe._call import UnobservedCall, begun
 from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _TRIES = 10
 Response = TypeVar("Response")
 Calls = GrpcCalls | LocalCalls
-
-_log = logging.getLogger("dataplane_client")
 
 
 class Transport:
@@ -48,6 +49,7 @@ class Transport:
         self._local: LocalCalls | None = None
         self._settled = options.transport == "grpc"
         self._tries_left = 0  # to find again the memory of a server that had shared it
+        self._reached = True  # as far as the log has told
         self._changing = threading.Lock()  # never held across a call
 
     @property
@@ -58,9 +60,10 @@ class Transport:
     def close(self) -> None:
         """Close every way; calls under way end with an error. Closing twice is fine."""
         with self._changing:
-            was_closed, self.closed, local = self.closed, True, self._local
+            was_closed, self.closed, local, self._local = self.closed, True, self._local, None
+        if local is not None:
+            local.close()
         if not was_closed:
-            self._detach(local)
             self._grpc.close()
 
     def unary(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
@@ -69,18 +72,21 @@ class Transport:
         def attempt(calls: Calls, left_s: float) -> Any:
             if waits:
                 request.wait_timeout.FromNanoseconds(int(left_s * 1e9))
-            return calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0))
+            return calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0), call.traceparent)
 
-        return self._attempts(verb, attempt, timeout_s)
+        with begun(verb, self.target, request) as call:
+            return call.answered(self._attempts(call, verb, attempt, timeout_s))
 
     def write(self, verb: str, header: Any, columns: Sequence[WireColumn], timeout_s: float | None) -> Any:
         """Put or commit columns."""
 
         def attempt(calls: Calls, left_s: float) -> Any:
             header.wait_timeout.FromNanoseconds(int(left_s * 1e9))
-            return calls.write(verb, header, columns, left_s + ANSWER_MARGIN_S)
+            return calls.write(verb, header, columns, left_s + ANSWER_MARGIN_S, call.traceparent)
 
-        return self._attempts(verb, attempt, timeout_s)
+        with begun(verb, self.target, header) as call:
+            call.writes(columns)
+            return call.answered(self._attempts(call, verb, attempt, timeout_s))
 
     def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
@@ -89,15 +95,25 @@ class Transport:
 
         def attempt(calls: Calls, left_s: float) -> list[PlacedColumn]:
             try:
-                return calls.read(request, destination, left_s)
+                return calls.read(request, destination, left_s, call.traceparent)
             except OutOfSpaceError as refusal:
                 if calls is self._grpc or refusal.reason != "LIMIT_REACHED":
                     raise
-            return self._grpc.read(request, destination, left_s)  # more runs than one message can name
+            call.attempted("grpc")  # more runs than one message can name
+            return self._grpc.read(request, destination, left_s, call.traceparent)
 
-        return self._attempts("ReadColumns", attempt, timeout_s)
+        with begun("ReadColumns", self.target, request) as call:
+            columns = self._attempts(call, "ReadColumns", attempt, timeout_s)
+            call.reads(columns, len(request.sample_ids))
+            return columns
 
-    def _attempts(self, verb: str, attempt: Callable[[Calls, float], Response], timeout_s: float | None) -> Response:
+    def _attempts(
+        self,
+        call: UnobservedCall,
+        verb: str,
+        attempt: Callable[[Calls, float], Response],
+        timeout_s: float | None,
+    ) -> Response:
         deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
         pauses = backoff_pauses(self.options)
         error: UnavailableError | None = None
@@ -107,15 +123,32 @@ class Transport:
             try:
                 calls = self._calls(deadline)
                 self._check_open(verb)
-                return attempt(calls, deadline.left_s)
+                call.attempted("grpc" if calls is self._grpc else "shm")
+                response = attempt(calls, deadline.left_s)
             except (UnavailableError, *CALL_ENDED) as ended:
                 self._check_open(verb)
                 error = self._judged(ended, verb, error)
-                self._detach(calls)
+                self._leave(calls)
                 pause_s = next(pauses)
                 if deadline.left_s <= pause_s:
                     raise error from None
+                self._tell_unreached(verb, error)
+                call.retried(error)
+            else:
+                self._tell_reached()
+                return response
             sleep(pause_s)
+
+    def _tell_unreached(self, verb: str, error: UnavailableError) -> None:
+        log_event(logging.DEBUG, "call_repeated", server=self.target, verb=verb, error=error)
+        if self._reached:
+            self._reached = False
+            log_event(logging.INFO, "server_unreachable", server=self.target, error=error)
+
+    def _tell_reached(self) -> None:
+        if not self._reached:
+            self._reached = True
+            log_event(logging.INFO, "server_reached", server=self.target)
 
     def _judged(self, ended: BaseException, verb: str, before: UnavailableError | None) -> UnavailableError:
         """Why the call may be repeated; raises when it may not. before: what the attempt before this one met; it says
@@ -154,7 +187,7 @@ class Transport:
                 raise UnavailableError(message) from None  # this server is about to end, and the next one to begin
             if self.options.transport == "shm":
                 raise PreconditionError(message) from None
-            _log.info("values of %s travel over gRPC: %s", self.target, error)
+            log_event(logging.INFO, "memory_not_shared", server=self.target, why=error)
             self._settled = True
         else:
             self._keep(LocalCalls(self.target, arena))
@@ -168,11 +201,10 @@ class Transport:
         if not wanted:
             local.close()
 
-    def _detach(self, broken: Calls | None) -> None:
-        """Drop the session if it is the one that broke; the next call opens another."""
+    def _leave(self, broken: Calls | None) -> None:
+        """Use a session no more if it is the one that broke; the next call opens another. It is not closed: the server
+        may be draining, and other calls that it has accepted are about to be answered. With the last of them it goes.
+        """
         with self._changing:
-            local = self._local
-            if local is None or local is not broken:
-                return
-            self._local, self._settled = None, False
-        local.close()
+            if self._local is not None and self._local is broken:
+                self._local, self._settled = None, False

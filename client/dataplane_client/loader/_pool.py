@@ -20,6 +20,7 @@ from multiprocessing.connection import wait
 import msgpack
 import torch
 
+from dataplane_client._log import log_event
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimNotFoundError, ClosedError
 from dataplane_client.grants import ClaimedGroup
@@ -39,8 +40,6 @@ _STARTING_S = 60.0
 
 _CLOSED_AFTER_S = 0.25
 """How long a loop that waits for a batch may take to notice that its loader was closed by another thread."""
-
-_log = logging.getLogger("dataplane_client")
 
 
 class _Worker:
@@ -176,7 +175,7 @@ class WorkerPool:
         try:
             claim = self._client.adopt_claim(claim_id, meta)
         except ClaimNotFoundError:
-            _log.info("claim %s of a loader's worker had ended before it was handed over", claim_id)
+            log_event(logging.INFO, "loader_claim_ended", where=self._settings.where, claim=claim_id)
             self.dropped_batches += 1
             self._permits = None if self._permits is None else self._permits + 1
             claim = None
@@ -191,11 +190,8 @@ class WorkerPool:
             self._error = RuntimeError(f"{self.restarts + 1} worker processes of a loader have died")
             return
         self.restarts += 1
-        _log.warning(
-            "worker process %d of a loader (%s) has died; what it held comes again when its session's grace is over",
-            worker.pid,
-            self._settings.where,
-        )
+        # What it held comes again when its session's grace is over.
+        log_event(logging.WARNING, "loader_worker_died", where=self._settings.where, pid=worker.pid)
         with self._changing:
             self._check_open()
             self._workers.remove(worker)

@@ -25,6 +25,7 @@ class Admission:
         self._reserved: dict[int, tuple[Int64Array, Int64Array]] = {}  # ticket -> offsets, bytes: a row a column
         self._urgent: OrderedDict[int, Columns] = OrderedDict()
         self._waiting: OrderedDict[int, Columns] = OrderedDict()
+        self._since: dict[int, float] = {}  # of those in either line, monotonic, s
 
     def __contains__(self, ticket: int) -> bool:
         return ticket in self._reserved
@@ -35,10 +36,16 @@ class Admission:
         return len(self._urgent) + len(self._waiting)
 
     @property
+    def waits_since(self) -> float | None:
+        """When the write began to wait that has waited longest; None when none waits."""
+        heads = (next(iter(line), None) for line in (self._urgent, self._waiting))
+        return min((self._since[ticket] for ticket in heads if ticket is not None), default=None)
+
+    @property
     def reserved_bytes(self) -> int:
         return sum(int(sizes.sum()) for _, sizes in self._reserved.values())
 
-    def admit(self, ticket: int, columns: Columns, *, urgent: bool = False) -> Reservation | None:
+    def admit(self, ticket: int, columns: Columns, now: float, *, urgent: bool = False) -> Reservation | None:
         """Reserve room for columns that can fit, or queue for it (None: an effect `Admitted` follows). urgent: ahead of
         all that are not.
         """
@@ -48,6 +55,7 @@ class Admission:
             line = self._urgent if urgent else self._waiting
             self._check_may_wait(line)
             line[ticket] = columns
+            self._since[ticket] = now
         return reservation
 
     def check_can_fit(self, columns: Columns) -> None:
@@ -95,6 +103,7 @@ class Admission:
         """Stop waiting; those behind are not served yet."""
         self._urgent.pop(ticket, None)
         self._waiting.pop(ticket, None)
+        self._since.pop(ticket, None)
 
     def admit_waiting(self) -> None:
         """Serve the lines from their head while there is room; to be called whenever bytes became free."""
@@ -103,7 +112,7 @@ class Admission:
             reservation = self._reserve(ticket, columns)
             if reservation is None:
                 return
-            del line[ticket]
+            del line[ticket], self._since[ticket]
             self._state.effects.append(Admitted(ticket, reservation))
 
     def waiting_tickets(self) -> list[int]:

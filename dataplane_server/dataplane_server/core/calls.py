@@ -303,7 +303,8 @@ class FieldInfo:
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
     """Resident rows by state, rows consumed since registration, claims that wait; rows ever handed out, deliveries
-    ended by how, seconds by state of the task.
+    ended by how, seconds by state of the task; what waits and for how long (None: nothing, or not known); claims
+    granted.
     """
 
     task: str
@@ -317,6 +318,11 @@ class TaskInfo:
     delivered_rows_total: int = 0
     ended_deliveries: Mapping[str, int] = field(default_factory=dict)
     state_seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    ready_rows: int | None = field(default=None, compare=False)
+    oldest_untaken_age_s: float | None = field(default=None, compare=False)
+    weight_version_lag: int | None = field(default=None, compare=False)
+    longest_wait_s: float | None = field(default=None, compare=False)
+    claims_total: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,12 +336,38 @@ class PartitionInfo:
     rows_cleared_total: int
     removed_rows: Mapping[str, int] = field(default_factory=dict)
     open_groups: int = 0
+    oldest_row_age_s: float | None = field(default=None, compare=False)
+    newest_weight_version: int | None = field(default=None, compare=False)
+    written_bytes_total: int = field(default=0, compare=False)
+    read_bytes_total: int = field(default=0, compare=False)
+    read_rows_total: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumptionInfo:
     consumed: bool
     tasks: tuple[TaskInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The whole server at a glance. sessions_ended: by how."""
+
+    memory_budget_bytes: int
+    memory_used_bytes: int
+    partitions: int
+    rows: int
+    open_claims: int
+    waiting_claims: int
+    waiting_puts: int
+    sessions: int
+    open_groups: int
+    largest_free_bytes: int = field(default=0, compare=False)
+    free_pieces: int = field(default=0, compare=False)
+    longest_put_wait_s: float | None = field(default=None, compare=False)
+    sessions_opened: int = field(default=0, compare=False)
+    sessions_ended: Mapping[str, int] = field(default_factory=dict, compare=False)
+    draining: bool = field(default=False, compare=False)
 
 
 # -- effects -----------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class ClaimLine:
             return None
         return view.first(min(view.ready, wish.batch_size), wish.max_tokens)
 
-    def wait(self, partition: Partition, asker: Asker, mask: int) -> int:
+    def wait(self, partition: Partition, asker: Asker, mask: int, now: float) -> int:
         """Put an asker in line; its ticket. Refusal when nothing may wait, or nothing more."""
         if self._state.draining:
             raise draining()
@@ -99,7 +99,7 @@ class ClaimLine:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} claims wait already", max_waiting_claims=limit)
         ticket, wish = self._state.ticket(), asker.wish
         view = partition.task(wish.task).view(mask, wish.whole_groups)
-        view.waiters[ticket] = Waiter(ticket, wish.min_size, wish.batch_size, wish.max_tokens)
+        view.waiters[ticket] = Waiter(ticket, wish.min_size, wish.batch_size, wish.max_tokens, now)
         self._waiting[ticket] = _Waiting(asker, view)
         return ticket
 
@@ -109,6 +109,7 @@ class ClaimLine:
             while (pair := task.next_waiter()) is not None:
                 view, waiter = pair
                 asker = self.leave(waiter.ticket)
+                task.flow.claim_wait_s += asker.callers * max(now - waiter.since, 0.0)
                 slots = view.first(min(view.ready, waiter.batch_size), waiter.max_tokens)
                 asker.receive(partition, slots, now)
             task.observe(now)
@@ -155,11 +156,13 @@ class ClaimLine:
             reasons.append(f"{hidden} of them belong to groups that are still reserved")
         if task.delayed:
             reasons.append(f"{task.delayed} more are delayed by a release")
+        others = task.waiting()
         message = (
             f"partition {wish.partition_id!r}, task {wish.task!r}: {wish.min_size} ready "
             f"{'groups' if wish.whole_groups else 'rows'} wanted; "
             f"{len(produced)} of {len(partition.rows)} resident rows are untaken"
             + "".join(f", {reason}" for reason in reasons)
+            + (f"; {others} other claims of the task stand in line, first come first served" if others else "")
         )
         return Refusal(Reason.CLAIM_TIMEOUT, message, partition_id=wish.partition_id, task=wish.task)
 

@@ -147,11 +147,6 @@ class ClaimTable:
         ended = self._ended.get(claim_id)
         return ended.rows if ended is not None and ended.of_step and ended.how == "committed" else None
 
-    def partition_id(self, claim_id: str) -> str | None:
-        """The partition of an open claim; None when the claim is not open."""
-        claim = self._open.get(claim_id)
-        return None if claim is None else claim.partition.partition_id
-
     def holder(self, partition: Partition, task: str, slot: int) -> str:
         """The claim that holds a row; empty when none does."""
         for claim in self._open.values():

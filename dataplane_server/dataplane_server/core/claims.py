@@ -62,7 +62,7 @@ class ClaimDesk:
             partition.task(request.task).observe(now)
             return grant
         asker = _PlainAsker(self, request)
-        asker.ticket = self._line.wait(partition, asker, mask)
+        asker.ticket = self._line.wait(partition, asker, mask, now)
         self._ticket_of[request.request_id] = asker.ticket
         partition.task(request.task).observe(now)
         return Waiting(asker.ticket)
@@ -134,6 +134,7 @@ class ClaimDesk:
         """A new claim on rows that are in no view; none when they are consumed at once."""
         task, rows = partition.task(task_name), partition.rows
         task.take(slots, consume=consume)
+        task.flow.claims += 1
         sample_ids = tuple(rows.ids(slots))
         claim_id = "" if consume else f"{self._state.incarnation}-{self._state.ticket()}"
         who = ""
@@ -196,8 +197,10 @@ class ClaimDesk:
             )
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition.partition_id, claim_id=claim_id)
 
-    def commit(self, claim_id: str, now: float) -> int:
-        """End a claim; how many of its rows are now consumed. Every holder of a shard may do so; the first one does."""
+    def commit(self, claim_id: str, now: float, size_bytes: int = 0) -> int:
+        """End a claim; how many of its rows are now consumed. Every holder of a shard may do so; the first one does.
+        size_bytes: of the columns that came with it.
+        """
         before = self._claims.committed_shard(claim_id)
         if before is not None:
             return before
@@ -205,6 +208,8 @@ class ClaimDesk:
         left = claim.left()
         task = claim.partition.tasks[claim.task]
         task.consume(left)
+        task.flow.commits += 1
+        task.flow.commit_bytes += size_bytes
         self._claims.note("committed", claim, left, now)
         self._claims.end(claim, "committed", len(left))
         task.observe(now)

@@ -44,6 +44,11 @@ class GroupView:
         """Groups in line."""
         return len(self._line)
 
+    @property
+    def ready_rows(self) -> int:
+        """Rows of the groups in line."""
+        return sum(1 if key >= 0 else self._ready_rows[-key] for key in self._line)
+
     def add(self, slots: Slots) -> None:
         """Take in those of the rows that are ready and not yet in."""
         self._line.update(dict.fromkeys(self._completed(slots)))

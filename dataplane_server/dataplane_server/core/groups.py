@@ -71,6 +71,8 @@ class GroupTable:
         self._number_of[request.group_id] = number
         self._rows["group"][slots] = number
         self._rows["hidden"][slots] = True
+        if request.weight_version is not None:
+            self._rows.set_weight_version(slots, request.weight_version)
         if session is not None:
             session.groups[reservation_id] = None
 
@@ -135,6 +137,8 @@ class GroupTable:
         slots = self.members(group.number)
         self._rows["hidden"][slots] = False
         group.end_weight_version = weight_version
+        if weight_version is not None:
+            self._rows.see_weight_version(weight_version)
         self.end_reservation(group)
         return slots
 
@@ -185,6 +189,7 @@ class Groups:
         partition = self._state.partition(request.partition_id)
         session = self._state.sessions.find(request.session_id) if request.session_id else None
         self._check(request, partition)
+        self._state.births.tell(now)
         slots = partition.create(request.sample_ids)
         reservation_id = f"{self._state.incarnation}-g{self._state.ticket()}"
         partition.groups.add(request, slots, reservation_id, session)

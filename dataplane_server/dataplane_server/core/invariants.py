@@ -11,10 +11,10 @@ import numpy as np
 
 from dataplane_server.core.group_view import GroupView
 from dataplane_server.core.partition import Partition
-from dataplane_server.core.rows import Slots
+from dataplane_server.core.rows import UNKNOWN_VERSION, Slots
 from dataplane_server.core.space import Space
 from dataplane_server.core.state import State
-from dataplane_server.core.task_states import CLAIMED, UNTAKEN
+from dataplane_server.core.task_states import CLAIMED, STATE_NAMES, UNTAKEN
 from dataplane_server.core.tasks import AnyView, Task
 
 if TYPE_CHECKING:
@@ -104,7 +104,15 @@ def _check_task(partition: Partition, task: Task, claims: ClaimTable) -> None:
     _law(len(owned) == len(set(owned)), f"task {task.name!r}: no row is in two claims")
     _law(set(owned) == claimed, f"task {task.name!r}: a row is claimed exactly while a claim holds it")
     _law(task.deliveries.open == len(claimed), f"task {task.name!r}: delivered = claimed + ended")
-    _law(sum(task.counts()) == len(slots), f"task {task.name!r}: every row is in one state")
+    counted = np.bincount(task.states[slots], minlength=len(STATE_NAMES))
+    _law(task.counts() == tuple(counted.tolist()), f"task {task.name!r}: rows are counted by state")
+    births = partition.rows.generations(slots[task.states[slots] == UNTAKEN])
+    oldest = int(births.min()) if len(births) else None
+    _law(task.backlog.oldest_birth == oldest, f"task {task.name!r}: the oldest untaken row is known")
+    versions = partition.rows["weight_version"][slots[task.states[slots] == UNTAKEN]]
+    known = versions[versions < UNKNOWN_VERSION]
+    least = int(known.min()) if len(known) else None
+    _law(task.backlog.oldest_weight_version == least, f"task {task.name!r}: the oldest untaken weight version is known")
     hidden = slots[partition.rows["hidden"][slots]]
     _law(not task.states[hidden].any(), f"task {task.name!r}: rows that are hidden are untaken")
     for view in task.views:

@@ -14,14 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dataplane_server.core.births import Births
 from dataplane_server.core.calls import Definition, FieldInfo, PartitionInfo, ReadColumn, TaskInfo
 from dataplane_server.core.columns import Column, Columns, Int64Array, Shape
 from dataplane_server.core.fields import Field
+from dataplane_server.core.flow import PartitionFlow
 from dataplane_server.core.groups import Group, GroupTable
 from dataplane_server.core.limits import Limits
 from dataplane_server.core.names import check_generations
 from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.rows import Births, RowTable, Slots, Tags
+from dataplane_server.core.rows import RowTable, Slots, Tags
 from dataplane_server.core.sequence_lengths import check_sequence_lengths
 from dataplane_server.core.space import Run, Space, column_runs
 from dataplane_server.core.task_states import CONSUMED
@@ -47,6 +49,8 @@ class Partition:
 
     def __init__(self, definition: Definition, space: Space, births: Births) -> None:
         self.definition = definition
+        self.flow = PartitionFlow()
+        self.births = births
         self.rows = RowTable(definition.partition_id, space, births)
         self.groups = GroupTable(self.rows)
         self.fields: dict[str, Field] = {}
@@ -167,8 +171,15 @@ class Partition:
     def create(self, sample_ids: Sequence[str]) -> Slots:
         """Rows for samples that do not exist, without values. Whoever asks keeps them out of sight: no view is told."""
         slots = np.full(len(sample_ids), -1, np.int64)
-        self.rows_put_total += self.rows.create(sample_ids, slots)
+        self._create(sample_ids, slots)
         return slots
+
+    def _create(self, sample_ids: Sequence[str], slots: Slots) -> int:
+        created = self.rows.create(sample_ids, slots)
+        self.rows_put_total += created
+        for task in self.tasks.values():
+            task.created(created)
+        return created
 
     def put(
         self,
@@ -183,8 +194,7 @@ class Partition:
         column). Returns how many rows are new.
         """
         slots = checked.slots
-        created = self.rows.create(sample_ids, slots)
-        self.rows_put_total += created
+        created = self._create(sample_ids, slots)
         if columns.each:
             self._store(checked, columns, offsets, replaces=created < len(slots))
         self._store_sequence_lengths(slots, columns.each, sequence_lengths)
@@ -333,11 +343,27 @@ class Partition:
 
     @property
     def size_bytes(self) -> int:
-        return sum(field.size_bytes for field in self.fields.values())
+        return sum([field.size_bytes for field in self.fields.values()])
+
+    def oldest_row_age_s(self, now: float) -> float | None:
+        """For how long the row has been there that came first; None without rows."""
+        birth = self.rows.oldest_birth
+        return None if birth is None else self.births.age(birth, now)
+
+    def oldest_untaken_age_s(self, task: Task, now: float) -> float | None:
+        """The same, of the rows that a task has not taken."""
+        birth = task.backlog.oldest_birth
+        return None if birth is None else self.births.age(birth, now)
+
+    def weight_version_lag(self, task: Task) -> int | None:
+        """By how many weight versions rows are behind at most that a task has not taken; None while none names one."""
+        newest, oldest = self.rows.newest_weight_version, task.backlog.oldest_weight_version
+        return None if newest is None or oldest is None else newest - oldest
 
     def task_info(self, name: str, now: float = 0.0) -> TaskInfo:
-        """now: until when the time in states is counted."""
+        """now: until when times are counted."""
         task = self.task(name)
+        since = task.waits_since()
         untaken, claimed, consumed, delayed, dead = task.counts()
         return TaskInfo(
             task=name,
@@ -351,6 +377,11 @@ class Partition:
             delivered_rows_total=task.deliveries.total,
             ended_deliveries=dict(task.deliveries.ended),
             state_seconds=task.clock.seconds(now),
+            ready_rows=task.ready_rows(),
+            oldest_untaken_age_s=self.oldest_untaken_age_s(task, now),
+            weight_version_lag=self.weight_version_lag(task),
+            longest_wait_s=None if since is None else max(now - since, 0.0),
+            claims_total=task.flow.claims,
         )
 
     def info(self, now: float = 0.0) -> PartitionInfo:
@@ -365,6 +396,11 @@ class Partition:
             rows_cleared_total=self.rows_cleared_total,
             removed_rows=dict(self.removed),
             open_groups=len(self.groups.reserved),
+            oldest_row_age_s=self.oldest_row_age_s(now),
+            newest_weight_version=self.rows.newest_weight_version,
+            written_bytes_total=self.flow.put_bytes + sum(task.flow.commit_bytes for task in self.tasks.values()),
+            read_bytes_total=self.flow.read_bytes,
+            read_rows_total=self.flow.read_rows,
         )
 
 

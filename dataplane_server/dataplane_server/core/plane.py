@@ -14,8 +14,7 @@ the core decides where in the arena they lie, the shell copies them. One thread 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -45,6 +44,7 @@ from dataplane_server.core.calls import (
     SampleStory,
     SessionInfo,
     ShardRequest,
+    Totals,
     Waiting,
 )
 from dataplane_server.core.claim_line import ClaimLine
@@ -65,21 +65,6 @@ from dataplane_server.core.stories import story
 from dataplane_server.core.writes import Writes
 
 _TIDIED_AT_ONCE = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """The whole server at a glance."""
-
-    memory_budget_bytes: int
-    memory_used_bytes: int
-    partitions: int
-    rows: int
-    open_claims: int
-    waiting_claims: int
-    waiting_puts: int
-    sessions: int
-    open_groups: int
 
 
 class DataPlane:
@@ -166,6 +151,11 @@ class DataPlane:
         """All partitions, by id."""
         return [self._state.partitions[name].info(now) for name in sorted(self._state.partitions)]
 
+    @property
+    def registered(self) -> Mapping[str, Partition]:
+        """All partitions, by id, for reading."""
+        return self._state.partitions
+
     def consumption(self, partition_id: str, tasks: Sequence[str], now: float = 0.0) -> ConsumptionInfo:
         """How far tasks are; consumed when num_samples rows were put and none is left for any of the tasks."""
         partition = self._state.partition(partition_id)
@@ -233,6 +223,7 @@ class DataPlane:
             slots = partition.find_same(sample_ids, generations)
             journal.note("cleared", partition_id, partition.rows.ids(slots), now)
         result = ClearResult(len(slots), partition.clear(slots))
+        partition.flow.clears += 1
         self._state.answers.remember(request_id, "clear", result, now)
         self._writes.admission.admit_waiting()
         self._line.serve(partition, now)  # a group that lost a row may be complete now
@@ -281,10 +272,6 @@ class DataPlane:
             answers.recall(claim_request_id, "claim", now)  # refuses an id that names no claim
             self._steps.abandon_request(claim_request_id, now)
         return self._claims.abandon_request(request_id, claim_request_id, now)
-
-    def claimed_partition(self, claim_id: str) -> str | None:
-        """The partition of an open claim; None when the claim is not open."""
-        return self._open_claims.partition_id(claim_id)
 
     def release_claim(
         self, request_id: str, claim_id: str, now: float, *, delay_s: float = 0.0, reason: str = ""
@@ -390,17 +377,25 @@ class DataPlane:
         self._line.drain()
         self._writes.drain()
 
-    def totals(self) -> Totals:
+    def totals(self, now: float = 0.0) -> Totals:
+        """now: until when times are counted."""
+        space, sessions, since = self._state.space, self._state.sessions, self._writes.admission.waits_since
         return Totals(
             memory_budget_bytes=self.limits.memory_bytes,
-            memory_used_bytes=self._state.space.used,
+            memory_used_bytes=space.used,
             partitions=len(self._state.partitions),
             rows=self._state.total_rows,
             open_claims=len(self._open_claims),
             waiting_claims=self._line.callers,
             waiting_puts=self._writes.admission.waiting,
-            sessions=len(self._state.sessions),
+            sessions=len(sessions),
             open_groups=self._groups.open,
+            largest_free_bytes=space.largest_free,
+            free_pieces=space.free_pieces,
+            longest_put_wait_s=None if since is None else max(now - since, 0.0),
+            sessions_opened=sessions.opened,
+            sessions_ended=dict(sessions.ended),
+            draining=self._state.draining,
         )
 
     def check_invariants(self) -> None:

@@ -47,7 +47,9 @@ class Reads:
         partition.rows.pin(slots)
         self._pinned[ticket] = (partition, slots)
         lengths = partition.rows["sequence_length"][slots].astype("int64")
-        return ReadPlan(ticket, columns, lengths, runs, sum(run.size_bytes for run in runs))
+        size_bytes = sum(run.size_bytes for run in runs)
+        partition.flow.read(len(slots), size_bytes)
+        return ReadPlan(ticket, columns, lengths, runs, size_bytes)
 
     def end(self, ticket: int) -> None:
         """Let go of the rows; unknown tickets are fine."""

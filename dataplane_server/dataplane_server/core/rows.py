@@ -11,7 +11,9 @@ column, nor a view of one, over `create`: it would point at memory that is no lo
 rows, and it does that first.
 
 A row has two names for those who must not take another row for it. Inside the core, slot and generation; for callers
-its *birth*, a number that no other row of the server has, counted by `Births` over all partitions.
+its *birth*, see `births`.
+
+Of its tags one is known by name: "weight_version", a number, tells how far a row is behind.
 
 Readers pin slots. A pinned row that is removed leaves its slot in limbo: its bytes and its slot become free when the
 last pin goes, not before, and nobody waits for that.
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dataplane_server.core.births import Births
 from dataplane_server.core.columns import Int64Array
 from dataplane_server.core.places import Places
 from dataplane_server.core.refusal import Reason, Refusal
@@ -48,23 +51,15 @@ _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "produced": np.uint64,  # bit i: the row has produced the field of index i
     "pins": np.int32,
     "sequence_length": np.int32,  # tokens, -1 where unknown
+    "weight_version": np.int32,  # of the policy that made the row, or UNKNOWN_VERSION
     "group": np.int32,  # number of the row's group, 0 for none
     "hidden": np.bool_,  # its group is reserved still
     "shared": np.uint64,  # bit i: the value of the field of index i lies in a payload that other rows have, too
 }
 _OUTLIVE_THE_ROW = ("generation", "pins")
-
-
-class Births:
-    """Counts the rows of a server. A row's birth is what callers know as its generation."""
-
-    def __init__(self, first: int = 1) -> None:
-        self.next = first
-
-    def take(self, count: int) -> Int64Array:
-        """Births of so many new rows, in growing order."""
-        begin, self.next = self.next, self.next + count
-        return np.arange(begin, self.next)
+_VERSION_TAG = "weight_version"
+UNKNOWN_VERSION = int(np.iinfo(np.int32).max)
+_VERSIONS = range(UNKNOWN_VERSION)
 
 
 class RowTable:
@@ -75,6 +70,7 @@ class RowTable:
     def __init__(self, partition_id: str, space: Space, births: Births | None = None) -> None:
         self.places = Places(space.capacity)
         self.payloads = SharedPayloads(space)
+        self.newest_weight_version: int | None = None  # that rows or groups have ever named
         self._births = births or Births()
         self._partition_id = partition_id
         self._space = space
@@ -153,7 +149,14 @@ class RowTable:
         self._columns["alive"][created] = True
         self._columns["birth"][created] = self._births.take(len(taken))
         self._columns["sequence_length"][created] = -1
+        self._columns["weight_version"][created] = UNKNOWN_VERSION
         return len(taken)
+
+    @property
+    def oldest_birth(self) -> int | None:
+        """The birth of the row that came first; None without rows."""
+        slot = next(iter(self._slot_of.values()), None)
+        return None if slot is None else int(self._columns["birth"][slot])
 
     def all_slots(self) -> Slots:
         """Every resident row, in order of arrival."""
@@ -214,6 +217,19 @@ class RowTable:
         if tags:
             self._tags.extend(repeat(_NO_TAGS, slot + 1 - len(self._tags)))
             self._tags[slot] = self._tag_pool.own({**self._tags[slot], **tags} if self._tags[slot] else tags)
+            if _VERSION_TAG in tags and type(tags[_VERSION_TAG]) is int:
+                self.set_weight_version(slot, tags[_VERSION_TAG])
+
+    def set_weight_version(self, slots: Slots | int, version: Any) -> None:
+        """Note which weights made rows; a negative number, or a huge one, is passed over."""
+        if version in _VERSIONS:
+            self._columns["weight_version"][slots] = version
+            self.see_weight_version(version)
+
+    def see_weight_version(self, version: int) -> None:
+        """Note that there are weights of this version."""
+        if version in _VERSIONS:
+            self.newest_weight_version = max(version, self.newest_weight_version or 0)
 
     # -- bytes and pins ------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,8 @@ class Sessions:
         self._incarnation = incarnation
         self._sessions: dict[str, Session] = {}
         self._due: list[tuple[float, str]] = []
-        self._opened = 0
+        self.opened = 0
+        self.ended = {"closed": 0, "expired": 0}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -64,8 +65,8 @@ class Sessions:
         limit = self._limits.max_sessions
         if len(self._sessions) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} sessions are open already", max_sessions=limit)
-        self._opened += 1
-        session = Session(f"{self._incarnation}-s{self._opened}", client_name, grace_s, now + grace_s)
+        self.opened += 1
+        session = Session(f"{self._incarnation}-s{self.opened}", client_name, grace_s, now + grace_s)
         self._sessions[session.session_id] = session
         heapq.heappush(self._due, (session.deadline, session.session_id))
         return SessionInfo(session.session_id, grace_s)
@@ -94,6 +95,7 @@ class Sessions:
     def close(self, session_id: str) -> Session | None:
         """End a session, if it lives. The caller ends what it held."""
         session = self._sessions.pop(session_id, None)
+        self.ended["closed"] += session is not None
         if session is not None and len(self._due) > 2 * len(self._sessions):
             self._due = [(session.deadline, session.session_id) for session in self._sessions.values()]
             heapq.heapify(self._due)
@@ -116,6 +118,7 @@ class Sessions:
                 dead.append(self._sessions.pop(session_id))
             else:
                 heapq.heappush(self._due, (found.deadline, session_id))
+        self.ended["expired"] += len(dead)
         return sorted(dead, key=lambda session: session.deadline)
 
     @property

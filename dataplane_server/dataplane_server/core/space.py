@@ -29,6 +29,7 @@ BoolArray = npt.NDArray[np.bool_]
 ALIGNMENT = 8
 _QUICK_LOOK = 16
 _AT_ONCE = 1024
+_LOOK = 1024
 _HIGH = 1 << 19
 
 
@@ -112,6 +113,20 @@ class Space:
             self._piled += len(starts)
         else:
             self._merge_in_all(starts, starts + lengths)
+
+    @property
+    def free_pieces(self) -> int:
+        """Free ranges, those on the pile included."""
+        return len(self._end_of) + self._piled
+
+    @property
+    def largest_free(self) -> int:
+        """Bytes of the longest free range, from its first aligned offset; where many are of its size, of one that is no
+        less than half of it.
+        """
+        ranges = next((ranges for ranges in reversed(self._bins) if ranges), None)
+        starts = itertools.islice(ranges or (), _LOOK)
+        return max((self._end_of[start] - align(start) for start in starts), default=0)
 
     def free_ranges(self) -> Iterator[tuple[int, int]]:
         """(start, end) of every free range that is settled, in no order."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataplane_server.core.answers import Answers
+from dataplane_server.core.births import Births
 from dataplane_server.core.calls import Effect, Failed
 from dataplane_server.core.delays import Delays
 from dataplane_server.core.journal import Journal
 from dataplane_server.core.limits import Limits
 from dataplane_server.core.partition import Partition
 from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.rows import Births
 from dataplane_server.core.sessions import Sessions
 from dataplane_server.core.space import Space
 

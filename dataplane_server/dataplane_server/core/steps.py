@@ -94,7 +94,7 @@ class StepDesk:
             step = _Step(request)
             slots = self._line.take(partition, request, mask)
             if slots is None:
-                step.line_ticket = self._line.wait(partition, _StepAsker(self, step), mask)
+                step.line_ticket = self._line.wait(partition, _StepAsker(self, step), mask, now)
             self._steps.setdefault(_key(request), OrderedDict())[request.step] = step
             if slots is not None:
                 return self._hand(partition, self._assign(partition, step, slots, now), request, now)

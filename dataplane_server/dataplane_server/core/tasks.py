@@ -1,7 +1,8 @@
 """One consumer's cursor over the rows of a partition: which rows it has taken, and how each delivery ended.
 
 For one task a row is untaken, claimed, consumed, delayed (given back, but held for a while) or dead (given up). All
-changes of that state happen here, each with its entry in `deliveries`, so the two cannot disagree. Which of the
+changes of that state happen here, each with its entry in `deliveries`, so the two cannot disagree, and rows are counted
+by state as they move, so that a look at many tasks costs little. Which of the
 untaken rows are ready for a claim is the business of its views; see `view`.
 """
 
@@ -13,7 +14,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dataplane_server.core.backlog import Backlog
 from dataplane_server.core.deliveries import Deliveries, How
+from dataplane_server.core.flow import TaskFlow
 from dataplane_server.core.group_view import GroupView
 from dataplane_server.core.groups import GroupTable
 from dataplane_server.core.rows import RowTable, Slots
@@ -34,6 +37,7 @@ class Task:
     def __init__(self, name: str, rows: RowTable, groups: GroupTable) -> None:
         self.name = name
         self.consumed_total = 0
+        self.flow = TaskFlow()
         self.deliveries = Deliveries(name, rows)
         self.clock = TaskClock()
         self._rows = rows
@@ -42,6 +46,9 @@ class Task:
         self._views: OrderedDict[ViewKey, AnyView] = OrderedDict()
         self._held_until: dict[int, float] = {}  # slot -> end of the delay
         rows.add_column(self._column, np.uint8)
+        self.backlog = Backlog(rows, self._column)
+        self._counts = np.zeros(len(STATE_NAMES), np.int64)
+        self._counts[UNTAKEN] = len(rows)
 
     @property
     def states(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -50,8 +57,12 @@ class Task:
 
     def counts(self) -> tuple[int, ...]:
         """Resident rows that are untaken, claimed, consumed, delayed, dead. Rows that a group hides are untaken."""
-        counts = np.bincount(self.states[self._rows["alive"]], minlength=len(STATE_NAMES))
-        return tuple(counts.tolist())
+        return tuple(self._counts.tolist())
+
+    def created(self, rows: int) -> None:
+        """So many rows are new."""
+        self._counts[UNTAKEN] += rows
+        self.backlog.changed()
 
     # -- views ---------------------------------------------------------------------------------------------------------
 
@@ -73,12 +84,24 @@ class Task:
         return self._views[key]
 
     def produced(self, slots: Slots) -> None:
-        """Fields of the rows were produced, or the rows became visible."""
+        """Fields or tags of the rows were put, or the rows became visible."""
+        self.backlog.changed()
         for view in self._views.values():
             view.add(slots)
 
     def waiting(self) -> int:
-        return sum(len(view.waiters) for view in self._views.values())
+        """Claims that wait."""
+        return sum([len(view.waiters) for view in self._views.values()])
+
+    def waits_since(self) -> float | None:
+        """When the claim began to wait that has waited longest; None when none waits."""
+        heads = [next(iter(view.waiters.values())).since for view in self._views.values() if view.waiters]
+        return min(heads) if heads else None
+
+    def ready_rows(self) -> int | None:
+        """Rows that a claim could take now, by the view that was asked for last; None before the first."""
+        view = next(reversed(self._views.values()), None)
+        return None if view is None else view.ready_rows
 
     def next_waiter(self) -> tuple[AnyView, Waiter] | None:
         """Of the views whose head can be served, the one that has waited longest."""
@@ -101,7 +124,7 @@ class Task:
 
     def take(self, slots: Slots, *, consume: bool) -> None:
         """Hand out rows that are untaken, or held for a step; to consume them at once ends their delivery, too."""
-        self.states[slots] = CLAIMED
+        self._move(slots, CLAIMED)
         self._release_hold(slots)
         self._leave_views(slots)
         self.deliveries.begin(slots)
@@ -110,7 +133,7 @@ class Task:
 
     def consume(self, slots: Slots) -> None:
         """Claimed rows are done with."""
-        self.states[slots] = CONSUMED
+        self._move(slots, CONSUMED)
         self.consumed_total += len(slots)
         self.deliveries.end(len(slots), "committed")
 
@@ -127,7 +150,7 @@ class Task:
         self.deliveries.end(len(slots), how)
         exhausted = self.deliveries.exhausted(slots, most)
         dead = slots[exhausted]
-        self.states[dead] = DEAD
+        self._move(dead, DEAD)
         self.deliveries.bury(dead, reason)
         if held_until is None:
             self._return(slots[~exhausted])
@@ -181,16 +204,21 @@ class Task:
     def forget(self, slots: Slots) -> None:
         """The rows are about to go."""
         self.deliveries.end(int(np.count_nonzero(self.states[slots] == CLAIMED)), "cleared")
+        self._counts -= np.bincount(self.states[slots], minlength=len(STATE_NAMES))
+        self.backlog.changed()
         self.deliveries.forget(slots)
         self._release_hold(slots)
         self._leave_views(slots)
 
     def reset(self) -> None:
         """Make every row untaken, as a new definition does."""
-        self.deliveries.end(int(np.count_nonzero(self.states[self._rows["alive"]] == CLAIMED)), "reset")
+        self.deliveries.end(int(self._counts[CLAIMED]), "reset")
         self.deliveries.forget_all()
         self._held_until.clear()
         self.states[:] = UNTAKEN
+        self._counts[:] = 0
+        self._counts[UNTAKEN] = len(self._rows)
+        self.backlog.changed()
         self.consumed_total = 0
         for view in self._views.values():
             view.restart()
@@ -218,13 +246,19 @@ class Task:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
+    def _move(self, slots: Slots, state: int) -> None:
+        self._counts -= np.bincount(self.states[slots], minlength=len(STATE_NAMES))
+        self._counts[state] += len(slots)
+        self.states[slots] = state
+        self.backlog.changed()
+
     def _return(self, slots: Slots) -> None:
-        self.states[slots] = UNTAKEN
+        self._move(slots, UNTAKEN)
         for view in self._views.values():
             view.give_back(slots)
 
     def _hold(self, slots: Slots, until: float) -> None:
-        self.states[slots] = DELAYED
+        self._move(slots, DELAYED)
         self._held_until.update(dict.fromkeys(slots.tolist(), until))
 
     def _release_hold(self, slots: Slots) -> None:

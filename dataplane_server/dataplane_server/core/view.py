@@ -92,6 +92,11 @@ class View:
         self.ready -= count
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
+    @property
+    def ready_rows(self) -> int:
+        """Rows that claims could take."""
+        return self.ready
+
     def next_waiter(self) -> Waiter | None:
         """The waiter at the head, if enough rows are ready for it."""
         head = next(iter(self.waiters.values()), None)

@@ -74,7 +74,7 @@ class Writes:
         _check_form(put, self._state.limits)
         columns = _columns(put.columns, 1 if put.shared else len(put.sample_ids), self._state.limits)
         self._check_put(put, columns, now)
-        return self._admit(put, put.partition_id, columns, urgent=bool(put.claim_id))
+        return self._admit(put, put.partition_id, columns, now, urgent=bool(put.claim_id))
 
     def begin_commit(self, commit: Commit, now: float) -> Reservation | Waiting | CommitResult:
         """Reserve room for a commit's columns. Without columns the claim ends here."""
@@ -88,7 +88,7 @@ class Writes:
             return result
         columns = _columns(commit.columns, self._claims.size(commit.claim_id, now), self._state.limits)
         partition, _, _ = self._check_commit(commit, columns, now)
-        return self._admit(commit, partition.partition_id, columns, urgent=True)
+        return self._admit(commit, partition.partition_id, columns, now, urgent=True)
 
     def finish(self, ticket: int, now: float) -> PutResult | CommitResult:
         """Apply a write whose bytes have arrived. Refusal leaves nothing of it behind."""
@@ -133,11 +133,13 @@ class Writes:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _admit(self, call: Put | Commit, partition_id: str, columns: Columns, *, urgent: bool) -> Reservation | Waiting:
+    def _admit(
+        self, call: Put | Commit, partition_id: str, columns: Columns, now: float, *, urgent: bool
+    ) -> Reservation | Waiting:
         self.admission.check_can_fit(columns)
         self._supersede(call.request_id)
         ticket = self._state.ticket()
-        reservation = self.admission.admit(ticket, columns, urgent=urgent)
+        reservation = self.admission.admit(ticket, columns, now, urgent=urgent)
         if reservation is None and self._state.draining:
             self.admission.forfeit(ticket)
             raise draining()
@@ -149,11 +151,13 @@ class Writes:
         checked = self._check_put(put, columns, now)
         partition = self._state.partition(put.partition_id)
         offsets = self.admission.redeem(ticket)
+        self._state.births.tell(now)
         created = 0
         if put.shared:
             partition.put_shared(checked, columns, offsets)
         else:
             created = partition.put(put.sample_ids, checked, columns, offsets, put.tags, put.sequence_lengths)
+        partition.flow.put(len(put.sample_ids), columns.size_bytes)
         self._note(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids, now)
         self._line.serve(partition, now)
         generations = partition.rows.generations(checked.slots[: len(put.sample_ids)])
@@ -165,7 +169,7 @@ class Writes:
         partition, sample_ids, checked = self._check_commit(commit, columns, now)
         partition.put((), checked, columns, self.admission.redeem(ticket), None, None)
         self._note(commit, partition, sample_ids, now)
-        result = CommitResult(self._claims.commit(commit.claim_id, now))
+        result = CommitResult(self._claims.commit(commit.claim_id, now, columns.size_bytes))
         self._line.serve(partition, now)
         self._state.answers.remember(commit.request_id, "commit", result, now)
         return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from dataplane_server.observe.metrics import Metrics
 
@@ -43,7 +43,7 @@ class HttpSide:
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
-        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _serve_health(self, request: web.Request) -> web.Response:
         from aiohttp import web

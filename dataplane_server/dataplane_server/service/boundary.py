@@ -12,6 +12,7 @@ import grpc
 from google.rpc import status_pb2
 
 from dataplane_server.observe.metrics import Metrics
+from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.error_table import DETAILS_KEY
 from dataplane_server.service.failures import Failures
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 class Boundary(grpc.aio.ServerInterceptor):
     """Wraps the methods of our service; health and reflection pass through."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self._metrics = metrics
+        self._tracing = tracing
         self._failures = Failures(metrics)
 
     async def intercept_service(
@@ -100,7 +102,15 @@ class Boundary(grpc.aio.ServerInterceptor):
             await _abort(context, status)
         finally:
             if counted:
-                self._metrics.call(verb, "grpc", code, time.monotonic() - began)
+                seconds = time.monotonic() - began
+                self._metrics.call(verb, "grpc", code, seconds)
+                if self._tracing is not None:
+                    self._tracing.call(verb, "grpc", code, seconds, _traceparent(context))
+
+
+def _traceparent(context: Context) -> str:
+    metadata: Any = context.invocation_metadata() or ()  # pairs, whatever the type stubs say
+    return next((value for key, value in metadata if key == "traceparent"), "")
 
 
 async def _abort(context: Context, status: status_pb2.Status) -> None:

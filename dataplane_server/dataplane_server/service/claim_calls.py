@@ -34,7 +34,7 @@ class ClaimCalls:
         grant = await self._granted(answer, request)
         response = translate_claims.grant(grant)
         self._check_fits(response, grant, request)
-        self._count(request, grant, began)
+        self._metrics.claim_waited(time.monotonic() - began)
         return response
 
     async def claim_shard(self, request: pb.ClaimShardRequest) -> pb.ClaimShardResponse:
@@ -43,7 +43,7 @@ class ClaimCalls:
         grant = await self._granted(answer, request)
         response = pb.ClaimShardResponse(claim=translate_claims.grant(grant))
         self._check_fits(response, grant, request)
-        self._count(request, grant, began)
+        self._metrics.claim_waited(time.monotonic() - began)
         return response
 
     async def _granted(self, answer: Grant | Waiting, request: ClaimingRequest) -> Grant:
@@ -81,10 +81,6 @@ class ClaimCalls:
             self._plane.abandon_request(own_id, request.request_id, now)
         else:  # delivery was consumption
             self._plane.reset_task(own_id, request.partition_id, request.task, grant.sample_ids, now)
-
-    def _count(self, request: ClaimingRequest, grant: Grant, began: float) -> None:
-        waited_s = time.monotonic() - began
-        self._metrics.claim(request.partition_id, request.task, len(grant.sample_ids), waited_s)
 
     async def release_claim(self, request: pb.ReleaseClaimRequest) -> pb.ReleaseClaimResponse:
         if request.claim_id and request.claim_request_id:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Iterable
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -40,14 +39,12 @@ class LocalCalls:
     def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
         header = request.header
         begun = self._shell.settled(lambda: self._shell.plane.begin_put(translate.put(header), time.monotonic()))
-        applied = partial(self._put_applied, header.partition_id, len(header.sample_ids))
-        return self._write(begun, applied, request, session)
+        return self._write(begun, self._put_applied, request, session)
 
     def commit(self, request: pb.LocalCommitRequest, session: LocalSession) -> Answer:
         header = request.header
-        partition_id = self._shell.plane.claimed_partition(header.claim_id)
         begun = self._shell.settled(lambda: self._shell.plane.begin_commit(translate.commit(header), time.monotonic()))
-        return self._write(begun, partial(self._commit_applied, partition_id), request, session)
+        return self._write(begun, self._commit_applied, request, session)
 
     def _write(
         self, begun: Result | Reservation | Waiting, applied: Applied, request: WriteRequest, session: LocalSession
@@ -104,14 +101,13 @@ class LocalCalls:
         result = self._shell.settled(lambda: self._shell.plane.finish(room.ticket, time.monotonic()))
         return room.applied(result, room.size_bytes)
 
-    def _put_applied(self, partition_id: str, rows: int, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
+    def _put_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         put = cast("PutResult", result)  # a ticket finishes as what it began as
-        self._metrics.put(partition_id, rows, put.size_bytes)
+        self._metrics.carried("PutSamples", "shm", size_bytes)
         return pb.LocalWriteResponse(put=translate.put_result(put))
 
-    def _commit_applied(self, partition_id: str | None, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
-        if partition_id is not None:  # a repeated commit finds its claim ended, and was counted before
-            self._metrics.commit(partition_id, size_bytes)
+    def _commit_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
+        self._metrics.carried("CommitClaim", "shm", size_bytes)
         consumed = cast("CommitResult", result).consumed_rows
         return pb.LocalWriteResponse(commit=plane_pb.CommitClaimResponse(consumed_rows=consumed))
 
@@ -126,7 +122,7 @@ class LocalCalls:
         else:
             session.hold(request.handle, Lease(plan.ticket))
             response.lease.CopyFrom(_arena_runs(plan.runs))
-        self._metrics.read(what.partition_id, len(what.sample_ids), plan.size_bytes)
+        self._metrics.carried("ReadColumns", "shm", plan.size_bytes)
         return response
 
 

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -20,7 +20,7 @@ from dataplane_server.core.state import draining
 from dataplane_server.service.error_table import status_of
 from dataplane_server.service.local_session import LocalSession
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES
+from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARENT_BYTES
 
 if TYPE_CHECKING:
     from dataplane_server.service.local_endpoint import LocalEndpoint
@@ -35,6 +35,14 @@ class LocalMethod:
     verb: str
     request: type[Message]
     call: Callable[[Any, LocalSession], Message | Awaitable[Message]]
+
+
+class _Call(NamedTuple):
+    """A call under way. began: on the monotonic clock. traceparent: of the trace that it belongs to, "" for none."""
+
+    verb: str
+    began: float
+    traceparent: str
 
 
 class LocalConnection(asyncio.Protocol):
@@ -122,7 +130,10 @@ class LocalConnection(asyncio.Protocol):
         self._attached = True
         arena = self._endpoint.arena
         response = pb.AttachResponse(
-            session=self.session.token, arena_bytes=arena.file_bytes, nonce_offset=arena.nonce_offset
+            session=self.session.token,
+            arena_bytes=arena.file_bytes,
+            nonce_offset=arena.nonce_offset,
+            traces=self._endpoint.tracing is not None,
         )
         body = response.SerializeToString()
         with arena.descriptors() as descriptors:
@@ -138,40 +149,50 @@ class LocalConnection(asyncio.Protocol):
 
     def _begin(self, number: int, body: bytes, session: LocalSession) -> None:
         """Carry a call out, at once unless it has to wait; counted, logged and told as calls of the gRPC service."""
-        began, method = time.monotonic(), self._endpoint.methods.get(number, _UNKNOWN)
+        began, traceparent = time.monotonic(), ""
+        if number & TRACED and len(body) >= TRACEPARENT_BYTES:  # else there is no such method
+            number, traceparent, body = number ^ TRACED, _text(body[:TRACEPARENT_BYTES]), body[TRACEPARENT_BYTES:]
+        method = self._endpoint.methods.get(number, _UNKNOWN)
+        call = _Call(method.verb, began, traceparent)
         try:
             if self._endpoint.draining and number != pb.LOCAL_METHOD_FINISH_WRITE:
                 raise draining()
             response = method.call(_parsed(method.request, body), session)
             if isinstance(response, Message):
-                self._respond(method.verb, began, response)
+                self._respond(call, response)
                 return
         except Exception as error:  # noqa: BLE001  # the last line of defence
-            self._refuse(method.verb, began, error)
+            self._refuse(call, error)
             return
-        self.call = asyncio.get_running_loop().create_task(self._await(method.verb, began, response))
+        self.call = asyncio.get_running_loop().create_task(self._await(call, response))
 
-    async def _await(self, verb: str, began: float, waiting: Awaitable[Message]) -> None:
+    async def _await(self, call: _Call, waiting: Awaitable[Message]) -> None:
         try:
             response = await waiting
             self.call = None
-            self._respond(verb, began, response)
+            self._respond(call, response)
         except asyncio.CancelledError:
-            self._endpoint.metrics.call(verb, "shm", "CANCELLED", time.monotonic() - began)
+            self._ended(call, "CANCELLED")
             raise
         except Exception as error:  # noqa: BLE001  # likewise
             self.call = None
-            self._refuse(verb, began, error)
+            self._refuse(call, error)
 
-    def _respond(self, verb: str, began: float, response: Message) -> None:
+    def _respond(self, call: _Call, response: Message) -> None:
         body = _body(response)
-        self._endpoint.metrics.call(verb, "shm", "OK", time.monotonic() - began)
+        self._ended(call, "OK")
         self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, body)
 
-    def _refuse(self, verb: str, began: float, error: Exception) -> None:
-        code, status = self._endpoint.failures.status(verb, error)
-        self._endpoint.metrics.call(verb, "shm", code, time.monotonic() - began)
+    def _refuse(self, call: _Call, error: Exception) -> None:
+        code, status = self._endpoint.failures.status(call.verb, error)
+        self._ended(call, code)
         self._send(pb.LOCAL_OUTCOME_ERROR, status.SerializeToString())
+
+    def _ended(self, call: _Call, code: str) -> None:
+        seconds = time.monotonic() - call.began
+        self._endpoint.metrics.call(call.verb, "shm", code, seconds)
+        if self._endpoint.tracing is not None:
+            self._endpoint.tracing.call(call.verb, "shm", code, seconds, call.traceparent)
 
     def _send(self, outcome: int, body: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -191,6 +212,11 @@ def _body(response: Message) -> bytes:
         message = f"the response takes {len(body)} bytes, at most {MAX_BODY_BYTES} travel; name fewer rows or fields"
         raise Refusal(Reason.LIMIT_REACHED, message)
     return body
+
+
+def _text(traceparent: bytes) -> str:
+    """What is not ASCII is no trace context, and harms nobody."""
+    return traceparent.decode("ascii", "replace")
 
 
 def _parsed(kind: type[M], body: bytes) -> M:

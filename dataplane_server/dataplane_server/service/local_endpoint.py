@@ -12,6 +12,8 @@ from pathlib import Path
 from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
+from dataplane_server.observe.tracing import Tracing
+from dataplane_server.service.binding import files_of_mode
 from dataplane_server.service.failures import Failures
 from dataplane_server.service.local_connection import LocalConnection, LocalMethod
 from dataplane_server.service.local_session import LocalSession
@@ -27,9 +29,17 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 class LocalEndpoint:
     """Serves clients of this host: `listen_*`, later `drain` and `close` once."""
 
-    def __init__(self, shell: Shell, arena: Arena, metrics: Metrics, methods: Mapping[int, LocalMethod]) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        arena: Arena,
+        metrics: Metrics,
+        methods: Mapping[int, LocalMethod],
+        tracing: Tracing | None = None,
+    ) -> None:
         self.arena = arena
         self.metrics = metrics
+        self.tracing = tracing
         self.methods = methods
         self.failures = Failures(metrics)
         self.connections: set[LocalConnection] = set()
@@ -47,15 +57,16 @@ class LocalEndpoint:
         """Listen at the abstract socket, for processes of this user."""
         self._listen(f"\0{self.abstract_name}", own_user_only=True)
 
-    def listen_beside(self, path: str) -> None:
-        """Listen beside a socket file that is ours, for whom the file's rights admit. Where that cannot be, because the
-        path is too long or taken by another file, the abstract socket has to do.
+    def listen_beside(self, path: str, mode: int | None) -> None:
+        """Listen beside a socket file that is ours, for whom the file's rights admit: `mode`, or what the umask leaves.
+        Where that cannot be, because the path is too long or taken by another file, the abstract socket has to do.
         """
         file = Path(path + FILE_SUFFIX)
         try:
             if file.is_socket():  # left by a server that was killed; had it lived, we would not have its socket
                 file.unlink()
-            self._listen(str(file), own_user_only=False)
+            with files_of_mode(mode):
+                self._listen(str(file), own_user_only=False)
         except OSError as error:
             self._log.warning("local_listen_failed", path=str(file), error=str(error))
         else:
@@ -93,7 +104,7 @@ class LocalEndpoint:
     def open_session(self) -> LocalSession:
         session = LocalSession(self._shell)
         self._sessions[session.token] = session
-        self.metrics.attached_clients.inc()
+        self.metrics.attached_clients += 1
         return session
 
     def session(self, token: bytes) -> LocalSession:
@@ -106,7 +117,7 @@ class LocalEndpoint:
         """End a session whose client is gone, and the calls of that client."""
         if self._sessions.pop(session.token, None) is not None:
             session.end()
-            self.metrics.attached_clients.dec()
+            self.metrics.attached_clients -= 1
             for connection in [c for c in self.connections if c.session is session]:
                 connection.close()
 
@@ -115,11 +126,11 @@ class LocalEndpoint:
     async def drain(self, grace_s: float) -> None:
         """Take no calls any more, and let those under way and lent writes finish for grace_s."""
         self.draining = True
+        for file in self._files:  # at once: as soon as gRPC has removed its own, a successor may listen here
+            file.unlink(missing_ok=True)
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
-        for file in self._files:
-            file.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
         while self._busy and loop.time() < deadline:  # noqa: ASYNC110  # once in a life; an event would be set by many

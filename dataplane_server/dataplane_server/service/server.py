@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import socket
 import time
 import uuid
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from dataplane_server.config import ServerConfig, host_and_port
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.http import HttpSide
 from dataplane_server.observe.log import get_log
+from dataplane_server.observe.loop_lag import LoopLag
 from dataplane_server.observe.metrics import Metrics
+from dataplane_server.observe.tracing import Tracing
+from dataplane_server.service.binding import bind, unix_path
 from dataplane_server.service.boundary import SERVICE, Boundary
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES
-from dataplane_server.service.health import Health
+from dataplane_server.service.health import Health, HealthListener
 from dataplane_server.service.local_calls import LocalCalls
 from dataplane_server.service.local_endpoint import LocalEndpoint
 from dataplane_server.service.local_methods import local_methods
@@ -54,84 +54,67 @@ class Server:
         )
         self.addresses: list[str] = []
         self.http_address: str | None = None
+        self.health_address: str | None = None
         self._log = get_log()
         self._arena = Arena(config.limits.memory_bytes, shared=config.share_memory and can_share())
-        self._metrics = Metrics(self.plane)
-        shell = Shell(self.plane)
+        self._metrics = Metrics(self.plane, lambda: self._serving)
+        tracing = Tracing() if config.tracing else None
+        self._lag = LoopLag(self._metrics.lagged)
+        shell = Shell(self.plane, self._metrics)
         self._servicer = DataPlaneServicer(shell, self._arena, self._metrics)
         self._local: LocalEndpoint | None = None
         if self._arena.shared:
             methods = local_methods(LocalCalls(shell, self._arena, self._metrics), self._servicer)
-            self._local = LocalEndpoint(shell, self._arena, self._metrics, methods)
+            self._local = LocalEndpoint(shell, self._arena, self._metrics, methods, tracing)
             self._servicer.share_memory(self._arena.nonce, self._local.abstract_name)
         self._health = Health(shell.endless)
+        self._probes = HealthListener()
         self._http = HttpSide(self._metrics, lambda: self._serving)
         self._serving = False
-        self._grpc = grpc.aio.server(interceptors=[Boundary(self._metrics)], options=_OPTIONS)
+        self._grpc = grpc.aio.server(interceptors=[Boundary(self._metrics, tracing)], options=_OPTIONS)
 
     async def start(self) -> None:
         """Listen everywhere, then report SERVING. Raises OSError when an address cannot be had."""
         keep_message_memory()
+        if self.config.health is not None:
+            self.health_address = await self._probes.start(self.config.health)
         pb_grpc.add_DataPlaneServiceServicer_to_server(self._servicer, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._grpc)
         for address in self.config.listen:
-            self.addresses.append(self._bind(address))
+            self.addresses.append(bind(self._grpc, address, self.config.socket_mode))
         if self._local is not None:
             self._local.listen_abstract()
             for address in self.addresses:
                 if address.startswith("unix:"):
-                    self._local.listen_beside(_unix_path(address))
+                    self._local.listen_beside(unix_path(address), self.config.socket_mode)
         await self._grpc.start()
         if self.config.http is not None:
             host, port = host_and_port("http", self.config.http)
             self.http_address = f"{host}:{await self._http.start(host, port)}"
-        await self._report(health_pb2.HealthCheckResponse.SERVING)
-        self._serving = True
-        self._log.info("serving", listen=self.addresses, http=self.http_address)
+        self._lag.start()
+        await self._report(ready=True)
+        self._log.info("serving", listen=self.addresses, http=self.http_address, health=self.health_address)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Drain: report NOT_SERVING, end every wait, let calls under way finish for grace_s, then close."""
         began = time.monotonic()
-        self._serving = False
-        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._report(ready=False)
         self._servicer.drain()
         grace_s = self.config.drain_grace_s if grace_s is None else grace_s
         if self._local is None:
             await self._grpc.stop(grace_s)
         else:
-            await asyncio.gather(self._grpc.stop(grace_s), self._local.drain(grace_s))
+            await asyncio.gather(self._local.drain(grace_s), self._grpc.stop(grace_s))
             await self._local.close()  # after the last put over gRPC, which could take the room of a view
         await self._http.stop()
+        self._lag.stop()
         self._arena.close()
+        await self._probes.stop()
         self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
 
-    def _bind(self, address: str) -> str:
-        if address.startswith("unix:"):
-            path = _unix_path(address)
-            _check_nobody_listens(path)
-            address = f"unix://{path}"
-        try:
-            port = self._grpc.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from None
-        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
-
-    async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in ("", SERVICE):
-            await self._health.set(name, status)
-
-
-def _unix_path(address: str) -> str:
-    return address.removeprefix("unix:").removeprefix("//")
-
-
-def _check_nobody_listens(path: str) -> None:
-    """Raises OSError when a server answers on the socket file, which gRPC would take over without asking. A file that
-    a killed server left is taken over; one's own is removed by gRPC as it stops listening.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        if probe.connect_ex(path) in (0, errno.EAGAIN):
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)
+    async def _report(self, *, ready: bool) -> None:
+        self._serving = ready
+        await self._health.report(ready=ready)
+        await self._probes.report(ready=ready)

@@ -65,7 +65,6 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         result = self._shell.settled(
             lambda: self._plane.drop_partition(request.request_id, request.partition_id, time.monotonic())
         )
-        self._metrics.forget_partition(request.partition_id)
         return pb.DropPartitionResponse(dropped_rows=result.dropped_rows)
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:
@@ -83,7 +82,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return pb.GetConsumptionStatusResponse(consumed=info.consumed, tasks=translate.task_statuses(info.tasks))
 
     async def GetServerStatus(self, request: pb.GetServerStatusRequest, context: object) -> pb.GetServerStatusResponse:
-        totals = self._plane.totals()
+        totals = self._plane.totals(time.monotonic())
         return pb.GetServerStatusResponse(
             version=VERSION,
             memory_budget_bytes=totals.memory_budget_bytes,
@@ -94,6 +93,10 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             waiting_puts=totals.waiting_puts,
             shared_memory=self._shared_memory,
             sessions=totals.sessions,
+            largest_free_bytes=totals.largest_free_bytes,
+            longest_put_wait=translate.optional_duration(totals.longest_put_wait_s),
+            draining=totals.draining,
+            max_rows=self._plane.limits.max_rows,
         )
 
     # -- writes --------------------------------------------------------------------------------------------------------
@@ -105,7 +108,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         header = await frames.first()
         begun = self._shell.settled(lambda: self._plane.begin_put(translate.put(header), time.monotonic()))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
-        self._metrics.put(header.partition_id, len(header.sample_ids), result.size_bytes)
+        self._metrics.carried("PutSamples", "grpc", frames.received_bytes)
         return translate.put_result(result)
 
     async def CommitClaim(  # type: ignore[override]  # likewise
@@ -113,11 +116,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> pb.CommitClaimResponse:
         frames = FrameReader(request_iterator, pb.CommitClaimHeader)
         header = await frames.first()
-        partition_id = self._plane.claimed_partition(header.claim_id)
         begun = self._shell.settled(lambda: self._plane.begin_commit(translate.commit(header), time.monotonic()))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
-        if partition_id is not None:  # a repeated commit finds its claim ended, and was counted before
-            self._metrics.commit(partition_id, frames.received_bytes)
+        self._metrics.carried("CommitClaim", "grpc", frames.received_bytes)
         return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
 
     async def _write(self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Header]) -> R:
@@ -164,7 +165,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         finally:
             self._plane.end_read(plan.ticket)
             self._shell.settle()
-        self._metrics.read(request.partition_id, len(request.sample_ids), plan.size_bytes)
+        self._metrics.carried("ReadColumns", "grpc", plan.size_bytes)
 
     async def GetSample(self, request: pb.GetSampleRequest, context: object) -> pb.GetSampleResponse:
         story = self._plane.sample(request.partition_id, request.sample_id)

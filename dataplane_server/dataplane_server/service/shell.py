@@ -5,6 +5,7 @@ event loop, so each call is atomic.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -12,6 +13,7 @@ from typing import TypeVar
 from dataplane_server.core.calls import Reservation, SessionDied, Waiting
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state import draining
+from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.endless import EndlessCalls
 from dataplane_server.service.session_streams import SessionStreams
 from dataplane_server.service.ticker import Ticker
@@ -25,8 +27,9 @@ _TIDY_PAUSE_S = 0.0002
 class Shell:
     """The core and the callers that wait for it."""
 
-    def __init__(self, plane: DataPlane) -> None:
+    def __init__(self, plane: DataPlane, metrics: Metrics) -> None:
         self.plane = plane
+        self._metrics = metrics
         self.waiters = Waiters()
         self.endless = EndlessCalls()
         self.sessions = SessionStreams(self.endless)
@@ -72,6 +75,9 @@ class Shell:
         """The reservation of a begun write, now or within wait_s. The caller aborts the write when this raises."""
         if isinstance(begun, Reservation):
             return begun
-        ticket = begun.ticket
+        ticket, began = begun.ticket, time.monotonic()
         give_up = partial(self.settled, lambda: self.plane.give_up_write(ticket))
-        return await self.waiters.wait(ticket, Reservation, wait_s, give_up)
+        try:
+            return await self.waiters.wait(ticket, Reservation, wait_s, give_up)
+        finally:
+            self._metrics.put_waited(time.monotonic() - began)

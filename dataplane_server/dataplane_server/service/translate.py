@@ -95,6 +95,10 @@ def duration(value_s: float) -> Duration:
     return Duration(seconds=int(value_s), nanos=int(value_s % 1 * 1e9))
 
 
+def optional_duration(value_s: float | None) -> Duration | None:
+    return None if value_s is None else duration(value_s)
+
+
 def _column_spec(column: pb.Column) -> ColumnSpec:
     shape = Shape(
         kind=_KIND.get(column.kind, "dense"),
@@ -160,6 +164,11 @@ def partition(info: PartitionInfo) -> pb.Partition:
         max_deliveries=what.max_deliveries,
         removed_rows=info.removed_rows,
         open_groups=info.open_groups,
+        oldest_row_age=optional_duration(info.oldest_row_age_s),
+        newest_weight_version=info.newest_weight_version,
+        written_bytes_total=info.written_bytes_total,
+        read_bytes_total=info.read_bytes_total,
+        read_rows_total=info.read_rows_total,
     )
 
 
@@ -177,6 +186,11 @@ def task_statuses(infos: Iterable[TaskInfo]) -> list[pb.TaskStatus]:
             delivered_rows_total=info.delivered_rows_total,
             ended_deliveries=info.ended_deliveries,
             state_seconds=info.state_seconds,
+            ready_rows=info.ready_rows,
+            oldest_untaken_age=optional_duration(info.oldest_untaken_age_s),
+            weight_version_lag=info.weight_version_lag,
+            longest_wait=optional_duration(info.longest_wait_s),
+            claims_total=info.claims_total,
         )
         for info in infos
     ]

@@ -9,6 +9,12 @@ from rl_dataplane.v1 import local_pb2 as pb
 HEAD = struct.Struct("<IHxx")
 """Size of the body, then LocalMethod (of a request) or LocalOutcome (of a response)."""
 
+TRACED = 1 << 15
+"""Set in the method of a request whose body begins with a trace context, which is no part of the message."""
+
+TRACEPARENT_BYTES = 55
+"""Of a trace context: `traceparent` as the W3C writes it, version 00, in ASCII."""
+
 MAX_BODY_BYTES = 20 << 20
 
 FILE_SUFFIX = ".local"

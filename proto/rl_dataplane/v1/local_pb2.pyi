@@ -13,6 +13,10 @@ the body, which is the method's request message. A response is 8 bytes (size of 
 two zero bytes) and the body: the method's response message, or a google.rpc.Status with the same details as over
 gRPC. A body holds at most 20 MiB. A connection carries one call at a time; whoever closes it cancels that call.
 
+Traces. Where AttachResponse says that the server traces calls, a call may tell to which trace it belongs, as metadata
+does over gRPC: the highest bit of its method (32768) is set, and its body begins with 55 bytes of ASCII, the
+traceparent of the W3C's Trace Context in version 00, before the request message.
+
 Sessions. The first request on a connection is ATTACH or JOIN. ATTACH opens a session that lives as long as this very
 connection, in whatever processes it is open: a client that dies lets go of everything in the same moment, unless a
 forked child still holds it, and a client that is only slow keeps what it holds. With its response come two file descriptors (SCM_RIGHTS): the arena to be mapped for reading, and the arena to
@@ -205,22 +209,26 @@ class AttachResponse(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     ARENA_BYTES_FIELD_NUMBER: _builtins.int
     NONCE_OFFSET_FIELD_NUMBER: _builtins.int
+    TRACES_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """Names the session to JOIN."""
     arena_bytes: _builtins.int
     """Size of the arena's files, nonce included."""
     nonce_offset: _builtins.int
     """Where in the arena the nonce of GetServerStatus stands."""
+    traces: _builtins.bool
+    """Whether the server traces calls, and so takes requests that tell their trace."""
     def __init__(
         self,
         *,
         session: _builtins.bytes = ...,
         arena_bytes: _builtins.int = ...,
         nonce_offset: _builtins.int = ...,
+        traces: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "nonce_offset", b"nonce_offset", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "nonce_offset", b"nonce_offset", "session", b"session", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from dataplane_client.client import connect
 
@@ -140,7 +141,8 @@ def test_healthz_answers_ok(http: str) -> None:
 def test_metrics_are_text_that_prometheus_reads(http: str) -> None:
     with fetch(f"{http}/metrics") as response:
         assert response.headers["Content-Type"].startswith("text/plain")
-        assert b"dataplane_memory_budget_bytes 6.7108864e+07" in response.read()
+        families = {family.name: family for family in text_string_to_metric_families(response.read().decode())}
+    assert [sample.value for sample in families["dataplane_memory_budget_bytes"].samples] == [64 << 20]
 
 
 def test_other_paths_are_not_found(http: str) -> None:

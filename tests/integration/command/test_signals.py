@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,15 +15,17 @@ from typing import Any, Protocol
 import grpc
 import pytest
 import torch
+from tests.integration.command.held_put import SIZE, HeldPut
+from tests.integration.wire.local_peer import Lifeline, Peer, put
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+from rl_dataplane.v1 import local_pb2 as local_pb
+from rl_dataplane.v1.local_frames import FILE_SUFFIX
 
 Eventually = Callable[[Callable[[], object]], None]
-
-SIZE = 1 << 20
 
 
 class Command(Protocol):
@@ -39,8 +41,13 @@ def listen(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def command(start_command: Callable[..., Command], listen: str) -> Command:
-    return start_command("--listen", listen, "--grace", "10")
+def grace() -> str:
+    return "10"
+
+
+@pytest.fixture
+def command(start_command: Callable[..., Command], listen: str, grace: str) -> Command:
+    return start_command("--listen", listen, "--grace", grace)
 
 
 @pytest.fixture
@@ -53,22 +60,6 @@ def flow(command: Command, listen: str) -> Iterator[DataPlaneClient]:
 def failures(command: Command) -> list[str]:
     """Lines of the log that tell of an error, or of a stack that leads through our code."""
     return [line for line in command.log.splitlines() if '"level": "error"' in line or "/dataplane_server/" in line]
-
-
-class HeldPut:
-    """A put of one row whose second half waits to be let go."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self.let_go = threading.Event()
-        stub: Any = pb_grpc.DataPlaneServiceStub(channel)
-        self.call = stub.PutSamples.future(self._frames(), timeout=60)
-
-    def _frames(self) -> Iterator[pb.PutSamplesRequest]:
-        column = pb.Column(name="x", kind=pb.FIELD_KIND_DENSE, data_type=pb.DATA_TYPE_UINT8, row_shape=[2 * SIZE])
-        header = pb.PutSamplesHeader(request_id="held", partition_id="p", sample_ids=["held"], columns=[column])
-        yield pb.PutSamplesRequest(header=header, chunk=pb.Chunk(data=bytes(SIZE)))
-        self.let_go.wait(60)
-        yield pb.PutSamplesRequest(chunk=pb.Chunk(offset_bytes=SIZE, data=bytes(SIZE)))
 
 
 @pytest.fixture
@@ -176,6 +167,40 @@ def test_a_call_that_outlasts_the_grace_is_cut_and_the_end_is_still_clean(
     assert not failures(command)
 
 
+@pytest.fixture
+def lent(flow: DataPlaneClient, listen: str) -> Iterator[tuple[Lifeline, Peer]]:
+    """A client of the memory that has room for one row lent to it, and has not filled it yet."""
+    path = listen.removeprefix("unix://") + FILE_SUFFIX
+    with contextlib.closing(Lifeline(path)) as lifeline, contextlib.closing(Peer(path)) as peer:
+        peer.call(local_pb.LOCAL_METHOD_JOIN, local_pb.JoinRequest(session=lifeline.attached.session))
+        peer.call(local_pb.LOCAL_METHOD_PUT, put(7, SIZE))
+        yield lifeline, peer
+
+
+FINISH = local_pb.FinishWriteRequest(handle=7)
+
+
+def test_a_put_through_memory_that_is_under_way_finishes_after_sigterm(
+    command: Command, lent: tuple[Lifeline, Peer], threads: ThreadPoolExecutor, listen: str, eventually: Eventually
+) -> None:
+    ended = threads.submit(command.end)
+    eventually(lambda: not Path(listen.removeprefix("unix://") + FILE_SUFFIX).exists())
+    _, peer = lent
+    assert peer.refused(local_pb.LOCAL_METHOD_PUT, put(8, SIZE)) == ("DRAINING", "the server is shutting down")
+    assert not ended.done()
+    written = peer.call(local_pb.LOCAL_METHOD_FINISH_WRITE, FINISH, local_pb.LocalWriteResponse)
+    assert written.put.created_rows == 1
+    assert ended.result(20) == 0
+
+
+@pytest.mark.parametrize("grace", ["0.2"])
+def test_a_put_through_memory_that_outlasts_the_grace_is_cut(command: Command, lent: tuple[Lifeline, Peer]) -> None:
+    _, peer = lent
+    assert command.end() == 0
+    assert peer.ended
+    assert not failures(command)
+
+
 def test_claims_and_puts_that_wait_end_at_sigterm_with_a_word_of_why(
     command: Command, flow: DataPlaneClient, listen: str, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
@@ -206,29 +231,6 @@ def test_a_client_whose_claim_waits_retries_and_then_says_unavailable(
     eventually(lambda: flow.server_status().waiting_claims == 1)
     assert command.end() == 0
     assert isinstance(claim.exception(20), UnavailableError)
-
-
-def test_under_load_every_call_succeeds_or_is_told_that_the_server_is_gone(
-    command: Command, flow: DataPlaneClient, listen: str, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    def put_until_the_end(worker: int) -> tuple[int, BaseException]:
-        with connect(listen, timeout_s=0.5) as own:
-            succeeded = 0
-            try:
-                for succeeded in range(1_000_000):
-                    own.put_samples([f"{worker}-{succeeded % 50}"], "p", {"x": torch.zeros(1, 1000)})
-            except BaseException as error:  # noqa: BLE001  # whatever it is, the test looks at it
-                return succeeded, error
-        raise AssertionError
-
-    workers = [threads.submit(put_until_the_end, worker) for worker in range(8)]
-    eventually(lambda: flow.partition("p").rows_put_total >= 100)
-    assert command.end() == 0
-    for worker in workers:
-        succeeded, error = worker.result(60)
-        assert succeeded > 0
-        assert type(error) is UnavailableError
-    assert not failures(command)
 
 
 def test_a_server_killed_without_grace_leaves_a_socket_that_the_next_one_takes_over(

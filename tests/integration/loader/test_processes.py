@@ -37,7 +37,7 @@ def test_rows_of_a_worker_that_is_killed_come_again_and_no_row_is_lost_or_seen_t
             os.kill(rows.worker_pids[0], signal.SIGKILL)
     assert seen == Counter(f"s{number}" for number in range(10_000))
     assert rows.restarts == 1
-    assert "has died" in caplog.text
+    assert "loader_worker_died" in caplog.text
     ended = client.partition("p").task("train").ended_deliveries
     assert ended["committed"] == 10_000
     assert deliveries[2] == ended.get("expired", 0) <= 2 * 64

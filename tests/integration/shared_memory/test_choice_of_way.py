@@ -83,7 +83,7 @@ def test_who_does_not_insist_uses_grpc_and_says_so_once(
     with caplog.at_level(logging.INFO, "dataplane_client"), connect(listen) as client:
         assert (client.transport, works(client)) == ("grpc", True)
     assert [record.getMessage() for record in caplog.records] == [
-        f"values of {listen} travel over gRPC: the server shares no memory"
+        f'memory_not_shared server={listen} why="the server shares no memory"'
     ]
     unshared.stop()
 

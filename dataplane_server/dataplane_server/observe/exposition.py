@@ -1,0 +1,144 @@
+"""Prometheus's text format for the many series: those of partitions and of their tasks.
+
+A server of a thousand partitions has some fifty thousand of them, and answers its callers on the thread that writes
+them out. So the text around the numbers is made once, for as long as the partitions and tasks stay the same, and a
+scrape fills the numbers of a whole family in by one formatting operation. Seconds are told to a millisecond, which
+takes half as long as telling them whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from dataplane_server.core.figures import Figures, PartitionFigures, TaskFigures, partition_figures, task_figures
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.observe.catalog import PARTITIONS, TASKS, MetricSpec
+
+Series = Mapping[str, tuple[str, tuple[str, ...]]]
+"""Where a figure belongs: the metric, and the values of the labels that come after those of its row."""
+
+PARTITION_SERIES: Series = {
+    "rows": ("dataplane_rows", ()),
+    "size_bytes": ("dataplane_stored_bytes", ()),
+    "oldest_row_age_s": ("dataplane_oldest_row_age_seconds", ()),
+    "newest_weight_version": ("dataplane_newest_weight_version", ()),
+    "open_groups": ("dataplane_open_groups", ()),
+    "rows_put": ("dataplane_rows_put_total", ()),
+    "removed_consumed": ("dataplane_rows_removed_total", ("consumed",)),
+    "removed_cleared": ("dataplane_rows_removed_total", ("cleared",)),
+    "removed_rolled_back": ("dataplane_rows_removed_total", ("rolled_back",)),
+    "puts": ("dataplane_puts_total", ()),
+    "put_rows": ("dataplane_put_rows_total", ()),
+    "put_bytes": ("dataplane_put_bytes_total", ()),
+    "reads": ("dataplane_reads_total", ()),
+    "read_rows": ("dataplane_read_rows_total", ()),
+    "read_bytes": ("dataplane_read_bytes_total", ()),
+    "clears": ("dataplane_clears_total", ()),
+}
+TASK_SERIES: Series = {
+    "untaken": ("dataplane_task_rows", ("untaken",)),
+    "claimed": ("dataplane_task_rows", ("claimed",)),
+    "consumed": ("dataplane_task_rows", ("consumed",)),
+    "delayed": ("dataplane_task_rows", ("delayed",)),
+    "dead": ("dataplane_task_rows", ("dead",)),
+    "ready": ("dataplane_task_ready_rows", ()),
+    "oldest_untaken_age_s": ("dataplane_task_oldest_untaken_age_seconds", ()),
+    "weight_version_lag": ("dataplane_task_weight_version_lag", ()),
+    "waiting_claims": ("dataplane_task_waiting_claims", ()),
+    "longest_wait_s": ("dataplane_task_longest_wait_seconds", ()),
+    "claims": ("dataplane_claims_total", ()),
+    "claim_wait_s": ("dataplane_task_claim_wait_seconds_total", ()),
+    "commits": ("dataplane_commits_total", ()),
+    "commit_bytes": ("dataplane_commit_bytes_total", ()),
+    "rows_consumed": ("dataplane_rows_consumed_total", ()),
+    "deliveries": ("dataplane_row_deliveries_total", ()),
+    "ended_committed": ("dataplane_row_deliveries_ended_total", ("committed",)),
+    "ended_released": ("dataplane_row_deliveries_ended_total", ("released",)),
+    "ended_expired": ("dataplane_row_deliveries_ended_total", ("expired",)),
+    "ended_reset": ("dataplane_row_deliveries_ended_total", ("reset",)),
+    "ended_cleared": ("dataplane_row_deliveries_ended_total", ("cleared",)),
+    "ended_abandoned": ("dataplane_row_deliveries_ended_total", ("abandoned",)),
+    "idle_s": ("dataplane_task_state_seconds_total", ("idle",)),
+    "serving_s": ("dataplane_task_state_seconds_total", ("serving",)),
+    "waiting_for_producers_s": ("dataplane_task_state_seconds_total", ("waiting_for_producers",)),
+    "waiting_for_consumers_s": ("dataplane_task_state_seconds_total", ("waiting_for_consumers",)),
+    "waiting_by_policy_s": ("dataplane_task_state_seconds_total", ("waiting_by_policy",)),
+}
+
+
+class Exposition:
+    """The series of the partitions and tasks of one core."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+        self._shape: list[tuple[str, ...]] | None = None
+        self._partitions = _Table((), PARTITIONS, PARTITION_SERIES, PartitionFigures)
+        self._tasks = _Table((), TASKS, TASK_SERIES, TaskFigures)
+
+    def pieces(self, now: float) -> Iterator[bytes]:
+        """The text as of now, in pieces; all numbers are taken before the first of them."""
+        registered = self._plane.registered
+        shape = [(name, *partition.tasks) for name, partition in registered.items()]
+        if shape != self._shape:
+            self._shape = shape
+            self._partitions = self._partitions.of([(name,) for name, *_ in shape])
+            self._tasks = self._tasks.of([(name, task) for name, *tasks in shape for task in tasks])
+        of_partitions = [partition_figures(partition, now) for partition in registered.values()]
+        of_tasks = [task_figures(p, task, now) for p in registered.values() for task in p.tasks.values()]
+        yield from self._partitions.pieces(of_partitions)
+        yield from self._tasks.pieces(of_tasks)
+
+
+class _Table:
+    """The text around the figures of some rows, of which each has its labels."""
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[str, ...]],
+        specs: Iterable[MetricSpec],
+        series: Series,
+        figures: type[PartitionFigures | TaskFigures],
+    ) -> None:
+        self._made_of = (specs, series, figures)
+        by_name = {spec.name: spec for spec in specs}
+        self._columns: list[tuple[bytes, list[bytes], bytes]] = []  # no template where figures may be None
+        before = ""
+        for field in figures._fields:
+            name, more = series[field]
+            spec = by_name[name]
+            placeholder = "%.3f\n" if field.endswith("_s") else "%d\n"
+            starts = [f"{name}{label_text(spec.labels, (*row, *more))} ".replace("%", "%%") for row in rows]
+            lines = [(start + placeholder).encode() for start in starts]
+            template = b"" if "None" in str(figures.__annotations__[field]) else b"".join(lines)
+            self._columns.append((b"" if name == before else header_text(spec).encode(), lines, template))
+            before = name
+
+    def of(self, rows: Sequence[tuple[str, ...]]) -> _Table:
+        """The same table, of other rows."""
+        return _Table(rows, *self._made_of)
+
+    def pieces(self, figures: Sequence[Figures]) -> Iterator[bytes]:
+        """The text of the rows' figures; a figure that is None has no line."""
+        columns: Iterable[Figures] = zip(*figures, strict=True) if figures else [()] * len(self._columns)
+        for (header, lines, template), column in zip(self._columns, columns, strict=True):
+            yield header
+            if template:
+                yield template % column
+            else:
+                pairs = zip(lines, column, strict=True)
+                yield b"".join([line % figure for line, figure in pairs if figure is not None])
+
+
+def header_text(spec: MetricSpec) -> str:
+    """What stands before the series of a metric."""
+    return f"# HELP {spec.name} {spec.text}\n# TYPE {spec.name} {spec.kind}\n"
+
+
+def label_text(names: Sequence[str], values: Sequence[str]) -> str:
+    """Labels in braces, their values escaped; nothing when there are none."""
+    labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
+    return f"{{{labels}}}" if labels else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

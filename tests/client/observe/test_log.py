@@ -1,0 +1,52 @@
+"""Events of the client's logger: one line each, with named fields."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from dataplane_client._log import log_event
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("trainer-0", "trainer-0"),
+        (17, "17"),
+        (None, "None"),
+        ("unix:///run/dataplane.sock", "unix:///run/dataplane.sock"),
+        ("", '""'),
+        ("it has died", '"it has died"'),
+        ("a=b", '"a=b"'),
+        ('say "no"', '"say \\"no\\""'),
+        ("two\nlines", '"two\\nlines"'),
+        ("Jürgen", "Jürgen"),
+        (OSError("no such file"), '"no such file"'),
+    ],
+)
+def test_a_value_is_one_word_of_one_line(value: object, shown: str, caplog: pytest.LogCaptureFixture) -> None:
+    log_event(logging.WARNING, "session_lost", why=value)
+    assert caplog.messages == [f"session_lost why={shown}"]
+
+
+def test_fields_are_attributes_of_the_record_in_their_own_types(caplog: pytest.LogCaptureFixture) -> None:
+    log_event(logging.WARNING, "loader_worker_died", where="p/train", pid=17)
+    (record,) = caplog.records
+    assert vars(record).items() >= {"event": "loader_worker_died", "where": "p/train", "pid": 17}.items()
+    assert (record.name, record.levelname) == ("dataplane_client", "WARNING")
+
+
+def test_the_record_names_the_line_that_logged(caplog: pytest.LogCaptureFixture) -> None:
+    log_event(logging.WARNING, "session_lost")
+    assert caplog.records[0].funcName == "test_the_record_names_the_line_that_logged"
+
+
+def test_what_nobody_wants_to_see_is_not_even_written(caplog: pytest.LogCaptureFixture) -> None:
+    class Unprintable:
+        def __str__(self) -> str:
+            raise AssertionError
+
+    with caplog.at_level(logging.WARNING, "dataplane_client"):
+        log_event(logging.INFO, "server_reached", server=Unprintable())
+    assert caplog.records == []

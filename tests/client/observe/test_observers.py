@@ -1,0 +1,146 @@
+"""The hook: who observes is told of each call, in order, and can harm none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dataplane_client import observe
+from dataplane_client.errors import DataPlaneError, UnavailableError
+from dataplane_client.observe._call import begun
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+Add = Callable[[observe.Observer], None]
+
+
+class Diary(observe.Observer):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[object, ...]] = []
+
+    def began(self, call: observe.Call) -> None:
+        self.lines.append(("began", call.verb, call.target))
+
+    def retried(self, call: observe.Call, error: DataPlaneError) -> None:
+        self.lines.append(("retried", str(error)))
+
+    def ended(self, call: observe.Call) -> None:
+        self.lines.append(("ended", call.code, call.transport, call.seconds > 0))
+
+
+class Faulty(observe.Observer):
+    def ended(self, call: observe.Call) -> None:
+        raise ZeroDivisionError
+
+
+@pytest.fixture
+def add() -> Iterator[Add]:
+    """Observers for the length of a test."""
+    added: list[observe.Observer] = []
+
+    def add(observer: observe.Observer) -> None:
+        added.append(observer)
+        observe.add(observer)
+
+    yield add
+    for observer in added:
+        observe.remove(observer)
+
+
+def make_a_call(*, retries: int = 0, fails: Exception | None = None) -> None:
+    with begun("ListPartitions", "127.0.0.1:1", pb.ListPartitionsRequest()) as call:
+        for _ in range(retries):
+            call.attempted("grpc")
+            call.retried(UnavailableError("gone"))
+        call.attempted("shm")
+        if fails is not None:
+            raise fails
+        assert call.answered(7) == 7
+
+
+def test_a_call_is_told_from_its_beginning_to_its_end(add: Add) -> None:
+    diary = Diary()
+    add(diary)
+    make_a_call(retries=2)
+    assert diary.lines == [
+        ("began", "ListPartitions", "127.0.0.1:1"),
+        ("retried", "gone"),
+        ("retried", "gone"),
+        ("ended", "OK", "shm", True),
+    ]
+
+
+@pytest.mark.parametrize("error", [UnavailableError("gone"), ZeroDivisionError()], ids=["ours", "another"])
+def test_a_call_that_fails_ends_with_the_class_of_its_exception(add: Add, error: Exception) -> None:
+    diary = Diary()
+    add(diary)
+    with pytest.raises(type(error)) as caught:
+        make_a_call(fails=error)
+    assert caught.value is error
+    assert diary.lines[-1][1] == type(error).__name__
+
+
+def test_every_observer_is_told_and_none_twice(add: Add) -> None:
+    one, other = Diary(), Diary()
+    for diary in (one, other, one):
+        add(diary)
+    make_a_call()
+    assert len(one.lines) == len(other.lines) == 2
+
+
+def test_one_that_was_removed_is_told_of_no_more_calls(add: Add) -> None:
+    diary = Diary()
+    add(diary)
+    observe.remove(diary)
+    observe.remove(diary)
+    make_a_call(retries=1)
+    assert diary.lines == []
+
+
+def test_an_observer_that_raises_is_dropped_and_the_call_goes_on(add: Add, caplog: pytest.LogCaptureFixture) -> None:
+    diary = Diary()
+    add(Faulty())
+    add(diary)
+    with caplog.at_level(logging.ERROR, "dataplane_client"):
+        make_a_call()
+        make_a_call()
+    assert caplog.messages == ["observer_failed observer=Faulty error=ZeroDivisionError()"]
+    assert [line[0] for line in diary.lines] == ["began", "ended"] * 2
+
+
+IDS = ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "response", "attributes"),
+    [
+        (pb.GetServerStatusRequest(), pb.GetServerStatusResponse(), ("", "", None)),
+        (pb.GetPartitionRequest(partition_id="p"), pb.GetPartitionResponse(), ("p", "", None)),
+        (pb.PutSamplesHeader(partition_id="p", sample_ids=IDS), pb.PutSamplesResponse(), ("p", "", 3)),
+        (pb.ReadColumnsRequest(partition_id="p", sample_ids=IDS), [], ("p", "", 3)),
+        (pb.ClaimSamplesRequest(partition_id="p", task="t", batch_size=9), None, ("p", "t", None)),
+        (
+            pb.ClaimSamplesRequest(partition_id="p", task="t", batch_size=9),
+            pb.ClaimSamplesResponse(sample_ids=IDS),
+            ("p", "t", 3),
+        ),
+        (
+            pb.ClaimShardRequest(partition_id="p", task="t"),
+            pb.ClaimShardResponse(claim=pb.ClaimSamplesResponse(sample_ids=IDS)),
+            ("p", "t", 3),
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, tuple) else "",
+)
+def test_a_call_tells_of_what_it_is(
+    add: Add, request_: Any, response: object, attributes: tuple[str, str, int | None]
+) -> None:
+    add(Diary())
+    with begun("Verb", "127.0.0.1:1", request_) as call:
+        call.answered(response)
+    assert isinstance(call, observe.Call)
+    assert (call.partition, call.task, call.rows) == attributes

@@ -1,0 +1,74 @@
+"""docs/observability.md: its tables are what the code does, and its examples run."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane_client import observe
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "observability.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+LEVELS = {"debug", "info", "warning", "error"}
+
+
+def test_the_examples_run_as_they_stand_one_after_the_other() -> None:
+    code = "\n".join(f"exec({example!r}, {{}})" for example in EXAMPLES)  # one process: importing torch takes seconds
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '"event": "memory_not_shared"' in done.stdout
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """The other cells of each row of a table, by the code in its first cell."""
+    rows = PAGE.split(f"| {heading} |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {first.strip("`"): rest for first, *rest in cells}
+
+
+def test_the_metrics_are_those_of_the_list() -> None:
+    assert table("metric") == {
+        metric.name: [metric.kind, ", ".join(metric.labels), metric.text] for metric in observe.CLIENT_METRICS
+    }
+
+
+@pytest.mark.parametrize(
+    ("heading", "package"),
+    [("event of the client", "client/dataplane_client"), ("event of the server", "dataplane_server/dataplane_server")],
+    ids=["client", "server"],
+)
+def test_the_events_are_those_that_the_sources_log(heading: str, package: str) -> None:
+    logged = {event: [level, ", ".join(fields)] for event, level, fields in events_in(ROOT / package)}
+    assert {event: cells[:2] for event, cells in table(heading).items()} == logged
+
+
+def test_no_field_of_the_client_is_named_as_an_attribute_that_every_record_has() -> None:
+    fields = {field for _, _, names in events_in(ROOT / "client" / "dataplane_client") for field in names}
+    assert fields & {*vars(logging.makeLogRecord({})), "message", "asctime"} == set()
+
+
+def events_in(package: Path) -> Iterator[tuple[str, str, list[str]]]:
+    """Every event that is logged: its name, its level, its fields. What is not one of ours has no name."""
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and path.name != "_log.py":
+                yield from events_of(node)
+
+
+def events_of(call: ast.Call) -> Iterator[tuple[str, str, list[str]]]:
+    texts = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+    fields = [keyword.arg for keyword in call.keywords if keyword.arg]
+    if isinstance(call.func, ast.Name) and call.func.id == "log_event":
+        level = call.args[0]
+        assert isinstance(level, ast.Attribute)
+        yield str(texts[0]), level.attr.lower(), fields
+    elif isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS and "log" in ast.unparse(call.func.value):
+        yield str(texts[0]), call.func.attr, fields

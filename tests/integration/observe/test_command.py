@@ -1,0 +1,65 @@
+"""`dataplane-server --tracing`: spans by the tracer provider that whoever starts it has set up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from dataplane_client.client import connect
+
+_SET_UP = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(formatter=lambda span: span.to_json(None) + "\\n")))
+trace.set_tracer_provider(provider)
+"""
+_SERVE = "from dataplane_server.cli import main; main()"
+_WITHOUT = "import sys; sys.modules['opentelemetry'] = None; "
+
+
+def server(code: str, *flags: str) -> subprocess.Popen[str]:
+    """The command's process, begun by other code first."""
+    arguments = [sys.executable, "-c", code + _SERVE, "--tracing", "--http=", "--memory=16MiB", *flags]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_call_is_one_trace_across_two_processes(tmp_path: Path, spans: Callable[[str], list[ReadableSpan]]) -> None:
+    with server(_SET_UP, f"--listen=unix://{tmp_path}/dataplane.sock") as process:
+        with connect(f"unix://{tmp_path}/dataplane.sock", transport="shm") as client:
+            client.partitions()
+        process.terminate()
+        out, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    (told,) = [span for span in lines if span["name"].endswith("/ListPartitions")]
+    (asked,) = spans("ListPartitions")
+    assert told["parent_id"] == f"0x{asked.context.span_id:016x}"
+    assert told["context"]["trace_id"] == f"0x{asked.context.trace_id:032x}"
+    assert (told["kind"], told["attributes"]["dataplane.transport"]) == ("SpanKind.SERVER", "shm")
+
+
+def test_without_a_provider_it_serves_and_says_that_spans_go_nowhere(tmp_path: Path) -> None:
+    with server("", f"--listen=unix://{tmp_path}/dataplane.sock") as process:
+        connect(f"unix://{tmp_path}/dataplane.sock").close()
+        process.terminate()
+        _, errors = process.communicate(timeout=20)
+    events = [json.loads(line) for line in errors.splitlines()]
+    assert [(event["event"], event["level"]) for event in events] == [
+        ("tracing_unconfigured", "warning"),
+        ("serving", "info"),
+        ("stopped", "info"),
+    ]
+
+
+def test_without_opentelemetry_it_says_what_to_install_and_does_not_start() -> None:
+    with server(_WITHOUT) as process:
+        out, errors = process.communicate(timeout=20)
+    text = "dataplane-server: --tracing needs opentelemetry-api: pip install 'rl-dataplane[tracing]'\n"
+    assert (process.returncode, out, errors) == (1, "", text)
