@@ -20,7 +20,7 @@ from dataplane_server.core.refusal import Reason, Refusal
 from dataplane_server.core.rows import Slots
 from dataplane_server.core.state import State, draining
 from dataplane_server.core.task_states import UNTAKEN, Waiter
-from dataplane_server.core.tasks import AnyView
+from dataplane_server.core.tasks import AnyView, Task
 
 Wish = ClaimRequest | ShardRequest
 
@@ -48,6 +48,7 @@ class Asker(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     asker: Asker
+    task: Task
     view: AnyView
 
 
@@ -98,9 +99,10 @@ class ClaimLine:
         if len(self._waiting) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} claims wait already", max_waiting_claims=limit)
         ticket, wish = self._state.ticket(), asker.wish
-        view = partition.task(wish.task).view(mask, wish.whole_groups)
+        task = partition.task(wish.task)
+        view = task.view(mask, wish.whole_groups)
         view.waiters[ticket] = Waiter(ticket, wish.min_size, wish.batch_size, wish.max_tokens, now)
-        self._waiting[ticket] = _Waiting(asker, view)
+        self._waiting[ticket] = _Waiting(asker, task, view)
         return ticket
 
     def serve(self, partition: Partition, now: float) -> None:
@@ -118,6 +120,7 @@ class ClaimLine:
         """Take an asker out of the line. Those behind it may be served now: see `serve`."""
         waiting = self._waiting.pop(ticket)
         del waiting.view.waiters[ticket]
+        waiting.task.look = None
         return waiting.asker
 
     # -- ends ----------------------------------------------------------------------------------------------------------

@@ -209,6 +209,7 @@ class Groups:
         _check_complete(partition, group)
         who = _holder(group)
         slots = partition.groups.show(group, weight_version)
+        partition.look = None
         for task in partition.tasks.values():
             task.produced(slots)
         self._note("ready", partition, slots, now, who=who)

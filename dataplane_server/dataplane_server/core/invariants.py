@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dataplane_server.core.figures import look_at_partition, look_at_task
 from dataplane_server.core.group_view import GroupView
 from dataplane_server.core.partition import Partition
 from dataplane_server.core.rows import UNKNOWN_VERSION, Slots
@@ -38,6 +39,7 @@ def check(state: State, claims: ClaimTable, writes: Writes, reads: Reads) -> Non
     for partition in state.partitions.values():
         for task in partition.tasks.values():
             _check_task(partition, task, claims)
+        _check_looks(partition)
     _check_births(state)
     _check_sessions(state, claims)
     _check_bytes(state.space, list(partitions), writes.admission.reserved_bytes)
@@ -134,6 +136,15 @@ def _check_view(partition: Partition, task: Task, view: AnyView) -> None:
     _law(sorted(queued) == sorted(ready.tolist()), f"task {task.name!r}: exactly the ready rows are queued")
     _law(view.ready == count, f"task {task.name!r}: what is ready is counted")
     _law(view.next_waiter() is None, f"task {task.name!r}: nobody waits for rows that are there")
+
+
+def _check_looks(partition: Partition) -> None:
+    """What a partition and its tasks remember of their figures; from now on they do."""
+    remembered = partition.look
+    _law(remembered in (None, look_at_partition(partition)), f"the figures of {partition.partition_id!r} are its own")
+    for task in partition.tasks.values():
+        remembered = task.look
+        _law(remembered in (None, look_at_task(partition, task)), f"task {task.name!r}: its figures are its own")
 
 
 def _check_births(state: State) -> None:

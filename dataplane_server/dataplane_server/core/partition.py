@@ -51,6 +51,7 @@ class Partition:
         self.definition = definition
         self.flow = PartitionFlow()
         self.births = births
+        self.look: tuple[float | None, ...] | None = None  # see `figures`
         self.rows = RowTable(definition.partition_id, space, births)
         self.groups = GroupTable(self.rows)
         self.fields: dict[str, Field] = {}
@@ -97,6 +98,7 @@ class Partition:
 
     def _adopt(self, definition: Definition) -> None:
         self.definition = definition
+        self.look = None
         used = {field.index for field in self.fields.values()}
         indexes = iter(index for index in range(64) if index not in used)
         kept = self.fields
@@ -175,6 +177,7 @@ class Partition:
         return slots
 
     def _create(self, sample_ids: Sequence[str], slots: Slots) -> int:
+        self.look = None
         created = self.rows.create(sample_ids, slots)
         self.rows_put_total += created
         for task in self.tasks.values():
@@ -220,6 +223,7 @@ class Partition:
 
     def put_shared(self, checked: Checked, columns: Columns, offsets: Int64Array) -> None:
         """Point all of the rows, which were checked just now, at one value of each column."""
+        self.look = None
         slots = checked.slots
         fields = [self.fields[column.name] for column in columns.each]
         places = self.rows.places
@@ -319,6 +323,7 @@ class Partition:
         return sum(self._clear(piece, why) for piece in pieces)
 
     def _clear(self, slots: Slots, why: str | None) -> int:
+        self.look = None
         self._count_removed(slots, why)
         released = self._release(slots, list(self.fields.values()))
         self.groups.shrink(slots)  # before the views look: what is left of a group may be complete
@@ -334,6 +339,16 @@ class Partition:
             consumed = int(np.count_nonzero(np.logical_and.reduce(of_tasks)))
         self.removed["consumed"] += consumed
         self.removed[why or "cleared"] += len(slots) - consumed
+
+    def count_read(self, rows: int, size_bytes: int) -> None:
+        """A read has begun."""
+        self.look = None
+        self.flow.read(rows, size_bytes)
+
+    def count_clear(self) -> None:
+        """A clear was carried out, whatever it found."""
+        self.look = None
+        self.flow.clears += 1
 
     # -- description ---------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ from dataplane_server.core.claim_line import ClaimLine
 from dataplane_server.core.claim_table import ClaimTable
 from dataplane_server.core.claims import ClaimDesk
 from dataplane_server.core.columns import Int64Array
+from dataplane_server.core.figures import Column, partition_columns, task_columns
 from dataplane_server.core.groups import Groups
 from dataplane_server.core.limits import Limits
 from dataplane_server.core.names import check_definition, check_distinct, check_sample_ids
@@ -156,6 +157,11 @@ class DataPlane:
         """All partitions, by id, for reading."""
         return self._state.partitions
 
+    def columns(self, now: float) -> tuple[list[Column], list[Column]]:
+        """The figures of all partitions and of all their tasks, in the order of `registered`; see `figures`."""
+        partitions, births = self._state.partitions.values(), self._state.births
+        return partition_columns(partitions, births, now), task_columns(partitions, births, now)
+
     def consumption(self, partition_id: str, tasks: Sequence[str], now: float = 0.0) -> ConsumptionInfo:
         """How far tasks are; consumed when num_samples rows were put and none is left for any of the tasks."""
         partition = self._state.partition(partition_id)
@@ -223,7 +229,7 @@ class DataPlane:
             slots = partition.find_same(sample_ids, generations)
             journal.note("cleared", partition_id, partition.rows.ids(slots), now)
         result = ClearResult(len(slots), partition.clear(slots))
-        partition.flow.clears += 1
+        partition.count_clear()
         self._state.answers.remember(request_id, "clear", result, now)
         self._writes.admission.admit_waiting()
         self._line.serve(partition, now)  # a group that lost a row may be complete now

@@ -48,7 +48,7 @@ class Reads:
         self._pinned[ticket] = (partition, slots)
         lengths = partition.rows["sequence_length"][slots].astype("int64")
         size_bytes = sum(run.size_bytes for run in runs)
-        partition.flow.read(len(slots), size_bytes)
+        partition.count_read(len(slots), size_bytes)
         return ReadPlan(ticket, columns, lengths, runs, size_bytes)
 
     def end(self, ticket: int) -> None:

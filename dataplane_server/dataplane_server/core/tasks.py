@@ -47,6 +47,7 @@ class Task:
         self._held_until: dict[int, float] = {}  # slot -> end of the delay
         rows.add_column(self._column, np.uint8)
         self.backlog = Backlog(rows, self._column)
+        self.look: tuple[float | None, ...] | None = None  # see `figures`
         self._counts = np.zeros(len(STATE_NAMES), np.int64)
         self._counts[UNTAKEN] = len(rows)
 
@@ -62,7 +63,7 @@ class Task:
     def created(self, rows: int) -> None:
         """So many rows are new."""
         self._counts[UNTAKEN] += rows
-        self.backlog.changed()
+        self._rows_changed()
 
     # -- views ---------------------------------------------------------------------------------------------------------
 
@@ -73,6 +74,7 @@ class Task:
     def view(self, mask: int, whole_groups: bool = False) -> AnyView:
         """The view of a field set, built on first use by one scan of the rows."""
         key = (mask, whole_groups)
+        self.look = None
         if key not in self._views:
             self._forget_one_view()
             self._views[key] = (
@@ -85,7 +87,7 @@ class Task:
 
     def produced(self, slots: Slots) -> None:
         """Fields or tags of the rows were put, or the rows became visible."""
-        self.backlog.changed()
+        self._rows_changed()
         for view in self._views.values():
             view.add(slots)
 
@@ -110,6 +112,7 @@ class Task:
 
     def drop_views(self, mask: int) -> None:
         """End the views of field sets that share a field with mask."""
+        self.look = None
         for key in [key for key in self._views if key[0] & mask]:
             self._views.pop(key).close()
 
@@ -205,7 +208,7 @@ class Task:
         """The rows are about to go."""
         self.deliveries.end(int(np.count_nonzero(self.states[slots] == CLAIMED)), "cleared")
         self._counts -= np.bincount(self.states[slots], minlength=len(STATE_NAMES))
-        self.backlog.changed()
+        self._rows_changed()
         self.deliveries.forget(slots)
         self._release_hold(slots)
         self._leave_views(slots)
@@ -218,7 +221,7 @@ class Task:
         self.states[:] = UNTAKEN
         self._counts[:] = 0
         self._counts[UNTAKEN] = len(self._rows)
-        self.backlog.changed()
+        self._rows_changed()
         self.consumed_total = 0
         for view in self._views.values():
             view.restart()
@@ -234,6 +237,7 @@ class Task:
     def observe(self, now: float) -> None:
         """Note in which state the task is from now on."""
         self.clock.enter(self._state(), now)
+        self.look = None
 
     def _state(self) -> TaskState:
         if self.waiting():
@@ -250,6 +254,10 @@ class Task:
         self._counts -= np.bincount(self.states[slots], minlength=len(STATE_NAMES))
         self._counts[state] += len(slots)
         self.states[slots] = state
+        self._rows_changed()
+
+    def _rows_changed(self) -> None:
+        self.look = None
         self.backlog.changed()
 
     def _return(self, slots: Slots) -> None:

@@ -24,6 +24,21 @@ class TaskClock:
         self._state: TaskState = "idle"
         self._since: float | None = None
 
+    @property
+    def entered(self) -> tuple[float, ...]:
+        """Seconds in every state, as of when the task entered the one that it is in."""
+        return tuple(self._seconds.values())
+
+    @property
+    def state_number(self) -> int:
+        """Which of the states the task is in."""
+        return TASK_STATES.index(self._state)
+
+    @property
+    def since(self) -> float | None:
+        """When it entered it; None before the first `enter`."""
+        return self._since
+
     def enter(self, state: TaskState, now: float) -> None:
         """From now on the task is in this state."""
         if self._since is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dataplane_server.core.figures import Figures, PartitionFigures, TaskFigures, partition_figures, task_figures
+from dataplane_server.core.figures import Column, PartitionFigures, TaskFigures
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.catalog import PARTITIONS, TASKS, MetricSpec
 
@@ -83,8 +83,7 @@ class Exposition:
             self._shape = shape
             self._partitions = self._partitions.of([(name,) for name, *_ in shape])
             self._tasks = self._tasks.of([(name, task) for name, *tasks in shape for task in tasks])
-        of_partitions = [partition_figures(partition, now) for partition in registered.values()]
-        of_tasks = [task_figures(p, task, now) for p in registered.values() for task in p.tasks.values()]
+        of_partitions, of_tasks = self._plane.columns(now)
         yield from self._partitions.pieces(of_partitions)
         yield from self._tasks.pieces(of_tasks)
 
@@ -117,13 +116,12 @@ class _Table:
         """The same table, of other rows."""
         return _Table(rows, *self._made_of)
 
-    def pieces(self, figures: Sequence[Figures]) -> Iterator[bytes]:
+    def pieces(self, columns: Iterable[Column]) -> Iterator[bytes]:
         """The text of the rows' figures; a figure that is None has no line."""
-        columns: Iterable[Figures] = zip(*figures, strict=True) if figures else [()] * len(self._columns)
         for (header, lines, template), column in zip(self._columns, columns, strict=True):
             yield header
             if template:
-                yield template % column
+                yield template % tuple(column)
             else:
                 pairs = zip(lines, column, strict=True)
                 yield b"".join([line % figure for line, figure in pairs if figure is not None])

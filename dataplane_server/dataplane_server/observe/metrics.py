@@ -21,6 +21,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
 
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.catalog import CALLS, SERVER
@@ -45,6 +46,15 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+class _Registry(CollectorRegistry):
+    """Leaves out when series were made, which prometheus-client adds to each as a gauge of its own."""
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in super().collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
 class Metrics:
     """The metrics of one server. serving: whether it takes calls."""
 
@@ -54,7 +64,7 @@ class Metrics:
         self._serving = serving
         self._scrape_s = 0.0
         self._exposition = Exposition(plane)
-        self._registry = CollectorRegistry()
+        self._registry = _Registry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         self._calls = self._counter("dataplane_calls_total")

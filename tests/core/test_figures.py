@@ -1,0 +1,75 @@
+"""The figures of partitions and tasks, beside what descriptions tell of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.figures import PartitionFigures, TaskFigures
+
+
+def figures(caller: Caller, now: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of the one partition and its first task."""
+    of_partitions, of_tasks = caller.plane.columns(now)
+    partition = dict(zip(PartitionFigures._fields, [column[0] for column in of_partitions], strict=True))
+    return partition, dict(zip(TaskFigures._fields, [column[0] for column in of_tasks], strict=True))
+
+
+def test_without_partitions_every_column_is_there_and_empty(caller: Caller) -> None:
+    caller.plane.drop_partition("drop", "p", 0.0)
+    of_partitions, of_tasks = caller.plane.columns(1.0)
+    assert [len(column) for column in of_partitions] == [0] * len(PartitionFigures._fields)
+    assert [len(column) for column in of_tasks] == [0] * len(TaskFigures._fields)
+
+
+def test_figures_are_those_of_the_description(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2", "s3"], "a")
+    caller.take("a")
+    (info,) = caller.plane.partition_infos(10.0)
+    partition, task = figures(caller, 10.0)
+    assert (partition["rows"], partition["size_bytes"]) == (info.rows, info.size_bytes)
+    assert partition["oldest_row_age_s"] == info.oldest_row_age_s
+    assert partition["put_bytes"] == info.written_bytes_total
+    told = info.tasks[0]
+    assert [task[state] for state in ("untaken", "claimed", "consumed", "delayed", "dead")] == [2, 1, 0, 0, 0]
+    assert (task["ready"], task["claims"], task["deliveries"]) == (told.ready_rows, told.claims_total, 1)
+    assert task["oldest_untaken_age_s"] == told.oldest_untaken_age_s
+    seconds = {state: task[f"{state}_s"] for state in told.state_seconds}
+    assert seconds == told.state_seconds
+
+
+def test_times_go_on_while_nothing_changes(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    caller.take("a")
+    before, after = figures(caller, 5.0), figures(caller, 7.5)
+    assert after[0]["oldest_row_age_s"] - before[0]["oldest_row_age_s"] == 2.5
+    assert after[1]["serving_s"] - before[1]["serving_s"] == 2.5
+    assert after[1]["idle_s"] == before[1]["idle_s"]
+
+
+def test_a_wait_grows_until_it_ends(caller: Caller) -> None:
+    ticket = caller.claim(caller.claim_call("a")).ticket  # type: ignore[union-attr]  # it has to wait
+    assert figures(caller, 3.0)[1]["longest_wait_s"] - figures(caller, 1.0)[1]["longest_wait_s"] == 2.0
+    caller.plane.abandon_claim(ticket, 4.0)
+    assert figures(caller, 5.0)[1]["longest_wait_s"] == 0.0
+
+
+@pytest.mark.parametrize("what", ["partition", "task"])
+def test_a_figure_that_changed_behind_the_back_of_a_look_breaks_a_law(caller: Caller, what: str) -> None:
+    caller.plane.check_invariants()
+    partition = caller.plane.registered["p"]
+    if what == "partition":
+        partition.flow.clears += 1
+    else:
+        next(iter(partition.tasks.values())).flow.claims += 1
+    with pytest.raises(AssertionError, match="figures"):
+        caller.plane.check_invariants()
+
+
+def test_counts_of_rows_are_plain_numbers(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    values = [value for half in figures(caller, 1.0) for value in half.values()]
+    assert [value for value in values if isinstance(value, np.generic)] == []
