@@ -1,0 +1,56 @@
+"""Every manifest is what Kubernetes and Prometheus Operator take, without a field that they do not know."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
+import pytest
+from tests.deploy.kubernetes.manifests import Manifest, each_overlay, name_of, of_kind, pods, rendered
+
+VERSIONS = ("1.29", "1.31", "1.34", "1.37")
+"""From the first with native sidecars to the newest that the validator knows."""
+
+POD_MONITOR = json.loads((Path(__file__).parent / "pod_monitor.schema.json").read_text())
+
+
+def _validate(manifest: Manifest, version: str) -> None:
+    assert kubernetes_validate.validate(manifest, version, strict=True) == version
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@each_overlay
+def test_kubernetes_takes_every_manifest(overlay: str, version: str) -> None:
+    for manifest in rendered(overlay):
+        if manifest["kind"] != "PodMonitor":
+            _validate(manifest, version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_field_that_is_misspelt_somewhere_in_a_container_is_found(version: str) -> None:
+    workload = copy.deepcopy(pods("statefulset")[0].workload)
+    workload["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["periodSecond"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        _validate(workload, version)
+
+
+@each_overlay
+def test_prometheus_operator_takes_the_pod_monitor(overlay: str) -> None:
+    (monitor,) = of_kind(overlay, "PodMonitor")
+    jsonschema.validate(monitor, POD_MONITOR)
+
+
+def test_a_field_that_is_misspelt_in_a_pod_monitor_is_found() -> None:
+    monitor = copy.deepcopy(of_kind("sidecar", "PodMonitor")[0])
+    monitor["spec"]["podMetricsEndpoints"][0]["intervall"] = "15s"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(monitor, POD_MONITOR)
+
+
+@each_overlay
+def test_no_two_manifests_have_one_name(overlay: str) -> None:
+    names = [name_of(manifest) for manifest in rendered(overlay)]
+    assert len(names) == len(set(names))
