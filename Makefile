@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-nightly test-soak test-histories test-gpu test-automodel check lint types derived format bench proto clean
+.PHONY: help demo dashboard test test-core test-nightly test-soak test-histories test-gpu test-automodel image-root test-image image-requirements check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -29,13 +29,26 @@ $(VENV)/.dev: pyproject.toml $(KERNELS) | $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --group dev --editable '.[server,trainer,ray]'
 	@touch $@
 
+# promtool and prometheus, for the tests of alerts and dashboard: those on PATH, else Debian's package (93 MB), unpacked here
+# and not installed, since it brings a service. Where neither can be had the tests skip and say so.
+$(VENV)/.prometheus: | $(BIN)/python
+	@if command -v promtool >/dev/null && command -v prometheus >/dev/null; then touch $@; \
+	elif ! command -v apt-get >/dev/null; then echo "no promtool and no apt: the tests of alerts and dashboard will skip"; \
+	else mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && \
+		{ apt-get -qq download prometheus 2>/dev/null || { apt-get -qq update && apt-get -qq download prometheus; }; } && \
+		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=2 ./usr/bin && rm prometheus_*.deb && \
+		touch ../.prometheus || echo "Debian's prometheus cannot be had: the tests of alerts and dashboard will skip"; fi
+
 DEMO_ARGS ?=
 
 demo: $(VENV)/.demo  ## set up, then watch a small language model learn arithmetic through the data plane (about 4 minutes)
 	$(BIN)/python examples/grpo/run.py $(DEMO_ARGS)
 
-test: check $(VENV)/.dev  ## set up, lint, check types, run the tests
+test: check $(VENV)/.dev $(VENV)/.prometheus  ## set up, lint, check types, run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+dashboard: $(VENV)/.demo $(VENV)/.prometheus  ## draw docs/images/dashboard.png from a demo that Prometheus watches (about 4 minutes)
+	$(BIN)/python -m scripts.record_dashboard $(DEMO_ARGS)
 
 $(VENV)-core/.ready:
 	$(PYTHON) -m venv $(VENV)-core
@@ -69,6 +82,29 @@ $(VENV)-automodel/.ready: pyproject.toml $(KERNELS)
 test-automodel: $(VENV)-automodel/.ready  ## models that NeMo Automodel divides, in an environment of its own (Python 3.11)
 	$(VENV)-automodel/bin/python -m pytest -m automodel tests/trainer_adapter/automodel tests/trainer_adapter/worker
 
+# The server's root file system as deploy/Dockerfile builds it, without a container engine: on Debian 12, as root.
+IMAGE_INPUTS := $(wildcard deploy/image/*) pyproject.toml hatch_build.py README.md LICENSE \
+	$(shell find proto client/dataplane_client dataplane_server/dataplane_server -name '*.py')
+
+build/.image-root: $(IMAGE_INPUTS)
+	@/usr/bin/python3 -m pip --version >/dev/null 2>&1 || apt-get install --yes --no-install-recommends python3-pip || \
+		{ echo "Debian's python3-pip is missing and cannot be installed: run this as root on Debian 12" >&2; exit 1; }
+	deploy/image/build_root.sh build/image-root
+	@touch $@
+
+image-root: build/.image-root  ## the server's root file system in build/image-root (as root, on Debian 12)
+
+test-image: build/.image-root $(VENV)/.dev  ## what is in that root, and the server run in it, read-only and not as root
+	$(BIN)/python -m pytest -m image -s tests/deploy/image
+
+image-requirements: $(VENV)/.dev  ## pin what the image installs to what the tests ran with, with hashes (minutes)
+	$(PYTHON) -m venv $(VENV)-pins
+	$(VENV)-pins/bin/python -m pip install --quiet pip-tools
+	$(BIN)/python -m pip freeze --exclude-editable | grep -v '[@+]' >$(VENV)-pins/constraints.txt
+	CUSTOM_COMPILE_COMMAND='make $@' $(VENV)-pins/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-annotate \
+		--no-emit-index-url --no-emit-find-links --constraint $(VENV)-pins/constraints.txt \
+		--output-file deploy/image/requirements.txt deploy/image/requirements.in
+
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
@@ -84,14 +120,16 @@ types: $(VENV)/.dev
 derived: $(VENV)/.dev
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py --check
 	$(BIN)/python scripts/unasync.py --check
+	$(BIN)/python scripts/document_metrics.py --check
 
 format: $(VENV)/.dev  ## sort imports, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: $(VENV)/.dev  ## generate the contract's modules and the blocking client
+proto: $(VENV)/.dev  ## generate the contract's modules, the blocking client and the list of metrics
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py
 	$(BIN)/python scripts/unasync.py
+	$(BIN)/python scripts/document_metrics.py
 
 BENCH_ARGS ?=
 
@@ -102,6 +140,6 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
-	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-bench-* runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-pins $(VENV)-bench-* build runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f client/dataplane_client/row_kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -49,7 +49,7 @@ def main() -> int:
     model_dir = args.model or _make_model(run_dir / "model", problems, args.seed)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     with Processes(run_dir, environment) as processes:
-        address, metrics_url = _start_server(processes, run_dir)
+        address, metrics_url = _start_server(processes, run_dir, args.http)
         console.print(f"server on {address}, metrics on {metrics_url}, logs and results in {run_dir}")
         with connect(address) as client:
             flow.register(client)
@@ -160,10 +160,10 @@ class Run:
             return sum(sample.value for family in families for sample in family.samples if sample.name in wanted)
 
 
-def _start_server(processes: Processes, run_dir: Path) -> tuple[str, str]:
+def _start_server(processes: Processes, run_dir: Path, http: str) -> tuple[str, str]:
     """Start the server on a Unix socket and on TCP; its socket's address and the URL of its metrics."""
     socket = run_dir / "dataplane.sock"
-    listen = ["--listen", f"unix://{socket}", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    listen = ["--listen", f"unix://{socket}", "--listen", "127.0.0.1:0", "--http", http]
     processes.start("server", ["-m", "dataplane_server", *listen, "--memory", "512MiB"])
     banner = processes.first_lines("server", "connect(", timeout_s=60)
     metrics = re.search(r"http://\S+/metrics", banner)
@@ -203,6 +203,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--packing", choices=("none", "dynamic", "sequence"), default="dynamic", help="of microbatches")
     parser.add_argument("--tp", type=int, choices=(1, 2, 4), default=1, help="ranks that divide the weights")
     parser.add_argument("--dp", type=int, choices=(1, 2, 4), default=2, help="ranks that divide the rollouts")
+    parser.add_argument("--http", default="127.0.0.1:0", help="host:port of the server's metrics (port 0: any)")
     parser.add_argument("--out", type=Path, default=Path("runs/grpo"), help="folder of logs, weights and pictures")
     return parser.parse_args()
 

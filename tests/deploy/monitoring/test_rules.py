@@ -1,0 +1,69 @@
+"""Every alert fires when it should and is quiet when it should be, and leads to what to do about it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.deploy.monitoring.rule_files import ROOT, RULE_FILES, RULE_TESTS, RULES, load_expectations, load_rules
+
+ALERTS = load_rules("alert")
+OPERATIONS = ROOT / "docs" / "operations.md"
+
+
+def run(promtool: Path, *arguments: str | Path) -> str:
+    done = subprocess.run([promtool, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_prometheus_accepts_the_example_configuration_and_its_rules(promtool: Path) -> None:
+    assert "rules found" in run(promtool, "check", "config", RULES.parent / "prometheus.yaml")
+
+
+def test_recording_rules_and_alerts_are_free_of_duplicates_and_lint(promtool: Path) -> None:
+    assert "rules found" in run(promtool, "check", "rules", "--lint=all", "--lint-fatal", *RULE_FILES)
+
+
+@pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.stem)
+def test_alerts_fire_and_are_quiet_as_their_tests_say(promtool: Path, path: Path) -> None:
+    assert "SUCCESS" in run(promtool, "test", "rules", path)
+
+
+def test_every_alert_is_tested_where_it_fires_and_where_it_is_quiet() -> None:
+    cases = load_expectations()
+    assert set(cases) == set(ALERTS)
+    assert [alert for alert in ALERTS if {bool(fires) for fires in cases[alert]} != {True, False}] == []
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_says_how_bad_it_is_what_is_wrong_with_figures_and_what_to_do(alert: str) -> None:
+    rule = ALERTS[alert]
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+    assert "$labels.instance" in rule["annotations"]["description"]
+    assert not rule["annotations"]["summary"].endswith(".")
+    assert rule["annotations"]["description"].endswith(".")
+
+
+def test_every_runbook_is_a_section_of_the_operations_guide() -> None:
+    sections = {f"docs/operations.md#{anchor}" for anchor in anchors(OPERATIONS.read_text())}
+    assert {rule["annotations"]["runbook"] for rule in ALERTS.values()} <= sections
+
+
+def anchors(page: str) -> set[str]:
+    """What the headings of a page are linked by, as GitHub makes it."""
+    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_names_of_rules_and_tests_are_unique() -> None:
+    rules = [
+        rule for path in RULE_FILES for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]
+    ]
+    assert len({rule.get("alert", rule.get("record")) for rule in rules}) == len(rules)
+    names = [test["name"] for path in RULE_TESTS for test in yaml.safe_load(path.read_text())["tests"]]
+    assert len(set(names)) == len(names)
