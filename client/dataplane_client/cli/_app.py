@@ -1,10 +1,9 @@
 """The commands and their flags.
 
 A shell starts all this anew for every look at a server, so this module knows words alone. What a command needs (gRPC,
-protobuf, rich, numpy) is loaded when it runs; torch never is. For the same reason help is plain text.
+protobuf, rich, numpy) is loaded when it runs; torch never is. For the same reason help is plain text, and annotations
+are not left as text: typer would read all of them at each start.
 """
-
-from __future__ import annotations
 
 from typing import Annotated
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -24,17 +23,19 @@ def fail(message: str, code: int = 1) -> NoReturn:
 
 def print_json(value: object, *, lines: bool = False) -> None:
     """lines: as one line, for a document of which more are to come."""
+    import json
     from dataclasses import asdict
 
     typer.echo(json.dumps(value, default=asdict, indent=None if lines else 2))
 
 
 def console() -> Console:
-    """Where tables go. What users have named is shown as it is, never read as markup."""
+    """Where tables go. What users have named is shown as it is, never read as markup or as the name of an emoji."""
     from rich.console import Console
 
     sized = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(markup=False, highlight=False, soft_wrap=False, width=None if sized else _WIDTH_OF_NO_TERMINAL)
+    width = None if sized else _WIDTH_OF_NO_TERMINAL
+    return Console(markup=False, emoji=False, highlight=False, soft_wrap=False, width=width)
 
 
 def print_text(*parts: RenderableType) -> None:

@@ -34,7 +34,7 @@ def troubled() -> Iterator[str]:
     """A server with a partition of rows a, b and c: a is dead for `train`, b was committed and cleared, c is new."""
     with running_server(memory_bytes=64 << 20) as address, connect(address, client_name="rollout-0") as client:
         client.register_partition("p", ["x"], 3, ["train"], max_deliveries=2)
-        client.put_samples(["a"], "p", {"x": torch.zeros(1, 4)}, [{"prompt": "[red]7"}])
+        client.put_samples(["a"], "p", {"x": torch.zeros(1, 4)}, [{"prompt": "[red]7 :fire:"}])
         for reason in ("NaN in the loss", "out of [bold]memory"):
             client.claim("p", "train", ["x"], 1).release(reason=reason)
         client.put_samples(["b"], "p", {"x": torch.zeros(1, 4)})

@@ -13,7 +13,7 @@ def test_a_sample_is_told_as_a_story(troubled: str) -> None:
     assert code == 0
     lines = text.splitlines()
     assert lines[0].startswith("a is in p: generation ")
-    assert lines[1:3] == ["fields: x", "tags: prompt='[red]7'"]
+    assert lines[1:3] == ["fields: x", "tags: prompt='[red]7 :fire:'"]
     assert ["train", "dead", "2"] in [line.split() for line in lines]
     events = lines[next(number for number, line in enumerate(lines) if line.startswith("ago")) + 1 :]
     words = ["put", "claimed", "released", "claimed", "released", "dead_letter"]
@@ -54,7 +54,7 @@ def test_dead_letters_are_listed_with_their_last_reason(troubled: str) -> None:
 
 def test_stories_and_dead_letters_as_json_are_for_programs(troubled: str) -> None:
     story = run_json("sample", "p", "a", "-s", troubled)
-    assert (story["resident"], story["fields"], story["tags"]) == (True, ["x"], {"prompt": "[red]7"})
+    assert (story["resident"], story["fields"], story["tags"]) == (True, ["x"], {"prompt": "[red]7 :fire:"})
     assert story["tasks"] == [{"task": "train", "state": "dead", "deliveries": 2, "claim_id": ""}]
     assert story["events"][-1]["what"] == "dead_letter"
     letters = run_json("dead-letters", "p", "train", "-s", troubled)

@@ -1,41 +1,90 @@
-"""What the command loads: little, since it is started anew for every look at a server."""
+"""What the command loads: little, since it is started anew for every look at a server. And how it ends."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from tests.client.cli.reading import run
 
-CODE = """
-import sys
-from dataplane_client.cli import main
-try:
-    main()
-except SystemExit as end:
-    print(end.code, *sorted(set(sys.modules) & set({modules!r})), file=sys.stderr)
-"""
+DATAPLANE = str(Path(sys.executable).parent / "dataplane")
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """The modules that the command loaded, as Python lists them when it is asked how long each took."""
+    command = [sys.executable, "-X", "importtime", DATAPLANE, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
 @pytest.mark.parametrize(
     ("arguments", "unwanted"),
     [
-        (["--help"], "grpc google.protobuf rich.console numpy msgpack pydantic torch"),
-        (["status"], "numpy msgpack pydantic torch tensordict"),
-        (["status", "-o", "json"], "rich.console numpy msgpack pydantic torch tensordict"),
-        (["doctor", "-o", "json"], "rich.console msgpack pydantic torch tensordict dataplane_server"),
+        (["--help"], "grpc google.protobuf rich.console subprocess numpy msgpack pydantic torch"),
+        (["status"], "asyncio.events grpc.aio._channel google.protobuf.text_format numpy msgpack pydantic torch"),
+        (["status", "-o", "json"], "rich.console asyncio.events numpy msgpack pydantic torch tensordict"),
+        (["doctor", "-o", "json"], "rich.console asyncio.events msgpack pydantic torch tensordict dataplane_server"),
     ],
     ids=["help", "status", "status-json", "doctor-json"],
 )
 def test_a_command_loads_only_what_it_needs(address: str, arguments: list[str], unwanted: str) -> None:
-    code = CODE.format(modules=unwanted.split())
     server = [] if arguments == ["--help"] else ["-s", address]
-    command = [sys.executable, "-c", code, *arguments, *server]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stderr == "0\n"
-    assert done.stdout
+    loaded = loaded_by(*arguments, *server)
+    assert "dataplane_client.cli" in loaded
+    assert not loaded & set(unwanted.split())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "asyncio.run(asyncio.sleep(0))",
+        "from asyncio import run; run(asyncio.sleep(0))",
+        "import asyncio.events; asyncio.events.new_event_loop().close()",
+    ],
+)
+def test_a_module_that_was_left_unloaded_is_loaded_when_it_is_used(use: str) -> None:
+    code = f"""
+import sys
+from dataplane_client.cli._unloaded import leave_unloaded
+leave_unloaded(["asyncio"])
+import asyncio
+assert "asyncio.events" not in sys.modules
+{use}
+assert "asyncio.events" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_module_that_is_loaded_already_stays() -> None:
+    code = """
+import asyncio, sys
+from dataplane_client.cli._unloaded import leave_unloaded
+leave_unloaded(["asyncio"])
+assert sys.modules["asyncio"] is asyncio
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "printed"),
+    [
+        (["--version"], 0, "dataplane "),
+        (["status", "-s", "nowhere"], 2, ""),
+        (["status", "-s", "unix:///nowhere/dataplane.sock"], 1, ""),
+    ],
+    ids=["answered", "wrong-usage", "no-server"],
+)
+def test_a_process_ends_with_the_code_of_its_command_and_has_written_all(
+    arguments: list[str], code: int, printed: str
+) -> None:
+    done = subprocess.run([DATAPLANE, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code
+    assert done.stdout.startswith(printed)
+    assert bool(done.stderr) == (code > 0)
 
 
 def test_the_version_is_that_of_the_package() -> None:
