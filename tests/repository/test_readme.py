@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +26,31 @@ def test_the_examples_of_the_readme_run_as_they_stand(example: str) -> None:
     assert done.stderr == ""
 
 
+def test_the_deployment_of_the_readme_goes_word_by_word_on_another_folder_and_other_ports(tmp_path: Path) -> None:
+    (steps,) = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        ports = [str(one.getsockname()[1]) for one in sockets]
+    told = ("/tmp/dataplane", "9464", "50052")  # noqa: S108  # the README's
+    for there, here in zip(told, (str(tmp_path / "run"), *ports), strict=True):
+        steps = steps.replace(there, here)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-u", "-o", "pipefail", "-c", steps],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, "PATH": path, "COLUMNS": "160"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("shared memory", "serving, healthy", "dataplane_serving 1"):
+        assert words in done.stdout
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["server.log"]
+
+
 @pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"`((?:tests|docs|proto|examples|benchmarks)/[^`\s]+)`", README)))
+    "path", sorted(set(re.findall(r"`((?:tests|docs|proto|examples|benchmarks|deploy)/[^`\s]+)`", README)))
 )
 def test_every_file_that_the_readme_names_exists(path: str) -> None:
     assert (ROOT / path).exists()
