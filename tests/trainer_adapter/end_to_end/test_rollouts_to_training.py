@@ -124,7 +124,7 @@ def test_columns_read_back_are_those_of_a_plain_forward_row_by_row(folder: Path,
 
 def test_leaders_alone_write_and_read(played: Played) -> None:
     """Of two ranks one: each row is written once by each stage, and read once by each of four."""
-    assert played.counts["dataplane_put_call_rows_total"] == 3 * len(IDS)
+    assert played.counts["dataplane_put_rows_total"] == 3 * len(IDS)
     assert played.counts["dataplane_read_rows_total"] == 4 * len(IDS)
 
 
