@@ -15,14 +15,16 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 
+# Large packages are compiled to bytecode by all cores, once; pip would use one.
 $(VENV)/.torch: | $(BIN)/python
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)'
 	@touch $@
 
 KERNELS := hatch_build.py client/dataplane_client/row_kernels/row_kernels.c
 
 $(VENV)/.demo: pyproject.toml $(KERNELS) | $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet --group demo --editable '.[server,trainer,ray]'
+	$(BIN)/python -m pip install --quiet --no-compile --group demo --editable '.[server,trainer,ray]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages bring files for other Pythons
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(KERNELS) | $(VENV)/.demo
@@ -108,7 +110,8 @@ image-requirements: $(VENV)/.dev  ## pin what the image installs to what the tes
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-check: lint types derived  ## everything that needs no running
+check: $(VENV)/.dev  ## everything that needs no running
+	@$(MAKE) --no-print-directory -j 2 --output-sync lint types derived
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

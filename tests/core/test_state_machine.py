@@ -30,9 +30,10 @@ from dataplane_server.core.calls import ClaimRequest, Commit, Definition, Put
 
 pytestmark = pytest.mark.timeout(1800)  # a failure is shrunk before it is shown
 
-PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
-EXAMPLES_FACTOR = 2
-"""Runs of the machine for each example of the profile: a run is cheap."""
+NAME = os.environ.get("HYPOTHESIS_PROFILE", "quick")
+PROFILE = settings.get_profile(NAME)
+RUNS = PROFILE.max_examples * (1 if NAME == "quick" else 2)
+"""A run of the machine is cheap; but there is one share of time for all tests together."""
 
 T = TypeVar("T")
 choices = st.integers(0, 1000)
@@ -202,4 +203,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestCoreAgainstModel = Machine.TestCase
-TestCoreAgainstModel.settings = settings(PROFILE, max_examples=EXAMPLES_FACTOR * PROFILE.max_examples)
+TestCoreAgainstModel.settings = settings(PROFILE, max_examples=RUNS)

@@ -100,9 +100,10 @@ class Server:
     async def stop(self, grace_s: float | None = None) -> None:
         """Drain: report NOT_SERVING, end every wait, let calls under way finish for grace_s, then close."""
         began = time.monotonic()
+        grace_s = self.config.drain_grace_s if grace_s is None else grace_s
+        self._log.info("draining", grace_s=grace_s)
         await self._report(ready=False)
         self._servicer.drain()
-        grace_s = self.config.drain_grace_s if grace_s is None else grace_s
         if self._local is None:
             await self._grpc.stop(grace_s)
         else:

@@ -62,7 +62,7 @@ pytestmark = pytest.mark.timeout(7200)  # a failure is shrunk before it is shown
 
 NAME = os.environ.get("HYPOTHESIS_PROFILE", "quick")
 PROFILE = settings.get_profile(NAME)
-RUNS = PROFILE.max_examples * (3 if NAME == "quick" else 1)
+RUNS = PROFILE.max_examples * (2 if NAME == "quick" else 1)
 """Runs of the machine; nightly they have some 70 steps each."""
 
 

@@ -54,6 +54,7 @@ def test_without_a_provider_it_serves_and_says_that_spans_go_nowhere(tmp_path: P
     assert [(event["event"], event["level"]) for event in events] == [
         ("tracing_unconfigured", "warning"),
         ("serving", "info"),
+        ("draining", "info"),
         ("stopped", "info"),
     ]
 

@@ -9,7 +9,7 @@ import torch
 from tests.trainer_adapter.automodel.divided_cases import CASES, LEFT, RING_CASES, play_cases
 from tests.trainer_adapter.automodel.divided_expected import assert_as_expected
 
-pytestmark = pytest.mark.xdist_group("divided_sequences")  # so that four ranks do for all
+pytestmark = pytest.mark.xdist_group("ranks")
 on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU")
 
 

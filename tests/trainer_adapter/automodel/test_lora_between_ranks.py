@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tests.trainer_adapter.automodel import lora_cases, rank_processes, setup_cases
 
-pytestmark = pytest.mark.xdist_group("lora_between_ranks")  # so that two ranks do for all
+pytestmark = pytest.mark.xdist_group("ranks")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from tests.ranks import run_ranks
 from tests.trainer_adapter.automodel import microbatch_worker
 
-pytestmark = pytest.mark.xdist_group("microbatches_between_ranks")  # so that the ranks are started once
+pytestmark = pytest.mark.xdist_group("ranks")
 Ranks = list[dict[str, Any]]
 
 

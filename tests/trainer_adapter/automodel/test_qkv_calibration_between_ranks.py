@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.trainer_adapter.automodel import qkv_cases, rank_processes
 
-pytestmark = pytest.mark.xdist_group("qkv_between_ranks")  # so that two ranks do for all
+pytestmark = pytest.mark.xdist_group("ranks")
 
 
 @pytest.fixture(scope="module")

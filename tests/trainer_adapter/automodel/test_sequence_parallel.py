@@ -10,7 +10,7 @@ from tests.trainer_adapter.automodel.divided_cases import CASES, play_cases
 from tests.trainer_adapter.automodel.divided_expected import assert_as_expected
 
 pytestmark = [
-    pytest.mark.xdist_group("divided_sequences"),  # so that four ranks do for all
+    pytest.mark.xdist_group("ranks"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU"),
 ]
 

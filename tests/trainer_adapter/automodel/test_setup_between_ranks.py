@@ -10,7 +10,7 @@ from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import setup_cases
 from transformers import AutoModelForCausalLM
 
-pytestmark = pytest.mark.xdist_group("setup_between_ranks")  # so that two ranks do for all
+pytestmark = pytest.mark.xdist_group("ranks")
 STEPPED = [case for case in setup_cases.CASES if case.partition("_")[0] in setup_cases.MODELS]
 
 

@@ -16,7 +16,7 @@ from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
 from torch import Tensor
 
 pytestmark = [
-    pytest.mark.xdist_group("train_between_ranks"),  # so that the ranks are started once
+    pytest.mark.xdist_group("ranks"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU"),
 ]
 Ranks = list[dict[str, Any]]

@@ -23,7 +23,7 @@ from dataplane_client.columns import kv_first_write
 from dataplane_server.config import ServerConfig
 from dataplane_server.testing import ServerThread
 
-pytestmark = pytest.mark.xdist_group("data_plane_between_ranks")  # so that the ranks are started once
+pytestmark = pytest.mark.xdist_group("ranks")
 
 REPOSITORY = Path(__file__).parents[3]
 DECLARED = [*replica_cases.FIELDS, "input_lengths", "prev_logprobs", "reward"]

@@ -27,7 +27,7 @@ from trainer_adapter.policy import DataPlanePolicy
 from trainer_adapter.worker import AutomodelPolicyWorker
 from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = pytest.mark.xdist_group("ranks")
 LAYOUT = Layout(tp=2)
 ROLLOUT_FIELDS = ("input_ids", "input_lengths", "token_mask", "sample_mask", "generation_logprobs")
 TRAIN_FIELDS = (*ROLLOUT_FIELDS, "prev_logprobs", "reference_policy_logprobs", "advantages")

@@ -19,7 +19,7 @@ from tests.trainer_adapter.refit.refit_cases import DTYPES, TinyModel, expected_
 
 from trainer_adapter.refit import WeightPublisher, stream_endpoint
 
-pytestmark = pytest.mark.xdist_group("refit_between_processes")  # so that three processes do for all
+pytestmark = pytest.mark.xdist_group("ranks")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.trainer_adapter.worker.played_cases import assert_logprobs, assert_on
 from tests.trainer_adapter.worker.worker_cases import EVERYWHERE, SLOW, TEMPERATURE, Layout
 from torch import Tensor
 
-pytestmark = pytest.mark.xdist_group("worker_between_ranks")  # so that four ranks do for all
+pytestmark = pytest.mark.xdist_group("ranks")
 PLACES = [
     pytest.param(layout, packing, marks=pytest.mark.soak if (layout, packing) in SLOW else (), id=f"{layout}_{packing}")
     for layout, packing in EVERYWHERE

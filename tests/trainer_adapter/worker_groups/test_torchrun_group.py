@@ -13,7 +13,7 @@ from tests.trainer_adapter.worker_groups import torchrun_cases, training_script
 
 from dataplane_server.testing import running_server
 
-pytestmark = pytest.mark.xdist_group("torchrun_group")  # so that two processes do for all
+pytestmark = pytest.mark.xdist_group("ranks")
 Seen = list[dict[str, Any]]
 
 
