@@ -140,6 +140,9 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/claim_wakeups.py
 	$(BIN)/python benchmarks/claim_latency.py
 	$(BIN)/python benchmarks/session_cost.py
+	$(BIN)/python benchmarks/scrape_cost.py
+	$(BIN)/python benchmarks/observe_cost.py
+	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
