@@ -51,14 +51,18 @@ class Server:
             raise translated(error, verb, self.address) from None
 
 
+def server_at(address: str, timeout_s: float) -> Server:
+    """A server for the calls of a command, which a malformed address ends with exit code 2."""
+    try:
+        return Server(address, timeout_s)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 @contextlib.contextmanager
 def asked(address: str, timeout_s: float) -> Iterator[Server]:
     """A server for the calls of one command: one that fails ends it with exit code 1, a malformed address with 2."""
-    try:
-        server = Server(address, timeout_s)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    with server:
+    with server_at(address, timeout_s) as server:
         try:
             yield server
         except DataPlaneError as error:

@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 
-import typer
-
 from dataplane_client.cli._flow import Look, PartitionFlow, flows
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import console, print_json
-from dataplane_client.cli._server import Server
+from dataplane_client.cli._server import Server, server_at
 from dataplane_client.cli._top_screen import Screen, screen_of, silence_of
 from dataplane_client.descriptions import partition_description, server_status
 from dataplane_client.errors import DataPlaneError
@@ -30,10 +28,7 @@ Show = Callable[[str, Look | DataPlaneError, list[PartitionFlow], float], None]
 
 def watch(address: str, interval_s: float, count: int | None, output: Format, timeout_s: float) -> None:
     """Returns after count screens, or with Ctrl-C."""
-    try:
-        server = Server(address, timeout_s)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    server = server_at(address, timeout_s)
     gc.enable()
     with contextlib.suppress(KeyboardInterrupt), server, _shown_as(output) as show:
         before: Look | None = None

@@ -41,19 +41,14 @@ class Births:
             if len(self._times) > _MANY:
                 self._thin_out(now)
 
-    def age(self, birth: int, now: float) -> float:
+    def age(self, birth: float, now: float) -> float:
         """Seconds since a row was born; never less, at most a second or a hundredth more. 0 when nobody told."""
         entry = max(bisect_right(self._firsts, birth) - 1, 0)
         return max(now - self._times[entry], 0.0) if self._times else 0.0
 
     def ages(self, births: Sequence[float | None], now: float) -> list[float | None]:
         """The ages of many rows; None where there is no row."""
-        if not self._times:
-            return [None if birth is None else 0.0 for birth in births]
-        known = np.array([0 if birth is None else birth for birth in births], np.int64)
-        entries = np.maximum(np.searchsorted(np.array(self._firsts), known, side="right") - 1, 0)
-        ages = np.maximum(now - np.array(self._times)[entries], 0.0).tolist()
-        return [None if birth is None else age for birth, age in zip(births, ages, strict=True)]
+        return [None if birth is None else self.age(birth, now) for birth in births]
 
     def _thin_out(self, now: float) -> None:
         """Keep an entry where the one kept before it is farther away than ages of its time need."""

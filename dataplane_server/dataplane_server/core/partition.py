@@ -340,6 +340,11 @@ class Partition:
         self.removed["consumed"] += consumed
         self.removed[why or "cleared"] += len(slots) - consumed
 
+    def count_put(self, rows: int, size_bytes: int) -> None:
+        """A put was applied."""
+        self.look = None
+        self.flow.put(rows, size_bytes)
+
     def count_read(self, rows: int, size_bytes: int) -> None:
         """A read has begun."""
         self.look = None

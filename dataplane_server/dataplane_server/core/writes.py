@@ -157,7 +157,7 @@ class Writes:
             partition.put_shared(checked, columns, offsets)
         else:
             created = partition.put(put.sample_ids, checked, columns, offsets, put.tags, put.sequence_lengths)
-        partition.flow.put(len(put.sample_ids), columns.size_bytes)
+        partition.count_put(len(put.sample_ids), columns.size_bytes)
         self._note(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids, now)
         self._line.serve(partition, now)
         generations = partition.rows.generations(checked.slots[: len(put.sample_ids)])

@@ -71,9 +71,8 @@ class Exposition:
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
-        self._shape: list[tuple[str, ...]] | None = None
-        self._partitions = _Table((), PARTITIONS, PARTITION_SERIES, PartitionFigures)
-        self._tasks = _Table((), TASKS, TASK_SERIES, TaskFigures)
+        self._shape: list[tuple[str, ...]] = []
+        self._partitions, self._tasks = _tables(self._shape)
 
     def pieces(self, now: float) -> Iterator[bytes]:
         """The text as of now, in pieces; all numbers are taken before the first of them."""
@@ -81,8 +80,7 @@ class Exposition:
         shape = [(name, *partition.tasks) for name, partition in registered.items()]
         if shape != self._shape:
             self._shape = shape
-            self._partitions = self._partitions.of([(name,) for name, *_ in shape])
-            self._tasks = self._tasks.of([(name, task) for name, *tasks in shape for task in tasks])
+            self._partitions, self._tasks = _tables(shape)
         of_partitions, of_tasks = self._plane.columns(now)
         yield from self._partitions.pieces(of_partitions)
         yield from self._tasks.pieces(of_tasks)
@@ -98,7 +96,6 @@ class _Table:
         series: Series,
         figures: type[PartitionFigures | TaskFigures],
     ) -> None:
-        self._made_of = (specs, series, figures)
         by_name = {spec.name: spec for spec in specs}
         self._columns: list[tuple[bytes, list[bytes], bytes]] = []  # no template where figures may be None
         before = ""
@@ -112,10 +109,6 @@ class _Table:
             self._columns.append((b"" if name == before else header_text(spec).encode(), lines, template))
             before = name
 
-    def of(self, rows: Sequence[tuple[str, ...]]) -> _Table:
-        """The same table, of other rows."""
-        return _Table(rows, *self._made_of)
-
     def pieces(self, columns: Iterable[Column]) -> Iterator[bytes]:
         """The text of the rows' figures; a figure that is None has no line."""
         for (header, lines, template), column in zip(self._columns, columns, strict=True):
@@ -125,6 +118,15 @@ class _Table:
             else:
                 pairs = zip(lines, column, strict=True)
                 yield b"".join([line % figure for line, figure in pairs if figure is not None])
+
+
+def _tables(shape: Sequence[tuple[str, ...]]) -> tuple[_Table, _Table]:
+    """Of partitions, and of their tasks, each partition given by its id and the names of its tasks."""
+    tasks = [(name, task) for name, *names in shape for task in names]
+    return (
+        _Table([(name,) for name, *_ in shape], PARTITIONS, PARTITION_SERIES, PartitionFigures),
+        _Table(tasks, TASKS, TASK_SERIES, TaskFigures),
+    )
 
 
 def header_text(spec: MetricSpec) -> str:
