@@ -25,9 +25,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dataplane_server.core.calls import ClaimRequest, Definition, Grant, Put, ReadPlan, Reservation
-from dataplane_server.core.columns import ColumnSpec, Shape
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.messages import ClaimRequest, Definition, Grant, Put, ReadPlan, Reservation
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
 
 T = TypeVar("T")

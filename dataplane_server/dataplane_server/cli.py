@@ -9,7 +9,7 @@ import signal
 import sys
 
 from dataplane_server.config import ServerConfig
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.observe.log import show_on_stderr
 from dataplane_server.service.server import Server
 

@@ -6,7 +6,7 @@ import ipaddress
 import math
 from dataclasses import dataclass, field
 
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 from dataplane_server.config import ServerConfig
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.service.server import Server
 
 _START_TIMEOUT_S = 30.0

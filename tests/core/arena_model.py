@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from dataplane_server.core.space import ALIGNMENT, Run
+from dataplane_server.core.rows.space import ALIGNMENT, Run
 
 
 class ArenaModel:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     Balance,
     ClaimRequest,
     ClearResult,
@@ -35,11 +35,11 @@ from dataplane_server.core.calls import (
     Totals,
     Waiting,
 )
-from dataplane_server.core.columns import ColumnSpec, Int64Array, Shape
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.columns import ColumnSpec, Int64Array, Shape
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.rows import Tags
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.rows.row_table import Tags
 
 BYTES = Shape("jagged", "uint8", ())
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import settings
 
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 
 for _helper in ("arena_model", "caller", "modelled_plane", "partition_model", "claim_machine.checked_plane"):
     pytest.register_assert_rewrite(f"tests.core.{_helper}")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from dataplane_server.core.calls import ClaimRequest, Definition, Put
-from dataplane_server.core.columns import ColumnSpec, Shape
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.messages import ClaimRequest, Definition, Put
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
 
 LIMITS = Limits(
     memory_bytes=1500,

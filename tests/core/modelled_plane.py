@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tests.core.arena_model import ArenaModel, cut
 from tests.core.partition_model import Claim, PartitionModel, Read, Value, Write, check_grant, entry_bytes, row_entries
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     Admitted,
     ClaimRequest,
     ClearResult,
@@ -34,9 +34,9 @@ from dataplane_server.core.calls import (
     Totals,
     Waiting,
 )
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
 @dataclass(eq=False)

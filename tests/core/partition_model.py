@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     ClaimRequest,
     Commit,
     Definition,
@@ -18,10 +18,10 @@ from dataplane_server.core.calls import (
     Put,
     TaskInfo,
 )
-from dataplane_server.core.columns import DTYPE_BYTES, ColumnSpec, Shape
-from dataplane_server.core.refusal import Reason
-from dataplane_server.core.rows import Tags
-from dataplane_server.core.space import Run
+from dataplane_server.core.calls.columns import DTYPE_BYTES, ColumnSpec, Shape
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.rows.row_table import Tags
+from dataplane_server.core.rows.space import Run
 
 
 @dataclass(eq=False)

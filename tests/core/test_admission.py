@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Admitted, CommitResult, Effect, Put, PutResult, Reservation, Waiting
-from dataplane_server.core.refusal import Reason
-from dataplane_server.core.space import ALIGNMENT
+from dataplane_server.core.calls.messages import Admitted, CommitResult, Effect, Put, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.rows.space import ALIGNMENT
 
 
 @pytest.fixture

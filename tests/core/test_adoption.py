@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.refusal import Reason
 
 
 @pytest.fixture

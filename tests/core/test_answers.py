@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.answers import Answers
-from dataplane_server.core.calls import ClaimRequest, Commit, Definition, Grant, Put, Reservation
-from dataplane_server.core.limits import Limits
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.state.answers import Answers
+from dataplane_server.core.calls.messages import ClaimRequest, Commit, Definition, Grant, Put, Reservation
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
 @pytest.fixture

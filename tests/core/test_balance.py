@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.caller import int64
 
-from dataplane_server.core.balance import _differencing, split_by_weight, split_in_order
+from dataplane_server.core.verbs.balance import _differencing, split_by_weight, split_in_order
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 WEIGHTS = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 1 << 40)), max_size=60)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane_server.core.births import Births
+from dataplane_server.core.rows.generations import Births
 
 
 def test_births_grow_and_none_is_given_twice() -> None:

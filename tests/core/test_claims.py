@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Effect, Failed, Grant, Granted, ReleaseResult, Waiting
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.messages import Effect, Failed, Grant, Granted, ReleaseResult, Waiting
+from dataplane_server.core.calls.refusal import Reason
 
 
 def waits(caller: Caller, *fields: str, batch_size: int = 1, min_size: int | None = None, task: str = "train") -> int:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.core.caller import int64
 
-from dataplane_server.core.columns import DTYPE_BYTES, MAX_ENTRIES, ColumnSpec, Shape, make_columns
-from dataplane_server.core.limits import Limits
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.columns import DTYPE_BYTES, MAX_ENTRIES, ColumnSpec, Shape, make_columns
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 SCALAR = Shape("dense", "float32", ())
 OBJECT = Shape("object", "", ())

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.groups import GroupTable
-from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.rows import RowTable
-from dataplane_server.core.space import Space
-from dataplane_server.core.task_states import Waiter
-from dataplane_server.core.tasks import MAX_VIEWS, Task
-from dataplane_server.core.view import View
+from dataplane_server.core.verbs.groups import GroupTable
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.rows.row_table import RowTable
+from dataplane_server.core.rows.space import Space
+from dataplane_server.core.tasks.task_states import Waiter
+from dataplane_server.core.tasks.task import MAX_VIEWS, Task
+from dataplane_server.core.tasks.view import View
 
 
 @pytest.fixture

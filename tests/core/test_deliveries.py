@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Failed, Grant
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.messages import Failed, Grant
+from dataplane_server.core.calls.refusal import Reason
 
 WAYS = ["committed", "released", "expired", "reset", "cleared", "abandoned", "registered anew"]
 

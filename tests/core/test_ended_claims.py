@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import CommitResult, Grant, PutResult, Reservation, Waiting
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.messages import CommitResult, Grant, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 BY_SERVER = ["session died", "row reset", "task reset", "registered anew", "dropped"]
 BY_CALLER = ["committed", "released", "abandoned", "session closed"]

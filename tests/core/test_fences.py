@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import CommitResult, Failed, Granted, ReleaseResult, Reservation, Waiting
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.messages import CommitResult, Failed, Granted, ReleaseResult, Reservation, Waiting
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
 @pytest.fixture

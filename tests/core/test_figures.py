@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.figures import PartitionFigures, TaskFigures
+from dataplane_server.core.stats.figures import PartitionFigures, TaskFigures
 
 
 def figures(caller: Caller, now: float) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls import ClearResult, Put, PutResult, Reservation
-from dataplane_server.core.columns import Int64Array
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.messages import ClearResult, Put, PutResult, Reservation
+from dataplane_server.core.calls.columns import Int64Array
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.reads import Reads
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.verbs.reads import Reads
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
 def replaced(caller: Caller, *sample_ids: str) -> Int64Array:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Granted, GroupPart, Waiting
+from dataplane_server.core.calls.messages import Granted, GroupPart, Waiting
 
 
 def whole(caller: Caller, batch_size: int = 1, *fields: str, **more: object) -> tuple[str, ...]:

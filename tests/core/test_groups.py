@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     Admitted,
     Effect,
     Grant,
@@ -20,9 +20,9 @@ from dataplane_server.core.calls import (
     Reserved,
     Waiting,
 )
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
 def put_into(caller: Caller, reservation_id: str, *sample_ids: str, size: int = 1) -> PutResult:

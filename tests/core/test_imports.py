@@ -31,9 +31,9 @@ for module in pkgutil.iter_modules(dataplane_server.core.__path__, "dataplane_se
     importlib.import_module(module.name)
 
 import numpy as np
-from dataplane_server.core.calls import ClaimRequest, Commit, Definition, Put
-from dataplane_server.core.columns import ColumnSpec, Shape
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.messages import ClaimRequest, Commit, Definition, Put
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
 
 plane = DataPlane(Limits(memory_bytes=1000))

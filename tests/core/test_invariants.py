@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls import Failed
-from dataplane_server.core.columns import make_columns
-from dataplane_server.core.group_view import GroupView
-from dataplane_server.core.groups import Group
-from dataplane_server.core.partition import Partition
-from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.task_states import CONSUMED, Waiter
-from dataplane_server.core.view import View
+from dataplane_server.core.calls.messages import Failed
+from dataplane_server.core.calls.columns import make_columns
+from dataplane_server.core.tasks.group_view import GroupView
+from dataplane_server.core.verbs.groups import Group
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.tasks.task_states import CONSUMED, Waiter
+from dataplane_server.core.tasks.view import View
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_server.core.calls import SampleEvent
-from dataplane_server.core.journal import Journal
+from dataplane_server.core.calls.messages import SampleEvent
+from dataplane_server.core.stats.history import Journal
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 LEAST_CELLS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
 
 

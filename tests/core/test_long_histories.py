@@ -14,9 +14,9 @@ from tests.core.caller import int64
 from tests.core.drawn_calls import FIELDS, LIMITS, PARTITIONS, SAMPLES, SHAPES, TASKS
 from tests.core.modelled_plane import ModelledPlane
 
-from dataplane_server.core.calls import ClaimRequest, Commit, Definition, Put
-from dataplane_server.core.columns import ColumnSpec
-from dataplane_server.core.rows import Tags
+from dataplane_server.core.calls.messages import ClaimRequest, Commit, Definition, Put
+from dataplane_server.core.calls.columns import ColumnSpec
+from dataplane_server.core.rows.row_table import Tags
 
 HISTORIES = 400 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 12
 STEPS = 700

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Waiting
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.messages import Waiting
+from dataplane_server.core.calls.refusal import Reason
 
 PAUSE_S = 1800.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import BYTES, Caller
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     ClearResult,
     Definition,
     DropResult,
@@ -18,8 +18,8 @@ from dataplane_server.core.calls import (
     TaskInfo,
     Waiting,
 )
-from dataplane_server.core.columns import ColumnSpec, Shape
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
 def waits(caller: Caller, *fields: str, task: str = "train", batch_size: int = 1) -> int:

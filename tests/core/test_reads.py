@@ -8,9 +8,9 @@ import pytest
 from tests.core.arena_model import aligned, cut
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import ClearResult, ReadPlan
-from dataplane_server.core.refusal import Reason
-from dataplane_server.core.space import Run
+from dataplane_server.core.calls.messages import ClearResult, ReadPlan
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.rows.space import Run
 
 B = aligned(12)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.caller import int64
 
-from dataplane_server.core.ready_queue import ReadyQueue
+from dataplane_server.core.tasks.ready_queue import ReadyQueue
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 from tests.core.caller import BYTES, Caller, int64
 
-from dataplane_server.core.calls import Put, Reservation, Waiting
-from dataplane_server.core.columns import ColumnSpec, Shape
-from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.space import ALIGNMENT
+from dataplane_server.core.calls.messages import Put, Reservation, Waiting
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.rows.space import ALIGNMENT
 
 LONG = "x" * 100_000
 

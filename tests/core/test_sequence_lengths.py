@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.columns import ColumnSpec, Shape
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.refusal import Reason
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Failed, Granted, SessionDied, SessionInfo
-from dataplane_server.core.limits import Limits
-from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.sessions import Sessions
+from dataplane_server.core.calls.messages import Failed, Granted, SessionDied, SessionInfo
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.state.sessions import Sessions
 
 
 @pytest.fixture

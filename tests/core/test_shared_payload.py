@@ -8,7 +8,7 @@ import pytest
 from tests.core.arena_model import cut
 from tests.core.caller import BYTES, Caller, int64
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     ClearResult,
     GroupFinished,
     Put,
@@ -18,9 +18,9 @@ from dataplane_server.core.calls import (
     SampleEvent,
     Waiting,
 )
-from dataplane_server.core.columns import ColumnSpec, Shape
-from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.space import Run
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.rows.space import Run
 
 IDS = ["s1", "s2", "s3"]
 

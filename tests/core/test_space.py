@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.core.arena_model import free_ranges, longest_room
 from tests.core.caller import int64
 
-from dataplane_server.core.columns import Int64Array
-from dataplane_server.core.space import ALIGNMENT, Run, Space, merged_runs
+from dataplane_server.core.calls.columns import Int64Array
+from dataplane_server.core.rows.space import ALIGNMENT, Run, Space, merged_runs
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.caller import int64
 
-from dataplane_server.core.spans import Spans
+from dataplane_server.core.state.spans import Spans
 
 
 @given(st.lists(st.integers(-5, 5) | st.integers(-(1 << 60), 1 << 60), max_size=30))

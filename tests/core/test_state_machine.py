@@ -26,7 +26,7 @@ from tests.core.drawn_calls import (
 )
 from tests.core.modelled_plane import ModelledPlane
 
-from dataplane_server.core.calls import ClaimRequest, Commit, Definition, Put
+from dataplane_server.core.calls.messages import ClaimRequest, Commit, Definition, Put
 
 pytestmark = pytest.mark.timeout(1800)  # a failure is shrunk before it is shown
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Granted, Waiting
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.messages import Granted, Waiting
+from dataplane_server.core.calls.refusal import Reason
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import math
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.rows import Tags
-from dataplane_server.core.tags import TagPool
+from dataplane_server.core.rows.row_table import Tags
+from dataplane_server.core.rows.tags import TagPool
 
 
 def granted(caller: Caller, *tags: Tags) -> tuple[Tags, ...]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls import Commit, CommitResult, Failed, Put, PutResult, Reservation, Waiting
-from dataplane_server.core.columns import ColumnSpec, Shape
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.messages import Commit, CommitResult, Failed, Put, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 R = Reason
 

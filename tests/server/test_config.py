@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dataplane_server.config import ServerConfig, host_and_port, is_loopback
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 
 
 @pytest.mark.parametrize(

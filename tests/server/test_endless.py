@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.endless import EndlessCalls
 
 DRAINING = Refusal(Reason.DRAINING, "the server is shutting down")

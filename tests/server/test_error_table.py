@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.error_table import ERROR_TABLE, RETRY_DELAY_S, internal_error, status_of
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service import frames
 from dataplane_server.service.frames import FrameReader, read_frames
 from rl_dataplane.v1 import data_plane_pb2 as pb

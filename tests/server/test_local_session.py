@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls import CommitResult, Definition, Put, PutResult, Reservation
-from dataplane_server.core.columns import ColumnSpec, Shape
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.messages import CommitResult, Definition, Put, PutResult, Reservation
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.local_session import Lease, LentRoom, LocalSession
 from dataplane_server.service.shell import Shell

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dataplane_server.config import ServerConfig
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
 IN_ATTRIB, IN_CREATE = 0x4, 0x100

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from dataplane_server.core.calls import Definition, FieldInfo, PartitionInfo, PutResult, ReadColumn, ReadPlan, TaskInfo
-from dataplane_server.core.columns import DTYPE_BYTES, Shape
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.messages import Definition, FieldInfo, PartitionInfo, PutResult, ReadColumn, ReadPlan, TaskInfo
+from dataplane_server.core.calls.columns import DTYPE_BYTES, Shape
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service import translate
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     ClaimRequest,
     DeadLetter,
     Grant,
@@ -17,7 +17,7 @@ from dataplane_server.core.calls import (
     Reserved,
     ShardRequest,
 )
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service import translate_claims
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls import Admitted, Failed, Grant, Granted, Reservation
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.messages import Admitted, Failed, Grant, Granted, Reservation
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.waiters import Waiters
 
 GRANT = Grant("c", ("a",), np.array([1]), ({},))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dataplane_server.core.figures import Column, PartitionFigures, TaskFigures
 from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.stats.figures import Column, PartitionFigures, TaskFigures
 from dataplane_server.observe.catalog import PARTITIONS, TASKS, MetricSpec
 
 Series = Mapping[str, tuple[str, tuple[str, ...]]]
@@ -76,7 +76,7 @@ class Exposition:
 
     def pieces(self, now: float) -> Iterator[bytes]:
         """The text as of now, in pieces; all numbers are taken before the first of them."""
-        registered = self._plane.registered
+        registered = self._plane.partitions
         shape = [(name, *partition.tasks) for name, partition in registered.items()]
         if shape != self._shape:
             self._shape = shape

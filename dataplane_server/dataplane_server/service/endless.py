@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import cast
 
-from dataplane_server.core.refusal import Refusal
+from dataplane_server.core.calls.refusal import Refusal
 
 Call = asyncio.Task[object]
 """A call is known by the task that gRPC runs it in."""

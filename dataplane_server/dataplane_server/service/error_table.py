@@ -10,7 +10,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 DOMAIN = "rl_dataplane"
 DETAILS_KEY = "grpc-status-details-bin"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.rpc import status_pb2
 
-from dataplane_server.core.refusal import Refusal
+from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.error_table import ERROR_TABLE, internal_error, status_of

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import Frame, frame_prefix, parse_frame
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from dataplane_server.core.refusal import Refusal
-from dataplane_server.core.state import draining
+from dataplane_server.core.calls.refusal import Refusal, draining
 from dataplane_server.service.binding import bind
 from dataplane_server.service.boundary import SERVICE
 from dataplane_server.service.endless import EndlessCalls

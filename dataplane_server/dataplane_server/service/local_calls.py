@@ -1,22 +1,31 @@
 """Puts, commits and reads of clients that map the arena: small values travel in the message, large ones stay in place.
 
-A client that is lent room writes there itself, while other calls go on; nobody else sees the bytes until it finishes.
+A client with a shared reservation writes there itself while other calls go on. No other call sees the bytes before the
+client finishes the write.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Iterable
 from typing import cast
 
 import numpy as np
 
-from dataplane_server.core.calls import CommitResult, PutResult, Reservation, Waiting
-from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.space import Run
+from dataplane_server.core.calls import (
+    AbortWrite,
+    CommitResult,
+    EndRead,
+    FinishWrite,
+    PutResult,
+    Reservation,
+    Run,
+    ShareReservation,
+    Waiting,
+)
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate
-from dataplane_server.service.local_session import Applied, Lease, LentRoom, LocalSession, Result
+from dataplane_server.service.local_session import Applied, Lease, LocalSession, Result, SharedReservation
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
@@ -38,18 +47,20 @@ class LocalCalls:
 
     def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
         header = request.header
-        begun = self._shell.settled(lambda: self._shell.plane.begin_put(translate.put(header), time.monotonic()))
+        begun = self._shell.apply(translate.put(header))
         return self._write(begun, self._put_applied, request, session)
 
     def commit(self, request: pb.LocalCommitRequest, session: LocalSession) -> Answer:
         header = request.header
-        begun = self._shell.settled(lambda: self._shell.plane.begin_commit(translate.commit(header), time.monotonic()))
+        begun = self._shell.apply(translate.commit(header))
         return self._write(begun, self._commit_applied, request, session)
 
     def _write(
         self, begun: Result | Reservation | Waiting, applied: Applied, request: WriteRequest, session: LocalSession
     ) -> Answer:
-        """Take a begun write to its end, or to where the client fills the room: now, or once there is room."""
+        """Take a write that has begun to its end, or to where the client fills its reservation: now, or once it
+        has one.
+        """
         if isinstance(begun, Reservation):
             return self._use(begun, applied, request, session)
         if isinstance(begun, Waiting):
@@ -60,30 +71,27 @@ class LocalCalls:
         self, waiting: Waiting, applied: Applied, request: WriteRequest, session: LocalSession
     ) -> pb.LocalWriteResponse:
         try:
-            reservation = await self._shell.room(waiting, translate.seconds(request.header.wait_timeout))
+            reservation = await self._shell.reservation(waiting, translate.seconds(request.header.wait_timeout))
         except BaseException:
-            self._shell.settled(lambda: self._shell.plane.abort_write(waiting.ticket))
+            self._shell.apply(AbortWrite(waiting.ticket))
             raise
         return self._use(reservation, applied, request, session)
 
     def _use(
         self, reservation: Reservation, applied: Applied, request: WriteRequest, session: LocalSession
     ) -> pb.LocalWriteResponse:
-        ticket, plane = reservation.ticket, self._shell.plane
-        lent = False
+        ticket = reservation.ticket
         try:
             if request.HasField("values"):
                 self._fill(reservation, request.values)
             elif reservation.size_bytes:
-                plane.lend_reservation(ticket)
-                session.hold(request.handle, LentRoom(ticket, reservation.size_bytes, applied))
-                lent = True
+                self._shell.apply(ShareReservation(ticket))
+                session.hold(request.handle, SharedReservation(ticket, reservation.size_bytes, applied))
                 return pb.LocalWriteResponse(reservation=_arena_runs(reservation.runs))
-            return applied(plane.finish(ticket, time.monotonic()), reservation.size_bytes)
-        finally:
-            if not lent:
-                plane.abort_write(ticket)
-            self._shell.settle()
+            return applied(self._shell.apply(FinishWrite(ticket)), reservation.size_bytes)
+        except BaseException:
+            self._shell.apply(AbortWrite(ticket))
+            raise
 
     def _fill(self, reservation: Reservation, values: bytes) -> None:
         if len(values) != reservation.size_bytes or len(values) > MAX_INLINE_BYTES:
@@ -97,9 +105,9 @@ class LocalCalls:
             self._arena.view(run)[:], rest = rest[: run.size_bytes], rest[run.size_bytes :]
 
     def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> pb.LocalWriteResponse:
-        room = session.take_room(request.handle)
-        result = self._shell.settled(lambda: self._shell.plane.finish(room.ticket, time.monotonic()))
-        return room.applied(result, room.size_bytes)
+        reservation = session.take_reservation(request.handle)
+        result = self._shell.apply(FinishWrite(reservation.ticket))
+        return reservation.applied(result, reservation.size_bytes)
 
     def _put_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         put = cast("PutResult", result)  # a ticket finishes as what it began as
@@ -112,13 +120,11 @@ class LocalCalls:
         return pb.LocalWriteResponse(commit=plane_pb.CommitClaimResponse(consumed_rows=consumed))
 
     def read(self, request: pb.LocalReadRequest, session: LocalSession) -> pb.LocalReadResponse:
-        what, plane = request.request, self._shell.plane
-        generations = translate.generations(what)
-        plan = plane.begin_read(what.partition_id, list(what.sample_ids), list(what.fields), generations)
+        plan = self._shell.apply(translate.read(request.request))
         response = pb.LocalReadResponse(header=translate.read_header(plan))
         if plan.size_bytes <= min(request.inline_bytes, MAX_INLINE_BYTES):
             response.values = b"".join(map(self._arena.view, plan.runs))
-            self._shell.settled(lambda: plane.end_read(plan.ticket))
+            self._shell.apply(EndRead(plan.ticket))
         else:
             session.hold(request.handle, Lease(plan.ticket))
             response.lease.CopyFrom(_arena_runs(plan.runs))

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.state import draining
+from dataplane_server.core.calls.refusal import Reason, Refusal, draining
 from dataplane_server.service.error_table import status_of
 from dataplane_server.service.local_session import LocalSession
 from rl_dataplane.v1 import local_pb2 as pb
@@ -107,7 +106,7 @@ class LocalConnection(asyncio.Protocol):
         if self.session is None:
             self._open(method, body)
         elif method == pb.LOCAL_METHOD_LET_GO:
-            self._let_go(self.session, body)
+            self._release(self.session, body)
         else:
             self._begin(method, body, self.session)
 
@@ -139,9 +138,9 @@ class LocalConnection(asyncio.Protocol):
         with arena.descriptors() as descriptors:
             socket.send_fds(self._peer, [HEAD.pack(len(body), 0) + body], descriptors)
 
-    def _let_go(self, session: LocalSession, body: bytes) -> None:
+    def _release(self, session: LocalSession, body: bytes) -> None:
         try:
-            session.let_go(_parsed(pb.LetGoRequest, body).handles)
+            session.release(_parsed(pb.LetGoRequest, body).handles)
         except Refusal:
             self.close()  # there is no response that could say so
 

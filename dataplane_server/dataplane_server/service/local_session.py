@@ -1,7 +1,7 @@
 """What one client of this host holds in the arena: leases of rows that it reads, reservations that it fills.
 
-Held is held until the client lets go, finishes the write, or is gone; no timer ends it. A client names what it holds by
-handles of its own, and may let go of a handle before the call that takes it is carried out.
+A handle stays valid until the client releases it, finishes the write, or disconnects; there are no timeouts. The client
+chooses the numbers of its handles, and may release a handle before the call that takes it is carried out.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from dataplane_server.core.calls import CommitResult, PutResult
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls import AbortWrite, CommitResult, EndRead, PutResult
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -21,7 +21,7 @@ _REMEMBERED_HANDLES = 4096
 
 Result = PutResult | CommitResult
 Applied = Callable[[Result, int], pb.LocalWriteResponse]
-"""Counts a finished write of so many bytes, and says what to answer."""
+"""Counts a finished write and its bytes, and returns the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class LentRoom:
-    """Room reserved under a ticket of the core."""
+class SharedReservation:
+    """A reservation of the core that the client writes to directly."""
 
     ticket: int
     size_bytes: int
@@ -46,54 +46,52 @@ class LocalSession:
     def __init__(self, shell: Shell) -> None:
         self.token = secrets.token_bytes(16)
         self._shell = shell
-        self._held: dict[int, Lease | LentRoom] = {}
-        self._let_go: OrderedDict[int, None] = OrderedDict()  # handles that were let go of before they held anything
+        self._held: dict[int, Lease | SharedReservation] = {}
+        self._released: OrderedDict[int, None] = OrderedDict()  # handles that were released before they held anything
         self._ended = False
 
     @property
     def writes(self) -> int:
         """Reservations held."""
-        return sum(isinstance(held, LentRoom) for held in self._held.values())
+        return sum(isinstance(held, SharedReservation) for held in self._held.values())
 
-    def hold(self, handle: int, held: Lease | LentRoom) -> None:
-        """Keep a ticket under a handle. Refuses a handle that is held, or that the client no longer wants; the ticket
-        is then given back.
-        """
-        unwanted = self._ended or handle in self._let_go
+    def hold(self, handle: int, held: Lease | SharedReservation) -> None:
+        """Keep a ticket under a handle. Refuses a handle that is in use, or that was released; the hold then ends."""
+        unwanted = self._ended or handle in self._released
         if not unwanted and handle not in self._held:
             self._held[handle] = held
             return
-        self._let_go.pop(handle, None)
-        self._give_back(held)
-        message = f"handle {handle} {'was let go of' if unwanted else 'is held already'}"
+        self._released.pop(handle, None)
+        self._end(held)
+        message = f"handle {handle} {'was released' if unwanted else 'is in use already'}"
         raise Refusal(Reason.INVALID_REQUEST, message, handle=handle)
 
-    def take_room(self, handle: int) -> LentRoom:
-        """A reservation that is about to be finished; it is no longer held."""
+    def take_reservation(self, handle: int) -> SharedReservation:
+        """Remove and return a reservation that is about to be finished."""
         held = self._held.get(handle)
-        if not isinstance(held, LentRoom):
+        if not isinstance(held, SharedReservation):
             raise Refusal(Reason.INVALID_REQUEST, f"handle {handle} holds no reservation", handle=handle)
         del self._held[handle]
         return held
 
-    def let_go(self, handles: Iterable[int]) -> None:
-        """Give back what is held under handles."""
+    def release(self, handles: Iterable[int]) -> None:
+        """End what is held under handles."""
         for handle in handles:
             held = self._held.pop(handle, None)
             if held is not None:
-                self._give_back(held)
+                self._end(held)
             else:
-                self._let_go[handle] = None
-        while len(self._let_go) > _REMEMBERED_HANDLES:
-            self._let_go.popitem(last=False)
+                self._released[handle] = None
+        while len(self._released) > _REMEMBERED_HANDLES:
+            self._released.popitem(last=False)
 
     def end(self) -> None:
-        """The client is gone: give everything back."""
+        """End everything: the client is gone."""
         self._ended = True
-        self.let_go(list(self._held))
+        self.release(list(self._held))
 
-    def _give_back(self, held: Lease | LentRoom) -> None:
+    def _end(self, held: Lease | SharedReservation) -> None:
         if isinstance(held, Lease):
-            self._shell.settled(lambda: self._shell.plane.end_read(held.ticket))
+            self._shell.apply(EndRead(held.ticket))
         else:
-            self._shell.settled(lambda: self._shell.plane.abort_write(held.ticket))
+            self._shell.apply(AbortWrite(held.ticket))

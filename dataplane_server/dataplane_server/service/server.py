@@ -60,7 +60,7 @@ class Server:
         self._metrics = Metrics(self.plane, lambda: self._serving)
         tracing = Tracing() if config.tracing else None
         self._lag = LoopLag(self._metrics.lagged)
-        shell = Shell(self.plane, self._metrics)
+        self._shell = shell = Shell(self.plane, self._metrics)
         self._servicer = DataPlaneServicer(shell, self._arena, self._metrics)
         self._local: LocalEndpoint | None = None
         if self._arena.shared:
@@ -103,7 +103,7 @@ class Server:
         grace_s = self.config.drain_grace_s if grace_s is None else grace_s
         self._log.info("draining", grace_s=grace_s)
         await self._report(ready=False)
-        self._servicer.drain()
+        self._shell.drain()
         if self._local is None:
             await self._grpc.stop(grace_s)
         else:

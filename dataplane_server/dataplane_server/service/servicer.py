@@ -1,7 +1,7 @@
 """The gRPC service: a request becomes a call of the core, the answer becomes a response.
 
-All handlers run on one event loop and call the core between two awaits, so each call is atomic. `Shell` wakes
-the callers concerned.
+All handlers run on one event loop and apply calls between two awaits, so each call is atomic. Methods that wait have
+modules of their own (`claim_calls`, `session_calls`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,23 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
 
-from dataplane_server.core.calls import CommitResult, PutResult, Reservation, Waiting
-from dataplane_server.core.state import superseded
+from dataplane_server.core.calls import (
+    AbortGroup,
+    AbortWrite,
+    AdoptClaim,
+    CommitResult,
+    DropPartition,
+    EndRead,
+    FinishWrite,
+    PutResult,
+    Reservation,
+    Waiting,
+)
+from dataplane_server.core.calls.refusal import superseded
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service import translate, translate_samples
+from dataplane_server.service import translate, translate_claims, translate_samples
 from dataplane_server.service.claim_calls import ClaimCalls
 from dataplane_server.service.frames import SENT_CHUNK_BYTES, FrameReader, Header, read_frames
-from dataplane_server.service.group_calls import GroupCalls
 from dataplane_server.service.session_calls import SessionCalls
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena, RunWriter, cut
@@ -33,7 +43,7 @@ R = TypeVar("R", PutResult, CommitResult)
 
 
 class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
-    """Serves one core. The method comments of data_plane.proto are the contract."""
+    """Serves one core. The comments in data_plane.proto are the contract."""
 
     def __init__(self, shell: Shell, arena: Arena, metrics: Metrics) -> None:
         self._shell = shell
@@ -41,13 +51,12 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._arena = arena
         self._metrics = metrics
         self._claims = ClaimCalls(shell, metrics)
-        self._groups = GroupCalls(shell)
         self._sessions = SessionCalls(shell)
         self._started = time.monotonic()
         self._shared_memory: pb.SharedMemory | None = None
 
     def share_memory(self, nonce: bytes, abstract_socket: str) -> None:
-        """From now on tell clients of this host how to reach the arena."""
+        """From now on server status includes how clients of this host reach the arena."""
         self._shared_memory = pb.SharedMemory(nonce=nonce, abstract_socket=abstract_socket)
 
     # -- partitions ----------------------------------------------------------------------------------------------------
@@ -55,16 +64,11 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def RegisterPartition(
         self, request: pb.RegisterPartitionRequest, context: object
     ) -> pb.RegisterPartitionResponse:
-        definition = translate.definition(request)
-        info = self._shell.settled(
-            lambda: self._plane.register_partition(request.request_id, definition, time.monotonic())
-        )
+        info = self._shell.apply(translate.register(request))
         return pb.RegisterPartitionResponse(partition=translate.partition(info))
 
     async def DropPartition(self, request: pb.DropPartitionRequest, context: object) -> pb.DropPartitionResponse:
-        result = self._shell.settled(
-            lambda: self._plane.drop_partition(request.request_id, request.partition_id, time.monotonic())
-        )
+        result = self._shell.apply(DropPartition(request.request_id, request.partition_id))
         return pb.DropPartitionResponse(dropped_rows=result.dropped_rows)
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:
@@ -106,7 +110,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> pb.PutSamplesResponse:
         frames = FrameReader(request_iterator, pb.PutSamplesHeader)
         header = await frames.first()
-        begun = self._shell.settled(lambda: self._plane.begin_put(translate.put(header), time.monotonic()))
+        begun = self._shell.apply(translate.put(header))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
         self._metrics.carried("PutSamples", "grpc", frames.received_bytes)
         return translate.put_result(result)
@@ -116,23 +120,25 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> pb.CommitClaimResponse:
         frames = FrameReader(request_iterator, pb.CommitClaimHeader)
         header = await frames.first()
-        begun = self._shell.settled(lambda: self._plane.begin_commit(translate.commit(header), time.monotonic()))
+        begun = self._shell.apply(translate.commit(header))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
         self._metrics.carried("CommitClaim", "grpc", frames.received_bytes)
         return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
 
     async def _write(self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Header]) -> R:
-        """Take a begun write to its end: wait for room, receive the values, apply; or leave nothing behind."""
+        """Take a write that has begun to its end: wait for its reservation, receive the values, apply. If anything
+        fails, nothing of it is left.
+        """
         if not isinstance(begun, (Reservation, Waiting)):
             return begun
         ticket = begun.ticket
         try:
-            reservation = await self._shell.room(begun, wait_s)
+            reservation = await self._shell.reservation(begun, wait_s)
             await self._receive(reservation, frames)
-            return cast("R", self._plane.finish(ticket, time.monotonic()))  # a ticket finishes as what it began as
-        finally:
-            self._plane.abort_write(ticket)
-            self._shell.settle()
+            return cast("R", self._shell.apply(FinishWrite(ticket)))  # a ticket finishes as what it began as
+        except BaseException:
+            self._shell.apply(AbortWrite(ticket))
+            raise
 
     async def _receive(self, reservation: Reservation, frames: FrameReader[Header]) -> None:
         writer = RunWriter(self._arena, reservation.runs)
@@ -142,12 +148,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             writer.write(data)
 
     async def ClearSamples(self, request: pb.ClearSamplesRequest, context: object) -> pb.ClearSamplesResponse:
-        sample_ids, generations = translate.selection(request), translate.generations(request)
-        result = self._shell.settled(
-            lambda: self._plane.clear_samples(
-                request.request_id, request.partition_id, sample_ids, time.monotonic(), generations
-            )
-        )
+        result = self._shell.apply(translate.clear(request))
         return pb.ClearSamplesResponse(cleared_rows=result.cleared_rows, size_bytes=result.size_bytes)
 
     # -- reads ---------------------------------------------------------------------------------------------------------
@@ -155,16 +156,13 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def ReadColumns(  # type: ignore[override]  # likewise
         self, request: pb.ReadColumnsRequest, context: object
     ) -> AsyncIterator[bytes]:
-        plan = self._plane.begin_read(
-            request.partition_id, list(request.sample_ids), list(request.fields), translate.generations(request)
-        )
+        plan = self._shell.apply(translate.read(request))
         try:
             chunks = cut(self._arena, plan.runs, SENT_CHUNK_BYTES)
             for frame in read_frames(translate.read_header(plan), chunks):
                 yield frame
         finally:
-            self._plane.end_read(plan.ticket)
-            self._shell.settle()
+            self._shell.apply(EndRead(plan.ticket))
         self._metrics.carried("ReadColumns", "grpc", plan.size_bytes)
 
     async def GetSample(self, request: pb.GetSampleRequest, context: object) -> pb.GetSampleResponse:
@@ -180,27 +178,31 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return await self._claims.claim_shard(request)
 
     async def ReleaseClaim(self, request: pb.ReleaseClaimRequest, context: object) -> pb.ReleaseClaimResponse:
-        return await self._claims.release_claim(request)
+        result = self._shell.apply(translate_claims.release(request))
+        return pb.ReleaseClaimResponse(released_rows=result.released_rows)
 
     async def AdoptClaim(self, request: pb.AdoptClaimRequest, context: object) -> pb.AdoptClaimResponse:
-        return await self._claims.adopt_claim(request)
+        self._shell.apply(AdoptClaim(request.request_id, request.claim_id, request.session_id))
+        return pb.AdoptClaimResponse()
 
     async def ResetTask(self, request: pb.ResetTaskRequest, context: object) -> pb.ResetTaskResponse:
-        return await self._claims.reset_task(request)
+        result = self._shell.apply(translate_claims.reset(request))
+        return pb.ResetTaskResponse(reset_rows=result.reset_rows, fenced_claims=result.fenced_claims)
 
     async def ListDeadLetters(self, request: pb.ListDeadLettersRequest, context: object) -> pb.ListDeadLettersResponse:
-        return await self._claims.list_dead_letters(request)
+        return translate_claims.dead_letters(self._plane.dead_letters(request.partition_id, request.task))
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
     async def ReserveGroup(self, request: pb.ReserveGroupRequest, context: object) -> pb.ReserveGroupResponse:
-        return await self._groups.reserve(request)
+        return translate_claims.reserved(self._shell.apply(translate_claims.reserve(request)))
 
     async def FinishGroup(self, request: pb.FinishGroupRequest, context: object) -> pb.FinishGroupResponse:
-        return await self._groups.finish(request)
+        return pb.FinishGroupResponse(rows=self._shell.apply(translate_claims.finish_group(request)).rows)
 
     async def AbortGroup(self, request: pb.AbortGroupRequest, context: object) -> pb.AbortGroupResponse:
-        return await self._groups.abort(request)
+        result = self._shell.apply(AbortGroup(request.request_id, request.reservation_id, request.reason))
+        return pb.AbortGroupResponse(removed_rows=result.removed_rows)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -208,9 +210,3 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self, request_iterator: object, context: Context
     ) -> Coroutine[Any, Any, None]:
         return await self._sessions.open(context)
-
-    # -- the rest ------------------------------------------------------------------------------------------------------
-
-    def drain(self) -> None:
-        """End whatever waits or has no end of its own."""
-        self._shell.drain(time.monotonic())

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from dataplane_server.core.calls import SessionInfo
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls import CloseSession, Heartbeat, OpenSession, SessionInfo
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service import translate
 from dataplane_server.service.endless import Call
 from dataplane_server.service.frames import STALL_TIMEOUT_S
-from dataplane_server.service.session_streams import expired
+from dataplane_server.service.session_streams import session_expired
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -62,9 +62,7 @@ class SessionCalls:
 
     def _open(self, request: pb.OpenSession) -> SessionInfo:
         grace_s = translate.seconds(request.grace) if request.HasField("grace") else None
-        return self._shell.settled(
-            lambda: self._plane.open_session(request.session_id, request.client_name, grace_s, time.monotonic())
-        )
+        return self._shell.apply(OpenSession(request.session_id, request.client_name, grace_s))
 
     async def _listen(self, context: Context, session_id: str) -> None:
         """Until the client closes the session, or ends its stream, which changes nothing."""
@@ -75,19 +73,19 @@ class SessionCalls:
                 self._shell.sessions.leave(session_id, stream)
 
     async def _hear(self, context: Context, session_id: str) -> None:
-        read, heartbeat, now = context.read, self._plane.heartbeat, time.monotonic
+        read, apply, now, heartbeat = context.read, self._plane.apply, time.monotonic, Heartbeat(session_id)
         while (message := await read()) is not grpc.aio.EOF:
             if message and self._closes(message, session_id):
                 return
-            if not heartbeat(session_id, now()):
-                raise expired(session_id)
+            if not apply(heartbeat, now()):
+                raise session_expired(session_id)
 
     def _closes(self, message: bytes, session_id: str) -> bool:
         request = _parsed(message)
         if request.HasField("open"):
             raise Refusal(Reason.MALFORMED_STREAM, "a session is opened once, in the first request of its stream")
         if request.close:
-            self._shell.settled(lambda: self._plane.close_session(session_id, time.monotonic()))
+            self._shell.apply(CloseSession(session_id))
             self._shell.sessions.closed(session_id)
         return request.close
 

@@ -7,8 +7,8 @@ wakes up.
 
 from __future__ import annotations
 
-from dataplane_server.core.calls import SessionDied
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls import SessionExpired
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.log import get_log
 from dataplane_server.service.endless import Call, EndlessCalls
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -42,22 +42,22 @@ class SessionStreams:
         """The client has closed its session."""
         self._log.debug("session_closed", session=session_id)
 
-    def died(self, death: SessionDied) -> None:
-        """Tell whom it concerns that a session has died."""
+    def expired(self, effect: SessionExpired) -> None:
+        """Log that a session has expired, and end its stream."""
         self._log.warning(
-            "session_died",
-            session=death.session_id,
-            client=death.client_name,
-            silent_s=round(death.silent_s, 3),
-            claims=death.claims,
-            rows=death.rows,
-            groups=death.groups,
+            "session_expired",
+            session=effect.session_id,
+            client=effect.client_name,
+            silent_s=round(effect.silent_s, 3),
+            claims=effect.claims,
+            rows=effect.rows,
+            groups=effect.groups,
         )
-        stream = self._streams.get(death.session_id)
+        stream = self._streams.get(effect.session_id)
         if stream is not None:
-            self._endless.end(stream, expired(death.session_id))
+            self._endless.end(stream, session_expired(effect.session_id))
 
 
-def expired(session_id: str) -> Refusal:
-    message = f"session {session_id!r} has died: it was silent for longer than its grace, or was closed"
+def session_expired(session_id: str) -> Refusal:
+    message = f"session {session_id!r} is not open: it expired (no heartbeat within its grace period) or was closed"
     return Refusal(Reason.SESSION_EXPIRED, message, session_id=session_id)

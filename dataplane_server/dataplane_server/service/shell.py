@@ -1,4 +1,4 @@
-"""Calls of the core, and waking whom they concern. Every part of the service that calls the core does it here, on one
+"""Applies calls to the core, and wakes the callers concerned. All parts of the service apply their calls here, on one
 event loop, so each call is atomic.
 """
 
@@ -6,22 +6,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
-from dataplane_server.core.calls import Reservation, SessionDied, Waiting
+from dataplane_server.core.calls import (
+    AbandonClaim,
+    Advance,
+    Call,
+    Drain,
+    GiveUpClaim,
+    GiveUpWrite,
+    Grant,
+    MergeFreeRanges,
+    Reservation,
+    SessionExpired,
+    Waiting,
+)
+from dataplane_server.core.calls.refusal import draining
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.state import draining
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.endless import EndlessCalls
 from dataplane_server.service.session_streams import SessionStreams
 from dataplane_server.service.ticker import Ticker
 from dataplane_server.service.waiters import Waiters
 
-T = TypeVar("T")
+A = TypeVar("A")
 
-_TIDY_PAUSE_S = 0.0002
+_MERGE_PAUSE_S = 0.0002
 
 
 class Shell:
@@ -30,54 +40,79 @@ class Shell:
     def __init__(self, plane: DataPlane, metrics: Metrics) -> None:
         self.plane = plane
         self._metrics = metrics
-        self.waiters = Waiters()
+        self._waiters = Waiters()
         self.endless = EndlessCalls()
         self.sessions = SessionStreams(self.endless)
-        self._ticker = Ticker(plane, self.settle)
-        self._tidies = False
+        self._ticker = Ticker(plane, self._advance)
+        self._merges = False
 
-    def settle(self) -> None:
-        """Wake whom the last calls of the core concerned, and see to what they have put off."""
-        for effect in self.plane.take_effects():
-            if isinstance(effect, SessionDied):
-                self.sessions.died(effect)
-            else:
-                self.waiters.wake(effect)
-        self._ticker.see_to()
-        if self.plane.untidy and not self._tidies:
-            self._tidies = True
-            asyncio.get_running_loop().call_later(_TIDY_PAUSE_S, self._tidy)
-
-    def _tidy(self) -> None:
-        """A little at a time, so that calls that come meanwhile hardly wait; ends when there is nothing left to do."""
-        self.plane.tidy()
-        self._tidies = self.plane.untidy
-        if self._tidies:
-            asyncio.get_running_loop().call_later(_TIDY_PAUSE_S, self._tidy)
-
-    def settled(self, call: Callable[[], T]) -> T:
-        """Call the core and wake whom it concerns, also when it refuses: a refused call may have taken an earlier
-        attempt's place.
+    def apply(self, call: Call[A]) -> A:
+        """Apply a call and wake the callers concerned. They are woken even if the call is refused: it may have taken
+        over from an earlier attempt.
         """
         try:
-            return call()
+            return self.plane.apply(call, time.monotonic())
         finally:
-            self.settle()
+            self._carry_out_effects()
 
-    def drain(self, now: float) -> None:
-        """End every wait and every call without an end of its own; see DataPlane.drain."""
-        self.plane.drain(now)
+    def drain(self) -> None:
+        """End every wait and every call that would not end by itself."""
         self._ticker.stop()
-        self.settle()
+        self.apply(Drain())
         self.endless.end_all(draining())
 
-    async def room(self, begun: Reservation | Waiting, wait_s: float) -> Reservation:
-        """The reservation of a begun write, now or within wait_s. The caller aborts the write when this raises."""
+    # -- calls that wait -----------------------------------------------------------------------------------------------
+
+    async def reservation(self, begun: Reservation | Waiting, wait_s: float) -> Reservation:
+        """The reservation of a write that has begun, at once or within wait_s. The caller aborts the write if this
+        raises.
+        """
         if isinstance(begun, Reservation):
             return begun
-        ticket, began = begun.ticket, time.monotonic()
-        give_up = partial(self.settled, lambda: self.plane.give_up_write(ticket))
+        began = time.monotonic()
         try:
-            return await self.waiters.wait(ticket, Reservation, wait_s, give_up)
+            return await self._waiters.wait(begun.ticket, Reservation, wait_s, self._give_up_write)
         finally:
             self._metrics.put_waited(time.monotonic() - began)
+
+    async def grant(self, answer: Grant | Waiting, wait_s: float) -> Grant:
+        """The rows of a claim, at once or within wait_s.
+
+        A caller that goes away while it waits may come back with the same request_id: it then waits again, or receives
+        what was granted just before. A caller that does not come back says so (ReleaseClaim), or its session expires.
+        """
+        if isinstance(answer, Grant):
+            return answer
+        try:
+            return await self._waiters.wait(answer.ticket, Grant, wait_s, self._give_up_claim)
+        except asyncio.CancelledError:
+            self.apply(AbandonClaim(answer.ticket))
+            raise
+
+    def _give_up_write(self, ticket: int) -> Exception:
+        return self.apply(GiveUpWrite(ticket))
+
+    def _give_up_claim(self, ticket: int) -> Exception:
+        return self.apply(GiveUpClaim(ticket))
+
+    # -- effects -------------------------------------------------------------------------------------------------------
+
+    def _carry_out_effects(self) -> None:
+        for effect in self.plane.take_effects():
+            if isinstance(effect, SessionExpired):
+                self.sessions.expired(effect)
+            else:
+                self._waiters.wake(effect)
+        self._ticker.start_if_needed()
+        if self.plane.has_deferred_frees and not self._merges:
+            self._merges = True
+            asyncio.get_running_loop().call_later(_MERGE_PAUSE_S, self._merge_free_ranges)
+
+    def _advance(self, now: float, stalled_s: float) -> None:
+        self.plane.apply(Advance(stalled_s), now)
+        self._carry_out_effects()
+
+    def _merge_free_ranges(self) -> None:
+        """A little at a time, so that other calls hardly wait, until nothing is left to merge."""
+        self._merges = False
+        self.apply(MergeFreeRanges())

@@ -1,9 +1,9 @@
-"""The core's clockwork: it is told of the time while something can become due.
+"""Calls Advance every 25 ms while anything can become due.
 
-While sessions live or rows are held back, a tick comes every 25 ms and lets the core do what is due, so nothing is done
-more than that too late. A tick that comes late tells how long the server stood still (the process was stopped, the
-machine paused, a call took long): signs of life that came meanwhile lie unread in sockets. Sessions are given that time
-back, and the tick after it is the first at which one may die, when the sockets have been read.
+While sessions are open or rows are delayed, nothing is late by more than that. A tick that comes late shows for how
+long the server stood still (the process was stopped, the machine paused, a call took long). Heartbeats that arrived
+meanwhile are unread in sockets. Sessions are given that time back, and none expires before the tick after it, when the
+sockets have been read.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from dataplane_server.core.plane import DataPlane
 
 _TICK_S = 0.025
 _STALL_S = 0.1
-"""A tick that is later than this tells of a stall; what is shorter happens when there is much to do."""
+"""A tick that is later than this is a stall; shorter delays are normal under load."""
 
 
 class Ticker:
-    """Ticks as long as the core has something that can become due. settle: see Shell."""
+    """Ticks while the core has something that can become due. advance: receives the time and the length of a stall."""
 
-    def __init__(self, plane: DataPlane, settle: Callable[[], None]) -> None:
+    def __init__(self, plane: DataPlane, advance: Callable[[float, float], None]) -> None:
         self._plane = plane
-        self._settle = settle
+        self._advance = advance
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
-    def see_to(self) -> None:
-        """Begin to tick if need be."""
+    def start_if_needed(self) -> None:
+        """Begin to tick if something can become due."""
         if self._timer is None and not self._stopped and self._plane.next_due is not None:
-            self._wind(time.monotonic())
+            self._schedule(time.monotonic())
 
     def stop(self) -> None:
-        """Tick no more: nothing becomes due in a server that shuts down, which cuts its clients off."""
+        """End: nothing becomes due in a server that shuts down."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
-    def _wind(self, now: float) -> None:
+    def _schedule(self, now: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick, now + _TICK_S)
 
     def _tick(self, expected: float) -> None:
@@ -47,11 +47,8 @@ class Ticker:
         self._timer = None
         if due is None:
             return
-        self._wind(now)
+        self._schedule(now)
         if now - expected > _STALL_S:
-            self._plane.advance(expected, now - expected)
+            self._advance(expected, now - expected)
         elif due <= now:
-            self._plane.advance(now)
-        else:
-            return
-        self._settle()
+            self._advance(now, 0.0)

@@ -11,19 +11,23 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from dataplane_server.core.calls import (
-    Commit,
+    BeginRead,
+    ClearSamples,
+    CommitClaim,
     Definition,
     FieldInfo,
+    Int64Array,
     PartitionInfo,
-    Put,
     PutResult,
+    PutSamples,
     ReadColumn,
     ReadPlan,
+    RegisterPartition,
+    Tags,
     TaskInfo,
 )
-from dataplane_server.core.columns import ColumnSpec, Int64Array, Kind, Shape
-from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.core.rows import Tags
+from dataplane_server.core.calls.columns import ColumnSpec, Kind, Shape
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 MAX_TAGS_BYTES = 64 * 1024
@@ -41,8 +45,8 @@ _DTYPE_NUMBER = {name: number for number, name in _DTYPE.items()}
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def definition(request: pb.RegisterPartitionRequest) -> Definition:
-    return Definition(
+def register(request: pb.RegisterPartitionRequest) -> RegisterPartition:
+    definition = Definition(
         partition_id=request.partition_id,
         fields=tuple(request.fields),
         tasks=tuple(request.tasks),
@@ -52,17 +56,18 @@ def definition(request: pb.RegisterPartitionRequest) -> Definition:
         enums={field: tuple(names.names) for field, names in request.enums.items()},
         max_deliveries=request.max_deliveries,
     )
+    return RegisterPartition(request.request_id, definition)
 
 
-def put(header: pb.PutSamplesHeader) -> Put:
-    return Put(
+def put(header: pb.PutSamplesHeader) -> PutSamples:
+    return PutSamples(
         request_id=header.request_id,
         partition_id=header.partition_id,
         sample_ids=list(header.sample_ids),
         columns=[_column_spec(column) for column in header.columns],
         tags=_tags(header.row_tags) if header.row_tags else None,
         sequence_lengths=_int64s("sequence_lengths", header.sequence_lengths) if header.sequence_lengths else None,
-        generations=generations(header),
+        generations=_generations(header),
         claim_id=header.claim_id,
         reservation_id=header.reservation_id,
         shared=header.shared,
@@ -70,20 +75,25 @@ def put(header: pb.PutSamplesHeader) -> Put:
     )
 
 
-def commit(header: pb.CommitClaimHeader) -> Commit:
-    return Commit(header.request_id, header.claim_id, [_column_spec(column) for column in header.columns])
+def commit(header: pb.CommitClaimHeader) -> CommitClaim:
+    return CommitClaim(header.request_id, header.claim_id, [_column_spec(column) for column in header.columns])
 
 
-def generations(request: pb.PutSamplesHeader | pb.ReadColumnsRequest | pb.ClearSamplesRequest) -> Int64Array | None:
-    """The generations that a request names; None when it names none."""
+def _generations(request: pb.PutSamplesHeader | pb.ReadColumnsRequest | pb.ClearSamplesRequest) -> Int64Array | None:
+    """The generations in a request; None if it has none."""
     return _int64s("generations", request.generations) if request.generations else None
 
 
-def selection(request: pb.ClearSamplesRequest) -> list[str] | None:
-    """The samples to clear; None for all."""
+def clear(request: pb.ClearSamplesRequest) -> ClearSamples:
     if request.whole_partition and request.sample_ids:
         raise Refusal(Reason.INVALID_REQUEST, "a clear names samples or the whole partition, not both")
-    return None if request.whole_partition else list(request.sample_ids)
+    sample_ids = None if request.whole_partition else list(request.sample_ids)
+    return ClearSamples(request.request_id, request.partition_id, sample_ids, _generations(request))
+
+
+def read(request: pb.ReadColumnsRequest) -> BeginRead:
+    fields = list(request.fields)
+    return BeginRead(request.partition_id, list(request.sample_ids), fields, _generations(request))
 
 
 def seconds(duration: Duration) -> float:

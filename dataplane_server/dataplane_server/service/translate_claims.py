@@ -7,17 +7,21 @@ from collections.abc import Iterable
 import msgpack
 
 from dataplane_server.core.calls import (
+    AbandonRequest,
     Balance,
-    ClaimRequest,
+    ClaimSamples,
+    ClaimShard,
     DeadLetter,
+    FinishGroup,
     Grant,
     GroupPart,
-    Reserve,
+    ReleaseClaim,
     Reserved,
-    ShardRequest,
+    ReserveGroup,
+    ResetTask,
 )
-from dataplane_server.core.refusal import Reason, Refusal
-from dataplane_server.service.translate import int64_bytes
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.service.translate import int64_bytes, seconds
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _BALANCE: dict[int, Balance] = {pb.SHARD_BALANCE_ROWS: "rows", pb.SHARD_BALANCE_TOKENS: "tokens"}
@@ -26,10 +30,10 @@ _BALANCE: dict[int, Balance] = {pb.SHARD_BALANCE_ROWS: "rows", pb.SHARD_BALANCE_
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def claim(request: pb.ClaimSamplesRequest) -> ClaimRequest:
+def claim(request: pb.ClaimSamplesRequest) -> ClaimSamples:
     if request.mode not in (pb.CLAIM_MODE_ACKNOWLEDGED, pb.CLAIM_MODE_CONSUME):
         raise Refusal(Reason.INVALID_REQUEST, "a claim must say what delivery means (mode)")
-    return ClaimRequest(
+    return ClaimSamples(
         request_id=request.request_id,
         partition_id=request.partition_id,
         task=request.task,
@@ -43,10 +47,10 @@ def claim(request: pb.ClaimSamplesRequest) -> ClaimRequest:
     )
 
 
-def shard(request: pb.ClaimShardRequest) -> ShardRequest:
+def shard(request: pb.ClaimShardRequest) -> ClaimShard:
     if request.balance not in _BALANCE:
         raise Refusal(Reason.INVALID_REQUEST, "a claim of a shard must say how rows are split (balance)")
-    return ShardRequest(
+    return ClaimShard(
         request_id=request.request_id,
         partition_id=request.partition_id,
         task=request.task,
@@ -63,15 +67,24 @@ def shard(request: pb.ClaimShardRequest) -> ShardRequest:
     )
 
 
-def reset_selection(request: pb.ResetTaskRequest) -> list[str] | None:
-    """The samples to give back; None for all."""
+def release(request: pb.ReleaseClaimRequest) -> ReleaseClaim | AbandonRequest:
+    if request.claim_id and request.claim_request_id:
+        message = "a release names a claim or the request of one (claim_request_id), not both"
+        raise Refusal(Reason.INVALID_REQUEST, message)
+    if request.claim_request_id:
+        return AbandonRequest(request.request_id, request.claim_request_id)
+    return ReleaseClaim(request.request_id, request.claim_id, seconds(request.delay), request.reason)
+
+
+def reset(request: pb.ResetTaskRequest) -> ResetTask:
     if request.whole_task and request.sample_ids:
         raise Refusal(Reason.INVALID_REQUEST, "a reset names samples or the whole task, not both")
-    return None if request.whole_task else list(request.sample_ids)
+    sample_ids = None if request.whole_task else list(request.sample_ids)
+    return ResetTask(request.request_id, request.partition_id, request.task, sample_ids)
 
 
-def reserve(request: pb.ReserveGroupRequest) -> Reserve:
-    return Reserve(
+def reserve(request: pb.ReserveGroupRequest) -> ReserveGroup:
+    return ReserveGroup(
         request_id=request.request_id,
         partition_id=request.partition_id,
         group_id=request.group_id,
@@ -79,6 +92,11 @@ def reserve(request: pb.ReserveGroupRequest) -> Reserve:
         session_id=request.session_id,
         weight_version=request.weight_version if request.HasField("weight_version") else None,
     )
+
+
+def finish_group(request: pb.FinishGroupRequest) -> FinishGroup:
+    version = request.weight_version if request.HasField("weight_version") else None
+    return FinishGroup(request.request_id, request.reservation_id, version)
 
 
 # -- responses ---------------------------------------------------------------------------------------------------------

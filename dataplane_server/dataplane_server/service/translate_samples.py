@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgpack
 
-from dataplane_server.core.calls import ResidentSample, SampleEvent, SampleStory
+from dataplane_server.core.calls import ResidentSample, SampleEvent, SampleHistory
 from dataplane_server.service.translate import duration
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
-def story(value: SampleStory, now: float) -> pb.GetSampleResponse:
+def story(value: SampleHistory, now: float) -> pb.GetSampleResponse:
     response = pb.GetSampleResponse() if value.resident is None else _resident(value.resident)
     response.events.extend(_event(event, now) for event in value.events)
     return response

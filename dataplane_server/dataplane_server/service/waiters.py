@@ -1,7 +1,7 @@
-"""Callers that wait: from the core's tickets to coroutines.
+"""Callers that wait: from tickets of the core to coroutines.
 
-The core says "not yet" and names a ticket; the coroutine sleeps here until the effect with that ticket comes, its own
-deadline does, or its caller goes away. Everything happens on one event loop, so no two of these meet.
+The core answers Waiting with a ticket. The coroutine sleeps here until the effect with that ticket comes, its deadline
+passes, or its caller goes away. Everything happens on one event loop, so no two of these coincide.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dataplane_server.core.calls import Admitted, Failed, Grant, Granted, Reservation
-from dataplane_server.core.refusal import Refusal
 
 T = TypeVar("T", Grant, Reservation)
 
@@ -22,12 +21,12 @@ class Waiters:
     def __init__(self) -> None:
         self._futures: dict[int, asyncio.Future[Grant | Reservation]] = {}
 
-    async def wait(self, ticket: int, kind: type[T], timeout_s: float, give_up: Callable[[], Refusal]) -> T:
-        """Sleep until the ticket is answered. give_up is called at the deadline and says what to raise."""
+    async def wait(self, ticket: int, kind: type[T], timeout_s: float, give_up: Callable[[int], Exception]) -> T:
+        """Sleep until the ticket is answered. give_up(ticket) is called at the deadline and returns what to raise."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Grant | Reservation] = loop.create_future()
         self._futures[ticket] = future
-        timer = loop.call_later(timeout_s, self._expire, future, give_up)
+        timer = loop.call_later(timeout_s, self._expire, ticket, future, give_up)
         try:
             answer = await future
         finally:
@@ -50,6 +49,6 @@ class Waiters:
             future.set_result(effect.reservation)
 
     @staticmethod
-    def _expire(future: asyncio.Future[Grant | Reservation], give_up: Callable[[], Refusal]) -> None:
+    def _expire(ticket: int, future: asyncio.Future[Grant | Reservation], give_up: Callable[[int], Exception]) -> None:
         if not future.done():
-            future.set_exception(give_up())
+            future.set_exception(give_up(ticket))

@@ -33,7 +33,7 @@ from tests.core.claim_machine.requests import (
 )
 from tests.core.claim_machine.things import Answer, Group, Handed, Row, Session, Wish, Write
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     ClaimRequest,
     Commit,
     Failed,
@@ -51,9 +51,9 @@ from dataplane_server.core.calls import (
     ShardRequest,
     Waiting,
 )
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
 class CheckedPlane:

@@ -13,15 +13,15 @@ from tests.core.claim_machine.requests import Abandon, Adopt, Release, Reset
 from tests.core.claim_machine.steps import HELD_FOR_STEP, Steps
 from tests.core.claim_machine.things import Answer, Claim, Handed, Row, Session, Wait, Wish
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     ClaimRequest,
     Grant,
     GroupPart,
     ReleaseResult,
     ResetResult,
 )
-from dataplane_server.core.limits import Limits
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason
 
 
 class Claims(Facts):

@@ -12,9 +12,9 @@ import numpy as np
 from hypothesis import strategies as st
 from tests.core.claim_machine.checked_plane import CheckedPlane
 
-from dataplane_server.core.calls import Balance, ClaimRequest, Definition, Put, ShardRequest
-from dataplane_server.core.columns import ColumnSpec, Shape
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.messages import Balance, ClaimRequest, Definition, Put, ShardRequest
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
 
 LIMITS = Limits(memory_bytes=1 << 20, remember_s=60.0, remembered_steps=2, remembered_events=64)
 PARTITIONS = ("p", "q")

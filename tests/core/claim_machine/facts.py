@@ -9,8 +9,8 @@ from tests.core.claim_machine.partition import PartitionModel
 from tests.core.claim_machine.refusals import No, refuse_if
 from tests.core.claim_machine.things import Answer, Claim, Group, Handed, Row, Session, Wait, Wish, Write
 
-from dataplane_server.core.limits import Limits
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason
 
 BY_SERVER = ("expired", "reset")
 

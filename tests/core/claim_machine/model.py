@@ -14,7 +14,7 @@ from tests.core.claim_machine.requests import Abort, Clear, Drop, Finish, Regist
 from tests.core.claim_machine.things import Group, Row, Session
 from tests.core.claim_machine.writes import Writes
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     ClaimRequest,
     ClearResult,
     DropResult,
@@ -23,7 +23,7 @@ from dataplane_server.core.calls import (
     Reserve,
     ShardRequest,
 )
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.refusal import Reason
 
 
 class Model(Writes):

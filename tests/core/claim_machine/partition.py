@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from tests.core.claim_machine.lines import Line, Unit
 from tests.core.claim_machine.things import Group, Held, Ledger, Row, Standing, Step, Value, Wish
 
-from dataplane_server.core.calls import DeadLetter, Definition, FieldInfo, PartitionInfo, Put, SampleTask, TaskInfo
-from dataplane_server.core.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.messages import DeadLetter, Definition, FieldInfo, PartitionInfo, Put, SampleTask, TaskInfo
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
 
 STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.refusal import Reason
 
 
 class No(Exception):

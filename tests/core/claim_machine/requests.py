@@ -7,7 +7,7 @@ from typing import get_args
 
 import numpy as np
 
-from dataplane_server.core.calls import ClaimRequest, Commit, Definition, Put, Reserve, ShardRequest
+from dataplane_server.core.calls.messages import ClaimRequest, Commit, Definition, Put, Reserve, ShardRequest
 from dataplane_server.core.plane import DataPlane
 
 

@@ -12,9 +12,9 @@ from tests.core.claim_machine.partition import PartitionModel
 from tests.core.claim_machine.refusals import refuse_if
 from tests.core.claim_machine.things import Handed, Shard, Step, Wait, Wish
 
-from dataplane_server.core.balance import split_by_weight
-from dataplane_server.core.calls import ShardRequest
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.verbs.balance import split_by_weight
+from dataplane_server.core.calls.messages import ShardRequest
+from dataplane_server.core.calls.refusal import Reason
 
 if TYPE_CHECKING:
     from tests.core.claim_machine.claims import Claims

@@ -56,7 +56,7 @@ from tests.core.claim_machine.requests import (
 )
 from tests.core.claim_machine.things import Row
 
-from dataplane_server.core.calls import ClaimRequest, Commit, Definition, Put, Reservation, Reserve, ShardRequest
+from dataplane_server.core.calls.messages import ClaimRequest, Commit, Definition, Put, Reservation, Reserve, ShardRequest
 
 pytestmark = pytest.mark.timeout(7200)  # a failure is shrunk before it is shown
 

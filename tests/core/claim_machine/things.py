@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dataplane_server.core.calls import ClaimRequest, Commit, Grant, Put, ShardRequest
+from dataplane_server.core.calls.messages import ClaimRequest, Commit, Grant, Put, ShardRequest
 
 Wish = ClaimRequest | ShardRequest
 

@@ -7,13 +7,13 @@ from tests.core.claim_machine.partition import PartitionModel
 from tests.core.claim_machine.refusals import No, refuse_if
 from tests.core.claim_machine.things import Claim, Write
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.messages import (
     Commit,
     CommitResult,
     Put,
     PutResult,
 )
-from dataplane_server.core.refusal import Reason
+from dataplane_server.core.calls.refusal import Reason
 
 
 class Writes(Claims):

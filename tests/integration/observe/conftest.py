@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from dataplane_client import observe
 from dataplane_server.config import ServerConfig
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
 Spans = Callable[..., list[ReadableSpan]]

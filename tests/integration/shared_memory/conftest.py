@@ -9,7 +9,7 @@ import pytest
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_server.config import ServerConfig
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
 MIB = 1 << 20

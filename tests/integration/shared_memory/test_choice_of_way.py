@@ -15,7 +15,7 @@ from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import PreconditionError
 from dataplane_server.config import ServerConfig
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread, running_server
 
 MIB = 1 << 20

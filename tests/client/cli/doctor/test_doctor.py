@@ -11,7 +11,7 @@ from tests.client.cli.reading import read, run, run_json
 
 from dataplane_client import connect
 from dataplane_server.config import ServerConfig
-from dataplane_server.core.limits import Limits
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
 

@@ -1,0 +1,188 @@
+"""The layout of one field in one put or read, and the arithmetic of its bytes.
+
+Every row of every kind is `entries` times `unit_bytes`: a jagged row of shape (L, *trailing) has L entries of one
+trailing block each, a dense row of shape (S, *trailing) likewise S, a scalar row one, and an object row one entry for
+each byte of its msgpack. So a dense column whose rows later differ in length needs no rewriting to be read as jagged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+
+Int64Array = npt.NDArray[np.int64]
+Kind = Literal["dense", "jagged", "object"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MAX_ENTRIES = (1 << 31) - 1
+
+DTYPE_BYTES: dict[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of one element, by the name torch gives the type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a field's rows have in common.
+
+    row_shape is the shape of a row (dense), of a row after its first dimension (jagged), or empty (object); dtype is
+    empty for objects.
+    """
+
+    kind: Kind
+    dtype: str
+    row_shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if self.kind == "object":
+            return "object"
+        dimensions = ["*"] * (self.kind == "jagged") + [str(size) for size in self.row_shape]
+        return f"{self.kind} {self.dtype} ({', '.join(dimensions)})"
+
+    @property
+    def trailing(self) -> tuple[int, ...]:
+        """The shape of one entry."""
+        return self.row_shape[1:] if self.kind == "dense" else self.row_shape
+
+    @property
+    def unit_bytes(self) -> int:
+        if self.kind == "object":
+            return 1
+        return DTYPE_BYTES[self.dtype] * math.prod(self.trailing)
+
+    @property
+    def dense_entries(self) -> int:
+        """Entries of every row of a dense field."""
+        return self.row_shape[0] if self.row_shape else 1
+
+    def widened(self, other: Shape) -> Shape | None:
+        """The shape of a field that has held `self` and now receives `other`; None where they cannot share a field."""
+        if self == other:
+            return self
+        same_elements = self.dtype == other.dtype and "object" not in (self.kind, other.kind)
+        have_first_dimension = all(shape.kind == "jagged" or shape.row_shape for shape in (self, other))
+        if same_elements and have_first_dimension and self.trailing == other.trailing:
+            return Shape("jagged", self.dtype, self.trailing)
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnSpec:
+    """One field of a put as a caller describes it, unchecked. lengths: one for each row, or None for dense."""
+
+    name: str
+    shape: Shape
+    lengths: Int64Array | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """One field of a put: its shape, the entries of each row (int64, one for each row), and the bytes of all of them.
+    size_bytes is exact for any column, even one whose row_bytes overflow: ask it before.
+    """
+
+    name: str
+    shape: Shape
+    entries: Int64Array
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The fields of a put, one by one and as arrays with a row for each: entries, and bytes of an entry."""
+
+    each: tuple[Column, ...]
+    entries: Int64Array
+    unit_bytes: Int64Array
+    size_bytes: int
+
+    @property
+    def row_bytes(self) -> Int64Array:
+        return self.entries * self.unit_bytes
+
+
+def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
+    """The columns of n_rows rows that a caller describes. Refusal names the field, the row and the rule."""
+    units = [_checked_unit_bytes(spec.name, spec.shape, limits) for spec in specs]
+    entries = np.empty((len(specs), n_rows), np.int64)
+    for column, spec in zip(entries, specs, strict=True):
+        column[:] = _row_entries(spec, n_rows)
+    _check_entries(specs, entries)
+    sums = entries.sum(axis=1).tolist()
+    each = tuple(
+        Column(spec.name, spec.shape, of_rows, total * unit)
+        for spec, of_rows, total, unit in zip(specs, entries, sums, units, strict=True)
+    )
+    return Columns(each, entries, np.array(units, np.int64)[:, None], sum(column.size_bytes for column in each))
+
+
+def _row_entries(spec: ColumnSpec, n_rows: int) -> Int64Array | int:
+    name, shape, lengths = spec.name, spec.shape, spec.lengths
+    if shape.kind == "dense":
+        if lengths is not None:
+            raise Refusal(Reason.INVALID_REQUEST, f"field {name!r} is dense and must not carry row lengths", field=name)
+        return shape.dense_entries
+    if lengths is None or lengths.size != n_rows:
+        got = 0 if lengths is None else lengths.size
+        message = f"field {name!r} has {got} rows but the call names {n_rows} samples"
+        raise Refusal(Reason.ROW_COUNT_MISMATCH, message, field=name, rows=got, samples=n_rows)
+    return lengths
+
+
+def _check_entries(specs: Sequence[ColumnSpec], entries: Int64Array) -> None:
+    out_of_range = entries.view(np.uint64) > MAX_ENTRIES  # a negative length is a huge one here
+    if out_of_range.any():
+        column, row = divmod(int(out_of_range.argmax()), entries.shape[1])
+        name = specs[column].name
+        message = f"field {name!r}, row {row}: length {entries[column, row]} is not within 0 and {MAX_ENTRIES}"
+        raise Refusal(Reason.INVALID_REQUEST, message, field=name, row=row)
+
+
+def _checked_unit_bytes(name: str, shape: Shape, limits: Limits) -> int:
+    if shape.kind not in KINDS:
+        raise Refusal(Reason.INVALID_REQUEST, f"field {name!r} has no kind", field=name)
+    if shape.kind == "object":
+        if shape.dtype or shape.row_shape:
+            message = f"field {name!r} is of kind object and must have neither element type nor row shape"
+            raise Refusal(Reason.INVALID_REQUEST, message, field=name)
+        return 1
+    if shape.dtype not in DTYPE_BYTES:
+        raise Refusal(Reason.INVALID_REQUEST, f"field {name!r} has no element type", field=name)
+    if len(shape.row_shape) > limits.max_dimensions:
+        message = (
+            f"field {name!r} has {len(shape.row_shape)} dimensions a row; at most {limits.max_dimensions} are kept"
+        )
+        raise Refusal(Reason.INVALID_REQUEST, message, field=name)
+    unit = shape.unit_bytes
+    if shape.dense_entries > MAX_ENTRIES or unit > 1 << 40:
+        raise Refusal(Reason.INVALID_REQUEST, f"field {name!r}: rows of {shape} are too large", field=name)
+    return unit

@@ -1,0 +1,115 @@
+"""Rules for what callers may call things, and for how many there may be: ids, rows, fields, tasks, tags, definitions.
+Every check names what breaks which rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Definition, Int64Array, Tags
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+def check_name(what: str, name: str, limits: Limits) -> None:
+    size = len(name.encode())
+    if not 1 <= size <= limits.max_id_bytes:
+        message = f"{what} must have 1 to {limits.max_id_bytes} bytes, got {size}: {name[:40]!r}"
+        raise Refusal(Reason.INVALID_REQUEST, message)
+
+
+def check_distinct(what: str, names: Sequence[str]) -> None:
+    if len(set(names)) == len(names):
+        return
+    seen: set[str] = set()
+    twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    raise Refusal(Reason.DUPLICATE, f"{what} {twice!r} stands twice in one call", name=twice)
+
+
+def check_sample_ids(sample_ids: Sequence[str], limits: Limits) -> None:
+    """One to max_rows_per_call distinct, well-formed ids."""
+    if not 1 <= len(sample_ids) <= limits.max_rows_per_call:
+        message = f"a call names 1 to {limits.max_rows_per_call} samples, this one {len(sample_ids)}"
+        raise Refusal(Reason.INVALID_REQUEST, message)
+    lengths = set(map(len, sample_ids))
+    if min(lengths) < 1 or max(lengths) > limits.max_id_bytes or not "".join(sample_ids).isascii():
+        for sample_id in sample_ids:
+            check_name("sample id", sample_id, limits)
+    check_distinct("sample id", sample_ids)
+
+
+def check_caller(caller: str, limits: Limits) -> None:
+    """Whatever a caller calls itself; it may be empty."""
+    if len(caller.encode()) > limits.max_id_bytes:
+        message = f"the name of a caller has at most {limits.max_id_bytes} bytes, got {caller[:40]!r}..."
+        raise Refusal(Reason.INVALID_REQUEST, message)
+
+
+def check_reason(reason: str, limits: Limits) -> None:
+    """Why something was given back or aborted: anything, but short."""
+    size = len(reason.encode())
+    if size > limits.max_reason_bytes:
+        message = f"a reason has at most {limits.max_reason_bytes} bytes, got {size}: {reason[:40]!r}..."
+        raise Refusal(Reason.INVALID_REQUEST, message)
+
+
+def check_new_rows(held: int, new: int, limits: Limits) -> None:
+    """As many rows as a server may hold, those that it holds included."""
+    if new and held + new > limits.max_rows:
+        message = f"the server holds {held} rows; at most {limits.max_rows} are kept"
+        raise Refusal(Reason.LIMIT_REACHED, message, max_rows=limits.max_rows)
+
+
+def check_generations(sample_ids: Sequence[str], generations: Int64Array | None) -> None:
+    """None, or one for each row."""
+    if generations is not None and generations.size != len(sample_ids):
+        message = f"the call has generations of {generations.size} rows but names {len(sample_ids)} samples"
+        raise Refusal(Reason.ROW_COUNT_MISMATCH, message, rows=generations.size, samples=len(sample_ids))
+
+
+def check_definition(definition: Definition, limits: Limits) -> None:
+    check_name("partition id", definition.partition_id, limits)
+    for what, names, least, most in (
+        ("field", definition.fields, 1, limits.max_fields),
+        ("task", definition.tasks, 0, limits.max_tasks),
+    ):
+        if not least <= len(names) <= most:
+            message = f"partition {definition.partition_id!r} must have {least} to {most} {what}s, got {len(names)}"
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=definition.partition_id)
+        for name in names:
+            check_name(f"{what} name", name, limits)
+        check_distinct(what, names)
+    undeclared = definition.per_token_fields - set(definition.fields)
+    if undeclared:
+        name = min(undeclared)
+        message = f"partition {definition.partition_id!r}: per-token field {name!r} is not among its fields"
+        raise Refusal(Reason.FIELD_NOT_DECLARED, message, partition_id=definition.partition_id, field=name)
+
+
+def check_tags(sample_ids: Sequence[str], tags: Sequence[Tags] | None, limits: Limits) -> None:
+    """None, or a dict of few scalars for each row."""
+    if tags is None:
+        return
+    if len(tags) != len(sample_ids):
+        message = f"the call has tags for {len(tags)} rows but names {len(sample_ids)} samples"
+        raise Refusal(Reason.ROW_COUNT_MISMATCH, message, rows=len(tags), samples=len(sample_ids))
+    for sample_id, row_tags in zip(sample_ids, tags, strict=True):
+        for key, value in row_tags.items():
+            if not _is_tag(key, value, limits):
+                message = (
+                    f"sample {sample_id!r}, tag {str(key)[:40]!r}: a tag is a str of 1 to {limits.max_tag_bytes} bytes "
+                    f"with a value None, bool, int of 64 bits, float, or str of at most {limits.max_tag_bytes} bytes"
+                )
+                raise Refusal(Reason.INVALID_REQUEST, message, sample_id=sample_id)
+
+
+def _is_tag(key: object, value: object, limits: Limits) -> bool:
+    if not (isinstance(key, str) and 1 <= len(key.encode()) <= limits.max_tag_bytes):
+        return False
+    if isinstance(value, str):
+        return len(value.encode()) <= limits.max_tag_bytes
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value in _INT64
+    return value is None or isinstance(value, (bool, float))

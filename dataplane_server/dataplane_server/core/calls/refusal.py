@@ -1,0 +1,70 @@
+"""Refusals: how the core says that a call cannot be served.
+
+`Refusal` is the only exception that the core raises on purpose. Its reason decides the status code (one table, in
+`service.error_table`). Its message names partition, sample, field and rule for people, its metadata for programs.
+Any other exception that leaves the core is a defect.
+"""
+
+from __future__ import annotations
+
+import enum
+
+MAX_MESSAGE = 1000
+MAX_METADATA_VALUE = 256
+"""In characters. A refusal repeats names that callers gave, of any length, and must fit a header of a few KiB."""
+
+
+class Reason(enum.Enum):
+    """Why a call was refused. Names and meanings are those of ErrorReason in data_plane.proto."""
+
+    INVALID_REQUEST = enum.auto()
+    DUPLICATE = enum.auto()
+    ROW_COUNT_MISMATCH = enum.auto()
+    FIELD_NOT_DECLARED = enum.auto()
+    FIELD_MISMATCH = enum.auto()
+    LENGTH_MISMATCH = enum.auto()
+    MALFORMED_STREAM = enum.auto()
+    PUT_TOO_LARGE = enum.auto()
+    PARTITION_NOT_FOUND = enum.auto()
+    SAMPLE_NOT_FOUND = enum.auto()
+    FIELD_NOT_PRODUCED = enum.auto()
+    TASK_NOT_REGISTERED = enum.auto()
+    CLAIM_NOT_FOUND = enum.auto()
+    FIELD_HOLDS_VALUES = enum.auto()
+    NO_SPACE = enum.auto()
+    LIMIT_REACHED = enum.auto()
+    CLAIM_TIMEOUT = enum.auto()
+    DRAINING = enum.auto()
+    SUPERSEDED = enum.auto()
+    CLAIM_FENCED = enum.auto()
+    SESSION_EXPIRED = enum.auto()
+    GROUP_FENCED = enum.auto()
+    GROUP_INCOMPLETE = enum.auto()
+    ROW_REPLACED = enum.auto()
+    ROW_RESERVED = enum.auto()
+    SAMPLE_EXISTS = enum.auto()
+
+
+class Refusal(Exception):
+    """A call that cannot be served as it stands, or not now."""
+
+    def __init__(self, reason: Reason, message: str, **metadata: str | int) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[:MAX_MESSAGE]}..."
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.metadata = {key: str(value)[:MAX_METADATA_VALUE] for key, value in metadata.items()}
+
+
+def draining() -> Refusal:
+    return Refusal(Reason.DRAINING, "the server is shutting down")
+
+
+def superseded() -> Refusal:
+    return Refusal(Reason.SUPERSEDED, "a later call with the same request_id took over from this one")
+
+
+def group_fenced(reservation_id: str) -> Refusal:
+    message = f"group reservation {reservation_id[:256]!r} is not open: the group was finished or aborted"
+    return Refusal(Reason.GROUP_FENCED, message, reservation_id=reservation_id)

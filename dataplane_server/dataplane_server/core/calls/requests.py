@@ -1,0 +1,345 @@
+"""Calls: every change of the core is one of these values, and passes `DataPlane.apply(call, now)`.
+
+A call is a frozen record of plain data: numbers, strings, tuples, arrays, and records of these. It holds no callback,
+clock or socket, so it can be logged and applied again. `Call[A]` is answered with an A, or refused.
+
+A call with a `request_id` may be repeated by a caller that got no answer. It is carried out once: a repeated call gets
+the answer of the first one, and one that is still under way is taken over by the repeated call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from dataplane_server.core.calls.answers import (
+    ClearResult,
+    CommitResult,
+    DropResult,
+    Grant,
+    GroupAborted,
+    GroupFinished,
+    PartitionInfo,
+    PutResult,
+    ReadPlan,
+    ReleaseResult,
+    Reservation,
+    Reserved,
+    ResetResult,
+    SessionInfo,
+    Waiting,
+)
+from dataplane_server.core.calls.columns import ColumnSpec
+from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.core.calls.values import Balance, Definition, Int64Array, Tags
+
+Answer = TypeVar("Answer", covariant=True)
+
+
+class Call(Generic[Answer]):
+    """A change of the core that is answered with an Answer."""
+
+    __slots__ = ()
+
+
+class RepeatableCall(Call[Answer]):
+    """A call that its caller may repeat under the same request_id (1 to 64 bytes)."""
+
+    __slots__ = ()
+    request_id: str
+
+
+# -- partitions --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterPartition(RepeatableCall[PartitionInfo]):
+    """Create a partition, or replace its definition, keep its rows and reset its cursors.
+
+    The answer describes the partition before queued claims are served.
+    """
+
+    request_id: str
+    definition: Definition
+
+
+@dataclass(frozen=True, slots=True)
+class DropPartition(RepeatableCall[DropResult]):
+    """Remove a partition, its rows and claims. Dropping an unknown partition removes no row."""
+
+    request_id: str
+    partition_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClearSamples(RepeatableCall[ClearResult]):
+    """Remove rows (sample_ids None: all of the partition). Skips ids that do not exist and, with generations, ids that
+    have become other rows.
+    """
+
+    request_id: str
+    partition_id: str
+    sample_ids: Sequence[str] | None
+    generations: Int64Array | None = None
+
+
+# -- writes ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
+    """Begin a put: check it and reserve arena space for its values. A PutResult means that it was applied before.
+
+    tags, sequence_lengths (tokens, -1 unknown) and generations are None or have one entry a row. claim_id: only while
+    that claim is open. reservation_id: only while that group is reserved. shared: no sample ids, and columns of one
+    row, which every row of the group gets. caller: who puts, for the row's history.
+    """
+
+    request_id: str
+    partition_id: str
+    sample_ids: Sequence[str]
+    columns: Sequence[ColumnSpec] = ()
+    tags: Sequence[Tags] | None = None
+    sequence_lengths: Int64Array | None = None
+    generations: Int64Array | None = None
+    claim_id: str = ""
+    reservation_id: str = ""
+    shared: bool = False
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitClaim(RepeatableCall[Reservation | Waiting | CommitResult]):
+    """Begin to end a claim, with columns for its rows. Without columns the claim ends here."""
+
+    request_id: str
+    claim_id: str
+    columns: Sequence[ColumnSpec] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShareReservation(Call[None]):
+    """The caller writes to its reservation directly, through shared memory. The space stays reserved until FinishWrite
+    or AbortWrite, even if a repeated request takes over from this one.
+    """
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishWrite(Call[PutResult | CommitResult]):
+    """Apply a put or commit whose bytes are all in place. The reservation ends even if the call is refused."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortWrite(Call[None]):
+    """Forget a write that will not finish. Unknown tickets are ignored."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpWrite(Call[Refusal]):
+    """End the wait for arena space at the caller's deadline. Answers with what to tell the caller."""
+
+    ticket: int
+
+
+# -- reads -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRead(Call[ReadPlan]):
+    """Pin rows until EndRead and say where their values lie. With generations: those very rows."""
+
+    partition_id: str
+    sample_ids: Sequence[str]
+    fields: Sequence[str]
+    generations: Int64Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndRead(Call[None]):
+    """Unpin the rows of a read. Unknown tickets are ignored."""
+
+    ticket: int
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSamples(RepeatableCall[Grant | Waiting]):
+    """Take ready rows for a task, or wait for them.
+
+    consume: delivery is consumption, and there is nothing to commit. session_id: the session that will hold the claim;
+    empty for none. whole_groups: sizes count groups. max_tokens: of all rows together, 0 for no limit.
+    """
+
+    request_id: str
+    partition_id: str
+    task: str
+    required_fields: tuple[str, ...]
+    batch_size: int
+    min_size: int
+    consume: bool = False
+    session_id: str = ""
+    whole_groups: bool = False
+    max_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimShard(RepeatableCall[Grant | Waiting]):
+    """Take the rows of one rank for a step, or wait for them. Sizes and max_tokens are of all ranks together."""
+
+    request_id: str
+    partition_id: str
+    task: str
+    step: int
+    dp_rank: int
+    dp_world: int
+    required_fields: tuple[str, ...]
+    batch_size: int
+    min_size: int
+    balance: Balance
+    max_tokens: int = 0
+    whole_groups: bool = False
+    session_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpClaim(Call[Refusal]):
+    """End the wait of a claim at the caller's deadline. Answers with what to tell the caller."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonClaim(Call[None]):
+    """Forget a waiting claim whose caller is gone. Unknown tickets are ignored."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonRequest(RepeatableCall[ReleaseResult]):
+    """The caller will not take the answer to a claim, whether the claim waits, was granted, or has yet to arrive. Its
+    rows are released as not delivered, and the claim is refused if it still arrives.
+    """
+
+    request_id: str
+    claim_request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseClaim(RepeatableCall[ReleaseResult]):
+    """Release the rows of a claim, to the head of the queue, at once or after delay_s seconds. With a reason the
+    delivery counts as failed.
+    """
+
+    request_id: str
+    claim_id: str
+    delay_s: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptClaim(RepeatableCall[bool]):
+    """Move a claim to another session, which then holds it alone. Answers with True."""
+
+    request_id: str
+    claim_id: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTask(RepeatableCall[ResetResult]):
+    """Return rows (sample_ids None: all) to a task as if it had never taken them."""
+
+    request_id: str
+    partition_id: str
+    task: str
+    sample_ids: Sequence[str] | None
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveGroup(RepeatableCall[Reserved]):
+    """Create the rows of a prompt, hidden until FinishGroup. session_id: the session that holds them; empty for
+    none.
+    """
+
+    request_id: str
+    partition_id: str
+    group_id: str
+    sample_ids: Sequence[str]
+    session_id: str = ""
+    weight_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishGroup(RepeatableCall[GroupFinished]):
+    """Make the rows of a group visible, all at once."""
+
+    request_id: str
+    reservation_id: str
+    weight_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AbortGroup(RepeatableCall[GroupAborted]):
+    """Remove the rows of a reserved group."""
+
+    request_id: str
+    reservation_id: str
+    reason: str = ""
+
+
+# -- sessions and time -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession(Call[SessionInfo]):
+    """Open a session (empty session_id), or resume one, whose grace stays. grace_s: seconds; None for the default."""
+
+    session_id: str
+    client_name: str
+    grace_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(Call[bool]):
+    """Extend a session by its grace. Answers with False if the session is not open."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession(Call[None]):
+    """End a session at its client's request: what it holds is released as not used. Unknown sessions are ignored."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advance(Call[None]):
+    """Do what is due by now: expire sessions, end delays. stalled_s: for how long heartbeats could not be read since
+    the last call, in seconds; every session's grace is extended by it.
+    """
+
+    stalled_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFreeRanges(Call[None]):
+    """Do a third of a millisecond of the work that frees have deferred; see `DataPlane.has_deferred_frees`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(Call[None]):
+    """End all waits. From now on a call that would have to wait is refused."""

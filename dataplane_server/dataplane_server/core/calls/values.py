@@ -1,0 +1,41 @@
+"""Values that calls and answers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+Slots = npt.NDArray[np.int64]
+"""Rows of one partition, by slot; see `rows.row_table`."""
+Epochs = npt.NDArray[np.uint32]
+"""Reuse counters of slots, beside the slots that they belong to."""
+Tags = dict[str, str | int | float | bool | None]
+Balance = Literal["rows", "tokens"]
+"""How a step is split between ranks: in order, or by sums of sequence lengths."""
+
+
+class Run(NamedTuple):
+    """A contiguous piece of the arena."""
+
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a partition holds, and for which tasks. max_deliveries: 0 for no limit."""
+
+    partition_id: str
+    fields: tuple[str, ...]
+    tasks: tuple[str, ...]
+    num_samples: int = 0
+    per_token_fields: frozenset[str] = frozenset()
+    grpo_group_size: int | None = None
+    enums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    max_deliveries: int = 0

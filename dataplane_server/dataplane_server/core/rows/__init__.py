@@ -1,0 +1,1 @@
+"""Rows: where they and their values lie, and what is known of each."""

@@ -1,0 +1,156 @@
+"""The groups of one partition: the rows of each prompt, which become visible to claims all at once or not at all.
+
+The rows of a reserved group exist but are hidden: no view has them. When the reservation ends the rows become visible,
+or are removed. What remains is membership: claims can take whole groups. Rows that are cleared leave their group; a
+group without rows is gone, and its id is free again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataplane_server.core.calls.answers import GroupPart
+from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
+from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.row_table import RowTable
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The rows of one prompt. slots: all rows that were reserved, of which `size` are left; these have `number` in the
+    column "group". reservation_id: empty once the reservation has ended. session_id: the session that holds the
+    reservation; empty if none does.
+    """
+
+    number: int
+    group_id: str
+    slots: Slots
+    size: int
+    reservation_id: str
+    session_id: str
+    start_weight_version: int | None
+    end_weight_version: int | None = None
+
+
+class GroupTable:
+    """The groups of one partition. `reserved` are those that are not finished, by reservation."""
+
+    def __init__(self, rows: RowTable) -> None:
+        self.reserved: dict[str, Group] = {}
+        self._rows = rows
+        self._groups: dict[int, Group] = {}  # by number
+        self._number_of: dict[str, int] = {}  # by id
+        self._unused: list[int] = []  # numbers of groups that are gone
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._groups.values())
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._number_of
+
+    def add(
+        self, group_id: str, slots: Slots, reservation_id: str, session_id: str, weight_version: int | None
+    ) -> None:
+        """Make a reserved group of rows, and hide them."""
+        number = self._unused.pop() if self._unused else len(self._groups) + 1
+        group = Group(number, group_id, slots, len(slots), reservation_id, session_id, weight_version)
+        self._groups[number] = self.reserved[reservation_id] = group
+        self._number_of[group_id] = number
+        self._rows["group"][slots] = number
+        self._rows["hidden"][slots] = True
+        if weight_version is not None:
+            self._rows.set_weight_version(slots, weight_version)
+
+    def of_reservation(self, reservation_id: str) -> Group:
+        """The group of a reservation. Refusal GROUP_FENCED if the reservation has ended."""
+        try:
+            return self.reserved[reservation_id]
+        except KeyError:
+            raise group_fenced(reservation_id) from None
+
+    def check_members(self, reservation_id: str, slots: Slots) -> None:
+        """Refusal GROUP_FENCED if the reservation has ended, INVALID_REQUEST for a row outside of the group."""
+        group = self.of_reservation(reservation_id)
+        strange = slots[self._rows["group"][slots] != group.number]
+        if strange.size:
+            first = self._rows.ids(strange[:1])[0]
+            message = f"sample {first!r} is not one of the {group.size} rows of group {group.group_id!r}"
+            raise Refusal(Reason.INVALID_REQUEST, message, sample_id=first, group_id=group.group_id)
+
+    def check_free(self, slots: Slots) -> None:
+        """Refusal ROW_RESERVED for a row of a reserved group."""
+        reserved = slots[self._rows["hidden"][slots]]
+        if reserved.size:
+            first = self._rows.ids(reserved[:1])[0]
+            group_id = self.id_of(int(reserved[0]))
+            message = f"sample {first!r} belongs to the reserved group {group_id!r}; the put must name the reservation"
+            raise Refusal(Reason.ROW_RESERVED, message, sample_id=first, group_id=group_id)
+
+    def members(self, number: int) -> Slots:
+        """The rows that are left of a group, in order of arrival."""
+        slots = self._groups[number].slots
+        members: Slots = slots[self._rows["group"][slots] == number]
+        return members
+
+    def size(self, number: int) -> int:
+        """The number of rows left of a group; 0 if it is gone."""
+        group = self._groups.get(number)
+        return 0 if group is None else group.size
+
+    def id_of(self, slot: int) -> str:
+        """The id of a row's group; empty if it has none."""
+        number = int(self._rows["group"][slot])
+        return self._groups[number].group_id if number else ""
+
+    def parts(self, slots: Slots) -> tuple[GroupPart, ...]:
+        """The groups of rows; rows of one group must be adjacent."""
+        numbers = self._rows["group"][slots]
+        begins = np.flatnonzero((np.diff(numbers, prepend=-1) != 0) | (numbers == 0))
+        rows = np.diff(begins, append=len(slots))
+        return tuple(map(self._part, numbers[begins].tolist(), rows.tolist()))
+
+    def _part(self, number: int, rows: int) -> GroupPart:
+        if not number:
+            return GroupPart("", rows)
+        group = self._groups[number]
+        return GroupPart(group.group_id, rows, group.start_weight_version, group.end_weight_version)
+
+    def show(self, group: Group, weight_version: int | None) -> Slots:
+        """End a reservation by making its rows visible. Returns the rows."""
+        slots = self.members(group.number)
+        self._rows["hidden"][slots] = False
+        group.end_weight_version = weight_version
+        if weight_version is not None:
+            self._rows.see_weight_version(weight_version)
+        self.end_reservation(group)
+        return slots
+
+    def end_reservation(self, group: Group) -> None:
+        """From now on calls that name the reservation are refused."""
+        del self.reserved[group.reservation_id]
+        group.session_id = group.reservation_id = ""
+
+    def shrink(self, slots: Slots) -> None:
+        """Rows are about to be removed."""
+        if not self._groups:
+            return
+        numbers = self._rows["group"][slots]
+        found, gone = np.unique(numbers[numbers > 0], return_counts=True)
+        for number, rows in zip(found.tolist(), gone.tolist(), strict=True):
+            group = self._groups[number]
+            group.size -= rows
+            if not group.size:
+                self._forget(group)
+
+    def _forget(self, group: Group) -> None:
+        if group.reservation_id:
+            self.end_reservation(group)
+        del self._groups[group.number]
+        del self._number_of[group.group_id]
+        self._unused.append(group.number)

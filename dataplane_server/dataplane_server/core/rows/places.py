@@ -1,0 +1,85 @@
+"""Where the values of rows lie: for each row and field an offset in the arena and a number of entries.
+
+Both share one 64-bit word (the offset in the upper bits, as many as the arena's size needs), and the words of a row lie
+side by side, so a row of 10 fields costs 80 bytes and two cache lines. A call over many rows and fields is a few array
+operations over one matrix, whatever the number of fields. A word is 0 where a row does not hold the field.
+
+An arena of 4 GiB leaves 30 bits for entries, one of 1 TiB 22. When a value with more entries comes (millions in one
+row), the table parts: from then on offsets and entries have arrays of their own, 12 bytes a value instead of 8.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane_server.core.calls.values import Int64Array
+
+N = TypeVar("N", np.int64, np.int32)
+Index = Int64Array
+"""Positions of values, one row of the array for each field and one column for each row of the call."""
+
+
+class Places:
+    """The words of one partition's rows. `width` is one more than the largest field index in use."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.width = 0
+        self._rows = 0
+        self._shift = min(31, 63 - capacity_bytes.bit_length())
+        self._most = (1 << self._shift) - 1
+        self._words: Int64Array = np.zeros(0, np.int64)
+        self._entries: npt.NDArray[np.int32] | None = None
+
+    def grow(self, rows: int) -> None:
+        """Make room for so many rows, in place: nobody may hold an array over it."""
+        self._rows = rows
+        for array in (self._words, self._entries):
+            if array is not None:
+                array.resize(rows * self.width, refcheck=False)
+
+    def set_width(self, width: int) -> None:
+        """Make room for field indexes below `width`; values of fields beyond it must be gone."""
+        if width == self.width:
+            return
+        old, self.width = self.width, width
+        self._words = _rewidened(self._words, self._rows, old, width)
+        if self._entries is not None:
+            self._entries = _rewidened(self._entries, self._rows, old, width)
+
+    def at(self, fields: Int64Array, slots: Int64Array) -> Index:
+        """The positions of fields of rows."""
+        return slots * self.width + fields[:, None]
+
+    def load(self, index: Index) -> tuple[Int64Array, Int64Array]:
+        """Offsets and entries at the positions."""
+        words = self._words[index]
+        if self._entries is not None:
+            return words, self._entries[index].astype(np.int64)
+        return words >> self._shift, words & self._most
+
+    def store(self, index: Index, offsets: Int64Array, entries: Int64Array) -> None:
+        if self._entries is None and int(entries.max(initial=0)) > self._most:
+            self._entries = (self._words & self._most).astype(np.int32)
+            self._words >>= self._shift
+        if self._entries is None:
+            self._words[index] = (offsets << self._shift) | entries
+        else:
+            self._words[index] = offsets
+            self._entries[index] = entries
+
+    def erase(self, slots: Int64Array) -> None:
+        """Forget all values of rows."""
+        if self.width:
+            for array in (self._words, self._entries):
+                if array is not None:
+                    array.reshape(-1, self.width)[slots] = 0
+
+
+def _rewidened(array: npt.NDArray[N], rows: int, old: int, new: int) -> npt.NDArray[N]:
+    rewidened = np.zeros(rows * new, array.dtype)
+    shared = min(old, new)
+    rewidened.reshape(rows, new)[:, :shared] = array.reshape(rows, old)[:, :shared]
+    return rewidened

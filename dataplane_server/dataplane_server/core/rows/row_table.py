@@ -1,0 +1,284 @@
+"""The rows of one partition: which sample is in which slot, and what is known of each slot, in NumPy columns.
+
+A row is in a *slot*, a small integer that is reused after the row is gone. Code that keeps a slot beyond one call keeps
+its *epoch* too: (slot, epoch) never names another row, see `epochs` and `still`. Callers know a row by its
+*generation*, see `rows.generations`. Per-slot facts are columns of one capacity, so a call over many rows is a few
+array operations, and a row costs some hundred bytes, not objects.
+
+Capacity grows by an eighth, at most `_LONGEST_STEP` rows at a time, and the columns grow in place (the system moves
+pages, not bytes). So little memory is idle, and a put at a million rows is not held up for longer. Therefore no code
+may keep a column, or a view of one, over `create`: it would point at freed memory. Only `Partition` creates rows,
+before anything else.
+
+One tag is known by name: "weight_version", an int, is what a row's weight-version lag is computed from.
+
+Reads pin slots. A pinned row that is removed leaves its slot in limbo: bytes and slot become free with the last unpin.
+No call waits for that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import BoolArray, Epochs, Int64Array, Slots, Tags
+from dataplane_server.core.rows.generations import GenerationClock
+from dataplane_server.core.rows.places import Places
+from dataplane_server.core.rows.shared_payloads import SharedPayloads
+from dataplane_server.core.rows.space import Space
+from dataplane_server.core.rows.tags import TagPool
+
+_NO_TAGS: Tags = {}
+_LONGEST_STEP = 1 << 16
+_ROW_COLUMNS: dict[str, npt.DTypeLike] = {
+    "alive": np.bool_,
+    "epoch": np.uint32,
+    "generation": np.int64,
+    "produced": np.uint64,  # bit i: the row has produced the field of index i
+    "pins": np.int32,
+    "sequence_length": np.int32,  # tokens, -1 where unknown
+    "weight_version": np.int32,  # of the policy that made the row, or UNKNOWN_VERSION
+    "group": np.int32,  # number of the row's group, 0 for none
+    "hidden": np.bool_,  # its group is reserved still
+    "shared": np.uint64,  # bit i: the value of the field of index i lies in a payload that other rows have, too
+}
+_OUTLIVE_THE_ROW = ("epoch", "pins")
+_VERSION_TAG = "weight_version"
+UNKNOWN_VERSION = int(np.iinfo(np.int32).max)
+_VERSIONS = range(UNKNOWN_VERSION)
+
+
+class RowTable:
+    """Slots of one partition. space: receives the bytes of removed rows. generations: shared by all tables of a server
+    (None: this is the only table).
+    """
+
+    def __init__(self, partition_id: str, space: Space, generations: GenerationClock | None = None) -> None:
+        self.places = Places(space.capacity)
+        self.payloads = SharedPayloads(space)
+        self.newest_weight_version: int | None = None  # that rows or groups have ever named
+        self._clock = generations or GenerationClock()
+        self._partition_id = partition_id
+        self._space = space
+        self._slot_of: dict[str, int] = {}  # in order of arrival
+        self._ids: list[str] = []  # of every slot that was ever used
+        self._free: list[int] = []  # slots that were used before
+        self._tags: list[Tags] = []  # by slot, as far as the last that ever had some
+        self._tag_pool = TagPool()
+        self._owed: dict[
+            int, list[tuple[Int64Array, Int64Array]]
+        ] = {}  # slot -> offsets and bytes to free once unpinned
+        self._capacity = 0
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        for name, dtype in _ROW_COLUMNS.items():
+            self.add_column(name, dtype)
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def __contains__(self, sample_id: str) -> bool:
+        return sample_id in self._slot_of
+
+    # -- columns -------------------------------------------------------------------------------------------------------
+
+    def add_column(self, name: str, dtype: npt.DTypeLike) -> None:
+        """Add a zero-filled column; it grows with the table, so ask for it anew after anything that creates rows."""
+        self._columns[name] = np.zeros(self._capacity, dtype)
+
+    def drop_column(self, name: str) -> None:
+        del self._columns[name]
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self._columns[name]
+
+    # -- samples -------------------------------------------------------------------------------------------------------
+
+    def find(self, sample_ids: Sequence[str]) -> Slots:
+        """Slots of existing samples, in order. Refusal SAMPLE_NOT_FOUND names the first that is missing."""
+        slots = self.find_existing(sample_ids)
+        if len(slots) and slots.min() < 0:
+            missing = np.flatnonzero(slots < 0)
+            first = sample_ids[int(missing[0])]
+            more = f" (and {missing.size - 1} more of the call)" if missing.size > 1 else ""
+            message = f"partition {self._partition_id!r} has no sample {first!r}{more}"
+            raise Refusal(Reason.SAMPLE_NOT_FOUND, message, partition_id=self._partition_id, sample_id=first)
+        return slots
+
+    def check_same(self, sample_ids: Sequence[str], slots: Slots, generations: Int64Array) -> None:
+        """Refusal ROW_REPLACED names the first row whose generation is not the one that the caller gives."""
+        others = np.flatnonzero(self.generations(slots) != generations)
+        if others.size:
+            first = sample_ids[int(others[0])]
+            more = f" (and {others.size - 1} more of the call)" if others.size > 1 else ""
+            message = (
+                f"partition {self._partition_id!r}: sample {first!r}{more} was cleared and put again; "
+                "it is not the row whose generation the call gives"
+            )
+            raise Refusal(Reason.ROW_REPLACED, message, partition_id=self._partition_id, sample_id=first)
+
+    def find_existing(self, sample_ids: Sequence[str]) -> Slots:
+        """Slots of samples, -1 where there is none."""
+        return np.fromiter(map(self._slot_of.get, sample_ids, repeat(-1)), np.int64, len(sample_ids))
+
+    def create(self, sample_ids: Sequence[str], slots: Slots) -> int:
+        """Give a slot to each sample for which `slots` (as found) has -1, there and then. Returns how many are new."""
+        new = np.flatnonzero(slots < 0)
+        if not len(new):
+            return 0
+        ids = list(map(sample_ids.__getitem__, new.tolist()))
+        taken = self._take_slots(len(new))
+        for slot, sample_id in zip(taken, ids, strict=True):
+            self._ids[slot] = sample_id
+        self._slot_of.update(zip(ids, taken, strict=True))
+        created = np.array(taken, np.int64)
+        slots[new] = created
+        self._columns["alive"][created] = True
+        self._columns["generation"][created] = self._clock.take(len(taken))
+        self._columns["sequence_length"][created] = -1
+        self._columns["weight_version"][created] = UNKNOWN_VERSION
+        return len(taken)
+
+    @property
+    def oldest_generation(self) -> int | None:
+        """The generation of the row that was created first; None without rows."""
+        slot = next(iter(self._slot_of.values()), None)
+        return None if slot is None else int(self._columns["generation"][slot])
+
+    def all_slots(self) -> Slots:
+        """Every resident row, in order of arrival."""
+        return np.fromiter(self._slot_of.values(), np.int64, len(self._slot_of))
+
+    def ids(self, slots: Slots) -> list[str]:
+        return list(map(self._ids.__getitem__, slots.tolist()))
+
+    def remove(self, slots: Slots) -> None:
+        """Remove rows whose bytes were released before; a pinned slot stays in limbo until it is unpinned."""
+        gone = slots.tolist()
+        _run(map(self._slot_of.__delitem__, map(self._ids.__getitem__, gone)))
+        for slot in gone:
+            self._ids[slot] = ""
+        for slot in gone if self._tags else ():
+            if slot < len(self._tags):
+                self._tags[slot] = _NO_TAGS
+        for name, column in self._columns.items():
+            if name not in _OUTLIVE_THE_ROW:
+                column[slots] = 0
+        self.places.erase(slots)
+        self._columns["epoch"][slots] += 1
+        self._free.extend(slots[self._columns["pins"][slots] == 0].tolist())
+
+    # -- names that outlive a call -------------------------------------------------------------------------------------
+
+    def epochs(self, slots: Slots) -> Epochs:
+        """Reuse counters of slots, to keep beside the slots."""
+        epochs: Epochs = self._columns["epoch"][slots]
+        return epochs
+
+    def still(self, slots: Slots, epochs: Epochs) -> BoolArray:
+        """Which of the rows, kept by slot and epoch, still exist."""
+        return np.asarray(self._columns["epoch"][slots] == epochs)
+
+    def left(self, slots: Slots, epochs: Epochs) -> Slots:
+        """The rows, kept by slot and epoch, that still exist."""
+        return slots[self.still(slots, epochs)]
+
+    def generations(self, slots: Slots) -> Int64Array:
+        """The generation of each row."""
+        generations: Int64Array = self._columns["generation"][slots]
+        return generations
+
+    # -- tags ----------------------------------------------------------------------------------------------------------
+
+    def tags(self, slot: int) -> Tags:
+        """The row's tags, none for slot -1; not to be changed by the caller."""
+        return self._tags[slot] if 0 <= slot < len(self._tags) else _NO_TAGS
+
+    def tags_of(self, slots: Slots) -> tuple[Tags, ...]:
+        """The tags of each row; not to be changed by the caller."""
+        if not self._tags:
+            return (_NO_TAGS,) * len(slots)
+        return tuple(map(self.tags, slots.tolist()))
+
+    def merge_tags(self, slot: int, tags: Tags) -> None:
+        if tags:
+            self._tags.extend(repeat(_NO_TAGS, slot + 1 - len(self._tags)))
+            self._tags[slot] = self._tag_pool.own({**self._tags[slot], **tags} if self._tags[slot] else tags)
+            if _VERSION_TAG in tags and type(tags[_VERSION_TAG]) is int:
+                self.set_weight_version(slot, tags[_VERSION_TAG])
+
+    def set_weight_version(self, slots: Slots | int, version: Any) -> None:
+        """Note which weights made rows; a negative number, or a huge one, is passed over."""
+        if version in _VERSIONS:
+            self._columns["weight_version"][slots] = version
+            self.see_weight_version(version)
+
+    def see_weight_version(self, version: int) -> None:
+        """Note that there are weights of this version."""
+        if version in _VERSIONS:
+            self.newest_weight_version = max(version, self.newest_weight_version or 0)
+
+    # -- bytes and pins ------------------------------------------------------------------------------------------------
+
+    def release_bytes(self, slots: Slots, offsets: Int64Array, sizes: Int64Array) -> None:
+        """Free ranges of rows (one array row for each field): now, or when the row is unpinned."""
+        pinned = self._columns["pins"][slots] > 0
+        if pinned.any():
+            owing = np.flatnonzero(pinned & sizes.any(axis=0))
+            for slot, *owed in zip(slots[owing].tolist(), offsets.T[owing], sizes.T[owing], strict=True):
+                self._owed.setdefault(slot, []).append((owed[0], owed[1]))
+            offsets, sizes = offsets[:, ~pinned], sizes[:, ~pinned]
+        self._space.release_rows(offsets.ravel(), sizes.ravel())
+
+    def pin(self, slots: Slots) -> None:
+        self._columns["pins"][slots] += 1
+
+    def unpin(self, slots: Slots) -> None:
+        """Undo one `pin`; what was owed to the space by rows that are no longer pinned is paid."""
+        pins = self._columns["pins"]
+        left = pins[slots] - 1
+        pins[slots] = left
+        loose = slots[left == 0]
+        self._free.extend(loose[~self._columns["alive"][loose]].tolist())
+        self.payloads.unpinned(loose)
+        if self._owed:
+            paid = [piece for slot in loose.tolist() for piece in self._owed.pop(slot, ())]
+            if paid:
+                offsets, sizes = zip(*paid, strict=True)
+                self._space.release_rows(np.concatenate(offsets), np.concatenate(sizes))
+
+    @property
+    def owed_bytes(self) -> int:
+        """Bytes that readers still hold of rows that are gone or were overwritten."""
+        owed = sum(int(sizes.sum()) for pieces in self._owed.values() for _, sizes in pieces)
+        return owed + self.payloads.owed_bytes
+
+    # -- slots ---------------------------------------------------------------------------------------------------------
+
+    def _take_slots(self, count: int) -> list[int]:
+        """Slots that are free, those last used first."""
+        used, fresh = len(self._ids), max(0, count - len(self._free))
+        self._reserve(used + fresh)
+        taken = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - len(taken) :]
+        self._ids.extend(repeat("", fresh))
+        taken.extend(range(used, used + fresh))
+        return taken
+
+    def _reserve(self, rows: int) -> None:
+        if rows <= self._capacity:
+            return
+        capacity = max(rows, self._capacity + min(max(64, self._capacity // 8), _LONGEST_STEP))
+        self.places.grow(capacity)
+        for column in self._columns.values():
+            column.resize(capacity, refcheck=False)
+        self._capacity = capacity
+
+
+def _run(calls: map[Any]) -> None:
+    deque(calls, maxlen=0)

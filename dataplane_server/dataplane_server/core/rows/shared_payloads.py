@@ -1,0 +1,77 @@
+"""Values that several rows read from one place, such as the prompt or the image of a group.
+
+The words of all those rows name the same bytes, so a read needs nothing special. Only the end differs: the bytes become
+free when no row has them any more and no reader holds a row that had them. So each payload counts its rows, and those
+that gave it up while a reader had them pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataplane_server.core.calls.values import BoolArray, Int64Array
+from dataplane_server.core.rows.space import Space
+
+
+@dataclass(slots=True, eq=False)
+class Payload:
+    """Bytes that `rows` rows have, and that readers hold for `held` rows that had them."""
+
+    offset: int
+    size_bytes: int
+    rows: int
+    held: int = 0
+
+
+class SharedPayloads:
+    """The payloads of one partition. `space` is where their bytes return to."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._at: dict[int, Payload] = {}  # by offset
+        self._held_by: dict[int, list[Payload]] = {}  # pinned slot -> what it gave up
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __iter__(self) -> Iterator[Payload]:
+        return iter(self._at.values())
+
+    def add(self, offset: int, size_bytes: int, rows: int) -> None:
+        """From now on so many rows have these bytes, at least one of each."""
+        self._at[offset] = Payload(offset, size_bytes, rows)
+
+    def give_up(self, offsets: Int64Array, slots: Int64Array, pinned: BoolArray) -> int:
+        """Rows give up the payloads at the offsets. Returns the bytes of those that no row has any more; they are free
+        when no reader holds them.
+        """
+        for offset, slot in zip(offsets[pinned].tolist(), slots[pinned].tolist(), strict=True):
+            self._held_by.setdefault(slot, []).append(self._at[offset])
+            self._at[offset].held += 1
+        lost = 0
+        for offset, rows in zip(*(array.tolist() for array in np.unique(offsets, return_counts=True)), strict=True):
+            payload = self._at[offset]
+            payload.rows -= rows
+            lost += 0 if payload.rows else payload.size_bytes
+            self._free_if_unused(payload)
+        return lost
+
+    def unpinned(self, slots: Int64Array) -> None:
+        """The last reader let go of the rows."""
+        for slot in slots.tolist() if self._held_by else ():
+            for payload in self._held_by.pop(slot, ()):
+                payload.held -= 1
+                self._free_if_unused(payload)
+
+    @property
+    def owed_bytes(self) -> int:
+        """Bytes that only readers still hold."""
+        return sum(payload.size_bytes for payload in self if not payload.rows)
+
+    def _free_if_unused(self, payload: Payload) -> None:
+        if not payload.rows and not payload.held:
+            del self._at[payload.offset]
+            self._space.release(payload.offset, payload.size_bytes)

@@ -1,0 +1,296 @@
+"""The arithmetic of the arena: which byte ranges are in use.
+
+Pure numbers; the bytes are in `storage`. A range is allocated at an 8-byte boundary and released in any pieces, whole
+rows or runs of them, so clearing most rows of a put frees their bytes although a few stay. Free ranges are maximal:
+neighbours are merged. Ranges that contain an aligned offset are kept in bins, by the power of two of the bytes from
+that offset to their end, so every range of a larger bin is long enough. The slivers between columns are in no bin.
+
+Costs: allocate and release are O(1) dictionary work while a larger bin has a range. Only a nearly full, fragmented
+arena makes `allocate` search a bin. Recently freed ranges are preferred, since their pages are warm. When many ranges
+are released at once (thousands of rows that are not neighbours), one array operation adds them to the pending frees,
+and `merge_pending` merges them between calls. Allocation merges them itself if it finds no range without them, and
+release if there are too many. Bytes of pending frees count as free.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from itertools import repeat
+
+import numpy as np
+
+from dataplane_server.core.calls.values import BoolArray, Int64Array, Run
+
+ALIGNMENT = 8
+_QUICK_SEARCH = 16
+_FEW = 1024
+_SEARCH = 1024
+_MOST_PENDING = 1 << 19
+
+
+class Space:
+    """Free and used bytes of an arena of `capacity` bytes. freed: bytes were released since it was last set to
+    False.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.freed = False
+        self._end_of: dict[int, int] = {}  # start of a free range -> its end
+        self._start_of: dict[int, int] = {}  # end of a free range -> its start
+        self._bins: list[dict[int, None]] = [{} for _ in range(capacity.bit_length() + 1)]
+        self._pending: list[tuple[Int64Array, Int64Array]] = []  # starts and ends
+        self._pending_count = 0
+        self._add(0, capacity)
+
+    @property
+    def free(self) -> int:
+        return self.capacity - self.used
+
+    def allocate(self, size: int) -> int | None:
+        """The offset of an aligned range of `size` > 0 bytes; None if no free range is long enough."""
+        start = self._find(size)
+        return None if start is None else self._take(start, size)
+
+    def release(self, offset: int, size: int) -> None:
+        """Free bytes that are in use; they need not be a whole allocation."""
+        self.freed = True
+        self._merge_in(offset, offset + size)
+        self.used -= size
+
+    def allocate_columns(self, row_bytes: Int64Array) -> tuple[Int64Array, tuple[Run, ...]] | None:
+        """Offsets for the rows of columns (a column is a row of the array), and the runs that they make up in this
+        order. Rows of a column are adjacent where a range is long enough for all. None when they do not fit.
+        """
+        offsets = row_bytes.cumsum(axis=1) - row_bytes
+        totals = row_bytes.sum(axis=1).tolist()
+        start = self._find(sum(map(align, totals)))
+        if start is None:
+            return self._allocate_one_by_one(row_bytes, offsets, totals)
+        bases = self._take_all(start, totals)
+        offsets += np.array(bases, np.int64)[:, None]
+        return offsets, tuple(Run(base, total) for base, total in zip(bases, totals, strict=True) if total)
+
+    def _allocate_one_by_one(
+        self, row_bytes: Int64Array, offsets: Int64Array, totals: list[int]
+    ) -> tuple[Int64Array, tuple[Run, ...]] | None:
+        """Like allocate_columns, if no range is long enough for all columns. offsets: of rows within their column."""
+        runs: list[Run] = []
+        for column, total in enumerate(totals):
+            base = self.allocate(total) if total else 0
+            if base is not None:
+                offsets[column] += base
+                runs += [Run(base, total)] if total else []
+                continue
+            scattered = self._scatter(row_bytes[column]) if total <= self.free else None
+            if scattered is None:
+                self.release_rows(offsets[:column].ravel(), row_bytes[:column].ravel())
+                return None
+            offsets[column] = scattered
+            runs += merged_runs(scattered, row_bytes[column])
+        return offsets, tuple(runs)
+
+    def release_rows(self, offsets: Int64Array, row_bytes: Int64Array) -> None:
+        """Free the bytes of rows, in any order."""
+        self.freed = True
+        starts, lengths = _merge(offsets, row_bytes)
+        if np.count_nonzero(starts[1:] < starts[:-1]):
+            order = np.argsort(starts, kind="stable")  # rows that were put together are in order for the most part
+            starts, lengths = _merge(starts[order], lengths[order])
+        self.used -= int(lengths.sum())
+        if self._pending_count > _MOST_PENDING:
+            self.merge_pending(self._pending_count - _MOST_PENDING)
+        if len(starts) > _FEW:
+            self._pending.append((starts, starts + lengths))
+            self._pending_count += len(starts)
+        else:
+            self._merge_in_all(starts, starts + lengths)
+
+    @property
+    def free_pieces(self) -> int:
+        """Free ranges, pending frees included."""
+        return len(self._end_of) + self._pending_count
+
+    @property
+    def largest_free(self) -> int:
+        """Bytes of the longest free range, from its first aligned offset. If many ranges are of its size, of one that
+        is at least half as long.
+        """
+        ranges = next((ranges for ranges in reversed(self._bins) if ranges), None)
+        starts = itertools.islice(ranges or (), _SEARCH)
+        return max((self._end_of[start] - align(start) for start in starts), default=0)
+
+    def free_ranges(self) -> Iterator[tuple[int, int]]:
+        """(start, end) of every merged free range, in no order."""
+        return iter(self._end_of.items())
+
+    def pending_ranges(self) -> Iterator[tuple[int, int]]:
+        """(start, end) of every pending free: free, but not merged with its neighbours."""
+        for starts, ends in self._pending:
+            yield from zip(starts.tolist(), ends.tolist(), strict=True)
+
+    def _find(self, size: int) -> int | None:
+        """The start of a free range that is long enough, counted from its first aligned offset."""
+        if size > self.free:
+            return None
+        start = self._find_merged(size)
+        while start is None and self._pending:
+            self.merge_pending(max(_FEW, self._pending_count // 16))
+            start = self._find_merged(size)
+        return start
+
+    def _find_merged(self, size: int) -> int | None:
+        own = size.bit_length() - 1
+        for start in itertools.islice(reversed(self._bins[own]), _QUICK_SEARCH):
+            if size <= self._end_of[start] - align(start):
+                return start
+        for larger in self._bins[own + 1 :]:
+            if larger:
+                return next(reversed(larger))
+        for start in self._bins[own]:
+            if size <= self._end_of[start] - align(start):
+                return start
+        return None
+
+    def _scatter(self, row_bytes: Int64Array) -> Int64Array | None:
+        """Place rows one after the other into the largest ranges; all or nothing."""
+        offsets = np.zeros(len(row_bytes), np.int64)
+        placed = 0
+        ends = np.cumsum(row_bytes)
+        for start, end in self._longest_first():
+            room = end - align(start)
+            if room < row_bytes[placed]:
+                break
+            before = int(ends[placed - 1]) if placed else 0
+            upto = int(np.searchsorted(ends, before + room, side="right"))
+            piece = row_bytes[placed:upto]
+            base = self._take(start, int(piece.sum()))
+            offsets[placed:upto] = base + np.cumsum(piece) - piece
+            placed = upto
+            if placed == len(row_bytes):
+                return offsets
+        self.release_rows(offsets[:placed], row_bytes[:placed])
+        return None
+
+    def _longest_first(self) -> Iterator[tuple[int, int]]:
+        """Ranges with room, sorted bin by bin, so that a caller who needs few pays for few."""
+        for ranges in reversed(self._bins):
+            yield from sorted(((start, self._end_of[start]) for start in ranges), key=lambda r: align(r[0]) - r[1])
+
+    def _take(self, start: int, size: int) -> int:
+        """Take `size` bytes (perhaps none) from the free range that begins at `start`; it must be long enough."""
+        return self._take_all(start, [size])[0]
+
+    def _take_all(self, start: int, sizes: list[int]) -> list[int]:
+        """Take aligned pieces, one after the other, from the free range that begins at `start`. Returns their
+        offsets.
+        """
+        if not any(sizes):
+            return [0] * len(sizes)
+        end = self._remove(start)
+        offsets = []
+        for size in sizes:
+            offset = align(start)
+            offsets.append(offset)
+            if size and offset > start:
+                self._add(start, offset)
+            if size:
+                start = offset + size
+        if start < end:
+            self._add(start, end)
+        self.used += sum(sizes)
+        return offsets
+
+    @property
+    def pending_frees(self) -> int:
+        """Ranges that are free but not merged yet."""
+        return self._pending_count
+
+    def merge_pending(self, count: int) -> None:
+        """Merge up to `count` pending frees into the free ranges; about a microsecond each."""
+        if not self._pending:
+            return
+        starts, ends = self._pending.pop()
+        if len(starts) > count:
+            self._pending.append((starts[:-count], ends[:-count]))
+            starts, ends = starts[-count:], ends[-count:]
+        self._pending_count -= len(starts)
+        self._merge_in_all(starts, ends)
+
+    def _merge_in_all(self, starts: Int64Array, ends: Int64Array) -> None:
+        end_of, start_of, bins = self._end_of, self._start_of, self._bins
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            if end in end_of or start in start_of:
+                self._merge_in(start, end)
+                continue
+            end_of[start] = end  # as _add, which would take as long again to call
+            start_of[end] = start
+            room = end - (start + ALIGNMENT - 1 & -ALIGNMENT)
+            if room > 0:
+                bins[room.bit_length() - 1][start] = None
+
+    def _merge_in(self, start: int, end: int) -> None:
+        """Add a range, one with its free neighbours."""
+        if end in self._end_of:
+            end = self._remove(end)
+        if start in self._start_of:
+            start = self._start_of[start]
+            self._remove(start)
+        self._add(start, end)
+
+    def _add(self, start: int, end: int) -> None:
+        self._end_of[start] = end
+        self._start_of[end] = start
+        room = end - align(start)
+        if room > 0:
+            self._bins[room.bit_length() - 1][start] = None
+
+    def _remove(self, start: int) -> int:
+        end = self._end_of.pop(start)
+        del self._start_of[end]
+        room = end - align(start)
+        if room > 0:
+            del self._bins[room.bit_length() - 1][start]
+        return end
+
+
+def column_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
+    """The bytes of rows of columns (a column is a row of the arrays), in that order and in as few runs as possible, no
+    run of two columns; empty pieces vanish.
+    """
+    begins = np.ones(offsets.shape, np.bool_)
+    np.not_equal(offsets[:, 1:], offsets[:, :-1] + sizes[:, :-1], out=begins[:, 1:])
+    if not sizes.all():  # what follows an empty piece cannot be told from it
+        return [run for column in zip(offsets, sizes, strict=True) for run in merged_runs(*column)]
+    return _runs(*_joined(offsets.ravel(), sizes.ravel(), begins.ravel()))
+
+
+def merged_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
+    """The same bytes in the same order in as few runs as possible; empty pieces vanish."""
+    return _runs(*_merge(offsets, sizes))
+
+
+def _merge(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
+    if not sizes.all():
+        keep = np.flatnonzero(sizes)
+        offsets, sizes = offsets[keep], sizes[keep]
+    begins = np.ones(len(offsets), np.bool_)
+    np.not_equal(offsets[1:], offsets[:-1] + sizes[:-1], out=begins[1:])
+    return _joined(offsets, sizes, begins)
+
+
+def _joined(offsets: Int64Array, sizes: Int64Array, begins: BoolArray) -> tuple[Int64Array, Int64Array]:
+    """Pieces joined to those before them, but for those where a run begins."""
+    first = np.flatnonzero(begins)
+    return offsets[first], np.add.reduceat(sizes, first) if len(first) else sizes
+
+
+def _runs(starts: Int64Array, lengths: Int64Array) -> list[Run]:
+    pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
+    return list(map(tuple.__new__, repeat(Run), pairs))  # as Run._make, without a Python call for each
+
+
+def align(offset: int) -> int:
+    return (offset + ALIGNMENT - 1) & ~(ALIGNMENT - 1)

@@ -1,0 +1,158 @@
+"""Open claims, the sessions that hold them, and how ended claims have ended.
+
+Ended claims are remembered, up to a number, so that a late call learns what happened: its caller ended the claim
+(CLAIM_NOT_FOUND) or the server did (CLAIM_FENCED). Of forgotten claims only the highest fence is kept: a claim of this
+server life with a fence up to that one was granted once, and has ended.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Epochs, Slots
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.state import Fact, State
+from dataplane_server.core.tasks.deliveries import How
+
+_BY_CALLER: tuple[How, ...] = ("committed", "released", "abandoned")
+_WHY: dict[How, str] = {
+    "committed": "was committed",
+    "released": "was released",
+    "abandoned": "was abandoned by its caller",
+    "expired": "ended because its session expired",
+    "reset": "ended because its task was reset or its partition was registered again",
+}
+
+
+@dataclass(slots=True, eq=False)
+class OpenClaim:
+    """An open claim: its rows and the sessions that hold it (none for a caller without a session)."""
+
+    claim_id: str
+    partition: Partition
+    task: str
+    slots: Slots
+    epochs: Epochs
+    sample_ids: tuple[str, ...]
+    sessions: dict[str, None] = field(default_factory=dict)
+    of_step: bool = False
+
+    def left(self) -> Slots:
+        """Its rows that still exist."""
+        return self.partition.rows.left(self.slots, self.epochs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ended:
+    """How a claim ended, with how many rows. sample_ids: only of claims that the server ended, for the history."""
+
+    how: How
+    rows: int
+    of_step: bool
+    partition_id: str
+    task: str
+    sample_ids: tuple[str, ...]
+
+
+class ClaimTable:
+    """Claims by id. A claim and the sessions that hold it refer to each other."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._open: dict[str, OpenClaim] = {}
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._forgotten = 0  # the highest fence among ended claims that are no longer remembered
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[OpenClaim]:
+        return iter(list(self._open.values()))
+
+    def add(self, claim: OpenClaim) -> None:
+        self._open[claim.claim_id] = claim
+
+    def hold(self, claim: OpenClaim, session_id: str) -> None:
+        """The session holds the claim, perhaps beside others."""
+        claim.sessions[session_id] = None
+        self._state.sessions.find(session_id).claims[claim.claim_id] = None
+
+    def release(self, claim: OpenClaim, session_id: str) -> None:
+        """The session no longer holds the claim."""
+        del claim.sessions[session_id]
+        del self._state.sessions.find(session_id).claims[claim.claim_id]
+
+    def end(self, claim: OpenClaim, how: How, rows: int) -> None:
+        for session_id in list(claim.sessions):
+            self.release(claim, session_id)
+        del self._open[claim.claim_id]
+        ids = () if how in _BY_CALLER else claim.sample_ids
+        self._ended[claim.claim_id] = _Ended(how, rows, claim.of_step, claim.partition.partition_id, claim.task, ids)
+        if len(self._ended) > self._state.limits.remembered_claims:
+            forgotten, _ = self._ended.popitem(last=False)
+            self._forgotten = max(self._forgotten, self._fence(forgotten))
+
+    def _fence(self, claim_id: str) -> int:
+        """The number of a claim of this server life; 0 for anything else."""
+        incarnation, _, number = claim_id.rpartition("-")
+        ours = incarnation == self._state.incarnation and number.isdecimal() and len(number) < 20
+        return int(number) if ours else 0
+
+    def report(self, what: str, claim: OpenClaim, left: Slots, reason: str = "", who: str = "") -> None:
+        """Add to the history of the rows that are left of a claim."""
+        who = who or next((self._state.sessions.name(session_id) for session_id in claim.sessions), "")
+        ids = claim.sample_ids if len(left) == len(claim.slots) else claim.partition.rows.ids(left)
+        partition_id = claim.partition.partition_id
+        self._state.report(Fact(what, partition_id, ids, who, claim.task, claim.claim_id, reason=reason))
+
+    # -- what is open --------------------------------------------------------------------------------------------------
+
+    def find(self, claim_id: str) -> OpenClaim:
+        """An open claim. Refusal CLAIM_FENCED if the server has ended it, CLAIM_NOT_FOUND if its caller has, or if this
+        server never granted it.
+        """
+        claim = self._open.get(claim_id)
+        if claim is not None:
+            return claim
+        ended = self._ended.get(claim_id)
+        if ended is None and not 0 < self._fence(claim_id) <= self._forgotten:
+            message = f"claim {claim_id[:256]!r} is not open: this server has never granted it"
+            raise Refusal(Reason.CLAIM_NOT_FOUND, message, claim_id=claim_id)
+        if ended is None or ended.how not in _BY_CALLER:
+            if ended is not None:
+                self._state.report(
+                    Fact("fenced", ended.partition_id, ended.sample_ids, task=ended.task, claim_id=claim_id)
+                )
+            why = "ended long ago" if ended is None else _WHY[ended.how]
+            message = f"claim {claim_id!r} {why}: its rows may have been redelivered; it can no longer write or commit"
+            raise Refusal(Reason.CLAIM_FENCED, message, claim_id=claim_id)
+        raise Refusal(
+            Reason.CLAIM_NOT_FOUND, f"claim {claim_id!r} is not open: it {_WHY[ended.how]}", claim_id=claim_id
+        )
+
+    def get(self, claim_id: str) -> OpenClaim | None:
+        return self._open.get(claim_id)
+
+    def committed_shard(self, claim_id: str) -> int | None:
+        """The number of rows of a shard's claim, if it is remembered as committed; else None."""
+        ended = self._ended.get(claim_id)
+        return ended.rows if ended is not None and ended.of_step and ended.how == "committed" else None
+
+    def holder(self, partition: Partition, task: str, slot: int) -> str:
+        """The id of the claim that holds a row; empty if none does."""
+        for claim in self._open.values():
+            if claim.partition is partition and claim.task == task and slot in claim.left():
+                return claim.claim_id
+        return ""
+
+    def owned(self, partition: Partition, task: str) -> list[int]:
+        """Existing rows that open claims of a task hold."""
+        claims = [claim for claim in self._open.values() if claim.partition is partition and claim.task == task]
+        return [slot for claim in claims for slot in claim.left().tolist()]
+
+    def holds(self) -> set[tuple[str, str]]:
+        """Every open claim with every session that holds it."""
+        return {(claim_id, session_id) for claim_id, claim in self._open.items() for session_id in claim.sessions}

@@ -1,0 +1,470 @@
+"""One partition: its definition, its rows, their values and groups, and the cursors of its tasks.
+
+Every row that was ever put is resident, or was removed and counted by why (`removed`): consumed by every task before it
+was cleared, cleared before that, or rolled back with its group.
+
+Methods named check_* decide and change nothing. Methods that change something cannot fail: a caller checks first, so a
+refused call leaves no trace. A method that changes figures adds the partition to `changed`, for `core.turn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dataplane_server.core.calls.answers import FieldInfo, PartitionInfo, ReadColumn, TaskInfo
+from dataplane_server.core.calls.columns import Column, Columns, Shape
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Definition, Int64Array, Run, Slots, Tags
+from dataplane_server.core.rows.fields import Field
+from dataplane_server.core.rows.generations import GenerationClock
+from dataplane_server.core.rows.group_table import Group, GroupTable
+from dataplane_server.core.rows.row_table import RowTable
+from dataplane_server.core.rows.sequence_lengths import check_sequence_lengths
+from dataplane_server.core.rows.space import Space, column_runs
+from dataplane_server.core.tasks.task import Task
+from dataplane_server.core.tasks.task_states import CONSUMED
+
+_ROWS_AT_ONCE = 1 << 14
+"""Rows that are cleared in one step, which needs some hundred bytes a value meanwhile."""
+
+
+@dataclass(slots=True)
+class PartitionCounters:
+    """Calls that took effect, the rows they named, and the bytes of values they carried."""
+
+    puts: int = 0
+    put_rows: int = 0
+    put_bytes: int = 0
+    reads: int = 0
+    read_rows: int = 0
+    read_bytes: int = 0
+    clears: int = 0
+
+
+class Checked(NamedTuple):
+    """The result of checking a put: slots of the rows (-1 for new rows), and the shape of each field after the put."""
+
+    slots: Slots
+    shapes: Sequence[Shape]
+
+    @property
+    def new_rows(self) -> int:
+        return int(np.count_nonzero(self.slots < 0))
+
+
+class Partition:
+    """A named flow of rows. definition: already checked. generations: of all rows of the server. changed,
+    changed_tasks: what the current turn has changed. figures: see `stats.figures`.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        space: Space,
+        generations: GenerationClock,
+        changed: dict[Partition, None],
+        changed_tasks: dict[Task, None],
+    ) -> None:
+        self.definition = definition
+        self.counters = PartitionCounters()
+        self.generations = generations
+        self.figures: tuple[float | None, ...] | None = None
+        self._changed = changed
+        self._changed_tasks = changed_tasks
+        self.rows = RowTable(definition.partition_id, space, generations)
+        self.groups = GroupTable(self.rows)
+        self.fields: dict[str, Field] = {}
+        self.tasks: dict[str, Task] = {}
+        self.rows_put_total = 0
+        self.removed = {"consumed": 0, "cleared": 0, "rolled_back": 0}
+        self._adopt(definition)
+
+    @property
+    def partition_id(self) -> str:
+        return self.definition.partition_id
+
+    # -- definition ----------------------------------------------------------------------------------------------------
+
+    def check_redefine(self, definition: Definition) -> None:
+        """Refuse a definition that values of rows contradict."""
+        for field in self.fields.values():
+            if field.name not in definition.fields:
+                change = "does not declare"
+            elif field.name in definition.per_token_fields and not field.per_token:
+                change = "newly declares per-token"  # rows were put without comparing their lengths
+            else:
+                continue
+            if field.rows:
+                message = (
+                    f"partition {self.partition_id!r}: {field.rows} rows hold values of field {field.name!r}, which "
+                    f"the new definition {change}; clear them first"
+                )
+                metadata = {"partition_id": self.partition_id, "field": field.name}
+                raise Refusal(Reason.FIELD_HOLDS_VALUES, message, **metadata)
+
+    def redefine(self, definition: Definition) -> None:
+        """Replace the definition and reset every cursor. Views of tasks and fields that are gone end."""
+        for name in self.tasks.keys() - set(definition.tasks):
+            self.tasks.pop(name).close()
+        gone = self.mask(self.fields.keys() - set(definition.fields))
+        for task in self.tasks.values():
+            task.drop_views(gone)
+        for name in self.fields.keys() - set(definition.fields):
+            del self.fields[name]
+        self._adopt(definition)
+        for task in self.tasks.values():
+            task.reset()
+
+    def _adopt(self, definition: Definition) -> None:
+        self.definition = definition
+        self._changed[self] = None
+        used = {field.index for field in self.fields.values()}
+        indexes = iter(index for index in range(64) if index not in used)
+        kept = self.fields
+        self.fields = {}
+        for name in definition.fields:
+            per_token = name in definition.per_token_fields
+            self.fields[name] = kept.get(name) or Field(name, next(indexes), per_token, self.rows)
+            self.fields[name].per_token = per_token
+        self.rows.places.set_width(1 + max(field.index for field in self.fields.values()))
+        self.tasks = {
+            name: self.tasks.get(name) or Task(name, self.rows, self.groups, self._changed_tasks)
+            for name in definition.tasks
+        }
+
+    def field(self, name: str) -> Field:
+        if name not in self.fields:
+            message = (
+                f"partition {self.partition_id!r} does not declare field {name!r}; declared: {', '.join(self.fields)}"
+            )
+            raise Refusal(Reason.FIELD_NOT_DECLARED, message, partition_id=self.partition_id, field=name)
+        return self.fields[name]
+
+    def task(self, name: str) -> Task:
+        if name not in self.tasks:
+            known = ", ".join(self.tasks) or "none"
+            message = f"partition {self.partition_id!r} has no task {name!r}; registered: {known}"
+            raise Refusal(Reason.TASK_NOT_REGISTERED, message, partition_id=self.partition_id, task=name)
+        return self.tasks[name]
+
+    def mask(self, names: Iterable[str]) -> int:
+        return _mask([self.field(name) for name in names])
+
+    # -- put -----------------------------------------------------------------------------------------------------------
+
+    def check_put(
+        self,
+        sample_ids: Sequence[str],
+        slots: Slots,
+        columns: Columns,
+        tags: Sequence[Tags] | None,
+        sequence_lengths: Int64Array | None,
+        limits: Limits,
+    ) -> Checked:
+        """Refuse what the rows, as found, contradict."""
+        shapes = self._check_columns(columns)
+        check_sequence_lengths(self.partition_id, self.fields, sample_ids, slots, columns.each, sequence_lengths)
+        for sample_id, slot, row_tags in zip(sample_ids, slots.tolist() if tags else (), tags or (), strict=False):
+            kept = self.rows.tags(slot)
+            most = limits.max_tags_per_row
+            if len(kept) + len(row_tags) > most and len(kept.keys() | row_tags.keys()) > most:
+                message = f"partition {self.partition_id!r}: sample {sample_id!r} would have more than {most} tags"
+                raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, sample_id=sample_id)
+        return Checked(slots, shapes)
+
+    def check_shared(self, group: Group, columns: Columns) -> Checked:
+        """Refuse what the rows of a group cannot share: fields that tell them apart, or that one of them has."""
+        shapes = self._check_columns(columns)
+        slots = self.groups.members(group.number)
+        for field in (self.field(column.name) for column in columns.each):
+            held = slots[field.holds(slots)]
+            if not field.per_token and not held.size:
+                continue
+            rule = "is per-token" if field.per_token else f"is there in sample {self.rows.ids(held[:1])[0]!r} already"
+            message = (
+                f"partition {self.partition_id!r}: the rows of group {group.group_id!r} cannot share field "
+                f"{field.name!r}, which {rule}"
+            )
+            metadata = {"partition_id": self.partition_id, "group_id": group.group_id, "field": field.name}
+            raise Refusal(Reason.INVALID_REQUEST, message, **metadata)
+        return Checked(slots, shapes)
+
+    def _check_columns(self, columns: Columns) -> list[Shape]:
+        return [self.field(column.name).check(column, self.partition_id) for column in columns.each]
+
+    def create(self, sample_ids: Sequence[str]) -> Slots:
+        """Rows for samples that do not exist, without values. Views are not notified: the caller must keep the rows
+        hidden.
+        """
+        slots = np.full(len(sample_ids), -1, np.int64)
+        self._create(sample_ids, slots)
+        return slots
+
+    def _create(self, sample_ids: Sequence[str], slots: Slots) -> int:
+        self._changed[self] = None
+        created = self.rows.create(sample_ids, slots)
+        self.rows_put_total += created
+        for task in self.tasks.values():
+            task.created(created)
+        return created
+
+    def put(
+        self,
+        sample_ids: Sequence[str],
+        checked: Checked,
+        columns: Columns,
+        offsets: Int64Array,
+        tags: Sequence[Tags] | None,
+        sequence_lengths: Int64Array | None,
+    ) -> int:
+        """Write a put that was checked just now and whose values lie at the offsets (a row of the array for each
+        column). Returns how many rows are new.
+        """
+        slots = checked.slots
+        created = self._create(sample_ids, slots)
+        if columns.each:
+            self._store(checked, columns, offsets, replaces=created < len(slots))
+        self._store_sequence_lengths(slots, columns.each, sequence_lengths)
+        for slot, row_tags in zip(slots.tolist() if tags else (), tags or (), strict=False):
+            self.rows.merge_tags(slot, row_tags)
+        for task in self.tasks.values():
+            task.produced(slots)
+        return created
+
+    def _store(self, checked: Checked, columns: Columns, offsets: Int64Array, *, replaces: bool) -> None:
+        """Point rows at new values; values that some of them held before are released."""
+        slots = checked.slots
+        fields = [self.fields[column.name] for column in columns.each]
+        if replaces:
+            self._release(slots, fields)
+        places = self.rows.places
+        places.store(places.at(_indexes(fields), slots), offsets, columns.entries)
+        self.rows["produced"][slots] |= np.uint64(_mask(fields))
+        for field, column, shape in zip(fields, columns.each, checked.shapes, strict=True):
+            field.shape = shape
+            field.rows += len(slots)
+            field.size_bytes += column.size_bytes
+
+    def put_shared(self, checked: Checked, columns: Columns, offsets: Int64Array) -> None:
+        """Point all of the rows, which were checked just now, at one value of each column."""
+        self._changed[self] = None
+        slots = checked.slots
+        fields = [self.fields[column.name] for column in columns.each]
+        places = self.rows.places
+        places.store(places.at(_indexes(fields), slots), offsets, columns.entries)
+        self.rows["produced"][slots] |= np.uint64(_mask(fields))
+        pairs = zip(fields, columns.each, checked.shapes, offsets[:, 0].tolist(), strict=True)
+        for field, column, shape, offset in pairs:
+            field.shape = shape
+            field.rows += len(slots)
+            field.size_bytes += column.size_bytes
+            if column.size_bytes:
+                self.rows["shared"][slots] |= field.bit
+                self.rows.payloads.add(offset, column.size_bytes, len(slots))
+
+    def _release(self, slots: Slots, fields: Sequence[Field]) -> int:
+        """Give back values of rows, of which some may hold none; the bytes given back. The words stay."""
+        indexes = _indexes(fields)
+        offsets, entries = self.rows.places.load(self.rows.places.at(indexes, slots))
+        sizes = entries * np.array([[field.unit_bytes] for field in fields])
+        lost = self._give_up_payloads(slots, fields, offsets, sizes) if self.rows.payloads else 0
+        self.rows.release_bytes(slots, offsets, sizes)
+        held = (self.rows["produced"][slots] >> indexes[:, None].astype(np.uint64)) & np.uint64(1)
+        for field, rows, released in zip(fields, held.sum(axis=1).tolist(), sizes.sum(axis=1).tolist(), strict=True):
+            field.rows -= rows
+            field.size_bytes -= released
+        return int(sizes.sum()) + lost
+
+    def _give_up_payloads(self, slots: Slots, fields: Sequence[Field], offsets: Int64Array, sizes: Int64Array) -> int:
+        """Rows give up what they share of the fields. Its sizes become 0 here: whether bytes are free is decided where
+        payloads are counted. Returns the bytes of payloads that no row has any more.
+        """
+        rows, lost = self.rows, 0
+        for field, at, of_rows in zip(fields, offsets, sizes, strict=True):
+            sharing = (rows["shared"][slots] & field.bit) != 0
+            if sharing.any():
+                of_rows[sharing] = 0
+                given_up = rows.payloads.give_up(at[sharing], slots[sharing], rows["pins"][slots[sharing]] > 0)
+                field.size_bytes -= given_up
+                lost += given_up
+        rows["shared"][slots] &= ~np.uint64(_mask(fields))
+        return lost
+
+    def _store_sequence_lengths(self, slots: Slots, columns: Sequence[Column], given: Int64Array | None) -> None:
+        stored = self.rows["sequence_length"]
+        if given is not None:
+            known = given >= 0
+            stored[slots[known]] = given[known]
+        per_token = next((column for column in columns if self.fields[column.name].per_token), None)
+        if per_token is not None:
+            stored[slots] = per_token.entries
+
+    # -- read ----------------------------------------------------------------------------------------------------------
+
+    def plan_read(self, slots: Slots, names: Sequence[str]) -> tuple[tuple[ReadColumn, ...], tuple[Run, ...]]:
+        """Layout and place of fields of rows. Refusal FIELD_NOT_PRODUCED names the first row that lacks one."""
+        fields = [self.field(name) for name in names]
+        shapes = self._produced_shapes(fields, slots)
+        offsets, entries = self.rows.places.load(self.rows.places.at(_indexes(fields), slots))
+        sizes = entries * np.array([[shape.unit_bytes] for shape in shapes])
+        columns = tuple(map(ReadColumn, names, shapes, entries))
+        return columns, tuple(column_runs(offsets, sizes))
+
+    def _produced_shapes(self, fields: Sequence[Field], slots: Slots) -> list[Shape]:
+        """The shapes of fields that all of the rows hold."""
+        mask = np.uint64(_mask(fields))
+        shapes = [field.shape for field in fields if field.shape is not None]
+        if len(shapes) == len(fields) and ((self.rows["produced"][slots] & mask) == mask).all():
+            return shapes
+        raise next(self._not_produced(field, slots) for field in fields if not field.holds(slots).all())
+
+    def _not_produced(self, field: Field, slots: Slots) -> Refusal:
+        lacking = np.flatnonzero(~field.holds(slots))
+        first = self.rows.ids(slots[lacking[:1]])[0]
+        more = f" (nor have {lacking.size - 1} more of the call)" if lacking.size > 1 else ""
+        message = f"partition {self.partition_id!r}: sample {first!r} has not produced field {field.name!r}{more}"
+        metadata = {"partition_id": self.partition_id, "sample_id": first, "field": field.name}
+        return Refusal(Reason.FIELD_NOT_PRODUCED, message, **metadata)
+
+    # -- clear ---------------------------------------------------------------------------------------------------------
+
+    def find_same(self, sample_ids: Sequence[str], generations: Int64Array | None) -> Slots:
+        """Slots of the samples that exist and, with generations (one for each), are the rows of these generations."""
+        slots = self.rows.find_existing(sample_ids)
+        same = slots >= 0
+        if generations is not None:
+            same[same] = self.rows.generations(slots[same]) == generations[same]
+        return slots[same]
+
+    def clear(self, slots: Slots, why: str | None = None) -> int:
+        """Remove rows, whatever their state; why: as a key of `removed`, None to tell by their tasks. Returns the bytes
+        of their values.
+        """
+        pieces = [slots[begin : begin + _ROWS_AT_ONCE] for begin in range(0, len(slots), _ROWS_AT_ONCE)]
+        return sum(self._clear(piece, why) for piece in pieces)
+
+    def _clear(self, slots: Slots, why: str | None) -> int:
+        self._changed[self] = None
+        self._count_removed(slots, why)
+        released = self._release(slots, list(self.fields.values()))
+        self.groups.shrink(slots)  # before the views look: what is left of a group may be complete
+        for task in self.tasks.values():
+            task.forget(slots)
+        self.rows.remove(slots)
+        return released
+
+    def _count_removed(self, slots: Slots, why: str | None) -> None:
+        consumed = 0
+        if why is None and self.tasks:
+            of_tasks = [task.states[slots] == CONSUMED for task in self.tasks.values()]
+            consumed = int(np.count_nonzero(np.logical_and.reduce(of_tasks)))
+        self.removed["consumed"] += consumed
+        self.removed[why or "cleared"] += len(slots) - consumed
+
+    def count_put(self, rows: int, size_bytes: int) -> None:
+        """A put was applied."""
+        self._changed[self] = None
+        self.counters.puts += 1
+        self.counters.put_rows += rows
+        self.counters.put_bytes += size_bytes
+
+    def count_read(self, rows: int, size_bytes: int) -> None:
+        """A read has begun."""
+        self._changed[self] = None
+        self.counters.reads += 1
+        self.counters.read_rows += rows
+        self.counters.read_bytes += size_bytes
+
+    def count_clear(self) -> None:
+        """A clear was carried out, whether or not it removed rows."""
+        self._changed[self] = None
+        self.counters.clears += 1
+
+    def show_group(self, group: Group, weight_version: int | None) -> Slots:
+        """Make the rows of a reserved group visible. Returns the rows."""
+        self._changed[self] = None
+        slots = self.groups.show(group, weight_version)
+        for task in self.tasks.values():
+            task.produced(slots)
+        return slots
+
+    # -- description ---------------------------------------------------------------------------------------------------
+
+    @property
+    def rows_cleared_total(self) -> int:
+        return sum(self.removed.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum([field.size_bytes for field in self.fields.values()])
+
+    def age_s(self, generation: int | None, now: float) -> float | None:
+        """Seconds since the row of a generation was created; None for None."""
+        return None if generation is None else self.generations.age(generation, now)
+
+    def weight_version_lag(self, oldest: int | None) -> int | None:
+        """How far a weight version is behind the newest one of the partition; None if either is unknown."""
+        newest = self.rows.newest_weight_version
+        return None if newest is None or oldest is None else newest - oldest
+
+    def task_info(self, name: str, now: float = 0.0) -> TaskInfo:
+        """now: times are counted until then."""
+        task = self.task(name)
+        oldest, version = task.oldest_untaken()
+        since = task.waits_since()
+        untaken, claimed, consumed, delayed, dead = task.counts()
+        return TaskInfo(
+            task=name,
+            untaken_rows=untaken,
+            claimed_rows=claimed,
+            consumed_rows=consumed,
+            consumed_rows_total=task.consumed_total,
+            waiting_claims=task.waiting(),
+            delayed_rows=delayed,
+            dead_rows=dead,
+            delivered_rows_total=task.deliveries.total,
+            ended_deliveries=dict(task.deliveries.ended),
+            state_seconds=task.clock.seconds(now),
+            ready_rows=task.ready_rows(),
+            oldest_untaken_age_s=self.age_s(oldest, now),
+            weight_version_lag=self.weight_version_lag(version),
+            longest_wait_s=None if since is None else max(now - since, 0.0),
+            claims_total=task.counters.claims,
+        )
+
+    def info(self, now: float = 0.0) -> PartitionInfo:
+        fields = tuple(FieldInfo(f.name, f.shape, f.per_token, f.rows, f.size_bytes) for f in self.fields.values())
+        return PartitionInfo(
+            definition=self.definition,
+            fields=fields,
+            tasks=tuple(self.task_info(name, now) for name in self.tasks),
+            rows=len(self.rows),
+            size_bytes=self.size_bytes,
+            rows_put_total=self.rows_put_total,
+            rows_cleared_total=self.rows_cleared_total,
+            removed_rows=dict(self.removed),
+            open_groups=len(self.groups.reserved),
+            oldest_row_age_s=self.age_s(self.rows.oldest_generation, now),
+            newest_weight_version=self.rows.newest_weight_version,
+            written_bytes_total=self.counters.put_bytes
+            + sum(task.counters.commit_bytes for task in self.tasks.values()),
+            read_bytes_total=self.counters.read_bytes,
+            read_rows_total=self.counters.read_rows,
+        )
+
+
+def _indexes(fields: Sequence[Field]) -> Int64Array:
+    return np.array([field.index for field in fields], np.int64)
+
+
+def _mask(fields: Iterable[Field]) -> int:
+    """The bits of the fields, in a row's `produced`."""
+    mask = 0
+    for field in fields:
+        mask |= field.mask
+    return mask

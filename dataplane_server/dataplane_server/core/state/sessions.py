@@ -1,0 +1,136 @@
+"""Sessions: the clients that hold claims and reserved groups, and when each expires.
+
+A session expires when no heartbeat came for its grace. A broken stream alone changes nothing: the client has its grace
+to come back. So one rule covers a client that was killed, one that was stopped, and one that cannot be reached. A
+client that sends heartbeats may hold rows for hours.
+
+Time in which the server itself stood still does not count: heartbeats that arrived meanwhile have not been read yet.
+`expired` receives the length of the stall and adds it to every session's grace, once.
+
+Deadlines are in a heap that heartbeats do not touch: an entry that comes up is compared with its session's deadline,
+and goes back if a heartbeat has moved it. So a heartbeat is one dict look-up. Entries of closed sessions are removed
+when they outnumber the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dataplane_server.core.calls.answers import SessionInfo
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One client. claims: ids of the claims that it holds, in order; `ClaimTable` maintains them."""
+
+    session_id: str
+    client_name: str
+    grace_s: float
+    deadline: float
+    claims: dict[str, None] = field(default_factory=dict)
+
+
+class Sessions:
+    """Open sessions by id. `now` is monotonic, in seconds."""
+
+    def __init__(self, limits: Limits, incarnation: str) -> None:
+        self._limits = limits
+        self._incarnation = incarnation
+        self._sessions: dict[str, Session] = {}
+        self._due: list[tuple[float, str]] = []
+        self.opened = 0
+        self.ended = {"closed": 0, "expired": 0}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def open(self, session_id: str, client_name: str, grace_s: float | None, now: float) -> SessionInfo:
+        """Open a session, or resume an open one, whose grace stays. Refusal SESSION_EXPIRED if it is not open."""
+        if session_id:
+            session = self.find(session_id)
+            self.heartbeat(session_id, now)
+            return SessionInfo(session_id, session.grace_s)
+        grace_s = self._checked_grace(grace_s)
+        if len(client_name.encode()) > self._limits.max_id_bytes:
+            message = f"a client name has at most {self._limits.max_id_bytes} bytes, got {client_name[:40]!r}..."
+            raise Refusal(Reason.INVALID_REQUEST, message)
+        limit = self._limits.max_sessions
+        if len(self._sessions) >= limit:
+            raise Refusal(Reason.LIMIT_REACHED, f"{limit} sessions are open already", max_sessions=limit)
+        self.opened += 1
+        session = Session(f"{self._incarnation}-s{self.opened}", client_name, grace_s, now + grace_s)
+        self._sessions[session.session_id] = session
+        heapq.heappush(self._due, (session.deadline, session.session_id))
+        return SessionInfo(session.session_id, grace_s)
+
+    def heartbeat(self, session_id: str, now: float) -> bool:
+        """Extend a session by its grace. Returns whether it is open."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        session.deadline = max(session.deadline, now + session.grace_s)
+        return True
+
+    def find(self, session_id: str) -> Session:
+        """An open session. Refusal SESSION_EXPIRED if it is not open."""
+        try:
+            return self._sessions[session_id]
+        except KeyError:
+            why = "it expired (no heartbeat within its grace period) or was closed"
+            message = f"session {session_id[:256]!r} is not open: {why}"
+            raise Refusal(Reason.SESSION_EXPIRED, message, session_id=session_id) from None
+
+    def name(self, session_id: str) -> str:
+        """The client's name; empty if the session is not open."""
+        session = self._sessions.get(session_id)
+        return "" if session is None else session.client_name
+
+    def close(self, session_id: str) -> Session | None:
+        """End a session, if it is open. The caller releases what it held."""
+        session = self._sessions.pop(session_id, None)
+        self.ended["closed"] += session is not None
+        if session is not None and len(self._due) > 2 * len(self._sessions):
+            self._due = [(session.deadline, session.session_id) for session in self._sessions.values()]
+            heapq.heapify(self._due)
+        return session
+
+    def expired(self, now: float, stalled_s: float) -> list[Session]:
+        """Remove and return the sessions that have expired by now, in the order of their deadlines. The caller releases
+        what they held.
+        """
+        if stalled_s > 0:
+            for session in self._sessions.values():
+                session.deadline += stalled_s
+        gone: list[Session] = []
+        while self._due and self._due[0][0] <= now:
+            session_id = heapq.heappop(self._due)[1]
+            found = self._sessions.get(session_id)
+            if found is None:
+                continue
+            if found.deadline <= now:
+                gone.append(self._sessions.pop(session_id))
+            else:
+                heapq.heappush(self._due, (found.deadline, session_id))
+        self.ended["expired"] += len(gone)
+        return sorted(gone, key=lambda session: session.deadline)
+
+    @property
+    def next_due(self) -> float | None:
+        """When to call `expired` next; None if no session is open."""
+        return self._due[0][0] if self._due else None
+
+    def _checked_grace(self, grace_s: float | None) -> float:
+        limits = self._limits
+        if grace_s is None:
+            return limits.default_grace_s
+        if not limits.min_grace_s <= grace_s <= limits.max_grace_s:
+            message = f"grace must be {limits.min_grace_s:g} to {limits.max_grace_s:g} seconds, got {grace_s:g}"
+            raise Refusal(Reason.INVALID_REQUEST, message)
+        return grace_s

@@ -1,0 +1,86 @@
+"""The mutable state that the verbs of the core share. Only verbs and `core.turn` change it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dataplane_server.core.calls.answers import Effect, Failed
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.rows.generations import GenerationClock
+from dataplane_server.core.rows.space import Space
+from dataplane_server.core.state.delays import Delays
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.sessions import Sessions
+from dataplane_server.core.tasks.task import Task
+
+
+class Fact(NamedTuple):
+    """Something that happened to samples (None: to every row of the partition), for the history."""
+
+    what: str
+    partition_id: str
+    sample_ids: Sequence[str] | None
+    who: str = ""
+    task: str = ""
+    claim_id: str = ""
+    fields: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Changes:
+    """What the current turn has changed, for `core.turn` to act on. Empty between turns.
+
+    tasks: whose rows, views or queue changed. partitions: whose figures changed. facts: for the history.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: dict[Task, None] = {}
+        self.partitions: dict[Partition, None] = {}
+        self.facts: list[Fact] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.partitions or self.facts)
+
+
+class State:
+    """Partitions, arena space, sessions, and the effects that the shell has yet to carry out."""
+
+    def __init__(self, limits: Limits, incarnation: str, first_generation: int) -> None:
+        limits.validate()
+        self.limits = limits
+        self.incarnation = incarnation
+        self.sessions = Sessions(limits, incarnation)
+        self.delays = Delays()
+        self.generations = GenerationClock(first_generation)
+        self.space = Space(limits.memory_bytes)
+        self.partitions: dict[str, Partition] = {}
+        self.changes = Changes()
+        self.effects: list[Effect] = []
+        self.draining = False
+        self._tickets = 0
+
+    def ticket(self) -> int:
+        """A number that was never returned before. Tickets ascend, so they tell the order of arrival."""
+        self._tickets += 1
+        return self._tickets
+
+    def partition(self, partition_id: str) -> Partition:
+        try:
+            return self.partitions[partition_id]
+        except KeyError:
+            message = f"there is no partition {partition_id[:256]!r}; register it first"
+            raise Refusal(Reason.PARTITION_NOT_FOUND, message, partition_id=partition_id) from None
+
+    def fail(self, ticket: int, refusal: Refusal) -> None:
+        """Tell a waiting caller that its call has failed."""
+        self.effects.append(Failed(ticket, refusal))
+
+    def report(self, fact: Fact) -> None:
+        """Add to the history of samples."""
+        self.changes.facts.append(fact)
+
+    @property
+    def total_rows(self) -> int:
+        return sum(len(partition.rows) for partition in self.partitions.values())

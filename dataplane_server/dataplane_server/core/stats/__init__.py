@@ -1,0 +1,1 @@
+"""What is told about the core: figures, history, invariants, digest. Nothing here decides."""

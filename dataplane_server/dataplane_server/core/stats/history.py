@@ -1,0 +1,188 @@
+"""The history of samples: what happened to them, call by call.
+
+A fact is one record, and each of its rows one cell of a ring: the hash of the sample's id. The string is not kept, and
+its hash was computed when the row was looked up, so a call with many rows costs one array operation. The history of a
+sample is a search through the ring for its hash. The ring has a fixed number of cells; a record goes when its first
+cell is needed again. A record takes at least eight cells, so that calls with one row each cannot fill the memory with
+records. What facts have in common but for time and claim (fields, task, caller) is kept once.
+
+A fact may concern every row of a partition: then it has one cell, for the partition. It belongs to the history of
+samples that are known to have existed at the time.
+
+Two samples of a partition whose hashes agree would share their events: among a million samples there is such a pair in
+one server of some forty million.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from dataplane_server.core.calls.answers import ResidentSample, SampleEvent, SampleHistory, SampleTask
+from dataplane_server.core.calls.values import Int64Array, Slots
+from dataplane_server.core.state.claim_table import ClaimTable
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.state import Fact
+from dataplane_server.core.tasks.task import Task
+
+_LEAST_CELLS = 8
+_MOST_EVENTS = 1024
+"""Of one history; the last ones. Looking them up takes some milliseconds."""
+_MOST_TOPICS = 4096
+_BEGINNINGS = ("put", "reserved")
+_ENDS = ("cleared", "rolled_back")
+
+
+class _Topic(NamedTuple):
+    """What facts have in common."""
+
+    partition_id: str
+    what: str
+    who: str
+    task: str
+    fields: tuple[str, ...]
+    reason: str
+
+
+class _Record(NamedTuple):
+    """One fact. Its cells begin at `begin`, counted from the first cell ever written. rows: 0 if the fact concerns
+    every row of the partition.
+    """
+
+    begin: int
+    rows: int
+    at: float
+    claim_id: str
+    topic: _Topic
+
+
+_begin_of = itemgetter(0)
+
+
+class History:
+    """Remembers the last facts, with `limit` rows together; a fact of fewer than eight rows counts as eight."""
+
+    def __init__(self, limit: int) -> None:
+        self._cells: Int64Array = np.zeros(limit, np.int64)
+        self._end = 0  # cells ever taken
+        self._records: deque[_Record] = deque()
+        self._topics: dict[_Topic, _Topic] = {}
+
+    def note(self, fact: Fact, now: float) -> None:
+        """Remember that something happened to samples. Of more than `limit` samples, the last ones are remembered."""
+        what, partition_id, sample_ids, who, task, claim_id, fields, reason = fact
+        size = len(self._cells)
+        if sample_ids is None:
+            rows = 0
+            hashes = np.array([_hash_of_all(partition_id)])
+        else:
+            sample_ids = sample_ids[-size:] if len(sample_ids) > size else sample_ids
+            rows = len(sample_ids)
+            hashes = np.fromiter(map(hash, sample_ids), np.int64, rows)
+        if size and len(hashes):
+            self._append(hashes, rows, now, claim_id, _Topic(partition_id, what, who, task, fields, reason))
+
+    def events(self, partition_id: str, sample_id: str) -> tuple[SampleEvent, ...]:
+        """What happened to samples of this id, oldest first, as far as it is remembered; at most the last 1,024
+        events.
+        """
+        found = np.flatnonzero((self._cells == hash(sample_id)) | (self._cells == _hash_of_all(partition_id)))
+        last = self._end - 1
+        written = np.sort(last - (last - found) % max(len(self._cells), 1))[-_MOST_EVENTS:]
+        records = [record for position in written.tolist() if (record := self._record_at(position)) is not None]
+        return tuple(map(_event, _of_the_sample([each for each in records if each.topic.partition_id == partition_id])))
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _append(self, hashes: Int64Array, rows: int, now: float, claim_id: str, topic: _Topic) -> None:
+        """Take cells for a record, and drop the records that had them before."""
+        begin, size = self._end, len(self._cells)
+        self._write(begin % size, hashes)
+        self._end = begin + max(len(hashes), _LEAST_CELLS)
+        self._records.append(_Record(begin, rows, now, claim_id, self._topics.get(topic) or self._kept(topic)))
+        while self._records and self._records[0].begin < self._end - size:
+            self._records.popleft()
+
+    def _kept(self, topic: _Topic) -> _Topic:
+        if len(self._topics) >= _MOST_TOPICS:
+            self._topics.clear()
+        kept = topic._replace(fields=tuple(map(sys.intern, topic.fields)))
+        self._topics[kept] = kept
+        return kept
+
+    def _write(self, at: int, hashes: Int64Array) -> None:
+        head = len(self._cells) - at
+        self._cells[at : at + len(hashes)] = hashes[:head]
+        if head < len(hashes):
+            self._cells[: len(hashes) - head] = hashes[head:]
+
+    def _record_at(self, position: int) -> _Record | None:
+        """The record of a cell; None if the record is gone, or no row has written the cell."""
+        number = bisect_right(self._records, position, key=_begin_of) - 1
+        if number < 0:
+            return None
+        record = self._records[number]
+        return record if position < record.begin + max(record.rows, 1) else None
+
+
+def _hash_of_all(partition_id: str) -> int:
+    return hash(("every row of", partition_id))
+
+
+def _of_the_sample(records: Sequence[_Record]) -> list[_Record]:
+    """Without what happened to the whole partition before the sample is known to have existed, or after it was
+    removed.
+    """
+    kept = []
+    there: bool | None = None
+    for record in records:
+        if record.rows == 0 and not there:
+            continue
+        kept.append(record)
+        if record.topic.what in _BEGINNINGS:
+            there = True
+        elif record.topic.what in _ENDS:
+            there = False
+        elif there is None:
+            there = True
+    return kept
+
+
+def _event(record: _Record) -> SampleEvent:
+    topic = record.topic
+    return SampleEvent(record.at, topic.what, topic.who, topic.task, record.claim_id, topic.fields, topic.reason)
+
+
+# -- one sample --------------------------------------------------------------------------------------------------------
+
+
+def sample_history(partition: Partition, sample_id: str, table: ClaimTable, history: History) -> SampleHistory:
+    """Contents, state and history of a sample. A sample that never existed has an empty history."""
+    slots = partition.rows.find_existing([sample_id])
+    resident = _resident(partition, slots, table) if slots[0] >= 0 else None
+    return SampleHistory(resident, history.events(partition.partition_id, sample_id))
+
+
+def _resident(partition: Partition, slots: Slots, table: ClaimTable) -> ResidentSample:
+    rows, slot = partition.rows, int(slots[0])
+    return ResidentSample(
+        generation=int(rows.generations(slots)[0]),
+        sequence_length=int(rows["sequence_length"][slot]),
+        fields=tuple(field.name for field in partition.fields.values() if field.holds(slots)[0]),
+        tags=rows.tags(slot),
+        group_id=partition.groups.id_of(slot),
+        hidden=bool(rows["hidden"][slot]),
+        tasks=tuple(_sample_task(partition, task, slots, table) for task in partition.tasks.values()),
+    )
+
+
+def _sample_task(partition: Partition, task: Task, slots: Slots, table: ClaimTable) -> SampleTask:
+    slot = int(slots[0])
+    deliveries = int(task.deliveries.counts(slots)[0])
+    return SampleTask(task.name, task.state_of(slot), deliveries, table.holder(partition, task.name, slot))

@@ -1,0 +1,197 @@
+"""The laws of the core, checked from scratch. Tests call this after every case. It changes nothing and costs
+O(rows).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.space import Space
+from dataplane_server.core.state.claim_table import ClaimTable
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.state import State
+from dataplane_server.core.stats.figures import compute_figures, compute_task_figures
+from dataplane_server.core.tasks.group_view import GroupView
+from dataplane_server.core.tasks.task import AnyView, Task
+from dataplane_server.core.tasks.task_states import CLAIMED, STATE_NAMES, UNTAKEN
+from dataplane_server.core.verbs.verbs import Verbs
+
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+def check(state: State, verbs: Verbs) -> None:
+    """Raise AssertionError that names the first law that does not hold."""
+    _law(not state.changes, "nothing was changed outside of a turn")
+    _law(not state.effects, "effects were taken")
+    _check_free_ranges(state.space)
+    partitions = {id(p): p for p in (*state.partitions.values(), *verbs.reads.partitions())}.values()
+    for partition in partitions:
+        _check_rows(partition)
+        _check_payloads(partition)
+        _check_groups(partition)
+    for partition in state.partitions.values():
+        for task in partition.tasks.values():
+            _check_task(partition, task, verbs.table)
+        _check_figures(partition)
+    _check_generations(state)
+    _check_sessions(state, verbs.table)
+    _check_bytes(state.space, list(partitions), verbs.admission.reserved_bytes)
+    waits_in_vain = state.space.free and verbs.admission.waiting and not state.space.used
+    _law(not waits_in_vain, "no put waits for an empty arena")
+
+
+def _check_rows(partition: Partition) -> None:
+    rows = partition.rows
+    slots = rows.all_slots()
+    _law(np.array_equal(np.sort(slots), np.flatnonzero(rows["alive"])), "every id has one live slot")
+    _law(partition.rows_put_total == sum(partition.removed.values()) + len(rows), "put = removed + resident")
+    _law(all(rows.find(rows.ids(slots)) == slots), "ids and slots name each other")
+    _law(bool(np.all(np.diff(rows.generations(slots)) > 0)), "rows that arrived later have greater generations")
+    per_token = [field for field in partition.fields.values() if field.per_token]
+    for field in partition.fields.values():
+        holding = slots[field.holds(slots)]
+        _law(field.rows == len(holding), f"rows that hold field {field.name!r} are counted")
+        size = sum(size for _, size in _pieces_of(partition, field.name))
+        _law(field.size_bytes == size, f"bytes of field {field.name!r} are counted")
+        lacking = slots[~field.holds(slots)]
+        _law(not field.entries(lacking).any(), f"rows without field {field.name!r} have no place for it")
+    for field in per_token:
+        holding = slots[field.holds(slots)]
+        same = field.entries(holding) == rows["sequence_length"][holding]
+        _law(bool(np.all(same)), f"per-token field {field.name!r} has its row's length")
+
+
+def _check_payloads(partition: Partition) -> None:
+    rows = partition.rows
+    slots = rows.all_slots()
+    shared = rows["shared"][slots]
+    _law(not (shared & ~rows["produced"][slots]).any(), "what rows share they have produced")
+    having: dict[int, int] = {}
+    for field in partition.fields.values():
+        for offset in field.locations(slots[(shared & field.bit) != 0])[0].tolist():
+            having[offset] = having.get(offset, 0) + 1
+    counted = {payload.offset: payload.rows for payload in rows.payloads if payload.rows}
+    _law(counted == having, "rows that have a payload are counted")
+    _law(all(payload.rows or payload.held for payload in rows.payloads), "a payload that nobody has is free")
+
+
+def _check_groups(partition: Partition) -> None:
+    rows, groups = partition.rows, partition.groups
+    slots = rows.all_slots()
+    numbers, hidden = rows["group"][slots], rows["hidden"][slots]
+    _law(set(numbers[numbers > 0].tolist()) == {group.number for group in groups}, "every group has rows")
+    for group in groups:
+        members = slots[numbers == group.number]
+        _law(group.size == len(members), f"the rows of group {group.group_id!r} are counted")
+        _law(np.array_equal(groups.members(group.number), members), f"the rows of group {group.group_id!r} are its own")
+        reserved = groups.reserved.get(group.reservation_id) is group
+        _law(
+            bool(np.all(rows["hidden"][members] == reserved)),
+            f"group {group.group_id!r} is hidden or visible as a whole",
+        )
+    _law(not (hidden & (numbers == 0)).any(), "a row that is hidden has a group")
+    _law(all(group in set(groups) for group in groups.reserved.values()), "what is reserved is there")
+
+
+def _check_task(partition: Partition, task: Task, claims: ClaimTable) -> None:
+    slots = partition.rows.all_slots()
+    owned = claims.owned(partition, task.name)
+    claimed = set(slots[task.states[slots] == CLAIMED].tolist())
+    _law(len(owned) == len(set(owned)), f"task {task.name!r}: no row is in two claims")
+    _law(set(owned) == claimed, f"task {task.name!r}: a row is claimed exactly while a claim holds it")
+    _law(task.deliveries.open == len(claimed), f"task {task.name!r}: delivered = claimed + ended")
+    counted = np.bincount(task.states[slots], minlength=len(STATE_NAMES))
+    _law(task.counts() == tuple(counted.tolist()), f"task {task.name!r}: rows are counted by state")
+    hidden = slots[partition.rows["hidden"][slots]]
+    _law(not task.states[hidden].any(), f"task {task.name!r}: rows that are hidden are untaken")
+    for view in task.views:
+        _check_view(partition, task, view)
+
+
+def _check_view(partition: Partition, task: Task, view: AnyView) -> None:
+    slots = partition.rows.all_slots()
+    produced = (partition.rows["produced"][slots] & view.mask) == view.mask
+    ready = slots[produced & (task.states[slots] == UNTAKEN) & ~partition.rows["hidden"][slots]]
+    if isinstance(view, GroupView):
+        numbers = partition.rows["group"]
+        complete = [g.number for g in partition.groups if np.count_nonzero(numbers[ready] == g.number) == g.size]
+        ready = ready[np.isin(numbers[ready], [0, *complete])]
+        count = len(complete) + int(np.count_nonzero(numbers[ready] == 0))
+    else:
+        count = len(ready)
+    queued = view.queued()
+    _law(sorted(queued) == sorted(ready.tolist()), f"task {task.name!r}: exactly the ready rows are queued")
+    _law(view.ready == count, f"task {task.name!r}: what is ready is counted")
+    _law(view.next_waiter() is None, f"task {task.name!r}: nobody waits for rows that are there")
+
+
+def _check_figures(partition: Partition) -> None:
+    """What is cached of the figures of a partition and its tasks."""
+    cached = partition.figures
+    _law(cached in (None, compute_figures(partition)), f"cached figures of {partition.partition_id!r} are up to date")
+    for task in partition.tasks.values():
+        cached = task.figures
+        _law(
+            cached in (None, compute_task_figures(partition, task)),
+            f"task {task.name!r}: cached figures are up to date",
+        )
+
+
+def _check_generations(state: State) -> None:
+    generations = np.concatenate(
+        [_NO_ROWS, *(p.rows.generations(p.rows.all_slots()) for p in state.partitions.values())]
+    )
+    _law(len(np.unique(generations)) == len(generations), "no two rows have one generation")
+    _law(int(generations.max(initial=0)) < state.generations.next, "generations still to come are new")
+
+
+def _check_sessions(state: State, claims: ClaimTable) -> None:
+    held = {(claim_id, session.session_id) for session in state.sessions for claim_id in session.claims}
+    _law(held == claims.holds(), "sessions and claims name each other")
+    reserved = [group for partition in state.partitions.values() for group in partition.groups.reserved.values()]
+    holders = {group.session_id for group in reserved if group.session_id}
+    _law(holders <= {session.session_id for session in state.sessions}, "reserved groups are held by open sessions")
+
+
+def _check_free_ranges(space: Space) -> None:
+    settled = sorted(space.free_ranges())
+    _law(all(a < b for (_, a), (b, _) in itertools.pairwise(settled)), "free ranges are disjoint and maximal")
+    ranges = sorted([*settled, *space.pending_ranges()])
+    _law(all(a <= b for (_, a), (b, _) in itertools.pairwise(ranges)), "nothing on the pile is free twice")
+    _law(space.capacity - sum(end - start for start, end in ranges) == space.used, "used and free add up")
+
+
+def _check_bytes(space: Space, partitions: list[Partition], reserved: int) -> None:
+    resident = sum(partition.size_bytes for partition in partitions)
+    owed = sum(partition.rows.owed_bytes for partition in partitions)
+    _law(resident + owed + reserved == space.used, "bytes of rows, readers and reservations are the bytes in use")
+    pieces = [piece for partition in partitions for piece in _pieces(partition)]
+    taken = sorted(pieces)
+    _law(all(a + n <= b for (a, n), (b, _) in itertools.pairwise(taken)), "no two values overlap")
+
+
+def _pieces(partition: Partition) -> list[tuple[int, int]]:
+    return [piece for name in partition.fields for piece in _pieces_of(partition, name)]
+
+
+def _pieces_of(partition: Partition, name: str) -> list[tuple[int, int]]:
+    """Offset and bytes of all values of a field that have some, those once that several rows have."""
+    field, slots = partition.fields[name], partition.rows.all_slots()
+    sharing = (partition.rows["shared"][slots] & field.bit) != 0
+    of_payloads = _located(partition, name, slots[sharing])
+    return _located(partition, name, slots[field.holds(slots) & ~sharing]) + sorted(set(of_payloads))
+
+
+def _located(partition: Partition, name: str, slots: Slots) -> list[tuple[int, int]]:
+    field = partition.fields[name]
+    offsets, entries = field.locations(slots)
+    sizes = entries * field.unit_bytes
+    return [(o, n) for o, n in zip(offsets.tolist(), sizes.tolist(), strict=True) if n]
+
+
+def _law(holds: bool, name: str) -> None:
+    if not holds:
+        raise AssertionError(f"broken invariant: {name}")

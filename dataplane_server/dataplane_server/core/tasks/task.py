@@ -1,0 +1,309 @@
+"""The cursor of one consumer over the rows of a partition: which rows it has taken, and how each delivery ended.
+
+For one task a row is untaken, claimed, consumed, delayed (released, but held back for a while) or dead (given up):
+
+    untaken ──take──> claimed ──consume──────────> consumed
+       ^                 ├──return_unused────────> untaken, first in the queue
+       │                 ├──fail─────────────────> untaken, delayed or, at max_deliveries, dead
+       │                 └──delay────────────────> delayed
+       └──end_delay, restore──  delayed, consumed, dead
+
+Every change of that state is in this file, with its entry in `deliveries`, so the two cannot disagree. Rows are counted
+by state as they move. Which untaken rows are ready for a claim is decided by views; see `tasks.view`.
+
+A method that changes something adds the task to `changed`, for `core.turn`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+
+from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.group_table import GroupTable
+from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
+from dataplane_server.core.tasks.deliveries import Deliveries, How
+from dataplane_server.core.tasks.group_view import GroupView
+from dataplane_server.core.tasks.task_states import (
+    CLAIMED,
+    CONSUMED,
+    DEAD,
+    DELAYED,
+    STATE_NAMES,
+    UNTAKEN,
+    TaskClock,
+    TaskCounters,
+    TaskState,
+    Waiter,
+)
+from dataplane_server.core.tasks.view import View
+
+MAX_VIEWS = 32
+
+AnyView = View | GroupView
+ViewKey = tuple[int, bool]
+"""The fields of a view, as a mask, and whether it is a view of whole groups."""
+
+_NONE = np.iinfo(np.int64).max
+
+
+class Task:
+    """The states of all rows for one task. Arguments named `slots` are of resident rows. changed: the tasks that the
+    current turn has changed, in order. figures: see `stats.figures`.
+    """
+
+    def __init__(self, name: str, rows: RowTable, groups: GroupTable, changed: dict[Task, None]) -> None:
+        self.name = name
+        self.consumed_total = 0
+        self.counters = TaskCounters()
+        self.deliveries = Deliveries(name, rows)
+        self.clock = TaskClock()
+        self.figures: tuple[float | None, ...] | None = None
+        self._rows = rows
+        self._groups = groups
+        self._changed = changed
+        self._column = f"state:{name}"
+        self._views: OrderedDict[ViewKey, AnyView] = OrderedDict()
+        self._held_until: dict[int, float] = {}  # slot -> end of the delay
+        rows.add_column(self._column, np.uint8)
+        self._counts = np.zeros(len(STATE_NAMES), np.int64)
+        self._counts[UNTAKEN] = len(rows)
+
+    @property
+    def states(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """UNTAKEN, CLAIMED, CONSUMED, DELAYED or DEAD for each slot; meaningless for slots without a row."""
+        return self._rows[self._column]
+
+    def counts(self) -> tuple[int, ...]:
+        """Resident rows that are untaken, claimed, consumed, delayed, dead. Rows that a group hides are untaken."""
+        return tuple(self._counts.tolist())
+
+    def created(self, rows: int) -> None:
+        """The partition has `rows` more rows."""
+        self._counts[UNTAKEN] += rows
+        self._changed[self] = None
+
+    def oldest_untaken(self) -> tuple[int | None, int | None]:
+        """The lowest generation and the lowest weight version among untaken rows; None if there is none. O(rows)."""
+        rows = self._rows
+        untaken = rows[self._column] == UNTAKEN
+        untaken &= rows["alive"]
+        generation = int(np.minimum.reduce(rows["generation"], where=untaken, initial=_NONE))
+        version = UNKNOWN_VERSION
+        if rows.newest_weight_version is not None:
+            version = int(np.minimum.reduce(rows["weight_version"], where=untaken, initial=UNKNOWN_VERSION))
+        return None if generation == _NONE else generation, None if version == UNKNOWN_VERSION else version
+
+    # -- views ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def views(self) -> Iterator[AnyView]:
+        return iter(self._views.values())
+
+    def view(self, mask: int, whole_groups: bool = False) -> AnyView:
+        """The view of a field set, built on first use by one scan of the rows."""
+        key = (mask, whole_groups)
+        self._changed[self] = None
+        if key not in self._views:
+            self._forget_one_view()
+            self._views[key] = (
+                GroupView(self._rows, self._groups, self._column, mask)
+                if whole_groups
+                else View(self._rows, self._column, mask)
+            )
+        self._views.move_to_end(key)
+        return self._views[key]
+
+    def produced(self, slots: Slots) -> None:
+        """Fields or tags of the rows were put, or the rows became visible."""
+        self._changed[self] = None
+        for view in self._views.values():
+            view.add(slots)
+
+    def waiting(self) -> int:
+        """How many claims are queued; those of one step count as one."""
+        return sum([len(view.waiters) for view in self._views.values()])
+
+    def waits_since(self) -> float | None:
+        """When the longest queued claim was queued; None if none is."""
+        heads = [next(iter(view.waiters.values())).since for view in self._views.values() if view.waiters]
+        return min(heads) if heads else None
+
+    def ready_rows(self) -> int | None:
+        """Rows that a claim could take now, by the view that was used last; None before the first claim."""
+        view = next(reversed(self._views.values()), None)
+        return None if view is None else view.ready_rows
+
+    def next_waiter(self) -> tuple[AnyView, Waiter] | None:
+        """The longest queued claim among those that are first at their view and can be served."""
+        heads = [(view, head) for view in self._views.values() if (head := view.next_waiter()) is not None]
+        return min(heads, key=lambda pair: pair[1].number, default=None)
+
+    def remove_waiter(self, view: AnyView, number: int) -> None:
+        """A claim leaves the queue of a view."""
+        del view.waiters[number]
+        self._changed[self] = None
+
+    def drop_views(self, mask: int) -> None:
+        """Drop the views of field sets that share a field with mask."""
+        self._changed[self] = None
+        for key in [key for key in self._views if key[0] & mask]:
+            self._views.pop(key).close()
+
+    def _forget_one_view(self) -> None:
+        if len(self._views) < MAX_VIEWS:
+            return
+        idle = next((key for key, view in self._views.items() if not view.waiters), None)
+        if idle is not None:
+            self._views.pop(idle).close()
+
+    # -- deliveries ----------------------------------------------------------------------------------------------------
+
+    def take(self, slots: Slots, *, consume: bool) -> None:
+        """Deliver rows that are untaken, or held for a step. consume: the delivery ends at once."""
+        self._move(slots, CLAIMED)
+        self._release_hold(slots)
+        self._leave_views(slots)
+        self.deliveries.begin(slots)
+        if consume:
+            self.consume(slots)
+
+    def consume(self, slots: Slots) -> None:
+        """Claimed rows are done with."""
+        self._move(slots, CONSUMED)
+        self.consumed_total += len(slots)
+        self.deliveries.end(len(slots), "committed")
+
+    def return_unused(self, slots: Slots, how: How) -> None:
+        """Claimed rows become untaken, first in the queue, as if they had not been delivered."""
+        self.deliveries.end(len(slots), how)
+        self.deliveries.take_back(slots)
+        self._return(slots)
+
+    def fail(self, slots: Slots, how: How, reason: str, most: int, held_until: float | None = None) -> Slots:
+        """The delivery of claimed rows failed. They become untaken, first in the queue, at once or after the delay.
+        Rows whose delivery was the `most`-th (0: no limit) become dead. Returns the dead rows.
+        """
+        self.deliveries.end(len(slots), how)
+        exhausted = self.deliveries.exhausted(slots, most)
+        dead = slots[exhausted]
+        self._move(dead, DEAD)
+        self.deliveries.bury(dead, reason)
+        if held_until is None:
+            self._return(slots[~exhausted])
+        else:
+            self._hold(slots[~exhausted], held_until)
+        return dead
+
+    def delay(self, slots: Slots, how: How, held_until: float) -> None:
+        """Claimed rows were not used. They become untaken when the delay is over."""
+        self.deliveries.end(len(slots), how)
+        self.deliveries.take_back(slots)
+        self._hold(slots, held_until)
+
+    def hold(self, slots: Slots) -> None:
+        """Keep untaken rows out of the queue until end_delay(slots, inf)."""
+        self._leave_views(slots)
+        self._hold(slots, math.inf)
+
+    def is_held(self, slots: Slots, until: float) -> bool:
+        """Whether any of the rows is held until exactly then."""
+        return any(self._held_until.get(slot) == until for slot in slots.tolist())
+
+    def end_delay(self, slots: Slots, at: float) -> None:
+        """Return those of the rows that are held until exactly then, first in the queue."""
+        over = [slot for slot in slots.tolist() if self._held_until.get(slot) == at]
+        for slot in over:
+            del self._held_until[slot]
+        self._return(np.array(over, np.int64))
+
+    @property
+    def delayed(self) -> int:
+        return len(self._held_until)
+
+    def restore(self, slots: Slots) -> None:
+        """Return rows in any state, first in the queue and in the given order. Their deliveries are forgotten."""
+        self.deliveries.end(int(np.count_nonzero(self.states[slots] == CLAIMED)), "reset")
+        self.deliveries.forget(slots)
+        self._release_hold(slots)
+        self._return(slots)
+
+    def state_of(self, slot: int) -> str:
+        """The name of the row's state."""
+        return STATE_NAMES[int(self.states[slot])]
+
+    def dead_slots(self) -> Slots:
+        """Rows that the task has given up."""
+        return np.flatnonzero((self.states == DEAD) & self._rows["alive"])
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def forget(self, slots: Slots) -> None:
+        """The rows are about to be removed."""
+        self.deliveries.end(int(np.count_nonzero(self.states[slots] == CLAIMED)), "cleared")
+        self._counts -= np.bincount(self.states[slots], minlength=len(STATE_NAMES))
+        self._changed[self] = None
+        self.deliveries.forget(slots)
+        self._release_hold(slots)
+        self._leave_views(slots)
+
+    def reset(self) -> None:
+        """Make every row untaken, as a new definition does."""
+        self.deliveries.end(int(self._counts[CLAIMED]), "reset")
+        self.deliveries.forget_all()
+        self._held_until.clear()
+        self.states[:] = UNTAKEN
+        self._counts[:] = 0
+        self._counts[UNTAKEN] = len(self._rows)
+        self._changed[self] = None
+        self.consumed_total = 0
+        for view in self._views.values():
+            view.restart()
+
+    def close(self) -> None:
+        for view in self._views.values():
+            view.close()
+        self.deliveries.close()
+        self._rows.drop_column(self._column)
+
+    # -- who waits for whom --------------------------------------------------------------------------------------------
+
+    def observe(self, now: float) -> None:
+        """Note the state that the task is in from now on."""
+        if self.waiting():
+            withheld = self._held_until or self._groups.reserved
+            state: TaskState = "waiting_by_policy" if withheld else "waiting_for_producers"
+        elif self.deliveries.open:
+            state = "serving"
+        else:
+            ready = any(view.ready for view in self._views.values()) if self._views else len(self._rows) > 0
+            state = "waiting_for_consumers" if ready else "idle"
+        self.clock.enter(state, now)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _move(self, slots: Slots, state: int) -> None:
+        self._counts -= np.bincount(self.states[slots], minlength=len(STATE_NAMES))
+        self._counts[state] += len(slots)
+        self.states[slots] = state
+        self._changed[self] = None
+
+    def _return(self, slots: Slots) -> None:
+        self._move(slots, UNTAKEN)
+        for view in self._views.values():
+            view.return_rows(slots)
+
+    def _hold(self, slots: Slots, until: float) -> None:
+        self._move(slots, DELAYED)
+        self._held_until.update(dict.fromkeys(slots.tolist(), until))
+
+    def _release_hold(self, slots: Slots) -> None:
+        for slot in slots.tolist() if self._held_until else ():
+            self._held_until.pop(slot, None)
+
+    def _leave_views(self, slots: Slots) -> None:
+        for view in self._views.values():
+            view.remove(slots)

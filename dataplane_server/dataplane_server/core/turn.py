@@ -1,0 +1,241 @@
+"""The one door: every change of the core is a call that passes `Turn.apply`.
+
+A verb checks and changes. What surrounds a change is here, once for all verbs:
+
+    recall      a repeated request gets the remembered answer, and nothing else happens
+    supersede   a repeated request that is still under way is taken over: its earlier attempt fails
+    change      the verb; it either raises Refusal and has changed nothing, or takes effect whole
+    follow up   what follows from the change: writes that wait are admitted into freed space, queued claims are served
+                with rows that became ready, tasks note whom they wait for, cached figures are dropped, the history
+                grows
+    remember    the answer, for a repeated request
+
+Verbs say what they changed in `state.changes`, which is empty between turns. Nothing here reads a clock, draws a random
+number or does I/O: the same calls at the same times give the same answers, effects and state.
+
+A call that its caller waits for ends in a later turn: the follow-up of that turn grants the claim or admits the write.
+An expired session and an ended delay are followed up one by one, in the order of their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from dataplane_server.core.calls.answers import (
+    Admitted,
+    CommitResult,
+    Granted,
+    PutResult,
+    ReleaseResult,
+    Reservation,
+    Waiting,
+)
+from dataplane_server.core.calls.refusal import Reason, Refusal, superseded
+from dataplane_server.core.calls.requests import (
+    AbandonClaim,
+    AbandonRequest,
+    AbortGroup,
+    AbortWrite,
+    AdoptClaim,
+    Advance,
+    BeginRead,
+    Call,
+    ClaimSamples,
+    ClaimShard,
+    ClearSamples,
+    CloseSession,
+    CommitClaim,
+    Drain,
+    DropPartition,
+    EndRead,
+    FinishGroup,
+    FinishWrite,
+    GiveUpClaim,
+    GiveUpWrite,
+    Heartbeat,
+    MergeFreeRanges,
+    OpenSession,
+    PutSamples,
+    RegisterPartition,
+    ReleaseClaim,
+    RepeatableCall,
+    ReserveGroup,
+    ResetTask,
+    ShareReservation,
+)
+from dataplane_server.core.state.answers import Abandoned, Answers
+from dataplane_server.core.state.state import State
+from dataplane_server.core.stats.history import History
+from dataplane_server.core.tasks.task import Task
+from dataplane_server.core.verbs.verbs import Verbs
+
+A = TypeVar("A")
+
+_MERGED_AT_ONCE = 256
+_UNFINISHED = (Reservation, Waiting)
+
+Change = Callable[[Any, float], Any]
+"""Carries out a call of one type."""
+
+
+class _Verb(NamedTuple):
+    """name: under which answers are remembered. supersede: fails an earlier attempt that is still under way, if any."""
+
+    name: str
+    change: Change
+    supersede: Callable[[str], bool] | None = None
+
+
+class Turn:
+    """Applies calls, one after the other."""
+
+    def __init__(self, state: State, verbs: Verbs, answers: Answers, history: History) -> None:
+        self._state = state
+        self._verbs = verbs
+        self._answers = answers
+        self._history = history
+        self._repeatable, self._others = self._tables(verbs)
+
+    def _tables(self, v: Verbs) -> tuple[dict[type, _Verb], dict[type, Change]]:
+        """The calls that may be repeated, and the others."""
+        sessions = self._state.sessions
+        repeatable: dict[type, _Verb] = {
+            RegisterPartition: _Verb("register", v.partitions.register),
+            DropPartition: _Verb("drop", lambda call, now: v.partitions.drop(call)),
+            ClearSamples: _Verb("clear", lambda call, now: v.partitions.clear(call)),
+            ResetTask: _Verb("reset", lambda call, now: v.partitions.reset(call)),
+            PutSamples: _Verb("put", v.writes.put, v.writes.supersede),
+            CommitClaim: _Verb("commit", v.writes.commit, v.writes.supersede),
+            ClaimSamples: _Verb("claim", v.claims.claim, v.queue.supersede),
+            ClaimShard: _Verb("claim", v.steps.claim, v.queue.supersede),
+            ReleaseClaim: _Verb("release", v.claims.release),
+            AbandonRequest: _Verb("release", self._abandon_request),
+            AdoptClaim: _Verb("adopt", lambda call, now: v.claims.adopt(call)),
+            ReserveGroup: _Verb("reserve", v.groups.reserve),
+            FinishGroup: _Verb("finish_group", lambda call, now: v.groups.finish(call)),
+            AbortGroup: _Verb("abort_group", lambda call, now: v.groups.abort(call)),
+        }
+        others: dict[type, Change] = {
+            FinishWrite: self._finish_write,
+            ShareReservation: lambda call, now: v.writes.share(call.ticket),
+            AbortWrite: lambda call, now: v.writes.abort(call.ticket),
+            GiveUpWrite: lambda call, now: v.writes.give_up(call.ticket),
+            BeginRead: lambda call, now: v.reads.begin(call),
+            EndRead: lambda call, now: v.reads.end(call.ticket),
+            GiveUpClaim: self._give_up_claim,
+            AbandonClaim: self._abandon_claim,
+            OpenSession: lambda call, now: sessions.open(call.session_id, call.client_name, call.grace_s, now),
+            Heartbeat: lambda call, now: sessions.heartbeat(call.session_id, now),
+            CloseSession: lambda call, now: v.expiry.close(call),
+            Advance: self._advance,
+            MergeFreeRanges: lambda call, now: self._state.space.merge_pending(_MERGED_AT_ONCE),
+            Drain: self._drain,
+        }
+        return repeatable, others
+
+    def apply(self, call: Call[A], now: float) -> A:
+        """Carry out a call at a time (monotonic, s). Raises Refusal if it cannot be served."""
+        if isinstance(call, RepeatableCall):
+            return self._once(call, now)  # type: ignore[no-any-return]
+        return self._change(self._others[type(call)], call, now)  # type: ignore[no-any-return]
+
+    def _once(self, call: RepeatableCall[Any], now: float) -> Any:
+        """Carry out a call, unless the same request was carried out before."""
+        verb, request_id = self._repeatable[type(call)], call.request_id
+        remembered = self._answers.recall(request_id, verb.name, now)
+        if isinstance(remembered, Abandoned):
+            raise superseded()
+        if remembered is not None:
+            return remembered
+        if verb.supersede is not None and verb.supersede(request_id):
+            self._follow_up(now)
+        answer = self._change(verb.change, call, now)
+        if not isinstance(answer, _UNFINISHED):
+            self._answers.remember(request_id, verb.name, answer, now)
+        return answer
+
+    def _change(self, change: Change, call: Call[Any], now: float) -> Any:
+        try:
+            return change(call, now)
+        finally:  # also if it is refused: a refused write has ended, and its space is free
+            self._follow_up(now)
+
+    # -- follow up -----------------------------------------------------------------------------------------------------
+
+    def _follow_up(self, now: float) -> None:
+        """Do what follows from a change."""
+        for reservation in self._verbs.admission.admit_waiting():
+            self._state.effects.append(Admitted(reservation.ticket, reservation))
+        changes = self._state.changes
+        if not changes:
+            return
+        for task in list(changes.tasks):
+            self._serve(task, now)
+            task.observe(now)
+            task.figures = None
+        changes.tasks.clear()
+        for partition in changes.partitions:
+            partition.figures = None
+        changes.partitions.clear()
+        for fact in changes.facts:
+            self._history.note(fact, now)
+        changes.facts.clear()
+
+    def _serve(self, task: Task, now: float) -> None:
+        """Grant ready rows to the claims that are queued for them, the longest queued first."""
+        verbs = self._verbs
+        while (served := verbs.queue.pop_ready(task, now)) is not None:
+            queued, slots = served
+            wanted = queued.wanted
+            partition = self._state.partition(wanted.partition_id)
+            if isinstance(wanted, ClaimShard):
+                verbs.steps.begin(partition, wanted, slots)
+            for ticket, call in queued.callers.items():
+                if isinstance(call, ClaimShard):
+                    grant = verbs.steps.grant(partition, call)
+                else:
+                    grant = verbs.claims.grant(partition, call, slots)
+                self._answers.remember(call.request_id, "claim", grant, now)
+                self._state.effects.append(Granted(ticket, grant))
+
+    # -- calls that involve several verbs, or the answer of another call -----------------------------------------------
+
+    def _finish_write(self, call: FinishWrite, now: float) -> PutResult | CommitResult:
+        """The answer belongs to the request that began the write."""
+        request_id = self._verbs.writes.request_of(call.ticket)
+        answer = self._verbs.writes.finish(call.ticket, now)
+        if request_id is not None:
+            verb = "put" if isinstance(answer, PutResult) else "commit"
+            self._answers.remember(request_id, verb, answer, now)
+        return answer
+
+    def _abandon_request(self, call: AbandonRequest, now: float) -> ReleaseResult:
+        granted = self._answers.recall(call.claim_request_id, "claim", now)  # refuses an id of another verb
+        self._verbs.queue.supersede(call.claim_request_id)
+        claim_id = getattr(granted, "claim_id", None)
+        rows = self._verbs.claims.abandon(claim_id) if claim_id else 0
+        if claim_id != "":  # rows that were consumed on delivery stay granted
+            self._answers.remember(call.claim_request_id, "claim", Abandoned(), now)
+        return ReleaseResult(rows)
+
+    def _give_up_claim(self, call: GiveUpClaim, now: float) -> Refusal:
+        refusal = self._verbs.queue.give_up(call.ticket)
+        return refusal or Refusal(Reason.CLAIM_TIMEOUT, "the claim is no longer queued")
+
+    def _abandon_claim(self, call: AbandonClaim, now: float) -> None:
+        self._verbs.queue.leave(call.ticket)
+
+    def _advance(self, call: Advance, now: float) -> None:
+        expiry = self._verbs.expiry
+        for session in expiry.expired(now, call.stalled_s):
+            expiry.expire(session, now)
+            self._follow_up(now)
+        for due in expiry.delays(now):
+            expiry.end_delay(due)
+            self._follow_up(now)
+
+    def _drain(self, call: Drain, now: float) -> None:
+        self._state.draining = True
+        self._verbs.queue.drain()
+        self._verbs.writes.drain()

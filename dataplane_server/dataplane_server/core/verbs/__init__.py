@@ -1,0 +1,1 @@
+"""Verbs: what a call checks and changes. What surrounds a change is in `core.turn`."""

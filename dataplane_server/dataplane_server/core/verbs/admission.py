@@ -1,0 +1,138 @@
+"""Arena space for writes: reserved before the first byte arrives, or waited for.
+
+A write asks for the space of all its rows at once and gets all of it or waits, first come first served, so small puts
+do not starve a large one. There are two queues: writes that name a claim go ahead of all others. They are what lets
+rows be consumed, and cleared, in the end; behind a queue of puts that wait for exactly that, they would wait for ever.
+A reservation is released, or redeemed when its bytes become values of rows, never both.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.columns import Columns
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Int64Array
+from dataplane_server.core.rows.space import ALIGNMENT, align
+from dataplane_server.core.state.state import State
+
+
+class Admission:
+    """Reservations and the queues for them, by ticket."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._reserved: dict[int, tuple[Int64Array, Int64Array]] = {}  # ticket -> offsets, bytes: a row a column
+        self._urgent: OrderedDict[int, Columns] = OrderedDict()
+        self._waiting: OrderedDict[int, Columns] = OrderedDict()
+        self._since: dict[int, float] = {}  # of those in either queue, monotonic, s
+        self._head_left = False  # the write behind it may fit
+
+    def __contains__(self, ticket: int) -> bool:
+        return ticket in self._reserved
+
+    @property
+    def waiting(self) -> int:
+        """Writes in either queue."""
+        return len(self._urgent) + len(self._waiting)
+
+    @property
+    def waits_since(self) -> float | None:
+        """When the longest waiting write began to wait; None if none waits."""
+        heads = (next(iter(queue), None) for queue in (self._urgent, self._waiting))
+        return min((self._since[ticket] for ticket in heads if ticket is not None), default=None)
+
+    @property
+    def reserved_bytes(self) -> int:
+        return sum(int(sizes.sum()) for _, sizes in self._reserved.values())
+
+    def admit(self, ticket: int, columns: Columns, now: float, *, urgent: bool = False) -> Reservation | None:
+        """Reserve space for columns that can fit, or queue for it (None: an effect `Admitted` follows). urgent: ahead
+        of all writes that are not urgent.
+        """
+        ahead = len(self._urgent) if urgent else self.waiting
+        reservation = None if ahead and columns.size_bytes > 0 else self._reserve(ticket, columns)
+        if reservation is None:
+            queue = self._urgent if urgent else self._waiting
+            self._check_may_wait(queue)
+            queue[ticket] = columns
+            self._since[ticket] = now
+        return reservation
+
+    def check_can_fit(self, columns: Columns) -> None:
+        """Refuse columns that do not fit into an empty arena, where every column begins at an aligned offset."""
+        sizes = [column.size_bytes for column in columns.each if column.size_bytes]
+        padded = sum(map(align, sizes[:-1])) + sum(sizes[-1:])
+        budget = self._state.limits.memory_bytes
+        if padded > budget:
+            needed = sum(sizes)
+            message = (
+                f"the put holds {needed} bytes of values, {padded} with each column aligned to {ALIGNMENT}; "
+                f"the whole memory budget is {budget}"
+            )
+            raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
+
+    def _check_may_wait(self, queue: OrderedDict[int, Columns]) -> None:
+        limit = self._state.limits.max_waiting_puts
+        if len(queue) >= limit:
+            raise Refusal(Reason.LIMIT_REACHED, f"{limit} puts wait for space already", max_waiting_puts=limit)
+
+    def no_space(self, ticket: int) -> Refusal:
+        """Why a waiting write did not get its space in time."""
+        columns = self._urgent.get(ticket) or self._waiting.get(ticket)
+        needed = columns.size_bytes if columns is not None else 0
+        space = self._state.space
+        message = (
+            f"the put holds {needed} bytes of values, {space.free} of the memory budget of {space.capacity} bytes are "
+            f"free, {self.waiting - 1} other puts wait; clear consumed rows or raise the budget"
+        )
+        metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
+        return Refusal(Reason.NO_SPACE, message, **metadata)
+
+    def redeem(self, ticket: int) -> Int64Array:
+        """End a reservation whose bytes are values of rows from now on. Returns the offsets of the rows: a row of the
+        array for each column.
+        """
+        return self._reserved.pop(ticket)[0]
+
+    def release(self, ticket: int) -> None:
+        """End a reservation, or a place in the queue. Unknown tickets are ignored."""
+        in_queue = self._urgent.pop(ticket, None) or self._waiting.pop(ticket, None)
+        if in_queue is not None:
+            self._head_left = True
+            del self._since[ticket]
+        elif ticket in self._reserved:
+            offsets, sizes = self._reserved.pop(ticket)
+            self._state.space.release_rows(offsets.ravel(), sizes.ravel())
+
+    def admit_waiting(self) -> list[Reservation]:
+        """Serve the queues from their heads while there is space. Cheap unless space was freed since the last call."""
+        if not (self._state.space.freed or self._head_left):
+            return []
+        admitted = []
+        while queue := self._urgent or self._waiting:
+            ticket, columns = next(iter(queue.items()))
+            reservation = self._reserve(ticket, columns)
+            if reservation is None:
+                break
+            del queue[ticket], self._since[ticket]
+            admitted.append(reservation)
+        self._state.space.freed = self._head_left = False
+        return admitted
+
+    def waiting_tickets(self) -> list[int]:
+        """Tickets in both queues, in the order in which they are served."""
+        return [*self._urgent, *self._waiting]
+
+    def _reserve(self, ticket: int, columns: Columns) -> Reservation | None:
+        size = columns.size_bytes
+        if size > self._state.space.free:
+            return None
+        row_bytes = columns.row_bytes
+        placed = self._state.space.allocate_columns(row_bytes)
+        if placed is None:
+            return None
+        offsets, runs = placed
+        self._reserved[ticket] = (offsets, row_bytes)
+        return Reservation(ticket, runs, size)

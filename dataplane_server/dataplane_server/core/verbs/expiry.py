@@ -1,0 +1,67 @@
+"""What happens because time passes: sessions expire, delays end.
+
+What a session held is released in this order: its queued calls first, so that nothing new is granted to it, then its
+claims, then its groups.
+"""
+
+from __future__ import annotations
+
+from dataplane_server.core.calls.answers import SessionExpired
+from dataplane_server.core.calls.requests import CloseSession
+from dataplane_server.core.state.delays import Due
+from dataplane_server.core.state.sessions import Session
+from dataplane_server.core.state.state import State
+from dataplane_server.core.verbs.claim_queue import ClaimQueue
+from dataplane_server.core.verbs.claims import Claims
+from dataplane_server.core.verbs.groups import Groups
+
+
+class Expiry:
+    """Ends sessions and delays. `now` is monotonic, in seconds."""
+
+    def __init__(self, state: State, queue: ClaimQueue, claims: Claims, groups: Groups) -> None:
+        self._state = state
+        self._queue = queue
+        self._claims = claims
+        self._groups = groups
+
+    def close(self, call: CloseSession) -> None:
+        session = self._state.sessions.close(call.session_id)
+        if session is not None:
+            self._queue.fail_session(session.session_id)
+            self._release(session, expired=False)
+
+    def expired(self, now: float, stalled_s: float) -> list[Session]:
+        """The sessions that expire now. Their queued calls have failed."""
+        expired = self._state.sessions.expired(now, stalled_s)
+        for session in expired:
+            self._queue.fail_session(session.session_id)
+        return expired
+
+    def expire(self, session: Session, now: float) -> None:
+        """Release what an expired session held."""
+        claims, rows, groups = self._release(session, expired=True)
+        silent_s = now - session.deadline + session.grace_s
+        self._state.effects.append(
+            SessionExpired(-1, session.session_id, session.client_name, silent_s, claims, rows, groups)
+        )
+
+    def delays(self, now: float) -> list[Due]:
+        """The delays that end now."""
+        return self._state.delays.due(now)
+
+    def end_delay(self, due: Due) -> None:
+        """Return rows whose delay is over to their task, first in the queue."""
+        partition = self._state.partitions.get(due.partition_id)
+        if partition is not None and due.task in partition.tasks:
+            partition.tasks[due.task].end_delay(due.slots, due.at)
+
+    @property
+    def next_due(self) -> float | None:
+        dues = (self._state.sessions.next_due, self._state.delays.next_due)
+        return min((due for due in dues if due is not None), default=None)
+
+    def _release(self, session: Session, *, expired: bool) -> tuple[int, int, int]:
+        """Release what a session held. Returns the numbers of claims, of their rows, and of groups."""
+        claims, rows = self._claims.end_session(session, expired=expired)
+        return claims, rows, self._groups.end_session(session.session_id, session.client_name)

@@ -1,0 +1,120 @@
+"""Groups: the rows of one prompt, reserved before their first value arrives.
+
+Reserved rows exist, so no other call can take their ids, but they are hidden. FinishGroup makes them visible, all at
+once. AbortGroup, or the end of the session that reserved them, removes them. Either way the reservation has ended, and
+a put that names it is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dataplane_server.core.calls.answers import GroupAborted, GroupFinished, Reserved
+from dataplane_server.core.calls.names import check_name, check_new_rows, check_reason, check_sample_ids
+from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
+from dataplane_server.core.calls.requests import AbortGroup, FinishGroup, ReserveGroup
+from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.group_table import Group
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.state import Fact, State
+
+
+class Groups:
+    """Reserves, finishes and aborts groups."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    @property
+    def open(self) -> int:
+        """The number of reserved groups."""
+        return sum(len(partition.groups.reserved) for partition in self._state.partitions.values())
+
+    def reserve(self, call: ReserveGroup, now: float) -> Reserved:
+        """Refusal SAMPLE_EXISTS if the group or one of its rows exists."""
+        partition = self._state.partition(call.partition_id)
+        who = self._state.sessions.find(call.session_id).client_name if call.session_id else ""
+        self._check(call, partition)
+        self._state.generations.record(now)
+        slots = partition.create(call.sample_ids)
+        reservation_id = f"{self._state.incarnation}-g{self._state.ticket()}"
+        partition.groups.add(call.group_id, slots, reservation_id, call.session_id, call.weight_version)
+        self._report("reserved", partition, slots, who)
+        return Reserved(reservation_id, partition.rows.generations(slots))
+
+    def finish(self, call: FinishGroup) -> GroupFinished:
+        """Refusal GROUP_INCOMPLETE names the first row that has no value yet."""
+        partition, group = self._find(call.reservation_id)
+        _check_complete(partition, group)
+        who = self._holder(group)
+        slots = partition.show_group(group, call.weight_version)
+        self._report("ready", partition, slots, who)
+        return GroupFinished(len(slots))
+
+    def abort(self, call: AbortGroup) -> GroupAborted:
+        check_reason(call.reason, self._state.limits)
+        partition, group = self._find(call.reservation_id)
+        return GroupAborted(self._roll_back(partition, group, self._holder(group), call.reason))
+
+    def end_session(self, session_id: str, client_name: str) -> int:
+        """Remove the rows of all groups that a session has reserved. Returns the number of groups."""
+        held = [
+            (partition, group)
+            for partition in self._state.partitions.values()
+            for group in partition.groups.reserved.values()
+            if group.session_id == session_id
+        ]
+        for partition, group in held:
+            self._roll_back(partition, group, client_name, "the session ended")
+        return len(held)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _check(self, call: ReserveGroup, partition: Partition) -> None:
+        limits = self._state.limits
+        check_name("group id", call.group_id, limits)
+        if not 1 <= len(call.sample_ids) <= limits.max_group_rows:
+            message = f"group {call.group_id!r} has {len(call.sample_ids)} rows; it needs 1 to {limits.max_group_rows}"
+            raise Refusal(Reason.INVALID_REQUEST, message, group_id=call.group_id)
+        check_sample_ids(call.sample_ids, limits)
+        where = f"partition {partition.partition_id!r}"
+        if call.group_id in partition.groups:
+            message = f"{where} has a group {call.group_id!r} already"
+            raise Refusal(Reason.SAMPLE_EXISTS, message, partition_id=partition.partition_id, group_id=call.group_id)
+        existing = np.flatnonzero(partition.rows.find_existing(call.sample_ids) >= 0)
+        if existing.size:
+            first = call.sample_ids[int(existing[0])]
+            message = f"{where}: sample {first!r} of group {call.group_id!r} exists already"
+            raise Refusal(Reason.SAMPLE_EXISTS, message, partition_id=partition.partition_id, sample_id=first)
+        check_new_rows(self._state.total_rows, len(call.sample_ids), limits)
+
+    def _find(self, reservation_id: str) -> tuple[Partition, Group]:
+        for partition in self._state.partitions.values():
+            if reservation_id in partition.groups.reserved:
+                return partition, partition.groups.of_reservation(reservation_id)
+        raise group_fenced(reservation_id)
+
+    def _holder(self, group: Group) -> str:
+        return self._state.sessions.name(group.session_id)
+
+    def _roll_back(self, partition: Partition, group: Group, who: str, reason: str) -> int:
+        slots = partition.groups.members(group.number)
+        self._report("rolled_back", partition, slots, who, reason)
+        partition.clear(slots, "rolled_back")
+        return len(slots)
+
+    def _report(self, what: str, partition: Partition, slots: Slots, who: str, reason: str = "") -> None:
+        self._state.report(Fact(what, partition.partition_id, partition.rows.ids(slots), who, reason=reason))
+
+
+def _check_complete(partition: Partition, group: Group) -> None:
+    slots = partition.groups.members(group.number)
+    empty = slots[partition.rows["produced"][slots] == 0]
+    if empty.size:
+        first = partition.rows.ids(empty[:1])[0]
+        message = (
+            f"partition {partition.partition_id!r}: sample {first!r} of group {group.group_id!r} has no value yet "
+            f"({empty.size} of {group.size} rows have none); put it, clear it, or abort the group"
+        )
+        metadata = {"partition_id": partition.partition_id, "sample_id": first, "group_id": group.group_id}
+        raise Refusal(Reason.GROUP_INCOMPLETE, message, **metadata)

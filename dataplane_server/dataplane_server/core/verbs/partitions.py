@@ -1,0 +1,115 @@
+"""Partitions: registered, cleared, reset and dropped.
+
+A reset ends every claim and step that holds any of the rows as a whole, and all rows that these held return to the
+queue: a claim on half of its rows would surprise its holder. Rows return first in the queue, in order of arrival.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dataplane_server.core.calls.answers import ClearResult, DropResult, PartitionInfo, ResetResult
+from dataplane_server.core.calls.names import check_definition, check_generations, check_sample_ids
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import ClearSamples, DropPartition, RegisterPartition, ResetTask
+from dataplane_server.core.calls.values import Definition, Slots
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.state import Fact, State
+from dataplane_server.core.tasks.task import Task
+from dataplane_server.core.tasks.task_states import CLAIMED, DELAYED, UNTAKEN
+from dataplane_server.core.verbs.claim_queue import ClaimQueue
+from dataplane_server.core.verbs.claims import Claims
+from dataplane_server.core.verbs.steps import Steps
+from dataplane_server.core.verbs.writes import Writes
+
+
+class Partitions:
+    """Changes partitions as a whole, or rows by name."""
+
+    def __init__(self, state: State, queue: ClaimQueue, claims: Claims, steps: Steps, writes: Writes) -> None:
+        self._state = state
+        self._queue = queue
+        self._claims = claims
+        self._steps = steps
+        self._writes = writes
+
+    def register(self, call: RegisterPartition, now: float) -> PartitionInfo:
+        check_definition(call.definition, self._state.limits)
+        partition = self._state.partitions.get(call.definition.partition_id)
+        if partition is None:
+            return self._create(call.definition).info(now)
+        partition.check_redefine(call.definition)
+        self._claims.void(partition)
+        self._steps.forget(partition)
+        partition.redefine(call.definition)
+        self._state.report(Fact("reset", partition.partition_id, None, reason="registered again"))
+        self._queue.fail_orphans(partition.partition_id)
+        return partition.info(now)
+
+    def _create(self, definition: Definition) -> Partition:
+        state, limit = self._state, self._state.limits.max_partitions
+        if len(state.partitions) >= limit:
+            message = f"the server holds {limit} partitions, which is its limit; drop one first"
+            raise Refusal(Reason.LIMIT_REACHED, message, max_partitions=limit)
+        changes = state.changes
+        partition = Partition(definition, state.space, state.generations, changes.partitions, changes.tasks)
+        state.partitions[definition.partition_id] = partition
+        return partition
+
+    def drop(self, call: DropPartition) -> DropResult:
+        partition = self._state.partitions.get(call.partition_id)
+        if partition is None:
+            return DropResult(0)
+        dropped = len(partition.rows)
+        self._claims.void(partition)
+        self._steps.forget(partition)
+        partition.clear(partition.rows.all_slots())
+        self._state.report(Fact("cleared", call.partition_id, None, reason="the partition was dropped"))
+        del self._state.partitions[call.partition_id]
+        gone = Refusal(
+            Reason.PARTITION_NOT_FOUND, f"partition {call.partition_id!r} was dropped", partition_id=call.partition_id
+        )
+        self._queue.fail_waiting_on(call.partition_id, gone)
+        self._writes.fail_waiting_on(call.partition_id, gone)
+        return DropResult(dropped)
+
+    def clear(self, call: ClearSamples) -> ClearResult:
+        partition = self._state.partition(call.partition_id)
+        if call.sample_ids is None:
+            slots = partition.rows.all_slots()
+        else:
+            check_sample_ids(call.sample_ids, self._state.limits)
+            check_generations(call.sample_ids, call.generations)
+            slots = partition.find_same(call.sample_ids, call.generations)
+        ids = None if call.sample_ids is None else partition.rows.ids(slots)
+        self._state.report(Fact("cleared", call.partition_id, ids))
+        partition.count_clear()
+        return ClearResult(len(slots), partition.clear(slots))
+
+    def reset(self, call: ResetTask) -> ResetResult:
+        partition = self._state.partition(call.partition_id)
+        task, rows = partition.task(call.task), partition.rows
+        slots = None
+        if call.sample_ids is not None:
+            check_sample_ids(call.sample_ids, self._state.limits)
+            found = rows.find_existing(call.sample_ids)
+            slots = found[found >= 0]
+        reach, fenced = self._end_holders(partition, task, slots)
+        taken = reach[task.states[reach] != UNTAKEN]
+        task.deliveries.forget(rows.all_slots() if slots is None else slots)
+        task.restore(taken)
+        ids = None if slots is None else rows.ids(taken)
+        self._state.report(Fact("reset", call.partition_id, ids, task=call.task))
+        return ResetResult(len(taken), fenced)
+
+    def _end_holders(self, partition: Partition, task: Task, slots: Slots | None) -> tuple[Slots, int]:
+        """End the steps and claims of a task that hold any of the rows (None: all). Returns the rows and all that these
+        held, in order of arrival, and the number of claims.
+        """
+        rows = partition.rows
+        of_steps = self._steps.forget(partition, task.name, slots)
+        of_steps = of_steps[np.isin(task.states[of_steps], (CLAIMED, DELAYED))]
+        reach = np.concatenate([rows.all_slots() if slots is None else slots, of_steps])
+        held, fenced = self._claims.fence(partition, task.name, None if slots is None else reach)
+        reach = np.unique(np.concatenate([reach, held]))
+        return reach[np.argsort(rows.generations(reach))], fenced

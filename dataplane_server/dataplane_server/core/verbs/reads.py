@@ -1,0 +1,53 @@
+"""Reads. Their rows are pinned: a clear or an overwrite neither waits for a read nor changes what it sends."""
+
+from __future__ import annotations
+
+from dataplane_server.core.calls.answers import ReadPlan
+from dataplane_server.core.calls.names import check_distinct, check_generations, check_sample_ids
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import BeginRead
+from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.state import State
+
+
+class Reads:
+    """Reads that have begun and not ended, by ticket. Tickets of reads are numbers of their own."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._begun = 0
+        self._pinned: dict[int, tuple[Partition, Slots]] = {}
+
+    def begin(self, call: BeginRead) -> ReadPlan:
+        partition = self._state.partition(call.partition_id)
+        if not call.fields:
+            message = f"a read of partition {call.partition_id!r} names no field"
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id)
+        check_distinct("field", call.fields)
+        check_sample_ids(call.sample_ids, self._state.limits)
+        check_generations(call.sample_ids, call.generations)
+        for name in call.fields:
+            partition.field(name)
+        slots = partition.rows.find(call.sample_ids)
+        if call.generations is not None:
+            partition.rows.check_same(call.sample_ids, slots, call.generations)
+        columns, runs = partition.plan_read(slots, call.fields)
+        partition.rows.pin(slots)
+        self._begun += 1
+        self._pinned[self._begun] = (partition, slots)
+        lengths = partition.rows["sequence_length"][slots].astype("int64")
+        size_bytes = sum([run.size_bytes for run in runs])
+        partition.count_read(len(slots), size_bytes)
+        return ReadPlan(self._begun, columns, lengths, runs, size_bytes)
+
+    def end(self, ticket: int) -> None:
+        """Unpin the rows. Unknown tickets are ignored."""
+        pinned = self._pinned.pop(ticket, None)
+        if pinned is not None:
+            partition, slots = pinned
+            partition.rows.unpin(slots)
+
+    def partitions(self) -> list[Partition]:
+        """Partitions with pinned rows, each once. They may have been dropped."""
+        return list({id(partition): partition for partition, _ in self._pinned.values()}.values())

@@ -1,0 +1,206 @@
+"""Steps: one batch for all ranks of a data-parallel job, split once and the same for every call.
+
+The first call for a step of a task takes the rows of all ranks out of the queue and splits them into shards. From then
+on the rows belong to the step. A call for a rank is granted its shard, as one claim that all callers of the rank hold
+together (its tensor-, context- and pipeline-parallel ranks). When the last holder of a shard is gone and it was not
+committed, its rows do not return to the queue: they are held for the step, and the next caller of the rank gets them
+under a new claim. So a job that lost a rank, or all of them, repeats the step with the same rows.
+
+A step is forgotten after `remembered_steps` later ones of its task have begun, or by a reset; rows still held for it
+then return to the queue. Until then calls for it are answered even if its shards were committed: a slow rank of a fast
+leader must see the rows of this step, not those of another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from dataplane_server.core.calls.answers import Grant, Waiting
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import ClaimShard
+from dataplane_server.core.calls.values import Epochs, Slots
+from dataplane_server.core.state.claim_table import ClaimTable
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.state import State
+from dataplane_server.core.tasks.task_states import DELAYED
+from dataplane_server.core.verbs.balance import split_by_weight, split_in_order
+from dataplane_server.core.verbs.claim_queue import ClaimQueue
+from dataplane_server.core.verbs.claims import Claims
+
+MAX_DP_WORLD = 65_536
+
+_Key = tuple[str, str]
+_NO_ROWS: Slots = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class _Shard:
+    """Rows of one rank. grant: the last one for them; None before the first."""
+
+    slots: Slots
+    epochs: Epochs
+    grant: Grant | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """wanted: by the first call; all others must want the same."""
+
+    wanted: ClaimShard
+    shards: list[_Shard]
+
+    def slots(self, partition: Partition) -> Slots:
+        """Its rows that still exist."""
+        left = [partition.rows.left(shard.slots, shard.epochs) for shard in self.shards]
+        return np.concatenate([_NO_ROWS, *left])
+
+
+class Steps:
+    """Steps that have their rows, by partition, task and number. Steps that wait for rows are in the claim queue."""
+
+    def __init__(self, state: State, queue: ClaimQueue, table: ClaimTable, claims: Claims) -> None:
+        self._state = state
+        self._queue = queue
+        self._table = table
+        self._claims = claims
+        self._steps: dict[_Key, OrderedDict[int, _Step]] = {}
+
+    # -- claim ---------------------------------------------------------------------------------------------------------
+
+    def claim(self, call: ClaimShard, now: float) -> Grant | Waiting:
+        partition, mask = self._check(call)
+        if self._find(call) is None:
+            waits = self._queue.waiting_step(call) is not None
+            slots = None if waits else self._queue.take(partition, call, mask)
+            if slots is None:
+                return Waiting(self._queue.wait(partition, call, mask, now))
+            self.begin(partition, call, slots)
+        return self.grant(partition, call)
+
+    def begin(self, partition: Partition, call: ClaimShard, slots: Slots) -> None:
+        """Split rows that have just left their view. From now on they are held for the step."""
+        rows = partition.rows
+        partition.task(call.task).hold(slots)
+        units = _units(partition, slots, call)
+        lengths = np.maximum(rows["sequence_length"][slots], 0).astype(np.int64)
+        weights = np.array([int(lengths[begin:end].sum()) for begin, end in units], np.int64)
+        by_tokens = call.balance == "tokens"
+        parts = split_by_weight(weights, call.dp_world) if by_tokens else split_in_order(len(units), call.dp_world)
+        shards = []
+        for part in parts:
+            chosen = [np.arange(*units[unit]) for unit in part]
+            mine = slots[np.concatenate([_NO_ROWS, *chosen])]
+            shards.append(_Shard(mine, rows.epochs(mine)))
+        self._steps.setdefault(_key(call), OrderedDict())[call.step] = _Step(call, shards)
+        self._forget_old(partition, _key(call))
+
+    def grant(self, partition: Partition, call: ClaimShard) -> Grant:
+        """Grant a rank its shard of a step that has its rows."""
+        shard = self._steps[_key(call)][call.step].shards[call.dp_rank]
+        grant = self._current_grant(shard, call.session_id)
+        if grant is None:
+            slots = self._held_rows(partition, call.task, shard)
+            grant = shard.grant = self._claims.grant(partition, call, slots, of_step=True)
+        return grant
+
+    def _find(self, call: ClaimShard) -> _Step | None:
+        steps = self._steps.get(_key(call))
+        return None if steps is None else steps.get(call.step)
+
+    def _current_grant(self, shard: _Shard, session_id: str) -> Grant | None:
+        """The last grant of a shard, if its claim is open (the session then holds it too) or was committed; None if its
+        rows have to be granted again.
+        """
+        if shard.grant is None:
+            return None
+        claim = self._table.get(shard.grant.claim_id)
+        if claim is None:
+            return shard.grant if self._table.committed_shard(shard.grant.claim_id) is not None else None
+        if session_id:
+            self._table.hold(claim, session_id)
+        return shard.grant
+
+    def _held_rows(self, partition: Partition, task: str, shard: _Shard) -> Slots:
+        """Rows of a shard that are held for its step: they still exist, and are not dead."""
+        slots = partition.rows.left(shard.slots, shard.epochs)
+        held: Slots = slots[partition.task(task).states[slots] == DELAYED]
+        return held
+
+    def _check(self, call: ClaimShard) -> tuple[Partition, int]:
+        where = {"partition_id": call.partition_id, "task": call.task}
+        if not 0 <= call.dp_rank < call.dp_world <= MAX_DP_WORLD:
+            message = (
+                f"a shard needs 0 <= dp_rank < dp_world <= {MAX_DP_WORLD}, "
+                f"got dp_rank {call.dp_rank} and dp_world {call.dp_world}"
+            )
+            raise Refusal(Reason.INVALID_REQUEST, message, **where)
+        if call.min_size < call.dp_world:
+            message = f"a step of {call.dp_world} ranks needs min_size >= {call.dp_world}, got {call.min_size}"
+            raise Refusal(Reason.INVALID_REQUEST, message, **where)
+        partition, mask = self._queue.check(call)
+        if call.session_id:
+            self._state.sessions.find(call.session_id)
+        step = self._find(call)
+        before = step.wanted if step is not None else self._queue.waiting_step(call)
+        if before is not None and _common(before) != _common(call):
+            message = (
+                f"partition {call.partition_id!r}, task {call.task!r}: step {call.step} was claimed with "
+                f"{_common(before)}, and now with {_common(call)}"
+            )
+            raise Refusal(Reason.INVALID_REQUEST, message, **where)
+        return partition, mask
+
+    # -- steps that end ------------------------------------------------------------------------------------------------
+
+    def forget(self, partition: Partition, task: str | None = None, slots: Slots | None = None) -> Slots:
+        """Forget the steps of a task (None: of all tasks) that hold any of the rows (None: all steps). Returns the rows
+        of these steps that still exist. The caller ends the claims on them.
+        """
+        gone = [_NO_ROWS]
+        for key in [k for k in self._steps if k[0] == partition.partition_id and task in (None, k[1])]:
+            for step in list(self._steps[key].values()):
+                rows = step.slots(partition)
+                if slots is None or np.isin(rows, slots).any():
+                    gone.append(rows)
+                    self._drop(step)
+        return np.concatenate(gone)
+
+    def _forget_old(self, partition: Partition, key: _Key) -> None:
+        """Forget the oldest steps above the limit; rows that are held for them return to the queue."""
+        for step in list(self._steps[key].values())[: -self._state.limits.remembered_steps]:
+            self._drop(step)
+            for shard in step.shards:
+                claim = None if shard.grant is None else self._table.get(shard.grant.claim_id)
+                if claim is not None:
+                    claim.of_step = False
+            partition.task(key[1]).end_delay(step.slots(partition), math.inf)
+
+    def _drop(self, step: _Step) -> None:
+        steps = self._steps[_key(step.wanted)]
+        del steps[step.wanted.step]
+        if not steps:
+            del self._steps[_key(step.wanted)]
+
+
+def _key(call: ClaimShard) -> _Key:
+    return call.partition_id, call.task
+
+
+def _common(call: ClaimShard) -> dict[str, object]:
+    """What all calls of a step must have in common."""
+    return {
+        name: getattr(call, name)
+        for name in ("dp_world", "required_fields", "batch_size", "min_size", "balance", "max_tokens", "whole_groups")
+    }
+
+
+def _units(partition: Partition, slots: Slots, call: ClaimShard) -> list[tuple[int, int]]:
+    """What is split, as ranges of rows: groups if whole groups are wanted, else rows."""
+    if not call.whole_groups:
+        return [(row, row + 1) for row in range(len(slots))]
+    return list(pairwise(accumulate((part.rows for part in partition.groups.parts(slots)), initial=0)))

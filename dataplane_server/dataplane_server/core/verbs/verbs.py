@@ -1,0 +1,31 @@
+"""All verbs of one core, put together."""
+
+from __future__ import annotations
+
+from dataplane_server.core.state.claim_table import ClaimTable
+from dataplane_server.core.state.state import State
+from dataplane_server.core.verbs.admission import Admission
+from dataplane_server.core.verbs.claim_queue import ClaimQueue
+from dataplane_server.core.verbs.claims import Claims
+from dataplane_server.core.verbs.expiry import Expiry
+from dataplane_server.core.verbs.groups import Groups
+from dataplane_server.core.verbs.partitions import Partitions
+from dataplane_server.core.verbs.reads import Reads
+from dataplane_server.core.verbs.steps import Steps
+from dataplane_server.core.verbs.writes import Writes
+
+
+class Verbs:
+    """What calls do to a state."""
+
+    def __init__(self, state: State) -> None:
+        self.table = ClaimTable(state)
+        self.queue = ClaimQueue(state)
+        self.admission = Admission(state)
+        self.claims = Claims(state, self.queue, self.table)
+        self.steps = Steps(state, self.queue, self.table, self.claims)
+        self.writes = Writes(state, self.admission, self.claims)
+        self.reads = Reads(state)
+        self.groups = Groups(state)
+        self.partitions = Partitions(state, self.queue, self.claims, self.steps, self.writes)
+        self.expiry = Expiry(state, self.queue, self.claims, self.groups)

@@ -1,0 +1,244 @@
+"""Puts and commits, in two steps: PutSamples and CommitClaim check and reserve, FinishWrite applies.
+
+Between the steps the caller streams bytes into its reservation, where no other call sees them. FinishWrite checks
+again, since the partition may have changed meanwhile, and applies everything at one point in time.
+
+A put that names certain rows creates none: those of a claim (a write-back, refused once the claim has ended), those of
+a reserved group (refused once the group was finished or aborted), those of given generations. That is checked at both
+steps, since it may become false while the bytes arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.columns import Columns, ColumnSpec, make_columns
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.names import (
+    check_caller,
+    check_distinct,
+    check_generations,
+    check_name,
+    check_new_rows,
+    check_sample_ids,
+    check_tags,
+)
+from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
+from dataplane_server.core.calls.requests import CommitClaim, PutSamples
+from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.sequence_lengths import check_given_lengths
+from dataplane_server.core.state.partition import Checked, Partition
+from dataplane_server.core.state.state import Fact, State
+from dataplane_server.core.verbs.admission import Admission
+from dataplane_server.core.verbs.claims import Claims
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    call: PutSamples | CommitClaim
+    partition_id: str
+    columns: Columns
+
+
+class Writes:
+    """Puts and commits that have begun and not yet finished, by ticket."""
+
+    def __init__(self, state: State, admission: Admission, claims: Claims) -> None:
+        self._admission = admission
+        self._state = state
+        self._claims = claims
+        self._under_way: dict[int, _UnderWay] = {}
+        self._ticket_of: dict[str, int] = {}  # by request_id
+        self._shared: set[int] = (
+            set()
+        )  # tickets of reservations that a client writes to directly, through shared memory
+
+    # -- begin ---------------------------------------------------------------------------------------------------------
+
+    def put(self, call: PutSamples, now: float) -> Reservation | Waiting:
+        _check_form(call, self._state.limits)
+        columns = _columns(call.columns, 1 if call.shared else len(call.sample_ids), self._state.limits)
+        self._check_put(call, columns)
+        return self._reserve(call, call.partition_id, columns, now, urgent=bool(call.claim_id))
+
+    def commit(self, call: CommitClaim, now: float) -> Reservation | Waiting | CommitResult:
+        if not call.columns:
+            return CommitResult(self._claims.commit(call.claim_id))
+        columns = _columns(call.columns, self._claims.size(call.claim_id), self._state.limits)
+        partition, _, _ = self._check_commit(call, columns)
+        return self._reserve(call, partition.partition_id, columns, now, urgent=True)
+
+    def _reserve(
+        self, call: PutSamples | CommitClaim, partition_id: str, columns: Columns, now: float, *, urgent: bool
+    ) -> Reservation | Waiting:
+        self._admission.check_can_fit(columns)
+        ticket = self._state.ticket()
+        reservation = self._admission.admit(ticket, columns, now, urgent=urgent)
+        if reservation is None and self._state.draining:
+            self._admission.release(ticket)
+            raise draining()
+        self._under_way[ticket] = _UnderWay(call, partition_id, columns)
+        self._ticket_of[call.request_id] = ticket
+        return reservation or Waiting(ticket)
+
+    # -- finish --------------------------------------------------------------------------------------------------------
+
+    def request_of(self, ticket: int) -> str | None:
+        """The request_id of a write that is under way; None for an unknown ticket."""
+        under_way = self._under_way.get(ticket)
+        return None if under_way is None else under_way.call.request_id
+
+    def finish(self, ticket: int, now: float) -> PutResult | CommitResult:
+        """Apply a write whose bytes have arrived. It ends even if it is refused, and then leaves nothing behind."""
+        under_way = self._under_way.get(ticket)
+        try:
+            if under_way is None:
+                raise superseded()
+            if isinstance(under_way.call, PutSamples):
+                return self._finish_put(ticket, under_way.call, under_way.columns, now)
+            return self._finish_commit(ticket, under_way.call, under_way.columns)
+        finally:
+            self.abort(ticket)
+
+    def _finish_put(self, ticket: int, put: PutSamples, columns: Columns, now: float) -> PutResult:
+        checked = self._check_put(put, columns)
+        partition, offsets = self._state.partition(put.partition_id), self._admission.redeem(ticket)
+        created = 0
+        if put.shared:
+            partition.put_shared(checked, columns, offsets)
+        else:
+            if checked.new_rows:
+                self._state.generations.record(now)
+            created = partition.put(put.sample_ids, checked, columns, offsets, put.tags, put.sequence_lengths)
+        partition.count_put(len(put.sample_ids), columns.size_bytes)
+        self._report(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids)
+        generations = partition.rows.generations(checked.slots[: len(put.sample_ids)])
+        return PutResult(created, columns.size_bytes, generations)
+
+    def _finish_commit(self, ticket: int, commit: CommitClaim, columns: Columns) -> CommitResult:
+        partition, sample_ids, checked = self._check_commit(commit, columns)
+        partition.put((), checked, columns, self._admission.redeem(ticket), None, None)
+        self._report(commit, partition, sample_ids)
+        return CommitResult(self._claims.commit(commit.claim_id, columns.size_bytes))
+
+    def _report(self, call: PutSamples | CommitClaim, partition: Partition, sample_ids: Sequence[str]) -> None:
+        what = "wrote_back" if call.claim_id else "put"
+        who = call.caller if isinstance(call, PutSamples) else ""
+        fields = tuple([column.name for column in call.columns])
+        self._state.report(Fact(what, partition.partition_id, sample_ids, who, "", call.claim_id, fields))
+
+    # -- checks --------------------------------------------------------------------------------------------------------
+
+    def _check_put(self, put: PutSamples, columns: Columns) -> Checked:
+        partition = self._state.partition(put.partition_id)
+        if put.shared:
+            return partition.check_shared(partition.groups.of_reservation(put.reservation_id), columns)
+        slots = partition.rows.find_existing(put.sample_ids)
+        self._check_access(put, partition, slots)
+        limits = self._state.limits
+        checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
+        check_new_rows(self._state.total_rows, checked.new_rows, limits)
+        return checked
+
+    def _check_access(self, put: PutSamples, partition: Partition, slots: Slots) -> None:
+        """Refuse a put to rows that the caller may not write to, or that are not the rows it means."""
+        of_certain_rows = put.claim_id or put.reservation_id or put.generations is not None
+        if not of_certain_rows and not partition.groups.reserved:
+            return
+        existing = slots[slots >= 0]
+        if put.claim_id:
+            self._claims.size(put.claim_id)  # refuses a claim that is not open before it looks at the rows
+        if put.reservation_id:
+            partition.groups.check_members(put.reservation_id, existing)
+        else:
+            partition.groups.check_free(existing)
+        if of_certain_rows:
+            partition.rows.find(put.sample_ids)
+        if put.generations is not None:
+            partition.rows.check_same(put.sample_ids, slots, put.generations)
+        if put.claim_id:
+            self._claims.check_write_back(put.claim_id, partition, slots)
+
+    def _check_commit(self, commit: CommitClaim, columns: Columns) -> tuple[Partition, Sequence[str], Checked]:
+        partition, sample_ids = self._claims.rows_of(commit.claim_id)
+        slots = partition.rows.find(sample_ids)
+        checked = partition.check_put(sample_ids, slots, columns, None, None, self._state.limits)
+        return partition, sample_ids, checked
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def share(self, ticket: int) -> None:
+        """The client fills its reservation by itself; nothing but `finish` and `abort` frees it from now on."""
+        self._shared.add(ticket)
+
+    def is_open(self, ticket: int) -> bool:
+        """Whether bytes may still be copied into the runs of a reservation."""
+        return ticket in self._under_way and ticket in self._admission
+
+    def abort(self, ticket: int) -> None:
+        """Forget a write and release its reservation. Unknown tickets are ignored."""
+        self._forget(ticket)
+        self._shared.discard(ticket)
+        self._admission.release(ticket)
+
+    def give_up(self, ticket: int) -> Refusal:
+        """End the wait of a write at its deadline. Returns what to tell its caller."""
+        refusal = self._admission.no_space(ticket)
+        self.abort(ticket)
+        return refusal
+
+    def supersede(self, request_id: str) -> bool:
+        """Fail an earlier attempt of a request that is under way. Returns whether there was one."""
+        earlier = self._ticket_of.get(request_id)
+        if earlier is None:
+            return False
+        self._state.fail(earlier, superseded())
+        if earlier in self._shared:
+            self._forget(earlier)
+        else:
+            self.abort(earlier)
+        return True
+
+    def drain(self) -> None:
+        """Fail every write that waits for its reservation."""
+        self._fail(self._admission.waiting_tickets(), draining())
+
+    def fail_waiting_on(self, partition_id: str, refusal: Refusal) -> None:
+        """Fail every waiting write to a partition that is gone."""
+        waiting = self._admission.waiting_tickets()
+        self._fail([ticket for ticket in waiting if self._under_way[ticket].partition_id == partition_id], refusal)
+
+    def _fail(self, tickets: Sequence[int], refusal: Refusal) -> None:
+        for ticket in tickets:
+            self._state.fail(ticket, refusal)
+            self.abort(ticket)
+
+    def _forget(self, ticket: int) -> None:
+        under_way = self._under_way.pop(ticket, None)
+        if under_way is not None:
+            del self._ticket_of[under_way.call.request_id]
+
+
+def _check_form(put: PutSamples, limits: Limits) -> None:
+    """Refuse what is malformed in any state of the server."""
+    check_caller(put.caller, limits)
+    if not put.shared:
+        check_sample_ids(put.sample_ids, limits)
+        check_tags(put.sample_ids, put.tags, limits)
+        check_given_lengths(put.sample_ids, put.sequence_lengths)
+        check_generations(put.sample_ids, put.generations)
+        return
+    of_rows = any(given is not None for given in (put.tags, put.sequence_lengths, put.generations))
+    if put.sample_ids or not put.reservation_id or put.claim_id or of_rows or not put.columns:
+        message = "a shared put names a reservation and at least one column, and neither samples nor tags nor a claim"
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
+
+
+def _columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
+    """The checked columns of a write over n_rows rows. Refusal for a duplicate field."""
+    for spec in specs:
+        check_name("field name", spec.name, limits)
+    check_distinct("field", [spec.name for spec in specs])
+    return make_columns(specs, n_rows, limits)
