@@ -25,7 +25,20 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dataplane_server.core.calls.messages import ClaimRequest, Definition, Grant, Put, ReadPlan, Reservation
+from dataplane_server.core.calls import (
+    BeginRead,
+    ClaimSamples,
+    ClearSamples,
+    Definition,
+    EndRead,
+    FinishWrite,
+    Grant,
+    PutSamples,
+    ReadPlan,
+    RegisterPartition,
+    ReleaseClaim,
+    Reservation,
+)
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
@@ -45,7 +58,7 @@ class Flow:
 
     def __init__(self) -> None:
         self.plane = DataPlane(Limits(memory_bytes=1 << 40))
-        self.plane.register_partition("r", Definition("p", FIELDS, ("train",)), 0.0)
+        self.plane.apply(RegisterPartition("r", Definition("p", FIELDS, ("train",))), 0.0)
         self.batches: list[list[str]] = []
         self._dice = random.Random(0)
         self._numbers = np.random.default_rng(0)
@@ -58,19 +71,19 @@ class Flow:
         self._calls += 1
         return f"request-{self._calls}"
 
-    def put_call(self, ids: Sequence[str], fields: Sequence[str]) -> Put:
+    def put_call(self, ids: Sequence[str], fields: Sequence[str]) -> PutSamples:
         columns = []
         for name in fields:
             lengths = self._numbers.integers(512, 4096, len(ids)) if name in JAGGED else None
             dtype = "int64" if name == "input_ids" else "float32"
             shape = Shape("dense" if lengths is None else "jagged", dtype, ())
             columns.append(ColumnSpec(name, shape, lengths))
-        return Put(self.request_id(), "p", ids, columns)
+        return PutSamples(self.request_id(), "p", ids, columns)
 
-    def put(self, put: Put) -> None:
-        begun = self.plane.begin_put(put, 0.0)
+    def put(self, put: PutSamples) -> None:
+        begun = self.plane.apply(put, 0.0)
         assert isinstance(begun, Reservation)
-        self.plane.finish(begun.ticket, 0.0)
+        self.plane.apply(FinishWrite(begun.ticket), 0.0)
 
     def fill(self, rows: int) -> float:
         """Put rows until so many are resident; the longest put in seconds."""
@@ -82,16 +95,19 @@ class Flow:
         return longest
 
     def claim(self, count: int) -> Grant:
-        request = ClaimRequest(self.request_id(), "p", "train", FIELDS, count, count)
-        grant = self.plane.claim(request, 0.0)
+        request = ClaimSamples(self.request_id(), "p", "train", FIELDS, count, count)
+        grant = self.plane.apply(request, 0.0)
         assert isinstance(grant, Grant)
         return grant
 
     def clear(self, ids: Sequence[str]) -> None:
-        self.plane.clear_samples(self.request_id(), "p", ids, 0.0)
+        self.plane.apply(ClearSamples(self.request_id(), "p", ids), 0.0)
 
     def read(self, ids: Sequence[str], fields: Sequence[str]) -> ReadPlan:
-        return self.plane.begin_read("p", ids, fields)
+        return self.plane.apply(BeginRead("p", ids, fields), 0.0)
+
+    def end_read(self, ticket: int) -> None:
+        self.plane.apply(EndRead(ticket), 0.0)
 
     def some_batch(self) -> list[str]:
         return self._dice.choice(self.batches)
@@ -120,22 +136,21 @@ def measure(flow: Flow, runs: int) -> dict[str, float]:
         times.setdefault(name, []).append(took)
         return answer
 
-    plane = flow.plane
     for _ in range(runs):
         batch, new, one = flow.some_batch(), flow.ids(BATCH), flow.ids(1)
         timed("put 512 x 8, over rows that are there", flow.put, flow.put_call(batch, BATCH_FIELDS))
         plan = timed("begin read 512 x 8", flow.read, batch, BATCH_FIELDS)
-        timed("end read 512 x 8", plane.end_read, plan.ticket)
+        timed("end read 512 x 8", flow.end_read, plan.ticket)
         plan = timed("begin read 512 x 8, rows apart", flow.read, flow.some_rows(BATCH), BATCH_FIELDS)
-        plane.end_read(plan.ticket)
+        flow.end_read(plan.ticket)
         timed("put 512 x 8, new rows", flow.put, flow.put_call(new, BATCH_FIELDS))
         timed("clear 512", flow.clear, new)
         grants = [timed("claim 512", flow.claim, BATCH), timed("claim 1", flow.claim, 1)]
         for grant in grants:
-            plane.release_claim(flow.request_id(), grant.claim_id, 0.0)
+            flow.plane.apply(ReleaseClaim(flow.request_id(), grant.claim_id), 0.0)
         timed("put 1 x 4, new row", flow.put, flow.put_call(one, BATCH_FIELDS[:4]))
         plan = timed("begin read 1 x 4", flow.read, one, BATCH_FIELDS[:4])
-        plane.end_read(plan.ticket)
+        flow.end_read(plan.ticket)
         timed("clear 1", flow.clear, one)
     for _ in range(max(3, runs // 20)):
         apart = flow.some_rows(min(CLEARED, BATCH * len(flow.batches) // 2))
@@ -144,7 +159,7 @@ def measure(flow: Flow, runs: int) -> dict[str, float]:
         apart = flow.some_rows(len(apart))
         plan = flow.read(apart, FIELDS)
         timed("clear 2000, rows apart, being read", flow.clear, apart)
-        timed("end of that read", plane.end_read, plan.ticket)
+        timed("end of that read", flow.end_read, plan.ticket)
         flow.put(flow.put_call(apart, FIELDS))
     return {name: statistics.median(of_call) * 1e6 for name, of_call in times.items()}
 

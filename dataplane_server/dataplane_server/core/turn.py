@@ -185,8 +185,8 @@ class Turn:
     def _serve(self, task: Task, now: float) -> None:
         """Grant ready rows to the claims that are queued for them, the longest queued first."""
         verbs = self._verbs
-        while (served := verbs.queue.pop_ready(task, now)) is not None:
-            queued, slots = served
+        while (head := task.next_waiter()) is not None:
+            queued, slots = verbs.queue.pop(*head, now)
             wanted = queued.wanted
             partition = self._state.partition(wanted.partition_id)
             if isinstance(wanted, ClaimShard):

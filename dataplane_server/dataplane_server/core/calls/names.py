@@ -55,13 +55,6 @@ def check_reason(reason: str, limits: Limits) -> None:
         raise Refusal(Reason.INVALID_REQUEST, message)
 
 
-def check_new_rows(held: int, new: int, limits: Limits) -> None:
-    """As many rows as a server may hold, those that it holds included."""
-    if new and held + new > limits.max_rows:
-        message = f"the server holds {held} rows; at most {limits.max_rows} are kept"
-        raise Refusal(Reason.LIMIT_REACHED, message, max_rows=limits.max_rows)
-
-
 def check_generations(sample_ids: Sequence[str], generations: Int64Array | None) -> None:
     """None, or one for each row."""
     if generations is not None and generations.size != len(sample_ids):

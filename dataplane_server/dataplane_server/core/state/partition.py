@@ -20,11 +20,10 @@ from dataplane_server.core.calls.columns import Column, Columns, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Definition, Int64Array, Run, Slots, Tags
-from dataplane_server.core.rows.fields import Field
+from dataplane_server.core.rows.fields import Field, check_sequence_lengths
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.group_table import Group, GroupTable
 from dataplane_server.core.rows.row_table import RowTable
-from dataplane_server.core.rows.sequence_lengths import check_sequence_lengths
 from dataplane_server.core.rows.space import Space, column_runs
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CONSUMED

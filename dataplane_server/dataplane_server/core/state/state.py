@@ -73,6 +73,13 @@ class State:
             message = f"there is no partition {partition_id[:256]!r}; register it first"
             raise Refusal(Reason.PARTITION_NOT_FOUND, message, partition_id=partition_id) from None
 
+    def check_new_rows(self, new: int) -> None:
+        """Refusal LIMIT_REACHED if the server cannot hold so many more rows."""
+        held, most = self.total_rows, self.limits.max_rows
+        if new and held + new > most:
+            message = f"the server holds {held} rows and its limit is {most}; clear some first"
+            raise Refusal(Reason.LIMIT_REACHED, message, max_rows=most)
+
     def fail(self, ticket: int, refusal: Refusal) -> None:
         """Tell a waiting caller that its call has failed."""
         self.effects.append(Failed(ticket, refusal))
@@ -83,4 +90,4 @@ class State:
 
     @property
     def total_rows(self) -> int:
-        return sum(len(partition.rows) for partition in self.partitions.values())
+        return sum([len(partition.rows) for partition in self.partitions.values()])

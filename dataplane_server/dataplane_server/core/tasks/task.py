@@ -33,8 +33,8 @@ from dataplane_server.core.tasks.task_states import (
     DEAD,
     DELAYED,
     STATE_NAMES,
+    TASK_STATES,
     UNTAKEN,
-    TaskClock,
     TaskCounters,
     TaskState,
     Waiter,
@@ -48,6 +48,49 @@ ViewKey = tuple[int, bool]
 """The fields of a view, as a mask, and whether it is a view of whole groups."""
 
 _NONE = np.iinfo(np.int64).max
+
+
+class TaskClock:
+    """Adds up the time that a task spends in each state, from the first `enter` on. `now` is monotonic, in seconds; a
+    `now` before the last one counts as the last one.
+    """
+
+    __slots__ = ("_seconds", "_since", "_state")
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = dict.fromkeys(TASK_STATES, 0.0)
+        self._state: TaskState = "idle"
+        self._since: float | None = None
+
+    @property
+    def entered(self) -> tuple[float, ...]:
+        """Seconds in every state until the task entered its current one."""
+        return tuple(self._seconds.values())
+
+    @property
+    def state_number(self) -> int:
+        """The index of the current state in TASK_STATES."""
+        return TASK_STATES.index(self._state)
+
+    @property
+    def since(self) -> float | None:
+        """When the task entered its current state; None before the first `enter`."""
+        return self._since
+
+    def enter(self, state: TaskState, now: float) -> None:
+        """The task is in this state from now on."""
+        if self._since is not None:
+            now = max(now, self._since)
+            self._seconds[self._state] += now - self._since
+        self._since = now
+        self._state = state
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """Seconds in every state until now."""
+        seconds = dict(self._seconds)
+        if self._since is not None:
+            seconds[self._state] += max(now - self._since, 0.0)
+        return seconds
 
 
 class Task:
@@ -276,7 +319,7 @@ class Task:
         if self.waiting():
             withheld = self._held_until or self._groups.reserved
             state: TaskState = "waiting_by_policy" if withheld else "waiting_for_producers"
-        elif self.deliveries.open:
+        elif self._counts[CLAIMED]:
             state = "serving"
         else:
             ready = any(view.ready for view in self._views.values()) if self._views else len(self._rows) > 0

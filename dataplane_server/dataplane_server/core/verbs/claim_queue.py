@@ -109,14 +109,10 @@ class ClaimQueue:
 
     # -- claims that are served ----------------------------------------------------------------------------------------
 
-    def pop_ready(self, task: Task, now: float) -> tuple[QueuedClaim, Slots] | None:
-        """The longest queued claim of a task that can be served, with its rows; both leave their queues."""
-        pair = task.next_waiter()
-        if pair is None:
-            return None
-        view, waiter = pair
+    def pop(self, view: AnyView, waiter: Waiter, now: float) -> tuple[QueuedClaim, Slots]:
+        """Take a claim that can be served out of the queue, and its rows out of their view."""
         queued = self._queued[waiter.number]
-        task.counters.claim_wait_s += len(queued.callers) * max(now - waiter.since, 0.0)
+        queued.task.counters.claim_wait_s += len(queued.callers) * max(now - waiter.since, 0.0)
         for ticket in queued.callers:
             self._forget(ticket)
         self._remove(queued)

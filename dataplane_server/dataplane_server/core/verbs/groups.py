@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from dataplane_server.core.calls.answers import GroupAborted, GroupFinished, Reserved
-from dataplane_server.core.calls.names import check_name, check_new_rows, check_reason, check_sample_ids
+from dataplane_server.core.calls.names import check_name, check_reason, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup, ReserveGroup
 from dataplane_server.core.calls.values import Slots
@@ -86,7 +86,7 @@ class Groups:
             first = call.sample_ids[int(existing[0])]
             message = f"{where}: sample {first!r} of group {call.group_id!r} exists already"
             raise Refusal(Reason.SAMPLE_EXISTS, message, partition_id=partition.partition_id, sample_id=first)
-        check_new_rows(self._state.total_rows, len(call.sample_ids), limits)
+        self._state.check_new_rows(len(call.sample_ids))
 
     def _find(self, reservation_id: str) -> tuple[Partition, Group]:
         for partition in self._state.partitions.values():

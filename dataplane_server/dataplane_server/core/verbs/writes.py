@@ -21,14 +21,13 @@ from dataplane_server.core.calls.names import (
     check_distinct,
     check_generations,
     check_name,
-    check_new_rows,
     check_sample_ids,
     check_tags,
 )
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
 from dataplane_server.core.calls.values import Slots
-from dataplane_server.core.rows.sequence_lengths import check_given_lengths
+from dataplane_server.core.rows.fields import check_given_lengths
 from dataplane_server.core.state.partition import Checked, Partition
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.admission import Admission
@@ -139,7 +138,7 @@ class Writes:
         self._check_access(put, partition, slots)
         limits = self._state.limits
         checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
-        check_new_rows(self._state.total_rows, checked.new_rows, limits)
+        self._state.check_new_rows(checked.new_rows)
         return checked
 
     def _check_access(self, put: PutSamples, partition: Partition, slots: Slots) -> None:
