@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import signal
 import sys
+from pathlib import Path
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
@@ -103,6 +105,7 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         insecure=flags.insecure,
         tracing=flags.tracing,
         drain_grace_s=flags.grace,
+        record=Path(recording) if (recording := os.environ.get("DATAPLANE_RECORD")) else None,
     )
     config.validate()
     return config

@@ -1,10 +1,11 @@
-"""What a server is started with. Flags are read in `cli`, nowhere else; there are no environment variables."""
+"""The settings of a server. Flags, and the one environment variable (DATAPLANE_RECORD), are read in `cli` alone."""
 
 from __future__ import annotations
 
 import ipaddress
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dataplane_server.core.calls.limits import Limits
 
@@ -23,6 +24,7 @@ class ServerConfig:
     insecure: serve without encryption or authentication on addresses that other hosts can reach.
     tracing: make a span of every call by OpenTelemetry's global tracer provider, which the program sets up.
     drain_grace_s: how long calls under way may take after SIGTERM, in seconds.
+    record: a file to write every call to, for `python -m dataplane_server.replay`; for development.
     """
 
     listen: tuple[str, ...] = ("127.0.0.1:50051",)
@@ -34,6 +36,7 @@ class ServerConfig:
     insecure: bool = False
     tracing: bool = False
     drain_grace_s: float = 20.0
+    record: Path | None = None
 
     def validate(self) -> None:
         """Raises ValueError that names the setting and the rule."""

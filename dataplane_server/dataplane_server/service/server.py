@@ -17,6 +17,7 @@ from dataplane_server.observe.log import get_log
 from dataplane_server.observe.loop_lag import LoopLag
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
+from dataplane_server.recording.recorder import RecordedPlane
 from dataplane_server.service.binding import bind, unix_path
 from dataplane_server.service.boundary import SERVICE, Boundary
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES
@@ -49,9 +50,7 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         config.validate()
         self.config = config
-        self.plane = DataPlane(
-            config.limits, incarnation=uuid.uuid4().hex[:12], first_generation=time.time_ns() // 1000
-        )
+        self.plane = _new_plane(config)
         self.addresses: list[str] = []
         self.http_address: str | None = None
         self.health_address: str | None = None
@@ -112,6 +111,8 @@ class Server:
         await self._http.stop()
         self._lag.stop()
         self._arena.close()
+        if isinstance(self.plane, RecordedPlane):
+            self.plane.close()
         await self._probes.stop()
         self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
 
@@ -119,3 +120,10 @@ class Server:
         self._serving = ready
         await self._health.report(ready=ready)
         await self._probes.report(ready=ready)
+
+
+def _new_plane(config: ServerConfig) -> DataPlane:
+    incarnation, first_generation = uuid.uuid4().hex[:12], time.time_ns() // 1000
+    if config.record is None:
+        return DataPlane(config.limits, incarnation=incarnation, first_generation=first_generation)
+    return RecordedPlane(config.record, config.limits, incarnation=incarnation, first_generation=first_generation)

@@ -1,7 +1,8 @@
-"""A server process, as its users start it."""
+"""A server process, as its users start it, whose every call is recorded and replayed when a test is over."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from dataplane_server.replay import replay
 
 COMMAND = Path(sys.executable).parent / "dataplane-server"
 
@@ -23,12 +26,17 @@ class ServerProcess:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server process; in the end its log must not tell of an error."""
+    """A server process. At the end its log must have no error, and its recording must replay with equal outcomes and an
+    equal final state.
+    """
     listen = f"unix://{tmp_path}/dataplane.sock"
-    log = tmp_path / "server.log"
+    log, recording = tmp_path / "server.log", tmp_path / "recording"
     flags = ["--listen", listen, "--http", "", "--memory", "1GiB", "--log-level", "warning"]
     with log.open("w") as stderr:
-        process = subprocess.Popen([COMMAND, *flags], stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8")
+        environment = {**os.environ, "DATAPLANE_RECORD": str(recording)}
+        process = subprocess.Popen(
+            [COMMAND, *flags], stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8", env=environment
+        )
     try:
         assert process.stdout is not None
         assert any("register_partition" in line for line in process.stdout), log.read_text()
@@ -38,6 +46,10 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         assert [
             line for line in log.read_text().splitlines() if '"level": "error"' in line or "Traceback" in line
         ] == []
+        found = replay(recording)
+        print(f"{found.calls} calls replayed, {found.refused} of them refused")  # noqa: T201  # shown by -s
+        assert found.equal, found
+        assert found.digests[0] is not None
     finally:
         process.kill()
         process.wait()
