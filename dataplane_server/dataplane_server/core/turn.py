@@ -138,49 +138,52 @@ class Turn:
         """Carry out a call at a time (monotonic, s). Raises Refusal if it cannot be served."""
         if isinstance(call, RepeatableCall):
             return self._once(call, now)  # type: ignore[no-any-return]
-        return self._change(self._others[type(call)], call, now)  # type: ignore[no-any-return]
+        try:
+            return self._others[type(call)](call, now)  # type: ignore[no-any-return]
+        finally:  # also if it is refused: a refused write has ended, and its space is free
+            self._follow_up(now)
 
     def _once(self, call: RepeatableCall[Any], now: float) -> Any:
         """Carry out a call, unless the same request was carried out before."""
-        verb, request_id = self._repeatable[type(call)], call.request_id
-        remembered = self._answers.recall(request_id, verb.name, now)
-        if isinstance(remembered, Abandoned):
-            raise superseded()
+        (name, change, supersede), request_id = self._repeatable[type(call)], call.request_id
+        remembered = self._answers.recall(request_id, name, now)
         if remembered is not None:
+            if isinstance(remembered, Abandoned):
+                raise superseded()
             return remembered
-        if verb.supersede is not None and verb.supersede(request_id):
+        if supersede is not None and supersede(request_id):
             self._follow_up(now)
-        answer = self._change(verb.change, call, now)
-        if not isinstance(answer, _UNFINISHED):
-            self._answers.remember(request_id, verb.name, answer, now)
-        return answer
-
-    def _change(self, change: Change, call: Call[Any], now: float) -> Any:
         try:
-            return change(call, now)
-        finally:  # also if it is refused: a refused write has ended, and its space is free
+            answer = change(call, now)
+        finally:
             self._follow_up(now)
+        if not isinstance(answer, _UNFINISHED):
+            self._answers.remember(request_id, name, answer, now)
+        return answer
 
     # -- follow up -----------------------------------------------------------------------------------------------------
 
     def _follow_up(self, now: float) -> None:
         """Do what follows from a change."""
-        for reservation in self._verbs.admission.admit_waiting():
-            self._state.effects.append(Admitted(reservation.ticket, reservation))
         changes = self._state.changes
-        if not changes:
-            return
-        for task in list(changes.tasks):
-            self._serve(task, now)
-            task.observe(now)
-            task.figures = None
-        changes.tasks.clear()
-        for partition in changes.partitions:
-            partition.figures = None
-        changes.partitions.clear()
-        for fact in changes.facts:
-            self._history.note(fact, now)
-        changes.facts.clear()
+        if self._state.space.freed or changes.writes_left:
+            for reservation in self._verbs.admission.admit_waiting():
+                self._state.effects.append(Admitted(reservation.ticket, reservation))
+            self._state.space.freed = changes.writes_left = False
+        if changes.tasks:
+            for task in list(changes.tasks):
+                self._serve(task, now)
+                task.observe(now)
+                task.figures = None
+            changes.tasks.clear()
+        if changes.partitions:
+            for partition in changes.partitions:
+                partition.figures = None
+            changes.partitions.clear()
+        if changes.facts:
+            for fact in changes.facts:
+                self._history.note(fact, now)
+            changes.facts.clear()
 
     def _serve(self, task: Task, now: float) -> None:
         """Grant ready rows to the claims that are queued for them, the longest queued first."""

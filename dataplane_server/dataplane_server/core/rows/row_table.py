@@ -74,6 +74,7 @@ class RowTable:
         self._owed: dict[
             int, list[tuple[Int64Array, Int64Array]]
         ] = {}  # slot -> offsets and bytes to free once unpinned
+        self._in_limbo = 0  # removed slots that are still pinned
         self._capacity = 0
         self._columns: dict[str, npt.NDArray[Any]] = {}
         for name, dtype in _ROW_COLUMNS.items():
@@ -171,7 +172,9 @@ class RowTable:
                 column[slots] = 0
         self.places.erase(slots)
         self._columns["epoch"][slots] += 1
-        self._free.extend(slots[self._columns["pins"][slots] == 0].tolist())
+        unpinned = slots[self._columns["pins"][slots] == 0].tolist()
+        self._free.extend(unpinned)
+        self._in_limbo += len(gone) - len(unpinned)
 
     # -- names that outlive a call -------------------------------------------------------------------------------------
 
@@ -244,7 +247,10 @@ class RowTable:
         left = pins[slots] - 1
         pins[slots] = left
         loose = slots[left == 0]
-        self._free.extend(loose[~self._columns["alive"][loose]].tolist())
+        if self._in_limbo:
+            freed = loose[~self._columns["alive"][loose]].tolist()
+            self._free.extend(freed)
+            self._in_limbo -= len(freed)
         self.payloads.unpinned(loose)
         if self._owed:
             paid = [piece for slot in loose.tolist() for piece in self._owed.pop(slot, ())]

@@ -83,9 +83,13 @@ class Answers:
 
 def _pack(put: PutResult) -> _PackedPut:
     generations = put.generations
-    begins = np.flatnonzero(np.diff(generations, prepend=-1) != 1)
-    lengths = np.diff(begins, append=len(generations))
-    return _PackedPut(put.created_rows, put.size_bytes, generations[begins], lengths)
+    begins = (generations[1:] - generations[:-1] != 1).nonzero()[0] + 1
+    if len(begins):
+        begins = np.concatenate([[0], begins])
+        return _PackedPut(
+            put.created_rows, put.size_bytes, generations[begins], np.diff(begins, append=len(generations))
+        )
+    return _PackedPut(put.created_rows, put.size_bytes, generations[:1].copy(), np.array([len(generations)]))
 
 
 def _unpack(put: _PackedPut) -> PutResult:

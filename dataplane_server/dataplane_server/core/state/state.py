@@ -32,16 +32,18 @@ class Fact(NamedTuple):
 class Changes:
     """What the current turn has changed, for `core.turn` to act on. Empty between turns.
 
-    tasks: whose rows, views or queue changed. partitions: whose figures changed. facts: for the history.
+    tasks: whose rows, views or queue changed. partitions: whose figures changed. facts: for the history. writes_left: a
+    write left its queue, so the one behind it may fit.
     """
 
     def __init__(self) -> None:
         self.tasks: dict[Task, None] = {}
         self.partitions: dict[Partition, None] = {}
         self.facts: list[Fact] = []
+        self.writes_left = False
 
     def __bool__(self) -> bool:
-        return bool(self.tasks or self.partitions or self.facts)
+        return bool(self.tasks or self.partitions or self.facts or self.writes_left)
 
 
 class State:

@@ -182,8 +182,11 @@ class Task:
 
     def next_waiter(self) -> tuple[AnyView, Waiter] | None:
         """The longest queued claim among those that are first at their view and can be served."""
-        heads = [(view, head) for view in self._views.values() if (head := view.next_waiter()) is not None]
-        return min(heads, key=lambda pair: pair[1].number, default=None)
+        best: tuple[AnyView, Waiter] | None = None
+        for view in self._views.values():
+            if view.waiters and (head := view.next_waiter()) is not None:
+                best = best if best is not None and best[1].number < head.number else (view, head)
+        return best
 
     def remove_waiter(self, view: AnyView, number: int) -> None:
         """A claim leaves the queue of a view."""
@@ -316,15 +319,17 @@ class Task:
 
     def observe(self, now: float) -> None:
         """Note the state that the task is in from now on."""
-        if self.waiting():
-            withheld = self._held_until or self._groups.reserved
-            state: TaskState = "waiting_by_policy" if withheld else "waiting_for_producers"
-        elif self._counts[CLAIMED]:
-            state = "serving"
-        else:
-            ready = any(view.ready for view in self._views.values()) if self._views else len(self._rows) > 0
-            state = "waiting_for_consumers" if ready else "idle"
-        self.clock.enter(state, now)
+        self.clock.enter(self._state(), now)
+
+    def _state(self) -> TaskState:
+        ready = False
+        for view in self._views.values():
+            if view.waiters:
+                return "waiting_by_policy" if self._held_until or self._groups.reserved else "waiting_for_producers"
+            ready = ready or bool(view.ready)
+        if self._counts[CLAIMED]:
+            return "serving"
+        return "waiting_for_consumers" if ready or (len(self._rows) and not self._views) else "idle"
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

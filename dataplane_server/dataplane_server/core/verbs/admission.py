@@ -27,7 +27,6 @@ class Admission:
         self._urgent: OrderedDict[int, Columns] = OrderedDict()
         self._waiting: OrderedDict[int, Columns] = OrderedDict()
         self._since: dict[int, float] = {}  # of those in either queue, monotonic, s
-        self._head_left = False  # the write behind it may fit
 
     def __contains__(self, ticket: int) -> bool:
         return ticket in self._reserved
@@ -100,16 +99,14 @@ class Admission:
         """End a reservation, or a place in the queue. Unknown tickets are ignored."""
         in_queue = self._urgent.pop(ticket, None) or self._waiting.pop(ticket, None)
         if in_queue is not None:
-            self._head_left = True
+            self._state.changes.writes_left = True
             del self._since[ticket]
         elif ticket in self._reserved:
             offsets, sizes = self._reserved.pop(ticket)
             self._state.space.release_rows(offsets.ravel(), sizes.ravel())
 
     def admit_waiting(self) -> list[Reservation]:
-        """Serve the queues from their heads while there is space. Cheap unless space was freed since the last call."""
-        if not (self._state.space.freed or self._head_left):
-            return []
+        """Serve the queues from their heads while there is space."""
         admitted = []
         while queue := self._urgent or self._waiting:
             ticket, columns = next(iter(queue.items()))
@@ -118,7 +115,6 @@ class Admission:
                 break
             del queue[ticket], self._since[ticket]
             admitted.append(reservation)
-        self._state.space.freed = self._head_left = False
         return admitted
 
     def waiting_tickets(self) -> list[int]:
