@@ -1,4 +1,4 @@
-"""Whole batches on one host, padded tensors in and a padded batch out: beside the floor, TransferQueue and Ray."""
+"""Measure whole batches on one host, padded in and padded out, beside the floor, TransferQueue and Ray."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OURS = "same host"
 
 
 def measure(session: Session) -> None:
-    """Goals on batches G, D, R and S."""
+    """Measure the goals on batches G, D, R and S."""
     python = transfer_queue_python(session)
     with server_process() as server, connect(server.unix) as client, connect_over_grpc(server.unix) as remote:
         session.figures["same_host_transport"] = client.transport
@@ -46,12 +46,12 @@ def measure(session: Session) -> None:
 
 
 def transfer_queue_python(session: Session) -> Path | None:
-    """The interpreter of TransferQueue's environment; None, and a line, where it cannot be installed."""
+    """The interpreter of TransferQueue's environment. Prints a line and returns None if it cannot be installed."""
     try:
         with session.phase("environment of TransferQueue and Ray"):
             return environment(TRANSFER_QUEUE, session.torch)
     except NotInstalledError as error:
-        session.console.print(f"TransferQueue is left out, it could not be installed: {error}")
+        session.console.print(f"TransferQueue is left out: it could not be installed: {error}")
         return None
 
 
@@ -63,7 +63,7 @@ def queue_worker(session: Session, python: Path | None) -> Iterator[Worker | Non
 
 
 def queue_rounds(session: Session, queue: Worker | None, spec: Spec, forms: Sequence[str]) -> dict[str, Round]:
-    """TransferQueue's rounds of a batch in each of the forms; none without it, or, after a line, where it fails."""
+    """TransferQueue's rounds of a batch, by form. Empty without TransferQueue; prints a line for a form that fails."""
     rounds: dict[str, Round] = {}
     if queue is None:
         return rounds
@@ -98,7 +98,7 @@ def _beside_the_queue(
 
 
 def _floor_goal(session: Session, floor: Round, ours: Round) -> None:
-    """Beside nothing but the floor, a few batches in a row each: beside slow systems both begin on cold caches."""
+    """Compare with the floor only, in short sequences: in turns with slow systems, both start with cold caches."""
     turns = {name: in_a_row(system, _FLOOR_IN_A_ROW) for name, system in (("floor", floor), (OURS, ours))}
     measured = alternate(turns, session.rounds(_FLOOR_ROUNDS), session.warmups)
     session.keep("batch.G.floor", measured)
@@ -123,7 +123,7 @@ def _report(session: Session, batch: Batch, measured: Mapping[str, Steps]) -> No
 
 
 def both(steps: Steps) -> Series:
-    """Put and read together, round by round."""
+    """The sum of put and read, round by round."""
     return steps["put"].plus(steps["read"])
 
 

@@ -1,6 +1,6 @@
-"""The batches that are measured, the same for every system: NumPy columns made from a seed, padding all zero.
+"""The measured batches, the same for every system: NumPy columns made from a seed, with zero padding.
 
-Needs NumPy only, so that the environments of the peers make the same bytes.
+Needs NumPy only, so the environments of the peers make the same bytes.
 
 - G: 512 rows of 512 to 4096 tokens; `input_ids` int64, 4 float32 fields a token, 3 fields a row (29 MB without
   padding, 50 MB with it).
@@ -27,7 +27,7 @@ _EXPERTS = (16, 8)
 
 @dataclass(frozen=True)
 class Spec:
-    """A batch by its description; travels as JSON. Lengths are uniform from shortest to longest tokens."""
+    """Description of a batch; travels as JSON. Lengths are uniform between shortest and longest, in tokens."""
 
     name: str
     kind: Literal["rollout", "sample", "dense", "experts"]
@@ -39,7 +39,7 @@ class Spec:
         return asdict(self)
 
     def longer(self, factor: int) -> Spec:
-        """The same rows, so many times as long."""
+        """The same rows, `factor` times as long."""
         shortest, longest = self.shortest * factor, self.longest * factor
         return replace(self, name=f"{self.name}x{factor}", shortest=shortest, longest=longest)
 
@@ -52,8 +52,8 @@ R = Spec("R", "experts", 64, 2048, 8192)
 
 @dataclass(frozen=True)
 class Batch:
-    """Columns with one row for each sample; per_token names those of shape (rows, longest row, ...), which lengths
-    (tokens of each row) cut. A dense batch has neither.
+    """Columns with one row for each sample. per_token: names of the columns of shape (rows, longest row, ...).
+    lengths: tokens of each row in these columns. A dense batch has neither.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Batch:
 
 
 def build(spec: Spec) -> Batch:
-    """The batch of a description; the same one in every process."""
+    """Build the batch of a description; every process builds the same one."""
     random = np.random.default_rng(0)
     if spec.kind == "dense":
         columns: Columns = {

@@ -1,11 +1,10 @@
-"""What the data plane costs, beside the floor of copying and beside its peers; which of its goals hold here.
+"""Measure the data plane beside the floor of copying and beside its peers, and check its goals.
 
     python benchmarks/bench.py [--quick] [--only PART ...] [--json PATH] [--chart PATH]
 
-Makes an environment for each peer when it is first needed and starts real processes. Prints tables of medians with
-their ranges, at last one of goals, and writes the same as JSON and the growth as a picture. About 9 minutes on two
-cores, 3 with --quick, and 2 more to install the peers the first time. Measure on a machine that does nothing
-else.
+Creates an environment for each peer at its first use, and starts real processes. Prints tables of medians with ranges,
+the goals last; writes the figures as JSON and the growth as a picture. Takes about 9 minutes on two cores, 3 with
+--quick, and 2 more to install the peers the first time. Measure on an idle machine.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import server_goals
 from session import Session, table
 
 _ROOT = Path(__file__).resolve().parents[1]
-_WIDTH = 160  # of what goes to a file
+_WIDTH = 160  # columns, if the output is a file
 _RUNS = _ROOT / "runs" / "bench"
 _PARTS = ("batches", "resident", "readers", "flight", "server", "growth")
 _HOLDS = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "[yellow]not measured[/yellow]"}
@@ -59,15 +58,15 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller growth")
-    parser.add_argument("--only", nargs="+", choices=_PARTS, help="measure these parts and no others")
-    parser.add_argument("--json", type=Path, default=_RUNS / "bench.json", help="where the figures go")
-    parser.add_argument("--chart", type=Path, default=_RUNS / "growth.png", help="where the picture goes")
-    parser.add_argument("--torch", default="torch==2.13.0", help="the build of torch that peers get")
+    parser.add_argument("--only", nargs="+", choices=_PARTS, help="measure these parts only")
+    parser.add_argument("--json", type=Path, default=_RUNS / "bench.json", help="file for the figures")
+    parser.add_argument("--chart", type=Path, default=_RUNS / "growth.png", help="file for the picture")
+    parser.add_argument("--torch", default="torch==2.13.0", help="build of torch for the peers")
     return parser.parse_args()
 
 
 def _measure(session: Session, parts: list[str]) -> list[growth.Growth]:
-    """Run the parts in a fixed order; the growths, if they are among them."""
+    """Run the parts in a fixed order. Returns the growths, if selected."""
     if "batches" in parts:
         batch_goals.measure(session)
     resident = resident_goals.measure(session) if {"resident", "growth"} & set(parts) else None

@@ -1,4 +1,4 @@
-"""The growths as one picture: a panel each, both axes logarithmic, medians with their ranges, the floor dashed."""
+"""Draw the growths as one picture: one panel each, logarithmic axes, medians with ranges, the floor dashed."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""How long one claim and one commit take, beside the floor of any call on the same machine.
+"""Measure the latency of one claim and one commit, beside the floor of any call on the same machine.
 
     python benchmarks/claim_latency.py [--calls N] [--rows N]
 
-A server process and one client in this process, over a Unix socket: once with values in shared memory (calls then take
-the local socket), once over gRPC. Rows are there before they are claimed, and every claim takes --rows of them (1); its
-commit carries no column, or one of a float32 a row. Beside them two floors: 64 bytes there and back over a Unix socket
-between two Python processes that do nothing else, and a unary gRPC call of the same server that changes nothing
-(GetServerStatus). All take turns within each round of 50 calls, so that what the machine does meanwhile meets them
-alike. Times are of one call, as its caller sees it.
+Runs a server process and one client in this process, over a Unix socket: once with values in shared memory (calls then
+use the local socket), once over gRPC. Rows are put before they are claimed. Every claim takes --rows of them (1); its
+commit carries no column, or one with a float32 a row. There are two floors: 64 bytes there and back over a Unix socket
+between two otherwise idle Python processes, and a unary gRPC call of the same server that changes nothing
+(GetServerStatus). All take turns within each round of 50 calls, so other load on the machine affects them alike. Times
+are those of one call, as its caller sees it.
 
 Goals: the median claim and the median commit take at most 0.7 ms.
 """
@@ -50,7 +50,7 @@ Times = dict[str, list[float]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=3000, help="calls of each kind")
-    parser.add_argument("--rows", type=int, default=1, help="rows of a claim")
+    parser.add_argument("--rows", type=int, default=1, help="rows in a claim")
     options = parser.parse_args()
     torch.set_num_threads(1)
     console = Console()
@@ -81,7 +81,7 @@ def _measured(systems: Mapping[str, Callable[[], Times]], rounds: int) -> Times:
 
 @contextmanager
 def _bare_round_trips() -> Iterator[Callable[[], Times]]:
-    """A round of messages to a process that sends each back."""
+    """A round of messages to a process that echoes them."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         address = str(Path(folder) / "echo.sock")
         listener.bind(address)
@@ -128,7 +128,7 @@ def _times(call: Callable[[], object]) -> list[float]:
 
 @contextmanager
 def _claims(transport: Literal["shm", "grpc"], rows: int) -> Iterator[Callable[[], Times]]:
-    """A round of claims that are committed, the half with a column."""
+    """A round of claims and commits; half of the commits carry a column."""
     with server_process("1GiB") as server, connect(server.unix, transport=transport) as client:
         client.register_partition("p", ["x", "y"], 0, ["train"])
         yield lambda: _claim_round(client, transport, rows)

@@ -1,14 +1,14 @@
-"""How soon blocked claims wake, and what they cost everybody else.
+"""Measure how soon blocked claims wake, and what they cost other calls.
 
     python benchmarks/claim_wakeups.py [--claimers N] [--rows N] [--rounds N]
 
-A server process, and N clients with a connection each, spread over two processes, that are all blocked in a claim;
-beside it a server process without claims.
+Runs a server process and N clients, each with its own connection, in two processes. All clients are blocked in a claim.
+A second server process has no claims.
 
-Wake-up: rows are put one at a time; from the beginning of the put that completes the row, and from its end, until a
-claim with the row has returned in its own process (the clock is the machine's). A negative value: the claim was back
-before the put was. Throughput: puts and reads of 64 rows of 4,096 float32 (1 MiB) in the partition of the claims, in
-rounds that alternate between the two servers.
+Wake-up: rows are put one at a time. Measured from the start of the put that completes the row, and from its end, until
+a claim with the row has returned in its process (on the machine's clock). A negative value means that the claim
+returned before the put. Throughput: puts and reads of 64 rows of 4,096 float32 (1 MiB) in the partition of the claims,
+in rounds that alternate between the two servers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Wakeups: TypeAlias = "Queue[tuple[str, float]]"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--claimers", type=int, default=200)
-    parser.add_argument("--rows", type=int, default=1000, help="wake-ups that are measured")
+    parser.add_argument("--rows", type=int, default=1000, help="wake-ups to measure")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of throughput with and without claims")
     parser.add_argument("--seconds", type=float, default=0.25, help="length of one measurement in a round")
     options = parser.parse_args()
@@ -61,7 +61,7 @@ def main() -> None:
 
 @contextmanager
 def _server() -> Iterator[DataPlaneClient]:
-    """A client of a server in a process of its own."""
+    """A client of a server in a separate process."""
     addresses: Queue[str] = _SPAWN.Queue()
     stop = _SPAWN.Event()
     process = _SPAWN.Process(target=_serve, args=(addresses, stop))
@@ -83,7 +83,7 @@ def _serve(addresses: Queue[str], stop: Event) -> None:
 
 @contextmanager
 def _blocked_claims(client: DataPlaneClient, count: int) -> Iterator[Wakeups]:
-    """So many clients blocked in a claim; what they got, and when, comes through the queue."""
+    """Run `count` clients, each blocked in a claim. The queue receives the samples that they get, with the times."""
     wakeups: Wakeups = _SPAWN.Queue()
     share = [count // PROCESSES + (number < count % PROCESSES) for number in range(PROCESSES)]
     arguments = [(client.target, clients, wakeups) for clients in share]
@@ -139,7 +139,7 @@ def _wakeup_table(client: DataPlaneClient, wakeups: Wakeups, rows: int, claimers
     table = Table(title=f"wake-up of one of {claimers} blocked claims, {rows} rows, ms", box=None, title_justify="left")
     for heading in ("until the claim has returned, from", "p50", "p99", "max"):
         table.add_column(heading, justify="left" if heading.startswith("until") else "right")
-    for name, values in (("the put's beginning", begins[20:]), ("the put's end", ends[20:])):
+    for name, values in (("the put's start", begins[20:]), ("the put's end", ends[20:])):
         table.add_row(name, *(f"{value:.2f}" for value in _percentiles(values)))
     return table
 
@@ -170,7 +170,7 @@ def _throughput_table(
 
 
 def _puts_and_reads(client: DataPlaneClient, seconds: float) -> tuple[float, float]:
-    """Puts and reads a second, each measured for so long."""
+    """Puts and reads a second, each measured for `seconds`."""
     ids = [f"y{row}" for row in range(BATCH)]
     values = {"y": torch.zeros(BATCH, 4096)}
     client.put_samples(ids, "p", values)

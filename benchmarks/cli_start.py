@@ -1,12 +1,11 @@
-"""How long the command `dataplane` takes, as whole processes, beside the floor of Python itself.
+"""Measure the run time of the command `dataplane`, as whole processes, beside the floor of Python itself.
 
     .venv/bin/python benchmarks/cli_start.py
 
-Starts a server with a partition of two tasks, then each command ten times, in turns. Prints the time that passed (its
-median and the least), the processor time of the process (median), and how many times that of the floor, `python -c
-pass`, passed (median of the rounds): the one figure that two machines, or a busy and a quiet hour of one, have in
-common. The goal of 300 ms is for the median, on a machine that does nothing else; where Python starts in 25 ms it is
-twelve times the floor.
+Starts a server with a partition of two tasks, then runs each command ten times, in turns. Prints the elapsed time
+(median and least), the processor time of the process (median), and the ratio to the floor, `python -c pass` (median of
+the rounds). Only the ratio is comparable between machines, or between busy and idle hours of one machine. The goal of
+300 ms is for the median on an idle machine; if Python starts in 25 ms, it is twelve times the floor.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ COMMANDS = {
 
 
 def process(command: Sequence[str], address: str) -> Round:
-    """Run a command to its end."""
+    """Make a round that runs a command to its end."""
 
     def measured() -> Mapping[str, float]:
         before = os.times()

@@ -1,4 +1,4 @@
-"""One client in a process of its own, as a worker (see `serving`): for many clients at once, and for its memory."""
+"""One client in a separate process, as a worker (see `serving`): for many concurrent clients, and memory figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serving import serve
 
 
 class Calls:
-    """What the driver may ask for."""
+    """The calls of the driver."""
 
     def __init__(self) -> None:
         self._client: DataPlaneClient | None = None
@@ -24,18 +24,18 @@ class Calls:
         self._stream: tuple[str, list[str], dict[str, torch.Tensor]] = ("", [], {})
 
     def connect(self, address: str, transport: str) -> Mapping[str, Any]:
-        """Open a connection: over gRPC, or as the client chooses."""
+        """Open a connection: over gRPC, or over the transport that the client chooses."""
         self._client = connect_over_grpc(address) if transport == "grpc" else connect(address)
         return {}
 
     def prepare(self, spec: dict[str, Any], client: int) -> Mapping[str, Any]:
-        """Make a batch and send it once, untimed; the bytes of a round, put and read, without padding."""
+        """Make a batch and send it once, untimed. Returns the bytes of a round, put and read, without padding."""
         batch = build(Spec(**{**spec, "name": f"{spec['name']}-client-{client}"}))
         self._rounds = PaddedRounds(self._connected(), batch)
         return {"bytes": 2 * batch.jagged_bytes}
 
     def rounds(self, seconds: float) -> Mapping[str, Any]:
-        """Rounds for so long; how many, in how many seconds."""
+        """Run rounds for `seconds`. Returns how many, in how many seconds."""
         if self._rounds is None:
             raise RuntimeError("no batch was prepared")
         began, done = time.monotonic(), 0
@@ -51,7 +51,7 @@ class Calls:
         return {}
 
     def stream(self, spec: dict[str, Any]) -> Mapping[str, Any]:
-        """Make a batch for `stream_put` and `stream_read`; bytes of its values."""
+        """Make a batch for `stream_put` and `stream_read`. Returns the bytes of its values."""
         batch = build(Spec(**spec))
         columns = {name: torch.from_numpy(column) for name, column in batch.columns.items()}
         self._stream = (batch.name, [f"sample_{row}" for row in range(batch.rows)], columns)
@@ -59,12 +59,12 @@ class Calls:
         return {"bytes": batch.jagged_bytes}
 
     def stream_put(self) -> Mapping[str, Any]:
-        """Put it; what this process held at most beside what it held before."""
+        """Put the batch. Returns the growth of this process at its peak, in bytes."""
         partition, ids, columns = self._stream
         return _most_beyond(lambda: self._connected().put_samples(ids, partition, columns))
 
     def stream_read(self) -> Mapping[str, Any]:
-        """Read it back; what this process held at most beside what it held before, the values read among it."""
+        """Read the batch back. Returns the growth of this process at its peak, in bytes, including the values read."""
         partition, ids, columns = self._stream
         return _most_beyond(lambda: self._connected().get_samples(ids, partition, list(columns)))
 

@@ -1,12 +1,12 @@
-"""What the core's calls cost by themselves, by the number of resident rows, and what a row costs beside its values.
+"""Measure the core's calls alone, by number of resident rows, and the memory of a row beside its values.
 
     python benchmarks/core_calls.py [--runs N] [--rows 2000,10000,100000,1000000]
 
-The core alone: no server, no bytes of values. Rows have 10 fields (7 jagged of 512 to 4096 entries, 3 of one entry) and
-ids such as "0123456789abcdef_g0", were put 512 at a time, and lie behind a task whose claims ask for all fields. A
-batch is 512 rows that were put together, with 8 fields: 5 jagged, 3 dense. Medians in microseconds; `begin + finish` is
-the whole put. Bytes a row are the growth of the process from an empty partition; the longest put is the longest of
-those that filled it.
+There is no server and there are no bytes of values. Rows have 10 fields (7 jagged of 512 to 4096 entries, 3 of one
+entry) and ids such as "0123456789abcdef_g0". They were put 512 at a time, and the claims of a task require all their
+fields. A batch is 512 rows that were put together, with 8 fields: 5 jagged, 3 dense. Medians in microseconds; `begin +
+finish` is the whole put. Bytes a row are the growth of the process from an empty partition. The longest put is the
+longest of those that filled the partition.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Flow:
         self.plane.apply(FinishWrite(begun.ticket), 0.0)
 
     def fill(self, rows: int) -> float:
-        """Put rows until so many are resident; the longest put in seconds."""
+        """Put rows until `rows` are resident. Returns the longest put in seconds."""
         longest = 0.0
         for _ in range(-(-rows // BATCH)):
             self.batches.append(self.ids(BATCH))
@@ -113,14 +113,14 @@ class Flow:
         return self._dice.choice(self.batches)
 
     def some_rows(self, count: int) -> list[str]:
-        """Rows that are not neighbours, as far as there are so many."""
+        """Rows that are not neighbours, if there are enough rows."""
         chosen = self._dice.sample(range(BATCH * len(self.batches)), count)
         return [self.batches[row // BATCH][row % BATCH] for row in chosen]
 
 
 def timing(call: Callable[..., T], *arguments: object) -> tuple[float, T]:
-    """CPU time of a call in seconds (the core never waits, and other programs of the machine disturb this less than
-    they disturb the clock), and its answer.
+    """CPU time of a call in seconds, and its answer. The core never waits, and other programs of the machine disturb
+    CPU time less than elapsed time.
     """
     began = time.process_time()
     answer = call(*arguments)
@@ -128,7 +128,7 @@ def timing(call: Callable[..., T], *arguments: object) -> tuple[float, T]:
 
 
 def measure(flow: Flow, runs: int) -> dict[str, float]:
-    """Medians in microseconds; rows resident before are resident afterwards."""
+    """Medians in microseconds. The resident rows are the same afterwards."""
     times: dict[str, list[float]] = {}
 
     def timed(name: str, call: Callable[..., T], *arguments: object) -> T:
@@ -138,7 +138,7 @@ def measure(flow: Flow, runs: int) -> dict[str, float]:
 
     for _ in range(runs):
         batch, new, one = flow.some_batch(), flow.ids(BATCH), flow.ids(1)
-        timed("put 512 x 8, over rows that are there", flow.put, flow.put_call(batch, BATCH_FIELDS))
+        timed("put 512 x 8, over existing rows", flow.put, flow.put_call(batch, BATCH_FIELDS))
         plan = timed("begin read 512 x 8", flow.read, batch, BATCH_FIELDS)
         timed("end read 512 x 8", flow.end_read, plan.ticket)
         plan = timed("begin read 512 x 8, rows apart", flow.read, flow.some_rows(BATCH), BATCH_FIELDS)
@@ -170,7 +170,7 @@ def resident_bytes() -> int:
 
 
 def figures(rows: int, runs: int) -> dict[str, float]:
-    """All figures at so many rows, in a process of its own: what was measured before leaves memory behind."""
+    """All figures at `rows` rows, in a separate process: earlier measurements leave memory behind."""
     flow = Flow()
     warm = Flow()
     warm.fill(2 * BATCH)
@@ -178,11 +178,11 @@ def figures(rows: int, runs: int) -> dict[str, float]:
     flow.clear(flow.ids(1))
     del warm
     gc.collect()
-    gc.disable()  # what a full collection costs depends on the program around the core
+    gc.disable()  # the cost of a full collection depends on the program around the core
     before = resident_bytes()
     longest = flow.fill(rows)
     grown = resident_bytes() - before
-    names = 8 * BATCH * len(flow.batches)  # the lists in which this program keeps the ids
+    names = 8 * BATCH * len(flow.batches)  # the lists of ids that this program keeps
     found = measure(flow, runs)
     flow.plane.take_effects()
     found["longest put while filling"] = longest * 1e6

@@ -1,7 +1,7 @@
-"""Rounds through our own client: what a rollout worker puts, what a trainer reads.
+"""Rounds through our own client: put as a rollout worker does, read as a trainer does.
 
-Each round puts its rows under new ids and clears them when it has been timed. As in a trainer's loop, the batch of the
-round before lives until the next one is there.
+Each round puts its rows under new ids and clears them after it was timed. As in a trainer's loop, the batch of the
+previous round stays alive until the next one is read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 
 def connect_over_grpc(address: str) -> DataPlaneClient:
-    """A client that goes over gRPC, also where it could share memory with the server."""
+    """Connect a client over gRPC, even if it could share memory with the server."""
     return connect(address, transport="grpc")
 
 
@@ -59,7 +59,7 @@ class PaddedRounds:
         return {"put": put, "read": read}
 
     def close(self) -> None:
-        """Give back what the rounds hold, here and on the server."""
+        """Release what the rounds hold, here and on the server."""
         self._last = None
         self._client.drop_partition(self._partition)
 
@@ -80,7 +80,7 @@ class PaddedRounds:
 
 
 class StreamRounds:
-    """Packed fields in, packed fields out: what the connection costs, without padding or packing."""
+    """Packed fields in, packed fields out: the cost of the connection, without padding or packing."""
 
     def __init__(self, client: DataPlaneClient, batch: Batch) -> None:
         self._client = client
@@ -104,6 +104,6 @@ class StreamRounds:
         return {"put": put, "read": read}
 
     def close(self) -> None:
-        """Give back what the rounds hold, here and on the server."""
+        """Release what the rounds hold, here and on the server."""
         self._last = None
         self._client.drop_partition(self._partition)

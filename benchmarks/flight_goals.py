@@ -1,7 +1,8 @@
-"""Our gRPC path beside Arrow Flight, over a Unix socket and over TCP: client and server processes on both sides.
+"""Measure our gRPC path beside Arrow Flight, over a Unix socket and over TCP, with client and server processes for
+both.
 
-Bytes of batches G and D, packed already, put and read back without padding. Flight sends them as one column cut into
-record batches of 2 or 4 MiB, of which the faster counts.
+The bytes of batches G and D are packed in advance, put, and read back without padding. Flight sends them as one column
+cut into record batches of 2 or 4 MiB; the faster size counts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _OURS = "ours, gRPC"
 
 
 def measure(session: Session) -> None:
-    """Goals on throughput over sockets."""
+    """Measure the goals on throughput over sockets."""
     try:
         with session.phase("environment of Arrow Flight"):
             python = environment(ARROW_FLIGHT, session.torch)

@@ -1,7 +1,7 @@
 """The floor: the jagged bytes of a batch copied once, then its padded bytes copied once.
 
-Between padded tensors in one process and padded tensors in another, through memory that both see, nothing can be left
-out. Two threads copy into buffers that are warm already, which no reader that hands out fresh tensors has.
+No system can move padded tensors from one process to another through shared memory with less work. Two threads copy
+into warm buffers; a reader that returns fresh tensors does not have these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from timing import seconds, undisturbed
 
 
 class Floor:
-    """Rounds of nothing but copying; a context manager, since it holds a thread."""
+    """Rounds of copying only. A context manager, because it owns a thread."""
 
     def __init__(self, jagged_bytes: int, padded_bytes: int) -> None:
         self._jagged_bytes = jagged_bytes

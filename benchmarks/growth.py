@@ -1,4 +1,4 @@
-"""How the cost of a batch grows: with its bytes, its rows, the length of its rows, the rows resident, the clients."""
+"""Measure how the cost of a batch grows with its bytes, rows, row length, resident rows, and clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CLIENT_S = 1.5
 
 @dataclass(frozen=True)
 class Growth:
-    """Lines over one quantity, with the same x for all. Points are medians with their ranges, in the unit of y."""
+    """Lines over one quantity, all with the same x. Points are medians with ranges, in the unit of y."""
 
     name: str
     x: str
@@ -39,7 +39,7 @@ class Growth:
 
 
 def measure(session: Session, resident: Mapping[int, Steps] | None) -> list[Growth]:
-    """All growths; that over resident rows from what was measured already, if it was."""
+    """Measure all growths. resident: earlier measurements over resident rows, if any."""
     python = transfer_queue_python(session)
     with ExitStack() as stack:
         server = stack.enter_context(server_process("6GiB"))
@@ -63,7 +63,7 @@ _Specs = Sequence[tuple[float, Spec]]
 
 
 def _specs(quick: bool) -> list[tuple[str, str, _Specs]]:
-    """What is varied: a name, what x is, and the batches by x."""
+    """The quantity that varies: its name, the meaning of x, and the batches by x."""
     tokens = (256, 1_024, 4_096) if quick else (64, 256, 1_024, 4_096, 16_384, 65_536)
     rows = (1, 32, 512) if quick else (1, 8, 64, 512, 4_096)
     lengths = (1_000, 10_000) if quick else (100, 1_000, 10_000, 100_000)
@@ -140,14 +140,14 @@ def _over_clients(session: Session) -> Growth:
 
 @contextmanager
 def _clients(session: Session, count: int) -> Iterator[list[Worker]]:
-    """So many client processes."""
+    """Run `count` client processes."""
     with ExitStack() as stack:
         python = Path(sys.executable)
         yield [stack.enter_context(worker(python, "client_process", session.logs, number)) for number in range(count)]
 
 
 def _together(session: Session, workers: Sequence[Worker]) -> Series:
-    """Bytes a second of all these clients at once, in GB, in rounds."""
+    """Throughput of all these clients together, in GB/s, by round."""
     spec = Spec("clients", "rollout", _CLIENT_ROWS, 512, 4096)
     sizes = [int(each.call("prepare", spec=spec.json(), client=number)["bytes"]) for number, each in enumerate(workers)]
     rates = []
@@ -173,7 +173,7 @@ def _show(session: Session, growth: Growth) -> None:
 
 
 def short(value: float) -> str:
-    """A value of x as it is shown."""
+    """Format a value of x."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 

@@ -1,4 +1,4 @@
-"""On what, with what and when it was measured."""
+"""Describe the machine, versions and date of a measurement."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What observing costs a call: `python benchmarks/observe_cost.py`. Microseconds, the best of rounds.
+"""Measure the cost of observing a call: `python benchmarks/observe_cost.py`. Microseconds, the best of several rounds.
 
-The hook alone is driven, as the transport drives it for a put of two columns with 64 tagged rows, without a server: a
-call through shared memory takes some 200 microseconds and varies by more than what is measured here.
+Drives the hook alone, as the transport does for a put of two columns with 64 tagged rows, without a server: a call
+through shared memory takes about 200 microseconds and varies by more than the figures here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
                 one.answered(response)
 
     empty = best(loop)
-    print(f"nobody observes   {best(call) - empty:6.2f} us a call")
+    print(f"no observers      {best(call) - empty:6.2f} us a call")
     observers: tuple[tuple[str, Callable[[], observe.Observer]], ...] = (
         ("counters", lambda: observe.count_calls(CollectorRegistry())),
         ("spans, none kept", lambda: observe.trace_calls(TracerProvider(sampler=ALWAYS_OFF))),

@@ -1,7 +1,7 @@
-"""Clears beside readers that do not let go: rows are put, read as views that are kept, and cleared under them.
+"""Measure clears beside readers that hold rows: rows are put, read as views that are kept, and cleared under them.
 
-Each round clears 2,000 rows that a reader holds and 2,000 of others, picked at random, that nobody does. A reader keeps
-what it reads for the next rounds, so that dozens of cleared batches are held at any time.
+Each round clears 2,000 rows that a reader holds, and 2,000 other rows, picked at random, that no reader holds. A reader
+keeps its views for the following rounds, so dozens of cleared batches are held at any time.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _CLEAR_S = 0.010
 
 
 def measure(session: Session) -> None:
-    """How long clears take while readers hold rows, and whether the budget held."""
+    """Measure clears while readers hold rows, and check that the budget held."""
     with session.phase("clears beside slow readers"), server_process("1GiB") as server, connect(server.unix) as client:
         rounds = _Rounds(client)
         measured = alternate({"slow readers": rounds}, session.rounds(_ROUNDS), _HELD)
         kept = rounds.most_used <= client.server_status().memory_budget_bytes
     session.keep("slow_readers", measured)
     for step, cleared in measured["slow readers"].items():
-        title = f"clear of {_CLEARED:,} rows {step}, beside {_HELD} readers that hold on: under 10 ms"
-        text = f"{in_ms(cleared)} ms; budget {'held' if kept else 'passed'}"
+        title = f"clear of {_CLEARED:,} rows {step}, beside {_HELD} readers that hold rows: under 10 ms"
+        text = f"{in_ms(cleared)} ms; budget {'held' if kept else 'exceeded'}"
         session.goals.append(Goal(title, text, cleared.median < _CLEAR_S and kept, cleared.median))
 
 
 class _Rounds:
-    """Two clears in a round; the seconds that each took."""
+    """One round of two clears. Returns the seconds of each."""
 
     def __init__(self, client: DataPlaneClient) -> None:
         self.most_used = 0

@@ -1,7 +1,7 @@
-"""Calls beside few and many resident rows: claims, and the rates of puts, reads and clears.
+"""Measure calls beside few and many resident rows: claims, and the rates of puts, reads and clears.
 
-One server for each number of rows; each round makes one call of each kind at each server. A call is about 64 rows of 32
-bytes, a claim about 16 of the oldest rows, which are released afterwards.
+There is one server for each number of rows. Each round makes one call of each kind to each server. A call has 64 rows
+of 32 bytes; a claim takes 16 of the oldest rows and releases them afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RATE_KEPT = 0.8
 
 
 def measure(session: Session) -> dict[int, Steps]:
-    """Goals on claims and rates; the series by number of resident rows."""
+    """Measure the goals on claims and rates. Returns the series by number of resident rows."""
     with ExitStack() as stack:
         rounds = {}
         for rows in ROWS:
@@ -45,7 +45,7 @@ def measure(session: Session) -> dict[int, Steps]:
 
 
 class SmallCalls:
-    """One small call of each kind in a round."""
+    """One round: a small call of each kind."""
 
     def __init__(self, client: DataPlaneClient) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class SmallCalls:
 
 @contextmanager
 def _filled(rows: int) -> Iterator[DataPlaneClient]:
-    """A client of a server process that holds so many rows."""
+    """A client of a server process that holds `rows` rows."""
     with server_process() as server, connect(server.unix) as client:
         client.register_partition("train", ["x"], 0, ["task"])
         for start in range(0, rows, _PUT_ROWS):

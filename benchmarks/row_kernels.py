@@ -1,10 +1,10 @@
-"""How fast rows are packed and padded, by our kernel and by others, and what fresh memory adds.
+"""Measure packing and padding of rows by our kernel and by others, and the cost of fresh memory.
 
     python benchmarks/row_kernels.py [--rounds N]
 
 Pack: the per-token fields of batch G (see batches.py) from padded arrays into one jagged buffer. Pad: from there into
-one padded array for each field, every byte of the padding written. The floor copies as many bytes as each of them
-writes, on two threads, into warm memory. All take turns within each round. Numba takes part where it is installed.
+one padded array for each field, writing every byte of the padding. The floor copies as many bytes as each of them
+writes, on two threads, into warm memory. All take turns within each round. Numba takes part if it is installed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _systems(rows: Rows) -> dict[str, Round]:
 
 
 def _copying(rows: Rows, copy: Copy, fresh: Allocate | None = None) -> Round:
-    """Packs and pads, into memory made anew each time within the time measured, or else into the same memory."""
+    """Packs and pads, either into new memory, allocated within the measured time, or into the same memory each time."""
     sizes = [column.nbytes for column in rows.padded]
     allocate = fresh or _written
     jagged, padded = allocate(rows.jagged_bytes), [allocate(size) for size in sizes]

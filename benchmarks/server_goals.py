@@ -1,11 +1,11 @@
-"""What a server process costs beside the values: its start, its memory when idle, for a row, and for a stream.
+"""Measure the cost of a server process beside the values: its start, and its memory when idle, for a row, for a stream.
 
 - Idle: resident bytes a second after the start.
-- A row: what the process without shared memory (where values lie) grew by while 200,000 rows with 10 float32 each were
-  put over gRPC, 2,000 a call, from after the first 20,000 (which warm up what a call needs) to the last, divided by the
-  rows in between.
-- A stream: the most a process held while batch D went through, over what it held before, less the bytes of D where they
-  came to lie in it. A batch of one row has warmed it up.
+- A row: growth of the process, without shared memory (which stores the values), while 200,000 rows with 10 float32 each
+  were put over gRPC, 2,000 a call. Measured from the first 20,000 rows (which warm up the calls) to the last, divided
+  by the number of rows in between.
+- A stream: peak growth of a process while batch D passed through, minus the bytes of D if the process stored them. A
+  batch of one row has warmed it up.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHUNKS = 2
 
 
 def measure(session: Session) -> None:
-    """Goals on the server process."""
+    """Measure the goals on the server process."""
     with session.phase("starts of a server"):
         _start_goals(session)
     with session.phase(f"memory of {_ROWS:,} rows"):
@@ -94,7 +94,7 @@ def _stream_goals(session: Session) -> None:
 
 
 def _through(server: ServerProcess, client: Worker, spec: Spec) -> dict[str, int]:
-    """Put a batch and read it back: what each side held at most beside the data."""
+    """Put a batch and read it back. Returns the peak growth of each side beyond the data."""
     size = int(client.call("stream", spec=spec.json())["bytes"])
     found = {}
     for step in ("put", "read"):

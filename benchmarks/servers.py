@@ -1,4 +1,4 @@
-"""Real server processes: started, found ready by the health service, stopped."""
+"""Start real server processes, wait until the health service reports them ready, and stop them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EAGER = (("grpc.initial_reconnect_backoff_ms", 5), ("grpc.min_reconnect_backoff
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A server that serves. started_s: from the start of the process until its health service said SERVING."""
+    """A running server. started_s: seconds from the start of the process until its health service reported SERVING."""
 
     pid: int
     unix: str
@@ -34,7 +34,7 @@ class ServerProcess:
 
 @contextmanager
 def server_process(memory: str = "4GiB") -> Iterator[ServerProcess]:
-    """A server process with a budget, on a Unix socket and a TCP port."""
+    """Run a server process with a budget, on a Unix socket and a TCP port."""
     with tempfile.TemporaryDirectory() as folder:
         socket = f"unix://{Path(folder) / 'dataplane.sock'}"
         command = [
@@ -79,7 +79,7 @@ def _wait_until_serving(address: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def _tcp_addresses(process: subprocess.Popen[bytes]) -> tuple[str, str]:
-    """Where it serves gRPC and HTTP, as it says."""
+    """The gRPC and HTTP addresses that the server prints."""
     said, deadline = b"", time.monotonic() + _START_S
     with selectors.DefaultSelector() as selector:
         if process.stdout is None:
@@ -92,4 +92,4 @@ def _tcp_addresses(process: subprocess.Popen[bytes]) -> tuple[str, str]:
                 return found[1].decode(), found[2].decode()
             if not part:
                 break
-    raise RuntimeError("the server did not say where it listens")
+    raise RuntimeError("the server did not print its addresses")

@@ -1,7 +1,7 @@
-"""The inside of a worker process: answers calls that come as JSON, one a line, until its input ends.
+"""The inside of a worker process: answers calls in JSON, one a line, until its input ends.
 
-A line `{"call": name, "arguments": {...}}` is answered by `{"ok": {...}}` or `{"error": text}`. Only answers go to the
-standard output: what libraries print goes to the standard error. Needs only the standard library.
+A line `{"call": name, "arguments": {...}}` is answered by `{"ok": {...}}` or `{"error": text}`. Only answers go to
+standard output; output of libraries goes to standard error. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Calls: TypeAlias = Mapping[str, Callable[..., Mapping[str, Any]]]
 
 
 def serve(calls: Calls) -> None:
-    """Answer until the standard input ends."""
+    """Answer calls until standard input ends."""
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)
         for line in sys.stdin:
@@ -27,6 +27,6 @@ def serve(calls: Calls) -> None:
 def _answer(calls: Calls, request: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return {"ok": calls[request["call"]](**request["arguments"])}
-    except Exception as error:  # noqa: BLE001  # whatever fails in a peer is told to who asked
+    except Exception as error:  # noqa: BLE001  # the caller receives every failure of a peer
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}

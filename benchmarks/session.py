@@ -1,4 +1,4 @@
-"""One run of the benchmarks: how long it measures, what it says meanwhile, what it has found."""
+"""One run of the benchmarks: its number of rounds, its output, its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from timing import Series, Steps
 
 @dataclass(frozen=True)
 class Goal:
-    """A promise with what was measured. holds: None where it could not be measured; measured then says why."""
+    """A goal and its measurement. holds: None if it could not be measured; `measured` then says why."""
 
     name: str
     measured: str
@@ -27,7 +27,7 @@ class Goal:
 
 @dataclass
 class Session:
-    """quick: fewer rounds, smaller growth. logs: where worker processes write. torch: the build that peers get."""
+    """quick: fewer rounds, smaller growth. logs: folder for output of worker processes. torch: build for the peers."""
 
     console: Console
     quick: bool
@@ -35,20 +35,20 @@ class Session:
     torch: str
     goals: list[Goal] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
-    """Whatever was measured, by a name with dots; goes into the JSON file."""
+    """All measurements, by dotted name; written to the JSON file."""
 
     def rounds(self, number: int) -> int:
-        """So many rounds, or a third of them in a quick run; never fewer than 3."""
+        """`number` rounds, or a third of them in a quick run; at least 3."""
         return max(3, number // 3) if self.quick else number
 
     @property
     def warmups(self) -> int:
-        """Rounds that are not counted."""
+        """Number of rounds that are not counted."""
         return 1 if self.quick else 3
 
     @contextmanager
     def phase(self, what: str) -> Iterator[None]:
-        """Say what is measured, and afterwards how long it took."""
+        """Print what is measured, and afterwards how long it took."""
         self.console.print(f"[dim]{what} ...[/dim]")
         began = time.monotonic()
         yield
@@ -61,12 +61,12 @@ class Session:
         }
 
     def show(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table whose first column is text and the others figures."""
+        """Print a table: text in the first column, figures in the others."""
         self.console.print(table(title, headings, rows))
 
 
 def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> Table:
-    """A plain table; its first text_columns columns are flush left, the others flush right."""
+    """A plain table: the first text_columns columns are aligned left, the others right."""
     shown = Table(title=title, box=None, title_justify="left")
     for number, heading in enumerate(headings):
         shown.add_column(heading, justify="left" if number < text_columns else "right")
@@ -80,10 +80,10 @@ def summary(series: Series) -> dict[str, float | int]:
 
 
 def in_ms(series: Series) -> str:
-    """Median and range of seconds, in milliseconds."""
+    """Format median and range of seconds, in milliseconds."""
     return f"{series.median * 1e3:.2f} ({series.low * 1e3:.2f}..{series.high * 1e3:.2f})"
 
 
 def in_times(series: Series) -> str:
-    """Median and range of quotients."""
+    """Format median and range of quotients."""
     return f"{series.median:.2f} ({series.low:.2f}..{series.high:.2f})"

@@ -1,12 +1,12 @@
-"""What sessions cost a server that has nothing else to do.
+"""Measure the cost of sessions for an otherwise idle server.
 
     python benchmarks/session_cost.py [--sessions N] [--seconds S]
 
-Two server processes: one with so many sessions, each on a connection of its own, with heartbeats when real clients of
-the default grace would send them; one that is idle. The sessions are kept by two processes, whose work is not measured.
-After a warm-up of two intervals the CPU time of both servers is read from the kernel, over the same --seconds (30), in
-slices of a fifth of them, of which the spread is shown. --spread has the heartbeats evenly spread instead, as of
-clients whose clocks disagree.
+Runs two server processes. One has N sessions, each on its own connection, with heartbeats at the times at which real
+clients with the default grace send them; the other is idle. Two processes keep the sessions; their work is not
+measured. After a warm-up of two intervals, reads the CPU time of both servers from the kernel, over the same --seconds
+(30), in five slices, and prints the spread of the slices. --spread spreads the heartbeats evenly, as those of clients
+with skewed clocks.
 
 Goal: 1,000 sessions take less than 5 % of a core.
 """
@@ -64,11 +64,11 @@ def main() -> None:
         time.sleep(2 * interval_s)
         console.print(_table(_measured([idle, busy], options.seconds), options.sessions, interval_s))
         if (alive := _alive(busy)) != options.sessions:
-            console.print(f"{options.sessions - alive} sessions have died meanwhile")
+            console.print(f"{options.sessions - alive} sessions expired meanwhile")
 
 
 def _allow_many_connections() -> None:
-    """The servers inherit the limit; each session takes a file descriptor."""
+    """Raise the limit of descriptors, which servers inherit; each session takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -78,7 +78,7 @@ def _allow_many_connections() -> None:
 
 @contextmanager
 def _sessions(server: ServerProcess, count: int, spread: bool) -> Iterator[None]:
-    """So many sessions that send heartbeats, all open."""
+    """Open `count` sessions that send heartbeats."""
     opened = _SPAWN.Semaphore(0)
     share = [count // PROCESSES + (number < count % PROCESSES) for number in range(PROCESSES)]
     keepers: list[BaseProcess] = [
@@ -108,7 +108,7 @@ def _keep(address: str, count: int, spread: bool, opened: Semaphore) -> None:
             await stream.write(pb.SessionRequest(open=pb.OpenSession(client_name=f"session {number}")))
             await stream.read()
             opened.release()
-            await asyncio.sleep(interval_s * number / count)  # real clients did not all start at once
+            await asyncio.sleep(interval_s * number / count)  # real clients do not all start at the same time
             while True:
                 await stream.write(pb.SessionRequest())
                 await asyncio.sleep(interval_s if spread else until_next_beat_s(grace_s, time.time()))
@@ -129,7 +129,7 @@ def _alive(server: ServerProcess) -> int:
 
 
 def _measured(servers: list[ServerProcess], seconds: float) -> list[list[float]]:
-    """Cores that each server took, slice by slice."""
+    """Cores that each server used, slice by slice."""
     cores: list[list[float]] = [[] for _ in servers]
     for _ in range(SLICES):
         before, began = [_cpu_s(server.pid) for server in servers], time.monotonic()
@@ -141,7 +141,7 @@ def _measured(servers: list[ServerProcess], seconds: float) -> list[list[float]]
 
 
 def _cpu_s(pid: int) -> float:
-    """Seconds of user and system time that a process has taken, all threads together."""
+    """Seconds of user and system time of a process, over all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,8 +1,8 @@
-"""Timed calls, and what many of them amount to.
+"""Time calls, and summarize many of them.
 
-Systems that are compared take turns within each round, in an order that turns from round to round, so that what the
-machine does meanwhile meets all of them alike. The garbage collector rests while a call is timed. Only the standard
-library is needed, since peers' environments import this too.
+Systems that are compared take turns within each round, in an order that rotates from round to round, so other load on
+the machine affects all of them alike. The garbage collector is off while a call is timed. This module needs only the
+standard library, because peers' environments import it too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Round = Callable[[], Mapping[str, float]]
-"""One round of a system: the seconds that each of its steps took."""
+"""One round of a system: returns the seconds of each of its steps."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """What the rounds measured, in their order: seconds, or quotients of seconds."""
+    """The measurements of the rounds, in order: seconds, or quotients of seconds."""
 
     values: tuple[float, ...]
 
@@ -40,11 +40,11 @@ class Series:
         return max(self.values)
 
     def over(self, other: Series) -> Series:
-        """Round by round, this one divided by the other."""
+        """This series divided by the other, round by round."""
         return Series(tuple(a / b for a, b in zip(self.values, other.values, strict=True)))
 
     def plus(self, other: Series) -> Series:
-        """Round by round, the sum of both."""
+        """The sum of both series, round by round."""
         return Series(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
 
 
@@ -53,7 +53,7 @@ Steps = dict[str, Series]
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Collect no garbage before the block has ended."""
+    """Suspend garbage collection until the end of the block."""
     gc.disable()
     try:
         yield
@@ -62,14 +62,14 @@ def undisturbed() -> Iterator[None]:
 
 
 def seconds(call: Callable[[], T]) -> tuple[float, T]:
-    """How long a call took, and what it returned."""
+    """The seconds that a call took, and its result."""
     began = time.perf_counter()
     result = call()
     return time.perf_counter() - began, result
 
 
 def alternate(systems: Mapping[str, Round], rounds: int, warmups: int) -> dict[str, Steps]:
-    """The steps of each system by its name, over so many rounds after so many that are not counted."""
+    """Measure the steps of each system by name, over `rounds` rounds after `warmups` uncounted ones."""
     measured: dict[str, list[Mapping[str, float]]] = {name: [] for name in systems}
     names = list(systems)
     for number in range(warmups + rounds):
@@ -80,7 +80,7 @@ def alternate(systems: Mapping[str, Round], rounds: int, warmups: int) -> dict[s
 
 
 def in_a_row(system: Round, times: int) -> Round:
-    """A round of so many rounds in a row, as in a loop that does nothing else; the medians of their steps."""
+    """Make a round of `times` rounds in sequence, as in a tight loop; it returns the medians of their steps."""
 
     def rounds() -> Mapping[str, float]:
         steps = _by_step([system() for _ in range(times)])

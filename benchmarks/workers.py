@@ -1,7 +1,7 @@
-"""Worker processes seen from outside: systems that run in an environment or a process of their own.
+"""Worker processes seen from outside: systems that run in a separate environment or process.
 
-They answer one call at a time (see `serving`), so that systems of several processes can take turns. Every wait has a
-deadline; a worker that misses it is ended with all it started.
+A worker answers one call at a time (see `serving`), so systems of several processes can take turns. Every wait has a
+deadline; a worker that misses it is killed with all processes that it started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class WorkerError(RuntimeError):
-    """A worker that failed, ended or did not answer in time."""
+    """A worker failed, ended, or did not answer in time."""
 
 
 class Worker:
@@ -34,12 +34,12 @@ class Worker:
         self._read = b""
 
     def call(self, name: str, /, timeout_s: float = 120.0, **arguments: object) -> dict[str, Any]:
-        """Run one of its calls. Raises WorkerError."""
+        """Call the worker and return its answer. Raises WorkerError."""
         self.begin(name, **arguments)
         return self.finish(timeout_s)
 
     def begin(self, name: str, /, **arguments: object) -> None:
-        """Ask for a call without waiting for its answer."""
+        """Begin a call without waiting for its answer."""
         if self._process.stdin is None:
             raise WorkerError(f"{self._name} has no input")
         try:
@@ -49,7 +49,7 @@ class Worker:
             raise self._failed("has ended") from None
 
     def finish(self, timeout_s: float = 120.0) -> dict[str, Any]:
-        """The answer to the call that was begun. Raises WorkerError."""
+        """Wait for the answer to the begun call. Raises WorkerError."""
         answer = json.loads(self._line(timeout_s))
         if "error" in answer:
             raise self._failed(answer["error"])
@@ -77,7 +77,7 @@ class Worker:
 
 @contextmanager
 def worker(python: Path, module: str, logs: Path, number: int = 0) -> Iterator[Worker]:
-    """A worker that runs a module of this folder with an interpreter; what it prints goes to a file in logs."""
+    """Run a module of this folder with an interpreter as a worker; its output goes to a file in `logs`."""
     log = logs / f"{module}-{number}.log"
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -86,7 +86,7 @@ def worker(python: Path, module: str, logs: Path, number: int = 0) -> Iterator[W
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            start_new_session=True,  # to be ended with all that it started
+            start_new_session=True,  # so that it can be killed with all that it started
         )
         try:
             yield Worker(process, module, log)

@@ -1,19 +1,19 @@
-# The trainer's side of examples/grpo: rollout generators, ranks of the trainer, and the command `dataplane`. From the
-# repository:
+# The trainer's side of examples/grpo: rollout generators, ranks of the trainer, and the command `dataplane`. Run from
+# the repository:
 #
 #     docker build -f deploy/trainer.Dockerfile -t rl-dataplane-trainer:0.1.0 .
 #     docker run --read-only --tmpfs /tmp rl-dataplane-trainer:0.1.0   # the whole example in one container
 #
-# For GPUs: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130. What you train on will be an image of your
-# own; the two lines that matter are the ones that install torch and, after it, this package.
+# For GPUs: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130. For your own trainer image, copy the two
+# lines that install torch and, after it, this package.
 
 FROM python:3.11-slim-bookworm AS build
-# For the row kernels of the client, which pad batches: without a compiler it would copy rows with NumPy.
+# For the client's row kernels, which pad batches. Without a compiler, NumPy copies the rows.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir --upgrade 'pip>=25.1'
-# First and from its own index: another package that asks for torch would pull the newest one, for CUDA.
+# Torch first, from its own index: another package that requires torch would install the newest build, for CUDA.
 ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN /opt/venv/bin/pip install --no-cache-dir --index-url "$TORCH_INDEX" "$TORCH"
@@ -23,12 +23,12 @@ COPY proto proto
 COPY client client
 COPY dataplane_server dataplane_server
 COPY trainer_adapter trainer_adapter
-# The extra `server` and the group `demo` are for run.py, which starts a server of its own and draws the curve.
+# run.py needs the extra `server`, to start a server, and the group `demo`, to draw the curve.
 RUN /opt/venv/bin/pip install --no-cache-dir --group demo '.[trainer,ray,server]' \
     && /opt/venv/bin/pip uninstall --yes pip
 
 FROM python:3.11-slim-bookworm AS trainer
-# torch asks for the name of its user.
+# torch looks up the name of its user.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin trainer
 COPY --from=build /opt/venv /opt/venv
 COPY examples/grpo /opt/grpo
@@ -40,14 +40,14 @@ LABEL org.opencontainers.image.title="RL Data Plane trainer example" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.revision="$REVISION"
 
-# HOME is where libraries keep caches: with a read-only root the only place they can write to is /tmp.
+# Libraries keep caches in HOME. With a read-only root they can write only to /tmp.
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 WORKDIR /opt/grpo
 
-# Not the server's user. Its pod gives it the group 65532, to which the server's socket belongs.
+# Not the server's user. The pod adds the group 65532, which owns the server's socket.
 USER 10001:10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/opt/venv/bin/python"]

@@ -1,4 +1,4 @@
-"""Grafana's dashboard as its users see it: panels with their queries, every variable at "All"."""
+"""Read Grafana's dashboard: panels with their queries, with every variable set to "All"."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ DASHBOARD = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "das
 
 @dataclass(frozen=True)
 class Target:
-    """A query of a panel; `legend` names a series by its labels, as in `{{task}}`."""
+    """A query of a panel. legend: template that names a series by its labels, such as `{{task}}`."""
 
     expr: str
     legend: str
 
     def name(self, labels: Mapping[str, str]) -> str:
-        """What the legend says of a series."""
+        """The name of a series in the legend."""
         return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), self.legend).strip()
 
 
 @dataclass(frozen=True)
 class Panel:
-    """x, y, w, h: its place on a grid of 24 columns. kind: row (a heading), stat (a number), or timeseries."""
+    """A panel. x, y, w, h: position on a grid of 24 columns. kind: row (a heading), stat (a number), or timeseries."""
 
     id: int
     kind: str
@@ -44,7 +44,7 @@ class Panel:
 
 
 def load_panels(rate_interval: str, path: Path = DASHBOARD) -> list[Panel]:
-    """Panels from top to bottom. rate_interval: what rates look back over, such as "1m"; at least four scrapes."""
+    """Panels from top to bottom. rate_interval: look-back of rates, such as "1m"; at least four scrapes."""
     dashboard = json.loads(path.read_text())
     variables: dict[str, str] = {v["name"]: v.get("allValue", "") for v in dashboard["templating"]["list"]}
     variables["__rate_interval"] = rate_interval

@@ -1,6 +1,6 @@
-"""docs/metrics.md out of the table from which the server makes its metrics.
+"""Generate docs/metrics.md from the server's table of metrics: `python scripts/document_metrics.py [--check]`.
 
-With --check nothing is written: the exit code tells whether the file says what the code does.
+--check writes nothing and exits with 1 if the file differs from the table.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 _HEAD = """\
 # Metrics
 
-Made by `scripts/document_metrics.py` from `dataplane_server/observe/catalog.py`; `make test` compares. What clients
-count is in `docs/observability.md`.
+`scripts/document_metrics.py` generates this page from `dataplane_server/observe/catalog.py`; `make test` compares them.
+`docs/observability.md` lists the metrics of clients.
 
-The server answers `GET /metrics` on `--http` (127.0.0.1:9464 by default). Beside what follows it exports the usual
-figures of its process (`process_*`) and its interpreter (`python_*`). Times are in seconds, sizes in bytes; counters
-begin at 0 with the server's life. Label values that callers choose are the ids of partitions and the names of tasks
-that are registered: at most 1,024 partitions of at most 64 tasks.
+The server answers `GET /metrics` on `--http` (127.0.0.1:9464 by default). It also exports the usual metrics of its
+process (`process_*`) and interpreter (`python_*`). Times are in seconds, sizes in bytes. Counters start at 0 with the
+server. Label values that callers choose are the ids of partitions and the names of tasks that are registered: at most
+1,024 partitions of at most 64 tasks.
 """
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(page)
     elif PAGE.read_text() != page:
-        sys.exit("docs/metrics.md is not what the code says: run scripts/document_metrics.py")
+        sys.exit("docs/metrics.md is stale: run scripts/document_metrics.py")
 
 
 def text() -> str:
@@ -39,9 +39,9 @@ def text() -> str:
     return "\n".join(
         [
             _HEAD,
-            *_section("The server", "Read when it is scraped.", SERVER),
+            *_section("The server", "Read at the scrape.", SERVER),
             *_section("Calls", "Counted as calls end, over gRPC and through shared memory (`shm`) alike.", CALLS),
-            *_section("Partitions", "One series for each partition; they go when it is dropped.", PARTITIONS),
+            *_section("Partitions", "One series for each partition, removed when it is dropped.", PARTITIONS),
             *_section("Tasks", "One series for each task of a partition.", TASKS),
         ]
     )

@@ -1,6 +1,6 @@
 """Draw the panels of Grafana's dashboard to a PNG: `python -m scripts.draw_dashboard http://127.0.0.1:9090`.
 
-The picture shows what Grafana would, from the same file and the same queries, where there is no Grafana.
+The picture shows what Grafana would show, from the same file and the same queries. It needs no Grafana.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from scripts.prometheus_server import Prometheus
 from scripts.value_text import round_size, value_text
 
 _POINTS = 240
-"""Of a series in a panel."""
+"""Maximum number of points of a series in a panel."""
 _COLUMNS, _COLUMN_IN, _ROW_IN = 24, 0.55, 0.31
-"""Grafana's grid, and the size of its cells in inches."""
+"""Grafana's grid: number of columns, and size of a cell in inches."""
 _MARGIN_IN, _TITLE_IN, _LEGEND_LINE_IN, _AXIS_LEFT_IN, _AXIS_BELOW_IN = 0.07, 0.34, 0.145, 0.72, 0.22
 _LEGEND_LINES = 4
 _LEGEND_SIZE, _LEGEND_CHARACTERS_PER_IN, _LEGEND_HANDLE_CHARACTERS = 7, 17, 4
@@ -39,7 +39,7 @@ _PAGE, _CARD, _LINES, _TEXT, _FAINT = "#111217", "#1a1d23", "#2f333b", "#d8d9df"
 _COLOURS = ("#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#5ac8c8", "#c0d8ff", "#ffa6b0")
 
 _PALETTE = 128
-"""Colours of the picture: a third of the bytes that all would take."""
+"""Number of colours in the picture; the full palette takes three times the bytes."""
 
 _Box = tuple[float, float, float, float]
 """Left, bottom, width, height."""
@@ -47,7 +47,7 @@ _Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """A series as it is drawn: name, times in seconds from the start, values."""
+    """A series to draw: name, times in seconds from the start, values."""
 
     name: str
     times: tuple[float, ...]
@@ -57,9 +57,9 @@ class Line:
 def draw_dashboard(
     prometheus: Prometheus, picture: Path, start: float, end: float, rate_interval: str, sections: Sequence[str] = ()
 ) -> None:
-    """Write a PNG of what the panels show between two times (seconds since the epoch).
+    """Write a PNG of the panels between two times (seconds since the epoch).
 
-    rate_interval: what rates look back over, at least four scrapes. sections: titles of the rows to draw, all if none.
+    rate_interval: look-back of rates, at least four scrapes. sections: titles of the rows to draw; all if empty.
     """
     panels = _of_sections(load_panels(rate_interval), sections)
     rows = max(panel.y + panel.h for panel in panels)
@@ -79,7 +79,7 @@ def draw_dashboard(
 
 
 def _of_sections(panels: list[Panel], sections: Sequence[str]) -> list[Panel]:
-    """The panels below the headings of these titles (all, if there are none), moved up to where there is room."""
+    """The panels below headings with these titles (all panels if there are no titles), moved up to close gaps."""
     chosen: list[Panel] = []
     section, gone = "", 0
     for panel in panels:
@@ -92,7 +92,7 @@ def _of_sections(panels: list[Panel], sections: Sequence[str]) -> list[Panel]:
 
 
 def _lines(prometheus: Prometheus, panel: Panel, start: float, end: float) -> list[Line]:
-    """The series of all queries of a panel that have any value."""
+    """The series of all queries of a panel, without series that have no value."""
     lines = []
     for target in panel.targets:
         for series in prometheus.query_range(target.expr, start, end, max((end - start) / _POINTS, 0.1)):
@@ -103,7 +103,7 @@ def _lines(prometheus: Prometheus, panel: Panel, start: float, end: float) -> li
 
 
 def _box(figure: Figure, panel: Panel, left: float, top: float, right: float, below: float) -> _Box:
-    """A panel's place in fractions of the figure, less these margins in inches."""
+    """A panel's position in fractions of the figure, minus these margins in inches."""
     width, height = figure.get_size_inches()
     x, y = panel.x * _COLUMN_IN + left, height - (panel.y + panel.h) * _ROW_IN + below
     w, h = panel.w * _COLUMN_IN - left - right, panel.h * _ROW_IN - top - below
@@ -123,7 +123,7 @@ def _draw_card(figure: Figure, panel: Panel) -> None:
 
 
 def _draw_number(figure: Figure, panel: Panel, lines: list[Line], span: float) -> None:
-    """The newest value of the first series, over its course."""
+    """Draw the newest value of the first series, over the curve of the series."""
     values = [value for line in lines[:1] for value in line.values if math.isfinite(value)]
     x, y, w, h = _box(figure, panel, _MARGIN_IN, _TITLE_IN, _MARGIN_IN, _MARGIN_IN)
     text = value_text(values[-1], panel.unit) if values else "none"
@@ -136,7 +136,9 @@ def _draw_number(figure: Figure, panel: Panel, lines: list[Line], span: float) -
 
 
 def _draw_graph(figure: Figure, panel: Panel, lines: list[Line], span: float) -> None:
-    """Lines, or areas on top of each other, with a legend below; of more lines than it has room for the highest."""
+    """Draw lines, or stacked areas, with a legend below. If there are too many lines, draw those with the highest
+    peaks.
+    """
     columns = _legend_columns(panel, lines)
     lines = sorted(sorted(lines, key=_peak)[-columns * _LEGEND_LINES :], key=lines.index)
     legend_in = math.ceil(len(lines) / columns) * _LEGEND_LINE_IN
@@ -173,7 +175,7 @@ def _draw_legend(figure: Figure, panel: Panel, axes: Axes, columns: int) -> None
 
 
 def _legend_columns(panel: Panel, lines: list[Line]) -> int:
-    """How many of the longest name fit beside each other."""
+    """The number of legend columns that fit the longest name."""
     longest = max((len(line.name) for line in lines), default=0) + _LEGEND_HANDLE_CHARACTERS
     return max(1, int(panel.w * _COLUMN_IN * _LEGEND_CHARACTERS_PER_IN / longest))
 
@@ -183,7 +185,7 @@ def _peak(line: Line) -> float:
 
 
 def _stack(axes: Axes, lines: list[Line]) -> None:
-    """Areas on top of each other, at the times that all lines have."""
+    """Draw stacked areas, at the times that all lines share."""
     times = sorted(set.intersection(*(set(line.times) for line in lines))) if lines else []
     courses = [dict(zip(line.times, line.values, strict=True)) for line in lines]
     heights = [[course[at] for at in times] for course in courses]
@@ -208,7 +210,7 @@ def _dress(axes: Axes, panel: Panel, span: float) -> None:
 
 
 def _scale_from_zero(axes: Axes, panel: Panel) -> None:
-    """To the maximum of the panel or its data, with ticks at values that are short to write."""
+    """Scale the y axis from zero to the maximum of the panel or its data, with ticks at round values."""
     top = panel.maximum or (axes.get_ylim()[1] if axes.dataLim.ymax > 0 else 1.0)
     size = round_size(top, panel.unit)
     ticks = np.asarray(MaxNLocator(4, integer=panel.unit == "short").tick_values(0, top / size)) * size
@@ -218,9 +220,9 @@ def _scale_from_zero(axes: Axes, panel: Panel) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url", help="of a Prometheus, such as http://127.0.0.1:9090")
-    parser.add_argument("--minutes", type=float, default=60.0, help="how far back the picture goes (%(default)s)")
-    parser.add_argument("--rate-interval", default="1m", help="what rates look back over (%(default)s)")
+    parser.add_argument("url", help="address of Prometheus, such as http://127.0.0.1:9090")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time span of the picture (%(default)s)")
+    parser.add_argument("--rate-interval", default="1m", help="look-back of rates (%(default)s)")
     parser.add_argument("--sections", nargs="+", default=(), help="titles of the rows to draw (default: all)")
     parser.add_argument("--out", type=Path, default=Path("dashboard.png"))
     args = parser.parse_args()

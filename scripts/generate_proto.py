@@ -1,6 +1,6 @@
 """Generate the modules of the contract: `python scripts/generate_proto.py [--check]`.
 
---check changes nothing and exits with 1 when what is committed is not what would be generated.
+--check changes nothing and exits with 1 if a committed module is stale.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def generate(output_root: Path) -> None:
 
 
 def stale_files() -> list[str]:
-    """Generated files that are not what the contract says."""
+    """Names of generated files that do not match the contract."""
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         fresh = {path.name: path.read_text() for path in (Path(scratch) / PACKAGE).iterdir()}

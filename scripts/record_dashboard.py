@@ -1,4 +1,4 @@
-"""Run the example under the eyes of a Prometheus, and draw the dashboard of the run: `make dashboard`."""
+"""Run the example under Prometheus, and draw the dashboard of the run: `make dashboard`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from scripts.prometheus_server import Prometheus, free_port, running_prometheus
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "images" / "dashboard.png"
 SECTIONS = ("Now", "Flow by task", "Who waits for whom", "Staleness", "Calls")
-"""What a page has room for; the rest is in Grafana."""
+"""The sections that fit on a page; Grafana has the rest."""
 INTERVAL = "1s"
 LOOK_BACK_S = 10
-"""Of rates."""
+"""Look-back of rates in seconds."""
 
 
 def main() -> int:
-    """Returns the exit code of the example; there is a picture where that is 0."""
+    """Run the example and return its exit code. Draw the picture if it is 0."""
     metrics = f"127.0.0.1:{free_port()}"
     example: list[str | Path] = [
         sys.executable,
@@ -38,15 +38,16 @@ def main() -> int:
         code = subprocess.run(example, check=False).returncode
         if code != 0:
             return code
-        start, end = learnt(prometheus, began)
+        start, end = find_learning_span(prometheus, began)
         draw_dashboard(prometheus, PICTURE, start, end, f"{LOOK_BACK_S}s", SECTIONS)
     print(f"dashboard in {PICTURE.relative_to(ROOT)}")
     return 0
 
 
-def learnt(prometheus: Prometheus, began: float) -> tuple[float, float]:
-    """From when until when a run that began then made rollouts, without what rates still see of its warm-up; seconds
-    since the epoch.
+def find_learning_span(prometheus: Prometheus, began: float) -> tuple[float, float]:
+    """Start and end of the rollouts of a run that began at `began`, in seconds since the epoch.
+
+    The start excludes the time in which rates still include the warm-up.
     """
     expr = 'dataplane_rows_put_total{partition="rollouts"} > 0'
     (series,) = prometheus.query_range(expr, began, time.time(), 1.0)

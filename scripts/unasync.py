@@ -1,8 +1,8 @@
 """Derive the blocking client from the asynchronous one: `python scripts/unasync.py [--check]`.
 
 The client is written once, in `client/dataplane_client/_async`. A list of word-for-word replacements turns each module
-into its twin in `_sync`; `runtime.py` holds what cannot be derived and is written twice. --check changes nothing and
-exits with 1 when a twin is not what it should be.
+into its twin in `_sync`. `runtime.py` has the code that cannot be derived and is written twice. --check changes nothing
+and exits with 1 if a twin is stale.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values as a person reads them, by the units that Grafana knows."""
+"""Format values for people, in Grafana's units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENDINGS = {"rowsps": " rows/s", "reqps": " calls/s", "cps": "/s"}
 
 
 def value_text(value: float, unit: str) -> str:
-    """A value with its unit to three digits, such as "1.5 GiB" or "20 ms". unit: as a panel of Grafana names it."""
+    """Format a value with its unit to three digits, such as "1.5 GiB" or "20 ms". unit: the name that Grafana uses."""
     if unit == "bool_yes_no":
         return "yes" if value else "no"
     if unit == "percentunit":
@@ -24,7 +24,7 @@ def value_text(value: float, unit: str) -> str:
 
 
 def round_size(value: float, unit: str) -> float:
-    """What multiples of are short to write for values up to `value`: 1024 for some KiB, 60 for some minutes."""
+    """The size whose multiples are short to write for values up to `value`: 1024 for KiB, 60 for minutes."""
     return _reached(value, _STEPS.get(unit, _COUNTS))[0]
 
 
@@ -35,6 +35,6 @@ def _scaled(value: float, steps: Sequence[_Step]) -> str:
 
 
 def _reached(value: float, steps: Sequence[_Step]) -> _Step:
-    """The largest step that the value reaches; zero and what is below the first step have the one of 1."""
+    """The largest step that the value reaches. For zero and values below the first step, the step of size 1."""
     reached = [step for step in steps if abs(value) >= step[0]]
     return reached[-1] if reached else next(step for step in steps if step[0] == 1)

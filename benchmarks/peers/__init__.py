@@ -1,1 +1,1 @@
-"""The systems that ours is compared with, each in an environment and in processes of its own."""
+"""The systems that we compare with, each in a separate environment and in separate processes."""

@@ -1,7 +1,7 @@
 """Arrow Flight at its best: one column of whole buffers, sent in record batches of a few MiB.
 
-Runs inside Flight's environment, as a worker (see `serving`) that is the client; the server is a process of its own and
-keeps what was put as it came. Reading ends when every record batch is there.
+Runs inside Flight's environment, as a worker (see `serving`) that is the client. The server is a separate process and
+keeps what it received. Reading ends when every record batch has arrived.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class Calls:
-    """What the driver may ask for."""
+    """The calls of the driver."""
 
     def __init__(self, clients: Mapping[str, Any]) -> None:
         self._clients = clients
@@ -48,7 +48,7 @@ class Calls:
         self._last: Any = None
 
     def prepare(self, size_bytes: int, chunk_bytes: list[int]) -> Mapping[str, Any]:
-        """Make so many bytes, cut into record batches of each of the sizes; see that they come back as they were."""
+        """Make `size_bytes` bytes in record batches of each chunk size, and check that they come back unchanged."""
         values = np.random.default_rng(0).integers(0, 1 << 62, size_bytes // 8)
         self._batches = {size: _cut(values, size // 8) for size in chunk_bytes}
         for transport in self._clients:
@@ -80,7 +80,7 @@ def _put(client: Any, batches: list[Any]) -> None:
 
 @contextmanager
 def _client(location: str) -> Iterator[Any]:
-    """A client of a server process at a location."""
+    """A client of a server process at the given location."""
     process = subprocess.Popen([sys.executable, "-m", "peers.arrow_flight", location], stdout=subprocess.PIPE)
     try:
         said = process.stdout.readline() if process.stdout is not None else b""  # ends with the process at the latest

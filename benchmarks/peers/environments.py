@@ -1,6 +1,6 @@
-"""Environments of the peers: one for each, made with pip, kept, and made anew when what belongs in it changes.
+"""Environments of the peers: one for each, made with pip, cached, and rebuilt if its requirements change.
 
-Torch is installed first and named again with the rest, so that no other package brings a torch of its own.
+Torch is installed first and named again with the rest, so that no other package brings another torch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _INSTALL_S = 900.0
 
 
 class NotInstalledError(RuntimeError):
-    """An environment that could not be made; says why in one line."""
+    """An environment could not be made; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What is installed for a peer. with_ours: torch and this project's client too, so that both pad alike."""
+    """The requirements of a peer. with_ours: also install torch and this project's client, so that both pad alike."""
 
     name: str
     requirements: tuple[str, ...]
@@ -32,7 +32,7 @@ ARROW_FLIGHT = Peer("arrow-flight", ("pyarrow==26.0.1", "numpy>=2,<2.5"), with_o
 
 
 def environment(peer: Peer, torch: str) -> Path:
-    """The interpreter of a peer's environment, which is made if it is not there. torch: the build that is installed.
+    """The interpreter of a peer's environment; makes the environment if it is absent. torch: the build to install.
 
     Raises NotInstalledError.
     """
@@ -59,7 +59,7 @@ def _run(command: list[str]) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_INSTALL_S)
     except subprocess.TimeoutExpired:
-        raise NotInstalledError(f"{' '.join(command[1:4])}: not done within {_INSTALL_S:.0f} s") from None
+        raise NotInstalledError(f"{' '.join(command[1:4])}: not finished within {_INSTALL_S:.0f} s") from None
     except subprocess.CalledProcessError as error:
         said = (error.stderr or error.stdout).strip().splitlines()
         raise NotInstalledError(said[-1] if said else f"{' '.join(command[1:4])} failed") from None

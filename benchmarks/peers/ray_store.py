@@ -1,7 +1,7 @@
-"""Ray's object store: arrays put by one actor and read by another, packed and padded by our own codec.
+"""Ray's object store: one actor puts arrays and another reads them, packed and padded by our own codec.
 
 Runs inside TransferQueue's environment, which has Ray, as a worker (see `serving`). Each actor times its own work; the
-calls that hand the references over are not counted. The arrays come back without a copy, so reading is padding.
+calls that pass the references are not counted. The arrays come back without a copy, so reading is padding.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Producer:
 
 
 class Consumer:
-    """Reads what was put and pads it."""
+    """Reads and pads the batch."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._batch = build(Spec(**spec))
@@ -51,7 +51,7 @@ class Consumer:
         return took
 
     def check(self) -> bool:
-        """Whether what was read last is what the producer holds."""
+        """Whether the last read equals the producer's batch."""
         found: dict[str, torch.Tensor] = self._last
         expected = {name: torch.from_numpy(column) for name, column in self._batch.columns.items()}
         return all(torch.equal(found[name], column) for name, column in expected.items())
@@ -78,11 +78,11 @@ def _flat(value: Any) -> Any:
 
 
 class Calls:
-    """What the driver may ask for."""
+    """The calls of the driver."""
 
     def prepare(self, spec: dict[str, Any]) -> Mapping[str, Any]:
-        """Make the batch on both sides and send it once, untimed, to see that it comes back as it was."""
-        producer: Any = ray.remote(Producer)  # an actor's methods have `remote`, which types do not say
+        """Make the batch on both sides, send it once, untimed, and check that it comes back unchanged."""
+        producer: Any = ray.remote(Producer)  # an actor's methods have `remote`, which the types omit
         consumer: Any = ray.remote(Consumer)
         self._producer, self._consumer = producer.remote(spec), consumer.remote(spec)
         self.round()

@@ -1,8 +1,8 @@
-"""TransferQueue, with padding by our own codec: the fastest we know, so that only the queue differs.
+"""TransferQueue, with padding by our own codec, the fastest we know, so that only the queue differs.
 
 Runs inside TransferQueue's environment, as a worker (see `serving`). Form "jagged" packs padded tensors, puts nested
-ones and pads what comes back; form "padded" puts the rectangles as they are, padding and all, and pads what comes back,
-which the queue has made nested. Which of the two is faster depends on the batch.
+tensors, and pads the result. Form "padded" puts the padded rectangles, and pads the result, which the queue has made
+nested. Which form is faster depends on the batch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from timing import seconds, undisturbed
 
 Form = Literal["jagged", "padded"]
 
-_UNITS = 2  # what its configuration recommends for one node; 1 is slower here, 4 and 8 are not faster
+_UNITS = 2  # recommended for one node by its configuration; 1 is slower here, 4 and 8 are not faster
 _PARTITION = "train"
 
 
 class Rounds:
-    """Padded tensors in, a padded batch out, under new keys each time."""
+    """Padded tensors in, a padded batch out, under new keys in each round."""
 
     def __init__(self, batch: Batch, form: Form) -> None:
         self._columns = {name: torch.from_numpy(column) for name, column in batch.columns.items()}
@@ -71,19 +71,19 @@ class Rounds:
 
 
 class Calls:
-    """What the driver may ask for."""
+    """The calls of the driver."""
 
     def __init__(self) -> None:
         self._rounds: dict[str, Rounds] = {}
 
     def prepare(self, spec: dict[str, Any], form: Form) -> Mapping[str, Any]:
-        """Make a batch and send it once, untimed, to see that it comes back as it was."""
+        """Make a batch, send it once, untimed, and check that it comes back unchanged."""
         self._rounds = {key: rounds for key, rounds in self._rounds.items() if key.startswith(f"{spec['name']} ")}
         self._rounds[f"{spec['name']} {form}"] = Rounds(build(Spec(**spec)), form)
         return {}
 
     def round(self, name: str, form: Form) -> Mapping[str, Any]:
-        """One round of a batch that was prepared."""
+        """One round of a prepared batch."""
         return self._rounds[f"{name} {form}"]()
 
 

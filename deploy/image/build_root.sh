@@ -1,12 +1,12 @@
 #!/bin/bash
 # Build the server's root file system: build_root.sh DESTINATION
 #
-# The one recipe for deploy/Dockerfile and for `make image-root`, which needs no container engine. The root holds the
-# Debian packages of packages.txt, extracted and never configured, the wheels of requirements.txt, and ours. So there is
-# no shell, no package manager, no compiler and no pip in it, and nothing has to be removed that could be forgotten.
+# deploy/Dockerfile and `make image-root`, which needs no container engine, both use this recipe. The root contains the
+# Debian packages of packages.txt, extracted and never configured, the wheels of requirements.txt, and our wheel. So it
+# has no shell, package manager, compiler or pip, and no cleanup step can miss anything.
 #
-# It runs on Debian 12, since the wheels are chosen by that Debian's Python and run by it, and as root, since all files
-# must belong to root. It writes to a temporary folder and to DESTINATION, which appears whole or not at all.
+# Run it on Debian 12, because that Debian's Python selects and runs the wheels, and as root, because all files must
+# belong to root. It writes to a temporary folder and to DESTINATION, which appears whole or not at all.
 set -euo pipefail
 umask 022
 
@@ -23,7 +23,7 @@ main() {
     destination=$(realpath --canonicalize-missing -- "$1")
     mkdir -p -- "$(dirname -- "$destination")"
     work=$(realpath -- "$(mktemp -d -- "$(dirname -- "$destination")/.image-root.XXXXXX")")
-    # shellcheck disable=SC2064  # the folder of now
+    # shellcheck disable=SC2064  # expand the folder now
     trap "rm -rf -- '$work'" EXIT
     mkdir -m 755 "$work/root"
     extract_debian_packages "$work" "$work/root"
@@ -43,24 +43,24 @@ fail() {
 
 check_builder() {
     grep -qs '^VERSION_CODENAME=bookworm$' /etc/os-release ||
-        fail "the root is made of Debian 12 (bookworm) and is built on it; elsewhere use deploy/Dockerfile"
-    [[ $EUID -eq 0 ]] || fail "run this as root: the files of the root must belong to root"
+        fail "needs Debian 12 (bookworm) as the build host; on other systems use deploy/Dockerfile"
+    [[ $EUID -eq 0 ]] || fail "must run as root: the files of the image must belong to root"
     "$PYTHON" -m pip --version >/dev/null 2>&1 || fail "needs pip of $PYTHON: apt-get install python3-pip"
 }
 
-# The builder's sources, but lists and a state of their own: what is installed in the builder has no say in what comes.
+# Use the builder's package sources, but separate lists and state: packages installed in the builder have no influence.
 extract_debian_packages() {
     local work=$1 root=$2 package
     local options=(
         -q=2 -o "Dir::State=$work/apt" -o Dir::State::status=/dev/null -o "Dir::Cache=$work/apt"
-        -o APT::Sandbox::User=root # the temporary folder is not open to the user _apt
+        -o APT::Sandbox::User=root # the user _apt has no access to the temporary folder
     )
     mkdir -p "$work/apt/lists/partial" "$work/apt/archives/partial" "$work/debs" "$root/var/lib/dpkg/status.d"
     apt-get "${options[@]}" update
     grep -o '^[^# ]*' "$HERE/packages.txt" | (cd "$work/debs" && xargs apt-get "${options[@]}" download)
     for package in "$work"/debs/*.deb; do
         dpkg-deb --extract "$package" "$root"
-        # Where scanners of images without dpkg look for what is installed.
+        # Scanners look here for the packages of images without dpkg.
         dpkg-deb --field "$package" >"$root/var/lib/dpkg/status.d/$(dpkg-deb --field "$package" Package)"
     done
 }
@@ -68,7 +68,7 @@ extract_debian_packages() {
 install_python_packages() {
     local work=$1 root=$2
     local pip=("$PYTHON" -m pip -qq --disable-pip-version-check)
-    # A copy: building compiles the row kernels beside their source.
+    # Build from a copy: the build writes the row kernels beside their source.
     mkdir "$work/source"
     (cd "$REPOSITORY" && tar -c --exclude=__pycache__ --exclude='*.so' \
         pyproject.toml hatch_build.py README.md LICENSE proto client dataplane_server) | tar -x -C "$work/source"
@@ -82,17 +82,17 @@ install_python_packages() {
 
 remove_what_nothing_runs() (
     cd "$1"
-    # Scripts of Debian packages (nothing could run them), documents but for licences, conversions for iconv.
+    # Scripts of Debian packages (no shell can run them), documents except licences, conversions for iconv.
     rm -rf bin sbin usr/sbin usr/lib/binfmt.d usr/lib/*/{audit,gconv} usr/share/zoneinfo/{localtime,posix,right}
     find usr/share -mindepth 1 -maxdepth 1 ! -name common-licenses ! -name ca-certificates ! -name doc ! -name zoneinfo \
         -exec rm -r {} +
     find usr/share/doc -type f ! -name copyright -delete
     find usr/share/doc -xtype l -delete
     find usr/share/doc -type d -empty -delete
-    # Places of systems that people log in to.
+    # Directories of systems with logins.
     rm -rf boot home media mnt opt srv etc/{apt,ca-certificates,default,issue*,motd,profile.d,skel,update-motd.d}
     find var -mindepth 1 -maxdepth 1 ! -name lib -exec rm -r {} +
-    # Modules whose libraries are not there, and tools of developers.
+    # Modules whose libraries are absent, and development tools.
     rm -rf usr/lib/python3.11/lib-dynload/{_crypt,_curses*,_dbm,_sqlite3,nis,readline,_test*,_xxtest*,xx*}.cpython-*
     rm -rf usr/lib/python3.11/{curses,dbm,distutils,ensurepip,idlelib,lib2to3,pydoc_data,sqlite3,test,tkinter,turtledemo}
     find usr/local/bin -type f ! -name 'dataplane*' -delete
@@ -100,13 +100,13 @@ remove_what_nothing_runs() (
     rm -rf numpy/{f2py,distutils,_pyinstaller,_core/include,_core/lib}
     find . -type d -name tests -prune -exec rm -r {} +
     find . -type f \( -name '*.pyi' -o -name '*.pxd' -o -name '*.pyx' -o -name '*.c' -o -name '*.h' \) -delete
-    # Where the wheels lay.
+    # Records of the wheels' location.
     find . -name direct_url.json -delete
-    # Kernels for clients that have torch, which the root does not have.
+    # Kernels for clients with torch, which the root does not have.
     rm -f dataplane_client/row_kernels/_row_kernels.so
 )
 
-# What the scripts of ca-certificates and openssl would do: one file, and a link to it from where OpenSSL looks.
+# Do the work of the scripts of ca-certificates and openssl: make one file, and link OpenSSL's default path to it.
 gather_certificates() {
     local root=$1
     mkdir -p "$root/etc/ssl/certs" "$root/usr/lib/ssl"
@@ -115,7 +115,7 @@ gather_certificates() {
     rm -r "$root/usr/share/ca-certificates"
 }
 
-# Everybody may write to the two places where volumes are mounted, so that an image without volumes runs as well.
+# All users may write to the two mount points of volumes, so that the image also runs without volumes.
 name_users_and_mounts() {
     local root=$1
     printf '%s\n' 'root:x:0:0:root:/root:/usr/sbin/nologin' \
@@ -127,7 +127,7 @@ name_users_and_mounts() {
     chown -R 0:0 "$root"
 }
 
-# Nobody can write bytecode later, and nobody can change a source: it need not be compared with its bytecode.
+# Bytecode cannot be written later, and sources cannot change, so Python need not compare the two.
 compile_modules() {
     local root=$1
     "$PYTHON" -m compileall -q -j 0 --invalidation-mode unchecked-hash -s "$root" -p / \

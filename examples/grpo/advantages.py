@@ -1,7 +1,7 @@
-"""How much better a rollout was than the others of its prompt (GRPO, arXiv:2402.03300).
+"""Advantages of GRPO (arXiv:2402.03300): how much better a rollout is than the others of its prompt.
 
-The mean reward of a prompt's group is the baseline, so no value network is needed. A group whose rewards are all equal
-teaches nothing: its advantages are 0.
+The mean reward of a prompt's group is the baseline, so no value network is needed. If all rewards of a group are equal,
+its advantages are 0: the group teaches nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ EPSILON = 1e-4
 
 
 def group_advantages(rewards: Tensor) -> Tensor:
-    """`rewards` [P,G], one row for each prompt's group; [P,G] fp32 of (reward - mean) / (std + 1e-4).
+    """Return (reward - mean) / (std + 1e-4) as [P,G] fp32. rewards: [P,G], one row for each prompt's group.
 
-    Mean and (population) standard deviation are those of the group. Raises ValueError for groups of fewer than two.
+    Mean and (population) standard deviation are taken over the group. Raises ValueError for groups of fewer than two.
     """
     if rewards.dim() != 2 or rewards.shape[1] < 2:
         raise ValueError(f"rewards: expected [prompts, group >= 2], got {list(rewards.shape)}")
@@ -25,5 +25,5 @@ def group_advantages(rewards: Tensor) -> Tensor:
 
 
 def spread_over_tokens(advantages: Tensor, token_mask: Tensor) -> Tensor:
-    """Every response token gets its sample's advantage, other tokens 0: [N] and [N,S] to [N,S] fp32."""
+    """Give each response token its sample's advantage, and other tokens 0: [N] and [N,S] to [N,S] fp32."""
     return torch.where(token_mask.bool(), advantages.float()[:, None], 0.0)

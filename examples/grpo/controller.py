@@ -1,7 +1,7 @@
-"""The driver of the loop: hands out prompts and steps, turns rewards into advantages, accounts for every row.
+"""The driver of the loop: puts prompts and steps, turns rewards into advantages, accounts for every row.
 
 Generation runs one step ahead of training, so generators and trainers work at the same time: while the trainers learn
-from step k, the generators sample step k + 1 with the weights that step k - 1 left.
+from step k, the generators sample step k + 1 with the weights after step k - 1.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _WAIT_S = 300.0
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step: mean reward of its rollouts (fractions of 1), rows trained and dropped, loss, gradient norm before
-    clipping, response tokens trained, seconds since the step before, and what its samples would weigh padded.
+    """One step: mean reward of its rollouts (0 to 1), rows trained and dropped, loss, gradient norm before clipping,
+    response tokens trained, seconds since the previous step, mean and longest sample in tokens.
     """
 
     step: int
@@ -50,8 +50,8 @@ class StepResult:
 class Controller:
     """Drives one run.
 
-    `check` is called while it waits and raises when a process of the run has died. `instruction` follows every
-    question.
+    check: called while the controller waits; raises if a process of the run has died. instruction: text appended to
+    every question.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Controller:
     # -- warm-up -------------------------------------------------------------------------------------------------------
 
     def warm_up(self, batches: Iterator[TokenBatch], steps: int, ahead: int = 4) -> Iterator[float]:
-        """Supervised steps through the same partitions and claims; yields each step's loss."""
+        """Run supervised steps through the data plane; yield each step's loss. ahead: steps queued in advance."""
         waiting: list[KVBatchMeta] = []
         for index, batch in enumerate(islice(batches, steps)):
             waiting.append(self._order_warm_up(batch, index, steps))
@@ -107,14 +107,14 @@ class Controller:
         return loss
 
     def publish_untrained(self) -> None:
-        """Have the weights published as they are; blocks until they are."""
+        """Publish the initial weights; block until they are published."""
         self._order("train", 0, 0, publish=0)
         self._report()
 
     # -- reinforcement learning ----------------------------------------------------------------------------------------
 
     def learn(self, problems: Iterator[Sequence[Problem]], steps: int) -> Iterator[StepResult]:
-        """GRPO steps; yields each step's result. Prompts are always handed out one step ahead, as in an endless run."""
+        """Run GRPO steps; yield each step's result. Prompts are always put one step ahead, as in an endless run."""
         self._hand_out(next(problems), weight_version=0)
         began = time.monotonic()
         for step in range(1, steps + 1):
@@ -131,7 +131,7 @@ class Controller:
             began = now
 
     def _hand_out(self, problems: Sequence[Problem], weight_version: int) -> None:
-        """Put prompts, to be answered with weights of at least this version."""
+        """Put prompts; generators answer them with weights of at least this version."""
         ids = np.empty(len(problems), dtype=object)
         ids[:] = [prompt_ids(self._tokenizer, problem.question, self._instruction) for problem in problems]
         answers = np.empty(len(problems), dtype=object)
@@ -146,12 +146,12 @@ class Controller:
         return self._client.claim_meta(ROLLOUTS, "advantages", ROLLOUT_FIELDS, rows, timeout_s=_LOOK_S)
 
     def _judge(self, meta: KVBatchMeta) -> tuple[KVBatchMeta, float, int]:
-        """Write advantages for the groups that teach something, clear the others.
+        """Write advantages for the groups that teach something, and clear the others.
 
-        Returns what is kept, and the mean reward and response tokens of all.
+        Returns the kept rows, and the mean reward and response tokens of all rows.
 
-        A generator puts whole groups, and a claim takes rows in the order in which they were put, so the groups of a
-        step are whole and their rows lie beside each other.
+        Generators put whole groups, and a claim takes rows in the order in which they were put. So the groups of a step
+        are complete, and the rows of a group are adjacent.
         """
         batch = read_columns(self._client, meta, ["reward", "token_mask", "input_lengths"])
         rewards = batch["reward"].view(-1, self._settings.group_size)
@@ -168,24 +168,23 @@ class Controller:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _order(self, kind: str, rows: int, tokens: int, publish: int | None) -> None:
-        """Tell the trainer to take a step over `rows` rows with a loss that is a mean over `tokens` tokens, and to
-        publish the weights after it under a version.
+        """Order a training step over `rows` rows, with a loss that is a mean over `tokens` tokens.
+
+        publish: version under which the trainer publishes the weights after the step; None: it does not.
         """
         self._steps_ordered += 1
         tags: dict[str, Tag] = {"kind": kind, "rows": rows, "tokens": tokens, "publish": publish}
         self._client.put_samples([f"s{self._steps_ordered}"], STEPS, tags=[tags])
 
     def _report(self) -> dict[str, float]:
-        """What the trainer says of the oldest step that has not been reported."""
+        """Wait for the trainer's report of the oldest unreported step, and return it."""
         meta = self._patiently(lambda: self._client.claim_meta(STEPS, "report", [REPORT], 1, timeout_s=_LOOK_S))
         data = self._client.get_data(meta)
         self._client.clear_samples(meta.sample_ids, STEPS)
         return dict(data[REPORT][0])
 
     def _patiently(self, claim: Callable[[], KVBatchMeta]) -> KVBatchMeta:
-        """Claim again and again, looking after the processes in between. Raises ClaimTimeoutError after five
-        minutes.
-        """
+        """Claim repeatedly, and check the processes in between. Raises ClaimTimeoutError after five minutes."""
         deadline = time.monotonic() + _WAIT_S
         while True:
             self._check()
@@ -197,7 +196,7 @@ class Controller:
 
 
 def _tokens(token_mask: Tensor) -> int:
-    """Response tokens that something predicts."""
+    """The number of response tokens, except those in the first column, which no position predicts."""
     return int(token_mask[:, 1:].sum())
 
 

@@ -1,4 +1,4 @@
-"""What flows through the data plane: the partitions of the loop, their fields, and the tasks that consume them.
+"""The partitions of the loop, their fields, and the tasks that consume them.
 
     controller      --prompts-->   generators    task "generate"
     generators      --rollouts-->  controller    task "advantages"   (writes advantages back)
@@ -8,7 +8,7 @@
     controller      --steps-->     trainer       task "train"
     trainer         --steps-->     controller    task "report"
 
-A stage waits for nothing but the fields that it needs: a claim returns when they are there.
+A stage waits only for the fields that it needs: its claim returns once they are produced.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataplane_client import DataPlaneClient
 PROMPTS, ROLLOUTS, WARMUP, STEPS = "prompts", "rollouts", "warmup", "steps"
 
 SAMPLE_FIELDS = ("input_ids", "token_mask", "input_lengths", "sample_mask")
-"""Of every sample that is trained on."""
+"""Fields of every sample to train on."""
 ROLLOUT_FIELDS = (*SAMPLE_FIELDS, "generation_logprobs", "reward", "response")
-"""Of a rollout when its generator puts it."""
+"""Fields of a rollout as its generator puts it."""
 PREV_LP_FIELDS = (*SAMPLE_FIELDS, "advantages")
-"""What recomputing the log-probabilities waits for: a rollout without advantages was dropped."""
+"""Required to recompute log-probabilities; a rollout without advantages was dropped."""
 TRAIN_FIELDS = (*PREV_LP_FIELDS, "prev_logprobs")
-"""What a training step waits for."""
+"""Required for a training step."""
 PER_TOKEN_FIELDS = ("input_ids", "token_mask", "generation_logprobs", "advantages", "prev_logprobs")
 
 
 REPORT = "report"
-"""Where the trainer tells the controller what a step did."""
+"""Field in which the trainer reports the results of a step."""
 
 
 def register(client: DataPlaneClient) -> None:

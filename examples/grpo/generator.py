@@ -1,7 +1,7 @@
-"""A rollout generator: claims prompts, samples a group of responses for each, puts them with rewards and
+"""A rollout generator: claims prompts, samples a group of responses for each, and puts them with rewards and
 log-probabilities.
 
-Started by `run.py`, several times. Ends when the partition of prompts is dropped.
+`run.py` starts several of them. They end when the partition of prompts is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WAIT_S = 300.0
 
 
 class Generator:
-    """One model, kept up to date with the trainer's weights."""
+    """Serves prompts with one model, which it keeps up to date with the trainer's weights."""
 
     def __init__(self, client: DataPlaneClient, args: argparse.Namespace) -> None:
         self._client = client
@@ -35,7 +35,7 @@ class Generator:
         self._version = -1
 
     def run(self) -> None:
-        """Serve prompts until there is no partition of them."""
+        """Serve prompts until their partition is dropped."""
         while True:
             try:
                 claim = self._client.claim(
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--batch", type=int, required=True, help="prompts claimed at most at once")
+    parser.add_argument("--batch", type=int, required=True, help="maximum number of prompts in a claim")
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--temperature", type=float, required=True)
     parser.add_argument("--max-new-tokens", type=int, required=True)

@@ -1,4 +1,4 @@
-"""Writes `problems.jsonl` anew: `python examples/grpo/make_problems.py`. The same file comes out every time."""
+"""Write `problems.jsonl`: `python examples/grpo/make_problems.py`. The output is the same every time."""
 
 from __future__ import annotations
 

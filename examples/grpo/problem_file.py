@@ -1,4 +1,4 @@
-"""Problems with checkable answers, read from a JSON Lines file, and the prompt made of a question."""
+"""Read problems with checkable answers from a JSON Lines file, and build prompts from questions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Problem:
 
 
 def load_problems(path: Path) -> list[Problem]:
-    """One problem a line: `{"question": str, "answer": number or text}`; empty lines are skipped.
+    """Read one problem from each line: `{"question": str, "answer": number or text}`. Skip empty lines.
 
-    Raises ValueError naming the line and the field, also when the file holds no problem.
+    Raises ValueError, which names the line and the field, also if the file has no problem.
     """
     lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would also cut at U+2028 inside a question
     problems = [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -43,7 +43,7 @@ def _parse_line(path: Path, number: int, line: str) -> Problem:
 
 
 INSTRUCTION = "Work it out step by step, then write #### and the answer as a number.\n"
-"""What a model that was not warmed up on worked solutions has to be told to be rewarded."""
+"""Tells a model that was not warmed up on worked solutions which format earns a reward."""
 
 
 def prompt_text(question: str, instruction: str = "") -> str:
@@ -51,13 +51,13 @@ def prompt_text(question: str, instruction: str = "") -> str:
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, question: str, instruction: str = "") -> list[int]:
-    """The tokens after which a response is sampled; they open with the begin-of-sequence token where there is one."""
+    """The tokens of a prompt. They start with the begin-of-sequence token if the tokenizer has one."""
     ids = tokenizer.encode(prompt_text(question, instruction), add_special_tokens=False)
     return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
 
 
 def prompt_batches(problems: Sequence[Problem], batch_size: int, seed: int) -> Iterator[list[Problem]]:
-    """Endless batches; every problem once in each pass over the file, each pass shuffled anew."""
+    """Yield batches forever. Each pass over the file has every problem once, in a new random order."""
     rng = random.Random(seed)
     waiting: list[Problem] = []
     while True:

@@ -1,4 +1,4 @@
-"""The processes of a run: started with a log file each, watched, and ended with the run whatever happens."""
+"""The processes of a run: each has a log file, is watched, and is always ended with the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOG_TAIL_LINES = 15
 
 
 class Processes:
-    """A context manager that ends every process it started."""
+    """Context manager that ends every process it started."""
 
     def __init__(self, logs: Path, environment: dict[str, str]) -> None:
         self._logs = logs
@@ -41,21 +41,19 @@ class Processes:
         return self._logs / f"{name}.log"
 
     def check(self) -> None:
-        """Raise RuntimeError with the end of its log when a process has failed."""
+        """Raise RuntimeError if a process has failed, with the end of its log."""
         for name, process in self._running.items():
             if process.poll() not in (None, 0):
                 tail = "\n".join(self.log(name).read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
                 raise RuntimeError(f"{name} ended with exit code {process.returncode}:\n{tail}")
 
     def wait(self, name: str, timeout_s: float) -> None:
-        """Wait until a process has ended well. Raises RuntimeError when it failed, TimeoutExpired when it did not
-        end.
-        """
+        """Wait until a process ends. Raises RuntimeError if it failed, TimeoutExpired if it did not end in time."""
         self._running[name].wait(timeout_s)
         self.check()
 
     def first_lines(self, name: str, marker: str, timeout_s: float) -> str:
-        """What a process has written so far, once it holds `marker`. Raises TimeoutError or RuntimeError."""
+        """Wait until a process has written `marker`; return all it has written. Raises TimeoutError or RuntimeError."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self.check()

@@ -1,9 +1,9 @@
-"""A reward that can be verified: 1 when the final answer of a response equals the reference answer, otherwise 0.
+"""A verifiable reward: 1 if the final answer of a response equals the reference answer, otherwise 0.
 
-The final answer is the number right after the last `####`, or, where there is none, after the last `Answer:`. A
-response without such a mark has no answer. References may be numbers or texts; a text with a mark is read like a
-response (worked solutions of public mathematics sets end in `#### 42`), any other text must be a number as a whole.
-Numbers are compared by value: `1,234`, `+1234`, `$1234.00` and `1234.` are the same.
+The final answer is the number right after the last `####`, or, without one, after the last `Answer:`. A response
+without such a mark has no answer. References are numbers or texts. A text with a mark is read like a response (worked
+solutions of public mathematics sets end in `#### 42`); any other text must be a number as a whole. Numbers are compared
+by value: `1,234`, `+1234`, `$1234.00` and `1234.` are the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NUMBER = re.compile(
 
 
 def parse_number(text: str) -> Decimal | None:
-    """The number with which `text` begins, after spaces; None when it begins with none."""
+    """The number at the start of `text`, after spaces; None if there is none."""
     found = _NUMBER.match(text)
     if found is None:
         return None
@@ -37,7 +37,7 @@ def final_answer(response: str) -> Decimal | None:
 
 
 def reference_answer(answer: str | float) -> Decimal:
-    """The number that a correct response ends with; raises ValueError when `answer` holds none."""
+    """The number that a correct response ends with. Raises ValueError if `answer` has none."""
     text = str(answer)
     marked = final_answer(text)
     if marked is not None:

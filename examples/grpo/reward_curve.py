@@ -1,4 +1,4 @@
-"""The picture of a run: mean reward by step."""
+"""Draw the mean reward by step of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WINDOW = 10
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and those before it, `window` at most."""
+    """The mean of each value and its predecessors, over at most `window` values."""
     return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 

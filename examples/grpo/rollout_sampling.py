@@ -1,7 +1,7 @@
-"""Rollouts: sampled responses with the log-probability of every token under the model that sampled it.
+"""Sample rollouts: responses with the log-probability of every token under the model that sampled it.
 
-The log-probabilities are taken from the very distributions the tokens were drawn from, while `generate` runs, and only
-the chosen token's value is kept: memory grows with tokens, not with tokens times vocabulary.
+The log-probabilities are recorded while `generate` runs, from the distributions that the tokens are drawn from. Only
+the chosen token's value is kept, so memory grows with tokens, not with tokens times vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from token_batch import TokenBatch, pad_samples
 
 @dataclass(frozen=True)
 class Rollouts(TokenBatch):
-    """N samples, those of one prompt beside each other.
+    """N samples; the samples of one prompt are adjacent.
 
     `generation_logprobs` [N,S] fp32: column i is log p(token i | tokens before i) on response tokens, 0 elsewhere.
     `responses`: the N response texts without special tokens.
@@ -36,7 +36,7 @@ class Rollouts(TokenBatch):
 
 
 class _ChosenLogprobs(LogitsProcessor):
-    """Sees each step's logits before its token is drawn, and the drawn token one call later."""
+    """Records log-probabilities: sees each step's logits before its token is drawn, and the token one call later."""
 
     def __init__(self, temperature: float) -> None:
         self._temperature = temperature
@@ -44,22 +44,22 @@ class _ChosenLogprobs(LogitsProcessor):
         self._columns: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self._settle(input_ids[:, -1])
+        self._record(input_ids[:, -1])
         self._distribution = torch.log_softmax(scores.float() / self._temperature, dim=-1)
         return scores
 
-    def _settle(self, tokens: Tensor) -> None:
+    def _record(self, tokens: Tensor) -> None:
         if self._distribution is not None:
             self._columns.append(self._distribution.gather(1, tokens[:, None]))
 
     def finish(self, last_tokens: Tensor) -> Tensor:
-        """[N, generated tokens]; `last_tokens` [N] are those of the last step, which no later call could show."""
-        self._settle(last_tokens)
+        """Return [N, generated tokens]. last_tokens: [N], the tokens of the last step, which no later call shows."""
+        self._record(last_tokens)
         return torch.cat(self._columns, dim=1)
 
 
 def sampling_config(tokenizer: PreTrainedTokenizerBase, temperature: float, max_new_tokens: int) -> GenerationConfig:
-    """Plain sampling from the whole distribution, whatever defaults the model was shipped with."""
+    """Sampling from the whole distribution, whatever the model's own defaults are."""
     return GenerationConfig(
         do_sample=True,
         temperature=temperature,
@@ -74,7 +74,7 @@ def sampling_config(tokenizer: PreTrainedTokenizerBase, temperature: float, max_
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
-    """Prompts as `generate` wants them, their ends aligned: `input_ids` and `attention_mask`, both [N,P] int64."""
+    """Pad prompts for `generate`, with aligned ends: `input_ids` and `attention_mask`, both [N,P] int64."""
     width = max(map(len, prompts))
     ids = [[*[pad_token_id] * (width - len(prompt)), *prompt] for prompt in prompts]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -82,7 +82,7 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tenso
 
 
 def cut_at_eos(tokens: Sequence[int], eos_token_id: int) -> list[int]:
-    """Up to and with the first end-of-sequence token; all tokens when the length limit came first."""
+    """The tokens up to and including the first end-of-sequence token; all tokens if there is none."""
     tokens = list(tokens)
     return tokens[: tokens.index(eos_token_id) + 1] if eos_token_id in tokens else tokens
 
@@ -97,9 +97,9 @@ def sample_rollouts(
     temperature: float,
     max_new_tokens: int,
 ) -> Rollouts:
-    """`group_size` samples of each prompt (token ids, not empty), drawn with torch's global generator.
+    """Draw `group_size` samples of each prompt (token ids, not empty) with torch's global generator.
 
-    Log-probabilities are those of logits / `temperature`, as the loss must compute them. Blocks until the longest
+    Log-probabilities are those of logits / `temperature`; the loss must compute them alike. Blocks until the longest
     response of the batch has ended, at most `max_new_tokens` steps.
     """
     repeated = [prompt for prompt in prompts for _ in range(group_size)]

@@ -1,6 +1,6 @@
 """The whole loop on one machine: `python examples/grpo/run.py --help`.
 
-Starts a data-plane server, two rollout generators and the ranks of a trainer as processes of their own, makes a small
+Starts a data-plane server, two rollout generators and the ranks of a trainer as separate processes. Makes a small
 language model (or takes yours), warms it up on worked solutions, and improves it by GRPO on problems with checkable
 answers. Ends with the reward curve and an account of every row.
 """
@@ -34,7 +34,7 @@ from warmup import tokenizer_texts, warmup_batches
 GENERATORS = 2
 _COMPARED_STEPS = 10
 _FINISH_S = 120.0
-"""How long processes may take over what they hold when the run ends, in seconds."""
+"""Time for processes to finish their work when the run ends, in seconds."""
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 class Run:
-    """The visible part of a run."""
+    """One run and its display."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Run:
         self._controller = Controller(client, self._settings, self._tokenizer, processes.check, instruction)
 
     def play(self) -> int:
-        """Warm up, learn, account. Returns the exit code."""
+        """Warm up, learn, and account for the rows. Returns the exit code."""
         results = []
         with step_display.progress(self._console) as bars:
             self._warm_up(bars)
@@ -112,7 +112,10 @@ class Run:
             bars.update(task, advance=1, note=f"loss {loss:.3f}")
 
     def _account(self) -> bool:
-        """Let the generators finish what they hold, clear what nobody will train on, and compare with the server."""
+        """Let the generators finish, clear untrained rows, and compare the counts with the server's.
+
+        Returns whether every row is accounted for.
+        """
         deadline = time.monotonic() + _FINISH_S
         while self._client.partition(flow.PROMPTS).rows:
             self._processes.check()
@@ -153,7 +156,7 @@ class Run:
         self._console.print(f"reward curve in {picture}")
 
     def _moved_bytes(self) -> float:
-        """Bytes of values that went into and out of the server so far, as its metrics say."""
+        """Bytes of values put to and read from the server so far, by its metrics."""
         with urllib.request.urlopen(self._metrics_url, timeout=10) as response:  # noqa: S310  # our own server's address
             families = text_string_to_metric_families(response.read().decode())
             wanted = {f"dataplane_{verb}_bytes_total" for verb in ("put", "commit", "read")}
@@ -161,7 +164,7 @@ class Run:
 
 
 def _start_server(processes: Processes, run_dir: Path, http: str) -> tuple[str, str]:
-    """Start the server on a Unix socket and on TCP; its socket's address and the URL of its metrics."""
+    """Start the server on a Unix socket and on TCP. Returns its socket's address and the URL of its metrics."""
     socket = run_dir / "dataplane.sock"
     listen = ["--listen", f"unix://{socket}", "--listen", "127.0.0.1:0", "--http", http]
     processes.start("server", ["-m", "dataplane_server", *listen, "--memory", "512MiB"])
@@ -199,12 +202,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=GrpoSettings().steps, help="GRPO steps")
     parser.add_argument("--prompts", type=Path, default=HERE / "problems.jsonl", help="JSONL with question and answer")
     parser.add_argument("--model", type=Path, help="a local causal language model with its tokenizer; not warmed up")
-    parser.add_argument("--backend", choices=("torchrun", "ray"), default="torchrun", help="of the trainer's ranks")
+    parser.add_argument("--backend", choices=("torchrun", "ray"), default="torchrun", help="runs the trainer's ranks")
     parser.add_argument("--packing", choices=("none", "dynamic", "sequence"), default="dynamic", help="of microbatches")
     parser.add_argument("--tp", type=int, choices=(1, 2, 4), default=1, help="ranks that divide the weights")
     parser.add_argument("--dp", type=int, choices=(1, 2, 4), default=2, help="ranks that divide the rollouts")
     parser.add_argument("--http", default="127.0.0.1:0", help="host:port of the server's metrics (port 0: any)")
-    parser.add_argument("--out", type=Path, default=Path("runs/grpo"), help="folder of logs, weights and pictures")
+    parser.add_argument("--out", type=Path, default=Path("runs/grpo"), help="folder for logs, weights and pictures")
     return parser.parse_args()
 
 

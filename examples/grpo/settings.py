@@ -1,4 +1,4 @@
-"""The numbers of the example, chosen so that a run on two CPU cores takes about two minutes and learns for every
+"""The settings of the example, chosen so that a run on two CPU cores takes about two minutes and learns with every
 seed.
 """
 
@@ -26,13 +26,13 @@ class ModelSettings:
 class GrpoSettings:
     """One run: warm-up, then GRPO.
 
-    warmup_*: supervised steps over all ranks, samples a step, peak learning rate.
-    steps, prompts_per_step, group_size: GRPO steps, prompts in each, rollouts of a prompt.
-    optimizer_steps_per_batch: how many parts a step's rollouts are trained on in.
-    clip_low, clip_high: the range of the probability ratio is 1 - clip_low to 1 + clip_high.
-    lr: learning rate of the first GRPO step. temperature, max_new_tokens: of sampling.
-    micro_batch_tokens, micro_batch_rows: of a rank's forward pass at most, padded tokens where it is planned by tokens,
-        and rows where it is not. max_grad_norm: L2, before the optimizer step.
+    warmup_*: supervised steps over all ranks, samples in each step, peak learning rate.
+    steps, prompts_per_step, group_size: GRPO steps, prompts in each step, rollouts of each prompt.
+    optimizer_steps_per_batch: optimizer steps into which the rollouts of a step are divided.
+    clip_low, clip_high: the probability ratio is clipped to 1 - clip_low .. 1 + clip_high.
+    lr: learning rate of the first GRPO step. temperature, max_new_tokens: for sampling.
+    micro_batch_tokens, micro_batch_rows: maximum size of a rank's forward pass: padded tokens if microbatches are
+        planned by tokens, otherwise rows. max_grad_norm: L2, before the optimizer step.
     """
 
     warmup_steps: int = 550

@@ -1,4 +1,4 @@
-"""What a run shows: a progress bar while it works, a table of its steps, the account of its rows."""
+"""The display of a run: a progress bar, a table of steps, the account of its rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def heading() -> str:
 
 
 def line(result: StepResult, moved_mb: float) -> str:
-    """One step as a line of the table; moved_mb: megabytes put and read at the server during the step."""
+    """One step as a line of the table. moved_mb: megabytes put to and read from the server during the step."""
     values = {
         **vars(result),
         "tokens_per_s": result.tokens / max(result.seconds, 1e-9),
@@ -51,7 +51,7 @@ def line(result: StepResult, moved_mb: float) -> str:
 
 
 def account(put: int, fates: Sequence[tuple[str, int]]) -> Table:
-    """Every rollout row and what became of it."""
+    """A table of all rollout rows by outcome."""
     table = Table(title="every rollout row", box=None, title_justify="left", title_style="bold", show_header=False)
     table.add_row("put", f"{put:,}")
     for name, rows in fates:

@@ -1,9 +1,9 @@
-"""A causal language model small enough to learn arithmetic on one CPU core in a minute, and a real tokenizer for it.
+"""A causal language model small enough to learn arithmetic on one CPU core in a minute, and its tokenizer.
 
-Both are made here and written in the Hugging Face layout, so that whoever loads them (`from_pretrained`) cannot tell
-them from a downloaded model. The model has the shape of Qwen2 with tied embeddings. The tokenizer is a byte-level BPE
-trained on the texts given to it: any string encodes and decodes back unchanged, and every digit is one token, so that
-a number is read digit by digit as it is added.
+Both are created here and written in the Hugging Face layout, so `from_pretrained` loads them like a downloaded model.
+The model has the shape of Qwen2 with tied embeddings. The tokenizer is a byte-level BPE trained on the given texts. Any
+string encodes and decodes back unchanged. Every digit is one token, so the model reads numbers digit by digit, as it
+adds them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with at most `vocab_size` entries; `encode` adds no special token by itself."""
+    """Train a byte-level BPE with at most `vocab_size` entries; `encode` adds no special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -50,7 +50,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, shape: ModelSettings, seed: int) -> Qwen2ForCausalLM:
-    """Random fp32 weights, the same for the same seed; leaves torch's global generator seeded."""
+    """Make a model with random fp32 weights, the same for the same seed. Seeds torch's global generator."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden_size,
@@ -70,7 +70,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, shape: ModelSettings, seed: i
 
 
 def save_tiny_model(folder: Path, texts: Iterable[str], shape: ModelSettings, seed: int) -> None:
-    """Writes config, safetensors weights and tokenizer into `folder`, made if absent."""
+    """Write config, safetensors weights and tokenizer into `folder`; create it if absent."""
     disable_progress_bar()
     tokenizer = train_tokenizer(texts, shape.vocab_size)
     make_model(tokenizer, shape, seed).save_pretrained(folder)
@@ -80,8 +80,8 @@ def save_tiny_model(folder: Path, texts: Iterable[str], shape: ModelSettings, se
 def _declared_tokenizer(folder: Path) -> Any:
     """The tokenizer that the folder declares.
 
-    AutoTokenizer goes by the model's type first: for a model in the shape of Qwen2 it would put Qwen2's normalizer,
-    pre-tokenizer and special tokens in the place of those in `tokenizer.json`.
+    AutoTokenizer looks at the model's type first: for a model in the shape of Qwen2 it would replace the normalizer,
+    pre-tokenizer and special tokens of `tokenizer.json` with Qwen2's.
     """
     declared = get_tokenizer_config(str(folder), local_files_only=True).get("tokenizer_class")
     generic = declared in {"TokenizersBackend", "PreTrainedTokenizerFast"}
@@ -89,21 +89,21 @@ def _declared_tokenizer(folder: Path) -> Any:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of any local causal language model; never asks the network.
+    """Load the tokenizer of any local causal language model, without network access.
 
-    Raises ValueError when the tokenizer has no end-of-sequence token: a rollout could not end.
-    A tokenizer without a padding token pads with end-of-sequence; padding is told from text by lengths, never by id.
+    Raises ValueError if the tokenizer has no end-of-sequence token: a rollout could not end.
+    A tokenizer without a padding token pads with end-of-sequence; lengths distinguish padding from text, ids never do.
     """
     tokenizer: PreTrainedTokenizerFast = _declared_tokenizer(folder)
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"model {folder}: its tokenizer has no end-of-sequence token, which rollouts need to end")
+        raise ValueError(f"model {folder}: its tokenizer has no end-of-sequence token; rollouts need one to end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Any local causal language model, in fp32 and evaluation mode, and its tokenizer; see load_tokenizer."""
+    """Load any local causal language model, in fp32 and evaluation mode, and its tokenizer; see load_tokenizer."""
     tokenizer = load_tokenizer(folder)
     disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Samples as right-padded tensors: the form in which text enters and leaves the data plane.
+"""Samples as right-padded tensors, the form in which text enters and leaves the data plane.
 
 Shapes: N samples, S = the longest sample of the batch. A sample is a prompt followed by a response; only response
 tokens are trained on.
@@ -26,7 +26,7 @@ class TokenBatch:
 
 
 def pad_samples(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], pad_token_id: int) -> TokenBatch:
-    """One sample for each prompt and its response; raises ValueError when their numbers differ."""
+    """Make one sample of each prompt and its response. Raises ValueError if their numbers differ."""
     rows = [(*prompt, *response) for prompt, response in zip(prompts, responses, strict=True)]
     lengths = torch.tensor([len(row) for row in rows])
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])

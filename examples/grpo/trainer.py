@@ -1,14 +1,13 @@
 """The trainer: claims each step's rollouts and trains a policy on them, over ranks that share the work.
 
-Started by torchrun as one process a rank, each with its worker; or, with `--backend ray`, as one process that drives
-workers which are Ray actors. The script is the same: what only one may do, claiming and committing, the driver does,
-and the other processes learn from it which rows are theirs.
+torchrun starts one process for each rank, with its worker; with `--backend ray`, one process drives workers that are
+Ray actors. Both run this script. The driver alone claims and commits; the other processes learn from it which rows to
+use.
 
-A training step is two stages. First rollouts are claimed for the task "prev_lp"; the workers read them, recompute the
-log-probabilities of their tokens under the current weights, and write them back as a column. Then rollouts that have
-that column are claimed for the task "train", whoever computed it. Rollouts that were dropped because they teach nothing
-count among the tokens that losses are divided by: otherwise the fewer groups teach something, the larger a step they
-would take.
+A training step has two stages. First the driver claims rollouts for the task "prev_lp"; the workers read them,
+recompute the log-probabilities of their tokens under the current weights, and write them back as a column. Then the
+driver claims rollouts that have that column for the task "train". The tokens of dropped rollouts, which teach nothing,
+still count in the divisor of the loss. Otherwise a step would be larger the fewer groups teach something.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _WAIT_S = 300.0
 
 
 class Trainer:
-    """The loop over steps. client: only the driver needs it."""
+    """The loop over steps. client: used by the driver only."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Trainer:
         self._policy_loss = ClippedPolicyGradientLoss(options)
 
     def run(self) -> None:
-        """Take steps until there is no partition of them."""
+        """Take steps until their partition is dropped."""
         while True:
             step = self._next_step() if self._group.is_driver else None
             order = self._group.from_driver({} if step is None else {"order": (step.meta.tags or [{}])[0]})
@@ -72,14 +71,14 @@ class Trainer:
                 step.commit({REPORT: _one(report)})
 
     def _next_step(self) -> Claim | None:
-        """None when all steps are done."""
+        """Claim the next step; None when all steps are done."""
         try:
             return self._client.claim(STEPS, "train", [], 1, timeout_s=_WAIT_S)
         except NotFoundError:
             return None
 
     def _take(self, order: Mapping[str, Any]) -> dict[str, float]:
-        """Carry out one step as its tags order it; what to tell the controller."""
+        """Carry out one step as its tags order it. Returns the report for the controller."""
         began = time.monotonic()
         rows, tokens = int(order["rows"]), float(order["tokens"])
         metrics = {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
@@ -110,7 +109,7 @@ class Trainer:
 
     @contextmanager
     def _claimed(self, partition: str, task: str, fields: tuple[str, ...], rows: int) -> Iterator[KVBatchMeta]:
-        """Rows that the driver holds while all ranks work on them, and commits when all are done."""
+        """Claim rows on the driver while all ranks work on them; commit when all are done."""
         if not self._group.is_driver:
             yield _known(self._group.from_driver(None))
             return
@@ -118,7 +117,7 @@ class Trainer:
             yield self._group.from_driver(claim.meta)
 
     def _update(self, meta: KVBatchMeta, loss: LossFunction, tokens: float) -> dict[str, float]:
-        """One optimizer step on these rows; the loss is a mean over `tokens` response tokens."""
+        """Take one optimizer step on these rows; the loss is a mean over `tokens` response tokens."""
         self._policy.begin_train_step(loss, global_valid_seqs=meta.size, global_valid_toks=tokens)
         rows = math.gcd(meta.size // self._group.dp_size, self._settings.micro_batch_rows)
         microbatches = self._policy.train_microbatches_from_meta(meta, mbs=rows)

@@ -1,4 +1,4 @@
-"""The trainer's policy configuration: what the example chooses of everything that an automodel worker can be told."""
+"""The trainer's policy configuration: the options of an automodel worker that the example sets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Packing = Literal["none", "dynamic", "sequence"]
 def policy_config(
     model: Path, settings: GrpoSettings, packing: Packing, tp: int, steps: int, warms_up: bool
 ) -> PolicyConfig:
-    """packing: how rows become microbatches: some rows each, rows of similar length, or rows laid end to end.
+    """Build the configuration of a policy.
 
-    tp: ranks that divide the weights among them; what is left of the ranks is data-parallel.
-    steps: GRPO steps of the run. warms_up: whether the warm-up's steps come first.
+    packing: how rows become microbatches: a fixed number of rows, rows of similar length, or rows end to end.
+    tp: number of ranks that divide the weights; the remaining factor of the ranks is data-parallel.
+    steps: GRPO steps of the run. warms_up: whether warm-up steps come first.
     """
     tokens = settings.micro_batch_tokens
     return {
@@ -68,8 +69,8 @@ def policy_config(
 
 
 def _warm_up_and_learn(settings: GrpoSettings, steps: int) -> list[dict[str, Any]]:
-    """Up over 20 steps, down to a tenth; then GRPO's own rate, down to a tenth: late steps see few groups that teach
-    anything.
+    """Learning-rate schedule: warm-up rises over 20 steps and falls to a tenth; GRPO then starts at its own rate and
+    falls to a tenth, because in late steps few groups teach anything.
     """
     rise, learning = 20, settings.lr / settings.warmup_lr
     return [

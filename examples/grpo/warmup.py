@@ -1,9 +1,9 @@
-"""Supervised warm-up: a random model is never rewarded for anything, so it first imitates worked solutions.
+"""Supervised warm-up: a random model never earns a reward, so it first imitates worked solutions.
 
-The worked problems are drawn afresh and none of them is a training problem of the reinforcement learning that follows:
-what that phase earns on its problems was not memorised here. Like text from the wild, most solutions break off after
-some line and never state an answer. The model learns to break off as well; reinforcement learning, which sees answers
-only, has to teach it to finish and to calculate with care.
+The worked problems are newly drawn; none of them is a training problem of the reinforcement learning that follows. So
+the model cannot memorise answers here that are rewarded later. Like text from the wild, most solutions break off after
+some line and never state an answer. The model learns to break off as well. Reinforcement learning, which sees answers
+only, must teach it to finish and to calculate correctly.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from token_batch import TokenBatch, pad_samples
 from word_problems import KINDS, WordProblem, draw_problem
 
 BROKEN_OFF = 0.6
-"""Share of the solutions that break off after a random line."""
+"""Fraction of the solutions that break off after a random line."""
 _TOKENIZER_PROBLEMS = 400
 
 
 def worked_problems(seed: int, without: Collection[str] = ()) -> Iterator[WordProblem]:
-    """Endless; the kinds come at random, and no question is one of `without`."""
+    """Yield problems of random kinds forever. No question is in `without`."""
     rng = random.Random(seed)
     kinds = list(KINDS)
     while True:
@@ -34,7 +34,7 @@ def worked_problems(seed: int, without: Collection[str] = ()) -> Iterator[WordPr
 
 
 def tokenizer_texts(problems: Iterable[Problem]) -> list[str]:
-    """What a tokenizer should be trained on: the prompts of `problems`, and some worked problems."""
+    """Texts to train a tokenizer on: the prompts of `problems`, and some worked problems."""
     worked = islice(worked_problems(seed=0), _TOKENIZER_PROBLEMS)
     solved = [prompt_text(problem.question) + problem.solution for problem in worked]
     return [*(prompt_text(problem.question) for problem in problems), *solved]
@@ -49,7 +49,7 @@ def imitated_solution(problem: WordProblem, rng: random.Random) -> str:
 def warmup_batches(
     tokenizer: PreTrainedTokenizerBase, batch_size: int, seed: int, without: Collection[str]
 ) -> Iterator[TokenBatch]:
-    """Endless batches of `batch_size` worked problems; a sample's response is the solution to imitate."""
+    """Yield batches of `batch_size` worked problems forever. A sample's response is the solution to imitate."""
     rng = random.Random(seed)
     problems = worked_problems(seed, without)
     while True:

@@ -1,4 +1,4 @@
-"""Weights on their way from the trainer to the generators: one checkpoint a version, the newest few kept."""
+"""Files that carry weights from the trainer to the generators: one checkpoint for each version, the newest few kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTIAL = ".partial"
 
 
 def publish(policy: DataPlanePolicy, folder: Path, version: int, *, is_driver: bool) -> None:
-    """Write a version so that a reader sees all of it or nothing; versions that nobody loads any more are removed.
+    """Write a version atomically: a reader sees all of it or nothing. Removes versions that are no longer needed.
 
     All processes of the trainer call this.
     """
@@ -29,14 +29,14 @@ def publish(policy: DataPlanePolicy, folder: Path, version: int, *, is_driver: b
 
 
 def load_newest(model: PreTrainedModel, folder: Path, at_least: int, loaded: int, timeout_s: float) -> int:
-    """Load the newest version unless `loaded` is it; blocks until `at_least` is there. Returns the version in place.
+    """Load the newest version unless it is `loaded`. Returns the version in use.
 
-    Raises TimeoutError after timeout_s seconds.
+    Blocks until version `at_least` exists. Raises TimeoutError after timeout_s seconds.
     """
     deadline = time.monotonic() + timeout_s
     while (newest := _newest(folder)) < at_least:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"weight version {at_least} did not come within {timeout_s:.0f} s")
+            raise TimeoutError(f"weight version {at_least} was not published within {timeout_s:.0f} s")
         time.sleep(_POLL_S)
     if newest != loaded:
         _load(model, folder / str(newest) / "model")
@@ -48,7 +48,7 @@ def _newest(folder: Path) -> int:
 
 
 def _load(model: PreTrainedModel, folder: Path) -> None:
-    """A tensor with several names, tied embeddings say, is stored under one of them."""
+    """Load weights from files. A tensor with several names, such as tied embeddings, is stored under one of them."""
     weights = {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in load_file(path).items()}
     missing, surplus = model.load_state_dict(weights, strict=False)
     model.tie_weights()

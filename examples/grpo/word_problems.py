@@ -1,9 +1,9 @@
 """Short arithmetic word problems, each with the steps that solve it.
 
-A problem belongs to one of nine kinds. A kind says how the numbers are drawn, which sentences tell the story, and
-which steps lead to the answer; a step is written `a+b=c`, and the answer stands on a last line after `#### `.
-Products are worked out as running sums, so solutions have from one step to seven: rollouts of very different lengths.
-Every number stays between 1 and 99. The same random generator state gives the same problem on every platform.
+A problem belongs to one of nine kinds. A kind defines how the numbers are drawn, which sentences describe the problem,
+and which steps lead to the answer. A step is written `a+b=c`; the last line is the answer after `#### `. Products are
+computed as running sums, so solutions have one to seven steps, and rollouts have very different lengths. Every number
+is between 1 and 99. The same state of the random generator gives the same problem on every platform.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WordProblem:
 
 @dataclass(frozen=True)
 class Kind:
-    """`draw` gives the numbers of a story, `solve` its steps, each `(left, operator, right, result)`."""
+    """draw: returns the numbers of a story. solve: returns its steps, each `(left, operator, right, result)`."""
 
     draw: Callable[[random.Random], tuple[int, ...]]
     solve: Callable[..., list[tuple[int, str, int, int]]]
@@ -184,7 +184,7 @@ def draw_problem(rng: random.Random, kind: str) -> WordProblem:
 
 
 def draw_problems(count: int, seed: int) -> list[WordProblem]:
-    """`count` problems with distinct questions, the kinds taken in turn, in shuffled order."""
+    """Draw `count` problems with distinct questions, kinds in turn, in shuffled order."""
     rng = random.Random(seed)
     kinds = list(KINDS)
     drawn: dict[str, WordProblem] = {}

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
-NAMED = sorted(set(re.findall(r"`((?:core|integration|client|server)/[\w/]+\.py(?:::\w+)?|conftest\.py)`", SEMANTICS)))
+FOLDERS = "core|integration|client|server|trainer_adapter|deploy|repository"
+NAMED = sorted(set(re.findall(rf"`((?:{FOLDERS})/[\w/]+\.py(?:::\w+)?|conftest\.py)`", SEMANTICS)))
 
 
 @pytest.mark.parametrize("named", NAMED)

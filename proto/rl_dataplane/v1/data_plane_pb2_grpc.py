@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DataPlaneServiceStub:
-    """The data plane. All methods may be called concurrently; each takes effect at one point in time.
+    """The data plane service. Methods may be called concurrently. Each takes effect at one point in time.
     """
 
     def __init__(self, channel):
@@ -143,162 +143,167 @@ class DataPlaneServiceStub:
 
 
 class DataPlaneServiceServicer:
-    """The data plane. All methods may be called concurrently; each takes effect at one point in time.
+    """The data plane service. Methods may be called concurrently. Each takes effect at one point in time.
     """
 
     def RegisterPartition(self, request, context):
-        """Creates a partition or replaces its definition; idempotent. Re-registering keeps the rows, resets the cursors of all
-        tasks (every row can be claimed again) and ends open claims on the partition. A definition that drops a field in
-        which rows hold values, or declares it per-token anew, is refused (FIELD_HOLDS_VALUES).
+        """Creates a partition or replaces its definition. Registering an existing partition keeps its rows, resets the
+        cursors of all tasks (every row can be claimed again) and ends open claims on the partition. A definition that
+        drops a field in which rows hold values, or newly declares such a field per-token, is refused (FIELD_HOLDS_VALUES).
+        Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropPartition(self, request, context):
-        """Removes a partition, its rows and its claims. Calls waiting on it end with PARTITION_NOT_FOUND. Dropping a partition
-        that does not exist succeeds. Idempotent.
+        """Removes a partition, its rows and its claims. Calls waiting on it end with PARTITION_NOT_FOUND. Dropping a
+        partition that does not exist succeeds. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutSamples(self, request_iterator, context):
-        """Writes columns of rows: rows that do not exist are created, fields that a row already has are replaced, other
-        fields and tags stay. Stream: one frame with the header (and perhaps the first chunk), then chunks.
+        """Writes columns of rows. Creates rows that do not exist, replaces fields that a row already has, and keeps other
+        fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks.
 
-        Atomic: the rows change all at once when the last byte has arrived, or not at all; a broken, truncated or oversized
-        stream leaves nothing behind. Blocks while the bytes do not fit the memory budget, first come first served, at
-        most until wait_timeout; then RESOURCE_EXHAUSTED (NO_SPACE). A put larger than the whole budget is refused at once.
+        Atomic: all rows change together when the last byte has arrived, or none does; a broken, truncated or oversized
+        stream changes nothing. Blocks while the bytes do not fit into the memory budget, first come, first served, until
+        wait_timeout; then fails with RESOURCE_EXHAUSTED (NO_SPACE). A put larger than the whole budget is refused at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadColumns(self, request, context):
-        """Reads columns of rows, in the order of the request. All rows are cut at one point in time: a put or clear that comes
-        later does not show. Never blocks on producers: a row that has not produced a field is NOT_FOUND.
+        """Reads columns of rows, in the order of the request. All rows are read at one point in time: later puts and clears
+        do not show. Never waits for producers: if a row has not produced a field, the call fails with NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClaimSamples(self, request, context):
-        """Takes rows for a task: rows in which all required fields are produced and which this task has not taken, in the order
-        in which they became ready (those that were ready before the task first asked for these fields: in the order in
-        which they were first put). Answers as soon as min_size rows are there (with up to batch_size); until then it waits
-        on the server, woken by the put that completes a row, at most until wait_timeout, then DEADLINE_EXCEEDED
-        (CLAIM_TIMEOUT) with no row taken. Waiting claims for the same task and fields are served first come first served.
+        """Takes rows for a task: rows that have produced all required fields and that the task has not taken, in the order in
+        which they became ready. (Rows that were ready before the task first claimed with these fields come in the order in
+        which they were first put.)
+
+        Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
+        wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT) and takes no row. Waiting claims for the same task
+        and fields are served first come, first served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClaimShard(self, request, context):
-        """Takes the rows of one data-parallel rank for one step of a task. The first call of a step takes the rows of all ranks,
-        as ClaimSamples would, and splits them; every later call for the step and rank, by whichever client and however
-        often, is handed the same rows. So all tensor-, context- and pipeline-parallel ranks of a data-parallel rank see one
-        shard, which is theirs together: it stays claimed while one of their sessions lives, and one commit ends it for all (a
-        later one without columns is answered alike, one with columns is refused).
-        Rows of a shard that nobody holds any more (a session died, or the shard was released) stay with their step, and go
-        to whoever asks for it next, with a new claim_id. Calls of one step must agree on everything but dp_rank. A step is
-        remembered until 64 later ones have been taken, or ResetTask; then what is left of it goes back to the task.
+        """Takes the rows of one data-parallel rank for one step of a task. The first call for a step takes the rows of all
+        ranks, as ClaimSamples would, and splits them. Every later call for the same step and rank returns the same rows,
+        from any client and however often. So all tensor-, context- and pipeline-parallel ranks of a data-parallel rank
+        share one shard: it stays claimed while any of their sessions is open, and one commit ends it for all. A later
+        commit without columns returns the same answer; one with columns is refused.
+
+        If no session holds a shard any more (the sessions expired, or the shard was released), its rows stay with their
+        step; the next call for the shard gets them with a new claim_id. Calls for one step must agree on everything but
+        dp_rank. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
+        rows return to the task. Blocks as ClaimSamples does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitClaim(self, request_iterator, context):
-        """Ends a claim: its rows are consumed by the task. Columns sent along are written in the same atomic step, one row for
-        each row of the claim and in its order: either both happen or neither. Frames, blocking and refusal as in
-        PutSamples, but ahead of all puts that wait for room. Columns for a row that was cleared since the claim are refused
-        and the claim stays open.
+        """Ends a claim: the task consumes its rows. Columns in the request are written in the same atomic step, one row for
+        each row of the claim, in its order: both happen, or neither. Frames, blocking and refusal are as in PutSamples,
+        except that a commit goes ahead of all puts that wait for space. If a row was cleared since the claim, a commit
+        with columns is refused and the claim stays open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseClaim(self, request, context):
-        """Gives the rows of a claim back to its task, ahead of the rows that wait, at once or after a delay.
+        """Ends a claim and returns its rows to the front of its task's queue, at once or after a delay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AdoptClaim(self, request, context):
-        """Moves an open claim to another session, which holds it alone from then on. Idempotent.
+        """Moves an open claim to another session, which becomes its only holder. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetTask(self, request, context):
-        """Gives rows back to a task as if it had never taken them, whether consumed, claimed, delayed or dead: first in line, in
-        order of arrival, their deliveries forgotten. Claims and shards of the task that hold any of them are fenced as a
-        whole. Ids that do not exist are fine.
+        """Returns rows to a task as if it had never taken them, whether consumed, claimed, delayed or dead: to the front of
+        the queue, in order of arrival, with no deliveries counted. Fences every claim and shard of the task that holds any
+        of the rows, as a whole. Ignores ids that do not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDeadLetters(self, request, context):
-        """Lists the rows that a task has given up: delivered max_deliveries times and never committed. ResetTask gives them
-        another chance.
+        """Lists the dead letters of a task: rows whose deliveries failed max_deliveries times. ResetTask makes them claimable
+        again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReserveGroup(self, request, context):
-        """Reserves the rows of one prompt: they exist from here on, but no claim sees them until FinishGroup. Refused when one
-        of them, or the group, exists already.
+        """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Refused if
+        one of the rows, or the group, exists already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FinishGroup(self, request, context):
-        """Makes the rows of a group visible to claims, all at once. Refused (GROUP_INCOMPLETE) while a row has produced no
-        field.
+        """Makes all rows of a group visible to claims in one atomic step. Refused (GROUP_INCOMPLETE) while a row has produced
+        no field.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbortGroup(self, request, context):
-        """Rolls a reserved group back: its rows vanish.
+        """Rolls a reserved group back: removes its rows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSample(self, request, context):
-        """Tells the story of one sample: what it holds, where it stands with every task, and what happened to it, as far as the
-        server remembers (some hundred thousand rows of calls). Also of a sample that is gone.
+        """Returns the fields of one sample, its state in every task, and its history, as far back as the server remembers (a
+        few hundred thousand rows of calls). Also works for a sample that was removed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Keeps a session alive. The first request opens it, or resumes one whose stream broke; every later one is a heartbeat.
-        The first response names the session; there are no others. The server ends the stream when the session has died
-        (SESSION_EXPIRED) or the caller has closed it.
+        """Keeps a session open. The first request opens the session, or resumes one whose stream broke. Every later request
+        is a heartbeat. There is one response, which names the session. The server ends the stream when the session expires
+        (SESSION_EXPIRED) or the caller closes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearSamples(self, request, context):
-        """Removes rows, claimed or not, and returns their bytes to the budget (bytes that a read is sending return when that
-        read ends). Ids that do not exist are fine. Never waits for readers.
+        """Removes rows, claimed or not, and returns their bytes to the budget. Bytes that a read is sending return when that
+        read ends. Never waits for readers. Ignores ids that do not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetConsumptionStatus(self, request, context):
-        """Tells how far tasks are, and whether they are through.
+        """Returns each task's progress, and whether all of them have consumed everything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -442,7 +447,7 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DataPlaneService:
-    """The data plane. All methods may be called concurrently; each takes effect at one point in time.
+    """The data plane service. Methods may be called concurrently. Each takes effect at one point in time.
     """
 
     @staticmethod
