@@ -26,9 +26,8 @@ class ReadAhead:
     dropped_batches = 0
     restarts = 0
 
-    def __init__(self, client: DataPlaneClient, settings: LoaderSettings) -> None:
-        self._client = client
-        self._settings = settings
+    def __init__(self, client: DataPlaneClient, settings: LoaderSettings, waits_for_others: bool) -> None:
+        self._feed = RowFeed(client, settings, waits_for_others)
         self._device = torch.device(settings.device)
         self._read_on = settings.device if self._device.type == "cuda" else "cpu"  # other devices cannot pad for us
         self._changed = threading.Condition()
@@ -75,20 +74,20 @@ class ReadAhead:
 
     def _run(self) -> None:
         try:
-            self._work(RowFeed(self._client, self._settings))
+            self._work()
         except BaseException as error:  # noqa: BLE001  # it is raised again where the batches are wanted
             self._error = error
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
 
-    def _work(self, feed: RowFeed) -> None:
+    def _work(self) -> None:
         while self._has_permit():
-            claim = feed.next(lambda: self._is_closed)
+            claim = self._feed.next(lambda: self._is_closed)
             if claim is None:
                 return
             try:
-                arrival = Arrival(moved(feed.read(claim, self._read_on), self._device), self._device)
+                arrival = Arrival(moved(self._feed.read(claim, self._read_on), self._device), self._device)
             except BaseException as error:
                 give_back([claim], "" if self._is_closed else type(error).__name__)
                 raise

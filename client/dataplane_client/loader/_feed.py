@@ -6,8 +6,16 @@ the partition tells whether full ones can still come. They can't once all announ
 are untaken; then one row is enough. They are not waited for either when that takes half of idle_timeout_s: some of the
 rows that are missing may never be ready.
 
-Rows that others hold may come back. So the feed is through only when the partition's announced rows were put and all
-that are there are consumed.
+The end of a pass. Rows that another loader holds may come back, because it releases them or is killed. So a pass ends
+when all announced rows were put and the task has consumed all resident rows: no row is lost with a killed loader.
+
+This requires that other loaders commit without waiting for this one. The workers of a torch DataLoader break that rule.
+The DataLoader asks its workers in a fixed order and waits for each. A worker commits a batch when it is asked for the
+next one, and its prefetch thread holds claims meanwhile. If worker A waited at the server until worker B had committed,
+B would wait for the DataLoader and the DataLoader for A. So in a DataLoader worker a pass ends when all announced rows
+were put and none is untaken or delayed. Each worker delivers and commits the rows that it holds before it ends, so the
+task has consumed all rows when the DataLoader ends. If a worker is killed, torch ends the whole DataLoader with an
+error; the rows that the worker held come again in the next pass.
 """
 
 from __future__ import annotations
@@ -28,11 +36,12 @@ _LONGEST_WAIT_S = 0.5
 
 
 class RowFeed:
-    """The claims of one claimer. For one thread."""
+    """The claims of one claimer. For one thread. waits_for_others: False in a worker of a torch DataLoader."""
 
-    def __init__(self, client: DataPlaneClient, settings: LoaderSettings) -> None:
+    def __init__(self, client: DataPlaneClient, settings: LoaderSettings, waits_for_others: bool) -> None:
         self._client = client
         self._settings = settings
+        self._waits_for_others = waits_for_others
 
     def next(self, is_stopped: Callable[[], bool]) -> Claim | None:
         """The next claim; None when there will be no more, or when stopped. Blocks until then, for ever if need be."""
@@ -45,7 +54,7 @@ class RowFeed:
                 return claim
             if self._settings.until_consumed:
                 partition = self._client.partition(self._settings.partition_id)
-                if self._is_consumed(partition):
+                if self._is_over(partition):
                     return None
                 least = self._least_size(partition, time.monotonic() - began)
         return None
@@ -77,10 +86,13 @@ class RowFeed:
         except ClaimTimeoutError:
             return None
 
-    def _is_consumed(self, partition: PartitionDescription) -> bool:
-        """Asks the server only when it can be so."""
+    def _is_over(self, partition: PartitionDescription) -> bool:
         task = partition.task(self._settings.task_name)
-        if task.untaken_rows or task.claimed_rows or partition.rows_put_total < partition.num_samples:
+        if partition.rows_put_total < partition.num_samples or task.untaken_rows or task.delayed_rows:
+            return False
+        if not self._waits_for_others:
+            return True
+        if task.claimed_rows:
             return False
         return self._client.check_consumption_status(self._settings.partition_id, [self._settings.task_name])
 

@@ -121,10 +121,11 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         """Begin a pass. Blocks until the server answers; raises what `connect` raises."""
         client = connect(self._settings.address, **self._settings.client_options)
         try:
-            if self._settings.num_workers and get_worker_info() is None:
+            in_data_loader = get_worker_info() is not None
+            if self._settings.num_workers and not in_data_loader:
                 source: ReadAhead | WorkerPool = WorkerPool(client, self._passes.nursery(), self._settings)
             else:
-                source = ReadAhead(client, self._settings)
+                source = ReadAhead(client, self._settings, waits_for_others=not in_data_loader)
         except BaseException:
             client.close()
             raise

@@ -36,7 +36,7 @@ class Worker:
 
     def work(self) -> None:
         """Returns when there are no more rows, or nobody wants them; raises what a claim or read raises."""
-        feed = RowFeed(self._client, self._settings)
+        feed = RowFeed(self._client, self._settings, waits_for_others=True)
         try:
             while self._has_permit():
                 claim = feed.next(self._has_no_loader)

@@ -109,17 +109,3 @@ def test_workers_end_with_the_process_that_they_load_for_and_all_that_it_held_co
     assert set(at_hand) < set(left.meta.sample_ids)
     assert left.meta.size + client.partition("p").task("train").consumed_rows == 100
     assert {left.deliveries[left.meta.sample_ids.index(sample_id)] for sample_id in at_hand} == {2}
-
-
-def test_a_data_loader_with_4_workers_sees_each_of_10000_rows_once(
-    fill: Rows, address: str, client: DataPlaneClient
-) -> None:
-    fill(10_000)
-    command = [sys.executable, str(FOLDER / "data_loader.py"), address, "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    sample_ids, total, refusal = json.loads(done.stdout)
-    assert Counter(sample_ids) == Counter(f"s{number}" for number in range(10_000))
-    assert total == sum(range(10_000))
-    assert "another process" in refusal
-    assert client.check_consumption_status("p", ["train"])
