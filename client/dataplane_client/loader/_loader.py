@@ -42,8 +42,12 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
     batches: a worker commits a batch when the DataLoader asks it for the next one, which is before the loop has used
     it. A worker's iteration ends when no row is left to claim, even if other loaders still hold rows. If a worker is
     killed, the DataLoader raises an error. Rows that the worker had not committed come again in the next iteration,
-    perhaps for the second time. Rows that it had committed and the loop had not received are lost to training. Use a
-    plain loop where that matters.
+    perhaps for the second time. Rows that it had committed and the loop had not received are lost to training. With
+    prefetch_factor=1 a worker is normally asked only after the DataLoader has received its last batch. Use a plain loop
+    where no row may be lost.
+
+    Ranks that wait for each other in collectives should not share a task through loaders: at the end of the data one
+    would wait for a batch that another has not committed. They use DataPlaneClient.claim_shard.
     """
 
     def __init__(

@@ -44,3 +44,13 @@ def test_a_data_loader_ends_when_its_first_worker_finds_all_rows_claimed_by_the_
     sample_ids, _, _ = load(address, 2, 4, 1, "--last-worker-first")
     assert Counter(sample_ids) == Counter(f"s{number}" for number in range(12))
     assert client.check_consumption_status("p", ["train"])
+
+
+def test_rows_of_a_killed_data_loader_worker_come_again_in_the_next_iteration(
+    fill: Rows, address: str, client: DataPlaneClient
+) -> None:
+    fill(200)
+    sample_ids, _, error = load(address, 2, 4, 1, "--kill-worker")
+    assert "killed by signal" in error
+    assert set(sample_ids) == {f"s{number}" for number in range(200)}
+    assert client.check_consumption_status("p", ["train"])

@@ -153,7 +153,7 @@ def check_clock() -> Check:
         return Check("clock", "ok", "unknown: the kernel does not report whether it is synchronised")
     if state != _UNSYNCHRONISED:
         return Check("clock", "ok", "synchronised")
-    found = "not synchronised: times in logs and traces are off; ages and heartbeats do not depend on it"
+    found = "not synchronised: times in logs and traces may be off; ages and heartbeats do not depend on it"
     return Check("clock", "warning", found, "run chrony or systemd-timesyncd on the host")
 
 
