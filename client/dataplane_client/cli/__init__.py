@@ -1,6 +1,6 @@
-"""The command `dataplane`: what a server holds and why somebody waits, for people (tables) and programs (JSON).
+"""The command `dataplane`: shows what a server holds and why calls wait, as tables for people or JSON for programs.
 
-The flags are in `_app`; each command has a module of its own, loaded when it runs.
+`_app` defines the commands and their flags. Each command has a module, which is loaded when it runs.
 """
 
 from dataplane_client.cli._start import main

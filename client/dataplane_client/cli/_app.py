@@ -1,8 +1,8 @@
 """The commands and their flags.
 
-A shell starts all this anew for every look at a server, so this module knows words alone. What a command needs (gRPC,
-protobuf, rich, numpy) is loaded when it runs; torch never is. For the same reason help is plain text, and annotations
-are not left as text: typer would read all of them at each start.
+A shell starts a new process for each command, so this module imports only typer. A command loads what it needs (gRPC,
+protobuf, rich, numpy) when it runs; none loads torch. For the same reason help is plain text and annotations are not
+postponed: typer would evaluate them all at each start.
 """
 
 from typing import Annotated
@@ -28,29 +28,29 @@ def _dataplane(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Look at a server of RL Data Plane: what it holds, what moves, who waits for whom.
+    """Inspect a server of RL Data Plane.
 
-    The server is the one that --server or the variable DATAPLANE_SERVER names.
+    Use --server or the environment variable DATAPLANE_SERVER to choose the server.
     """
 
 
 @app.command()
 def status(server: Address = SERVER, output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
-    """Show a server on one screen; exit code: its health.
+    """Show the server, its partitions and its health.
 
     \b
     Exit codes:
       0  healthy
-      1  cannot be reached
+      1  not reachable
       2  wrong usage
-      3  reachable, but not healthy, because (the screen says which)
-           - it is draining,
+      3  reachable but not healthy, because
+           - the server is draining,
            - its memory is over 95 % full and puts wait for space,
            - a put has waited for space for more than 30 seconds, or
-           - it holds 99 % of the rows that it may hold.
+           - the server holds 99 % of the rows that it may hold.
 
-    Waiting claims are no fault of the server: a trainer that is faster than its rollouts waits.
-    """  # noqa: D301  # \b is for typer: it leaves the lines of the list as they are
+    Waiting claims do not make a server unhealthy: a trainer that is faster than its rollouts waits.
+    """  # noqa: D301  # \b makes typer keep the line breaks of the list
     from dataplane_client.cli._status import show_status
 
     raise typer.Exit(show_status(server, output, timeout))
@@ -60,19 +60,19 @@ def status(server: Address = SERVER, output: Output = "table", timeout: Timeout 
 def top(
     server: Address = SERVER,
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.1, max=3600.0, help="Seconds from screen to screen.")
+        float, typer.Option("--interval", "-i", min=0.1, max=3600.0, help="Seconds between screens.")
     ] = 2.0,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Screens after which to end; without end if not given.")
+        int | None, typer.Option("--count", "-n", min=1, help="Number of screens (default: until Ctrl-C).")
     ] = None,
     output: Output = "table",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Show what moves, until Ctrl-C.
+    """Show rates by partition and task, until Ctrl-C.
 
-    By partition and task, anew every few seconds. Rates are those since the screen before, so the first has none.
-    While the server is away this says so and goes on. Without a terminal screens are printed below each other; as JSON
-    each is one line.
+    Rates are averages since the previous screen, so the first screen has none. While the server is not reachable, the
+    command says so and keeps trying. Without a terminal it prints the screens one below the other; with JSON output it
+    prints each as one line.
     """
     from dataplane_client.cli._top import watch
 
@@ -83,9 +83,9 @@ def top(
 def describe(
     partition: Partition, server: Address = SERVER, output: Output = "table", timeout: Timeout = TIMEOUT_S
 ) -> None:
-    """Show one partition: fields, tasks, who waits.
+    """Show a partition: its fields, its tasks and their waits.
 
-    Exit code 1 when there is none of that name.
+    Exits with 1 if the partition does not exist.
     """
     from dataplane_client.cli._describe import show_partition
 
@@ -100,11 +100,11 @@ def sample(
     output: Output = "table",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Tell the story of a sample, even of one that is gone.
+    """Show a sample and its history, even after it was cleared.
 
-    Exit code 1 when the server knows of none of that name.
+    Exits with 1 if the server does not know the sample.
     """
-    from dataplane_client.cli._sample import show_sample
+    from dataplane_client.cli._rows import show_sample
 
     show_sample(partition, sample_id, server, output, timeout)
 
@@ -115,9 +115,9 @@ def dead_letters(
 ) -> None:
     """List the rows that a task has given up.
 
-    They were delivered too often, and never committed.
+    A row becomes a dead letter when its deliveries have failed as often as the partition's max_deliveries.
     """
-    from dataplane_client.cli._dead_letters import show_dead_letters
+    from dataplane_client.cli._rows import show_dead_letters
 
     show_dead_letters(partition, task, server, output, timeout)
 
@@ -127,28 +127,28 @@ def reset(
     partition: Partition,
     task: Task,
     sample_ids: Annotated[list[str] | None, typer.Argument(metavar="SAMPLE")] = None,
-    whole_task: Annotated[bool, typer.Option("--all", help="All rows of the partition.")] = False,
+    whole_task: Annotated[bool, typer.Option("--all", help="Reset all rows of the partition.")] = False,
     server: Address = SERVER,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Give rows back to a task, dead ones included.
+    """Make rows untaken for a task again, including dead letters.
 
-    It is as if the task had never taken them. Claims that hold any of them are fenced.
+    Claims that hold any of the rows are fenced.
     """
     if bool(sample_ids) == whole_task:
-        raise typer.BadParameter("name the samples to reset, or all of them with --all")
-    from dataplane_client.cli._dead_letters import reset_task
+        raise typer.BadParameter("name the samples to reset, or use --all to reset all of them")
+    from dataplane_client.cli._rows import reset_task
 
     reset_task(partition, task, sample_ids or [], server, timeout)
 
 
 @app.command()
 def doctor(server: Address = SERVER, output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
-    """Check what a client needs, from here, as this user.
+    """Check what a client needs from where it runs.
 
-    Whether it reaches the server and its memory, what limits it meets, and what to do where something is wrong. Run it
-    where the client runs: in its container, as its user. Exit code 1 when there is a problem, 0 otherwise, also with
-    warnings.
+    Checks whether this user reaches the server and its shared memory from here, and which limits apply, and advises
+    what to change. Run it in the client's container, as the client's user. Exits with 1 if there is a problem, and with
+    0 otherwise, even if there are warnings.
     """
     from dataplane_client.cli.doctor import examine
 

@@ -1,4 +1,4 @@
-"""`dataplane describe`: one partition, its fields and tasks, and who waits for whom."""
+"""`dataplane describe`: one partition, its fields and tasks, and how long tasks wait."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import print_json, print_text
-from dataplane_client.cli._server import asked
-from dataplane_client.cli._table import plain_table
-from dataplane_client.cli._words import age_text, count_text, counts_text, duration_text, size_text
+from dataplane_client.cli._output import plain_table, print_json, print_text
+from dataplane_client.cli._server import server_or_exit
+from dataplane_client.cli._text import age_text, count_text, counts_text, duration_text, size_text
 from dataplane_client.descriptions import FieldDescription, PartitionDescription, TaskStatus, partition_description
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _STATES = {
     "serving": "serving",
-    "waiting_for_producers": "waits for producers",
-    "waiting_for_consumers": "rows wait for it",
-    "waiting_by_policy": "waits by policy",
+    "waiting_for_producers": "waiting for producers",
+    "waiting_for_consumers": "waiting for consumers",
+    "waiting_by_policy": "waiting by policy",
     "idle": "idle",
 }
-"""States of a task and the headings of their columns."""
+"""States of a task, and their column headings."""
 
 
 def show_partition(partition_id: str, address: str, output: Format, timeout_s: float) -> None:
-    with asked(address, timeout_s) as server:
-        answer = server.ask("GetPartition", pb.GetPartitionRequest(partition_id=partition_id))
+    with server_or_exit(address, timeout_s) as server:
+        answer = server.call("GetPartition", pb.GetPartitionRequest(partition_id=partition_id))
     partition = partition_description(answer.partition)
     if output == "json":
         print_json(partition)
@@ -39,20 +38,19 @@ def show_partition(partition_id: str, address: str, output: Format, timeout_s: f
 
 
 def _partition_lines(partition: PartitionDescription) -> list[str]:
-    limits = [f"dead after {partition.max_deliveries:,} deliveries"] if partition.max_deliveries else []
-    groups = [f"open groups {partition.open_groups:,}"] if partition.open_groups else []
     version = partition.newest_weight_version
-    oldest = "" if partition.oldest_row_age_s is None else f", the oldest for {age_text(partition.oldest_row_age_s)}"
-    ever = (partition.rows_put_total, partition.rows_cleared_total, partition.read_rows_total)
-    put, gone, read = (f"{count:,}" for count in ever)
+    oldest = "" if partition.oldest_row_age_s is None else f", oldest {age_text(partition.oldest_row_age_s)}"
+    totals = (partition.rows_put_total, partition.rows_cleared_total, partition.read_rows_total)
+    put, removed, read = (f"{count:,}" for count in totals)
     return [
         partition.partition_id,
         f"  holds     {partition.rows:,} rows, {size_text(partition.size_bytes)}{oldest}",
         f"  put       {put} rows, {size_text(partition.written_bytes_total)} written",
         f"  read      {read} rows, {size_text(partition.read_bytes_total)}",
-        f"  removed   {gone} rows: {counts_text(partition.removed_rows)}",
-        f"  weights   {'no version named' if version is None else f'newest version {version:,}'}",
-        *([f"  also      {', '.join(limits + groups)}"] if limits or groups else []),
+        f"  removed   {removed} rows: {counts_text(partition.removed_rows)}",
+        f"  weights   {'no version' if version is None else f'newest version {version:,}'}",
+        *([f"  limit     {partition.max_deliveries:,} deliveries of a row"] if partition.max_deliveries else []),
+        *([f"  groups    {partition.open_groups:,} open"] if partition.open_groups else []),
     ]
 
 
@@ -68,7 +66,7 @@ def _field_table(fields: Iterable[FieldDescription]) -> Table:
 
 
 def _row_table(tasks: Iterable[TaskStatus]) -> Table:
-    """Where the resident rows stand."""
+    """The resident rows of each task by state."""
     table = plain_table("task", ">untaken", ">ready", ">claimed", ">consumed", ">delayed", ">dead", ">oldest untaken")
     for task in tasks:
         counts = (task.untaken_rows, task.ready_rows, task.claimed_rows, task.consumed_rows)
@@ -78,8 +76,8 @@ def _row_table(tasks: Iterable[TaskStatus]) -> Table:
 
 
 def _delivery_table(tasks: Iterable[TaskStatus]) -> Table:
-    """What has happened since the partition was registered."""
-    table = plain_table("task", ">claims ever", ">rows delivered", ">rows consumed", "deliveries ended")
+    """Totals since the partition was registered."""
+    table = plain_table("task", ">claims", ">rows delivered", ">rows consumed", "deliveries ended")
     for task in tasks:
         counts = (task.claims_total, task.delivered_rows_total, task.consumed_rows_total)
         table.add_row(task.task, *map(count_text, counts), counts_text(task.ended_deliveries))
@@ -95,10 +93,10 @@ def _wait_table(tasks: Iterable[TaskStatus]) -> Table:
 
 
 def _time_table(tasks: Iterable[TaskStatus]) -> Table:
-    """Who waits for whom: which part of its time each task has been in each state."""
+    """The share of its time that each task has spent in each state."""
     table = plain_table("task", ">time", *(f">{heading}" for heading in _STATES.values()))
     for task in tasks:
-        whole = sum(task.state_seconds.values())
-        parts = (task.state_seconds.get(state, 0.0) / whole if whole else 0.0 for state in _STATES)
-        table.add_row(task.task, duration_text(whole), *(f"{part:.0%}" for part in parts))
+        total_s = sum(task.state_seconds.values())
+        shares = (task.state_seconds.get(state, 0.0) / total_s if total_s else 0.0 for state in _STATES)
+        table.add_row(task.task, duration_text(total_s), *(f"{share:.0%}" for share in shares))
     return table

@@ -1,24 +1,24 @@
-"""When a server is healthy: the few states in which somebody should look at it, told by what it says of itself.
+"""Whether a server is healthy, judged by its status.
 
-Claims that wait are none of them: a trainer that is faster than its rollouts waits, and the server does what it should.
+Waiting claims do not make a server unhealthy: a trainer that is faster than its rollouts waits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataplane_client.cli._words import age_text, plural
+from dataplane_client.cli._text import age_text, plural
 from dataplane_client.descriptions import ServerStatus
 
 FULL_MEMORY = 0.95
 FULL_ROWS = 0.99
 LONG_PUT_WAIT_S = 30.0
-"""Half the time that a put waits for space unless its caller says otherwise."""
+"""Half of the default time that a put waits for space."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """reasons: why the server is not healthy, one sentence each; none when it is."""
+    """reasons: why the server is not healthy, one sentence each; empty if it is healthy."""
 
     reasons: tuple[str, ...]
 
@@ -32,24 +32,24 @@ def health_of(status: ServerStatus) -> Health:
 
 
 def _draining(status: ServerStatus) -> str:
-    return "it is draining: calls under way may finish, others are refused" if status.draining else ""
+    return "it is draining: running calls may finish, new calls are refused" if status.draining else ""
 
 
 def _full(status: ServerStatus) -> str:
     if not status.waiting_puts or status.memory_used_bytes <= FULL_MEMORY * status.memory_budget_bytes:
         return ""
     waiting = f"{plural(status.waiting_puts, 'put')} {'waits' if status.waiting_puts == 1 else 'wait'} for space"
-    return f"its memory is over {FULL_MEMORY * 100:.0f} % full and {waiting}: rows come faster than they are cleared"
+    return f"memory is over {FULL_MEMORY * 100:.0f} % full and {waiting}: rows are put faster than they are cleared"
 
 
 def _slow_puts(status: ServerStatus) -> str:
     waited_s = status.longest_put_wait_s
     if waited_s is None or waited_s <= LONG_PUT_WAIT_S:
         return ""
-    return f"a put has waited for space for {age_text(waited_s)}: rollouts stand still, and will be refused"
+    return f"a put has waited for space for {age_text(waited_s)}: producers are blocked, and their puts will be refused"
 
 
 def _many_rows(status: ServerStatus) -> str:
     if not status.max_rows or status.rows < FULL_ROWS * status.max_rows:
         return ""
-    return f"it holds {status.rows:,} of at most {status.max_rows:,} rows (--max-rows): puts beyond them are refused"
+    return f"it holds {status.rows:,} of at most {status.max_rows:,} rows (--max-rows): further puts are refused"

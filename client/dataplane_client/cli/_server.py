@@ -1,7 +1,7 @@
-"""Calls of the command line to a server: small ones over gRPC, each made once.
+"""Calls of the command line to a server: over gRPC, without retries.
 
-The client's own transport repeats calls until their deadline, and brings shared memory and numpy with it. A person who
-asks how a server is doing wants to know now that it does not answer.
+The client's own transport repeats calls until their deadline and loads shared memory and numpy. A command should fail
+at once when the server is not reachable.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rl_dataplane.v1.data_plane_pb2_grpc import DataPlaneServiceStub
 
 
 class Server:
-    """A server at an address. A context manager; raises ValueError for what is no address.
+    """A connection to a server; a context manager. Raises ValueError for a malformed address.
 
-    timeout_s: how long a call may take.
+    timeout_s: the deadline of each call.
     """
 
     def __init__(self, address: str, timeout_s: float) -> None:
@@ -41,18 +41,18 @@ class Server:
     ) -> None:
         self._channel.close()
 
-    def ask(self, verb: str, request: Message) -> Any:
-        """Call a method. Raises DataPlaneError."""
+    def call(self, verb: str, request: Message) -> Any:
+        """Call a method and return its response. Raises DataPlaneError."""
         try:
             return getattr(self._stub, verb)(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
-            from dataplane_client._error_table import translated  # not loaded by a command that succeeds
+            from dataplane_client._error_table import translated  # only a command that fails needs it
 
             raise translated(error, verb, self.address) from None
 
 
-def server_at(address: str, timeout_s: float) -> Server:
-    """A server for the calls of a command, which a malformed address ends with exit code 2."""
+def open_server(address: str, timeout_s: float) -> Server:
+    """Connect to a server. A malformed address ends the command with exit code 2."""
     try:
         return Server(address, timeout_s)
     except ValueError as error:
@@ -60,9 +60,9 @@ def server_at(address: str, timeout_s: float) -> Server:
 
 
 @contextlib.contextmanager
-def asked(address: str, timeout_s: float) -> Iterator[Server]:
-    """A server for the calls of one command: one that fails ends it with exit code 1, a malformed address with 2."""
-    with server_at(address, timeout_s) as server:
+def server_or_exit(address: str, timeout_s: float) -> Iterator[Server]:
+    """As open_server, for a block in which an error of a call ends the command with exit code 1."""
+    with open_server(address, timeout_s) as server:
         try:
             yield server
         except DataPlaneError as error:

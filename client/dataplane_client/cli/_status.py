@@ -1,4 +1,4 @@
-"""`dataplane status`: the server and its partitions on one screen, and its health as the exit code."""
+"""`dataplane status`: the server and its partitions, with its health as the exit code."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from dataplane_client.cli._health import Health, health_of
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, print_json, print_text
-from dataplane_client.cli._server import Server, asked
-from dataplane_client.cli._words import age_text, bar_text, count_text, duration_text, plural, size_text
+from dataplane_client.cli._output import fail, plain_table, print_json, print_text
+from dataplane_client.cli._server import Server, server_or_exit
+from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, size_text
 from dataplane_client.descriptions import (
     PartitionDescription,
     ServerStatus,
@@ -29,10 +29,10 @@ UNHEALTHY = 3
 
 
 def show_status(address: str, output: Format, timeout_s: float) -> int:
-    """The exit code: 0, or UNHEALTHY. A server that cannot be reached ends the command with 1."""
-    with asked(address, timeout_s) as server:
+    """Show the status and return the exit code, 0 or UNHEALTHY. Exits with 1 if the server is not reachable."""
+    with server_or_exit(address, timeout_s) as server:
         answer = _status_of(server)
-        listed = server.ask("ListPartitions", pb.ListPartitionsRequest())
+        listed = server.call("ListPartitions", pb.ListPartitionsRequest())
     status, shares_memory = server_status(answer), answer.HasField("shared_memory")
     partitions = [partition_description(message) for message in listed.partitions]
     health = health_of(status)
@@ -48,7 +48,7 @@ def show_status(address: str, output: Format, timeout_s: float) -> int:
 
 def _status_of(server: Server) -> pb.GetServerStatusResponse:
     try:
-        answer: pb.GetServerStatusResponse = server.ask("GetServerStatus", pb.GetServerStatusRequest())
+        answer: pb.GetServerStatusResponse = server.call("GetServerStatus", pb.GetServerStatusRequest())
     except UnavailableError as error:
         if error.reason != "DRAINING":
             raise
@@ -71,18 +71,18 @@ def _server_lines(status: ServerStatus, partitions: Iterable[PartitionDescriptio
     budget = status.memory_budget_bytes
     bar = bar_text(status.memory_used_bytes / budget if budget else 0.0)
     used = f"{size_text(status.memory_used_bytes)} of {size_text(budget)}"
-    free = f", longest free piece {size_text(status.largest_free_bytes)}" if status.largest_free_bytes else ""
+    free = f", largest free range {size_text(status.largest_free_bytes)}" if status.largest_free_bytes else ""
     most = f" of at most {status.max_rows:,}" if status.max_rows else ""
     yield f"  version   {status.version}, up {duration_text(status.uptime_s)}"
     yield f"  memory    {bar}  {used}{free}"
     yield f"  rows      {status.rows:,}{most}"
     yield f"  waiting   {waits_text(status, partitions)}"
     yield f"  sessions  {status.sessions:,}"
-    yield f"  values    {'through shared memory on its host, over gRPC from others' if shares else 'over gRPC'}"
+    yield f"  values    {'through shared memory on its host, otherwise over gRPC' if shares else 'over gRPC'}"
 
 
 def waits_text(status: ServerStatus, partitions: Iterable[PartitionDescription]) -> str:
-    """How many claims and puts wait, and how long those that have waited longest."""
+    """The numbers of waiting claims and puts, and their longest waits."""
     waits = (task.longest_wait_s for partition in partitions for task in partition.tasks)
     longest_claim_s = max((wait for wait in waits if wait is not None), default=None)
     claims = _waiting(status.waiting_claims, "claim", longest_claim_s)
@@ -95,9 +95,7 @@ def _waiting(count: int, noun: str, longest_s: float | None) -> str:
 
 
 def _partition_table(partitions: Iterable[PartitionDescription]) -> Table:
-    """A line for each task; what is of the partition stands in its first."""
-    from dataplane_client.cli._table import plain_table
-
+    """One line for each task; the first line of a partition also shows the partition."""
     numbers = (">untaken", ">ready", ">claimed", ">consumed", ">lag", ">waiting", ">longest")
     table = plain_table("partition", ">rows", ">size", ">oldest row", "task", *numbers)
     for partition in partitions:

@@ -1,4 +1,4 @@
-"""One screen of `dataplane top`: a line for the server, then one for each task of each partition."""
+"""A screen of `dataplane top`: a line for the server, then one for each task of each partition."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dataplane_client.cli._flow import PartitionFlow
 from dataplane_client.cli._health import health_of
+from dataplane_client.cli._output import plain_table
+from dataplane_client.cli._rates import PartitionRates
 from dataplane_client.cli._status import waits_text
-from dataplane_client.cli._table import plain_table
-from dataplane_client.cli._words import age_text, bar_text, count_text, duration_text, rate_text, size_text
+from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, rate_text, size_text
 from dataplane_client.descriptions import ServerStatus, TaskStatus
 
 Screen = Group | Text
@@ -23,10 +23,10 @@ _PARTITION = ("partition", ">rows", ">size", ">oldest", ">rows/s in", ">MB/s in"
 _TASK = ("task", ">ready", ">claimed", ">committed", ">rows/s", ">lag", ">waiting", ">longest")
 
 
-def screen_of(address: str, status: ServerStatus, moved: Sequence[PartitionFlow]) -> Screen:
+def render_snapshot(address: str, status: ServerStatus, rates: Sequence[PartitionRates]) -> Screen:
     budget = status.memory_budget_bytes
     bar = bar_text(status.memory_used_bytes / budget if budget else 0.0)
-    waits = waits_text(status, [flow.partition for flow in moved])
+    waits = waits_text(status, [entry.partition for entry in rates])
     state = "draining" if status.draining else f"up {duration_text(status.uptime_s)}"
     reasons = [Text(f"! {reason}", "red") for reason in health_of(status).reasons]
     return Group(
@@ -34,36 +34,36 @@ def screen_of(address: str, status: ServerStatus, moved: Sequence[PartitionFlow]
         Text(f"waiting: {waits}"),
         *reasons,
         Text(),
-        _table(moved) if moved else Text("no partitions"),
+        _table(rates) if rates else Text("no partitions"),
     )
 
 
-def silence_of(address: str, message: str, silent_s: float) -> Screen:
-    """What is shown while the server does not answer."""
-    silent = f"has not answered for {age_text(silent_s)}" if silent_s >= 1 else "does not answer"
-    return Text.assemble((address, "bold"), f"  {silent}; trying again\n", message)
+def render_silence(address: str, message: str, silent_s: float) -> Screen:
+    """The screen while the server is not reachable."""
+    silent = f"not reachable for {age_text(silent_s)}" if silent_s >= 1 else "not reachable"
+    return Text.assemble((address, "bold"), f"  {silent}, retrying\n", message)
 
 
-def _table(moved: Iterable[PartitionFlow]) -> Table:
+def _table(rates: Iterable[PartitionRates]) -> Table:
     table = plain_table(*_PARTITION, *_TASK)
-    for flow in moved:
-        tasks = flow.partition.tasks
-        lines = [_task_cells(task, flow.consumed_rows_per_s[task.task]) for task in tasks] or [[]]
-        for begin, cells in zip_longest([_partition_cells(flow)], lines, fillvalue=[""] * len(_PARTITION)):
+    for entry in rates:
+        tasks = entry.partition.tasks
+        lines = [_task_cells(task, entry.consumed_rows_per_s[task.task]) for task in tasks] or [[]]
+        for begin, cells in zip_longest([_partition_cells(entry)], lines, fillvalue=[""] * len(_PARTITION)):
             table.add_row(*begin, *cells)
     return table
 
 
-def _partition_cells(flow: PartitionFlow) -> list[str]:
-    partition = flow.partition
-    rates = (rate_text(flow.put_rows_per_s), rate_text(flow.written_bytes_per_s, _MB))
+def _partition_cells(rates: PartitionRates) -> list[str]:
+    partition = rates.partition
     return [
         partition.partition_id,
         f"{partition.rows:,}",
         size_text(partition.size_bytes),
         age_text(partition.oldest_row_age_s),
-        *rates,
-        rate_text(flow.read_bytes_per_s, _MB),
+        rate_text(rates.put_rows_per_s),
+        rate_text(rates.written_bytes_per_s, _MB),
+        rate_text(rates.read_bytes_per_s, _MB),
     ]
 
 

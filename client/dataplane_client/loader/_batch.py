@@ -1,4 +1,4 @@
-"""A batch in the training loop's hands."""
+"""One batch that a loader delivers to the training loop."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from dataplane_client.meta import KVBatchMeta
 
 @dataclass(frozen=True, eq=False)
 class LoadedBatch:
-    """Rows of a task: their values, what they are, and the claim that holds them.
+    """Rows of a task: their values, their meta, and the claim that holds them.
 
-    data: the fields that the loader reads. meta: the rows. claim_id, fence: names this delivery, by text and by number.
-    deliveries: how often each row has been delivered to the task, this time included. groups: with whole_groups, the
-    groups in the order of their rows.
+    data: the values of the loader's fields. meta: the rows. claim_id, fence: name this delivery, as text and as a
+    number. deliveries: how often each row has been delivered to the task, including this delivery. groups: with
+    whole_groups, the groups in the order of their rows.
 
-    A batch that was sent to another process has all of this, but can neither be committed nor released there.
+    A batch that was sent to another process keeps all of these. It can be committed and released only in the process
+    that claimed it.
     """
 
     data: BatchedDataDict[Any]
@@ -34,35 +35,35 @@ class LoadedBatch:
 
     @classmethod
     def of_claim(cls, data: BatchedDataDict[Any], claim: Claim) -> LoadedBatch:
-        """What a claim has brought."""
         return cls(data, claim.meta, claim.claim_id, claim.fence, claim.deliveries, claim.groups, claim)
 
     def commit(self, fields: Fields | None = None, *, timeout_s: float | None = None) -> int:
-        """Commit the rows now, instead of when the next batch is asked for; how many still existed.
+        """Commit the rows now instead of at the loop's next step. Returns how many of them still existed.
 
-        fields: columns to write in the same atomic step, one row for each row of the batch and in its order. Errors as
-        Claim.commit.
+        fields: columns to write in the same atomic step, with one row for each row of the batch, in its order. Raises
+        what Claim.commit raises.
         """
-        return self._held().commit(fields, timeout_s=timeout_s)
+        return self._own_claim().commit(fields, timeout_s=timeout_s)
 
     def release(self, *, delay_s: float = 0.0, reason: str = "", timeout_s: float | None = None) -> int:
-        """Give the rows back, after delay_s seconds; how many still existed. With a reason the delivery counts as a
-        failed one. Errors as Claim.release.
+        """Make the rows available again after delay_s seconds. Returns how many of them still existed.
+
+        With a reason, the delivery counts as failed. Raises what Claim.release raises.
         """
-        return self._held().release(delay_s=delay_s, reason=reason, timeout_s=timeout_s)
+        return self._own_claim().release(delay_s=delay_s, reason=reason, timeout_s=timeout_s)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the claim has been ended here, one way or the other."""
-        return self._held().state != "open"
+        """Whether this process has committed or released the batch."""
+        return self._own_claim().state != "open"
 
-    def _held(self) -> Claim:
+    def _own_claim(self) -> Claim:
         if self._claim is None:
             raise PreconditionError(
-                f"the batch of claim {self.claim_id} was sent here from another process, which alone can end its claim"
+                f"the batch of claim {self.claim_id} was claimed by another process: commit or release it there"
             )
         return self._claim
 
     def __reduce__(self) -> tuple[object, ...]:
-        held = (self.data, self.meta, self.claim_id, self.fence, self.deliveries, self.groups)
-        return LoadedBatch, (*held, None)
+        values = (self.data, self.meta, self.claim_id, self.fence, self.deliveries, self.groups)
+        return LoadedBatch, (*values, None)

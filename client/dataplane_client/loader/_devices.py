@@ -1,4 +1,4 @@
-"""Batches on their way to a device: by the loop's own thread, or ahead of it by another."""
+"""Copies of batches to a device, made by the prefetch thread and used by the training loop."""
 
 from __future__ import annotations
 
@@ -9,46 +9,48 @@ import torch
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 
+Batch = BatchedDataDict[Any]
 
-def moved(batch: BatchedDataDict[Any], device: torch.device) -> BatchedDataDict[Any]:
-    """The batch on the device, whatever is there already as it is. To a CUDA device through pinned memory; it may then
-    still be on its way on the current stream.
+
+class DeviceCopy:
+    """A copy of a batch to a device, queued on the current stream of the thread that constructs it.
+
+    Values that are on the device already, and values that are not tensors, are not copied. Copies to a CUDA device go
+    through pinned memory and may not have finished yet.
     """
-    if device.type == "cpu":
-        return batch
-    return BatchedDataDict(
-        {name: _moved(value, device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-    )
 
-
-def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_nested:
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
-
-
-class Arrival:
-    """A batch that the calling thread has put on its way to a device, on its current stream there."""
-
-    def __init__(self, batch: BatchedDataDict[Any], device: torch.device) -> None:
-        self._batch = batch
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        self._batch = batch if device.type == "cpu" else _copy_to_device(batch, device)
         self._device = device
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._event = None if self._stream is None else self._stream.record_event()
 
-    def batch(self) -> BatchedDataDict[Any]:
-        """The batch, for the calling thread's current stream: what is queued there from now on finds it complete."""
+    def batch(self) -> Batch:
+        """The batch. Work that the calling thread queues on its current stream from now on sees complete values."""
         if self._stream is None or self._event is None:
             return self._batch
         stream = torch.cuda.current_stream(self._device)
         if stream != self._stream:
             stream.wait_event(self._event)
-            for tensor in _memory_of(self._batch):
+            for tensor in _dense_tensors(self._batch):
                 tensor.record_stream(stream)
         return self._batch
 
 
-def _memory_of(batch: BatchedDataDict[Any]) -> Iterator[torch.Tensor]:
+def _copy_to_device(batch: Batch, device: torch.device) -> Batch:
+    return BatchedDataDict(
+        {name: _copied(value, device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+    )
+
+
+def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_nested:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def _dense_tensors(batch: Batch) -> Iterator[torch.Tensor]:
+    """The tensors of a batch; of a nested tensor, the one that holds its values."""
     for value in batch.values():
         if isinstance(value, torch.Tensor) and value.is_nested:
             yield value.values()

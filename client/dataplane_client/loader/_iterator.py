@@ -1,8 +1,8 @@
-"""One pass over the rows of a task.
+"""One iteration over the rows of a task, and the open iterations of a loader.
 
-Law: a batch is committed when the next one is asked for, unless it was committed or released by then; a batch that is
-at hand when the pass ends otherwise is released, with a reason, since it may have been used in part. What was claimed
-ahead and never used is given back as if it had never been delivered.
+Law: a batch is committed when the next one is asked for, unless it was committed or released before. If the iteration
+ends in another way, the current batch is released with a reason, since it may have been used in part. Prefetched
+batches that were not used are released without a reason, so their deliveries do not count.
 """
 
 from __future__ import annotations
@@ -10,85 +10,69 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, ClosedError, DataPlaneError
-from dataplane_client.loader._ahead import ReadAhead
 from dataplane_client.loader._batch import LoadedBatch
-from dataplane_client.loader._giving_back import CLOSING_S
-from dataplane_client.loader._pool import WorkerPool
+from dataplane_client.loader._claim_stream import CLOSING_S
+from dataplane_client.loader._prefetch import Prefetcher
 from dataplane_client.loader._settings import LoaderSettings
 
 
 class ClaimIterator(Iterator[LoadedBatch]):
-    """What `iter` of a ClaimLoader returns. For one thread, but close. It closes itself when it is through, and when
-    nobody refers to it any more.
+    """The iterator of a ClaimLoader. For one thread, except `close`.
 
-    The error of a commit is raised by the `next` that made it; the pass can go on after that.
+    It closes itself at its end and when it is garbage-collected. If a commit fails, the `next` that made it raises the
+    error; the iteration can continue after that.
     """
 
-    def __init__(self, client: DataPlaneClient, source: ReadAhead | WorkerPool, settings: LoaderSettings) -> None:
+    def __init__(self, client: DataPlaneClient, prefetcher: Prefetcher, settings: LoaderSettings) -> None:
         self._client = client
-        self._source = source
+        self._prefetcher = prefetcher
         self._settings = settings
         self._pid = os.getpid()
         self._changing = threading.Lock()
-        self._at_hand: LoadedBatch | None = None
-        self._taken = 0
-        self._is_through = False
+        self._current: LoadedBatch | None = None
+        self._is_over = False
         self._is_closed = False
-
-    @property
-    def dropped_batches(self) -> int:
-        """Batches of workers that the server had taken back before they were handed over; their rows come again."""
-        return self._source.dropped_batches
-
-    @property
-    def restarts(self) -> int:
-        """Workers that died and were replaced."""
-        return self._source.restarts
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """Process ids of the workers, as far as they have been heard of."""
-        return self._source.pids if isinstance(self._source, WorkerPool) else []
 
     def __iter__(self) -> ClaimIterator:
         return self
 
     def __next__(self) -> LoadedBatch:
-        if self._is_through:
+        if self._is_over:
             raise StopIteration
         if self._is_closed:
             raise ClosedError("the loader was closed")
         self._commit()
-        batch = None if self._taken == self._settings.max_batches else self._next()
+        batch = self._next()
         if batch is None:
-            self._is_through = True
+            self._is_over = True
             self.close()
             raise StopIteration
-        if not self._handed_out(batch):
+        if not self._make_current(batch):
             with contextlib.suppress(DataPlaneError):
                 batch.release(timeout_s=CLOSING_S)
             raise ClosedError("the loader was closed")
         return batch
 
     def close(self, reason: str = "closed") -> None:
-        """Release the batch at hand for this reason and give back what was claimed ahead. Closing twice is fine."""
+        """Release the current batch for this reason and the prefetched ones without one. Can be called twice."""
         with self._changing:
             was_closed, self._is_closed = self._is_closed, True
         if was_closed:
             return
-        batch = self._settled()
+        batch = self._take_current()
         if batch is not None:
-            with contextlib.suppress(DataPlaneError):  # the server finds out when the session ends
+            with contextlib.suppress(DataPlaneError):  # the server releases it when the session ends
                 batch.release(reason=reason, timeout_s=CLOSING_S)
-        self._source.close()
+        self._prefetcher.close()
         self._client.close()
 
     def finish(self) -> None:
-        """Commit the batch at hand, then close. Raises what a commit raises, and is closed then, too."""
+        """Commit the current batch, then close. If the commit fails, close and raise its error."""
         try:
             self._commit()
         finally:
@@ -96,42 +80,77 @@ class ClaimIterator(Iterator[LoadedBatch]):
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at the interpreter's end anything may be gone
-            if self._pid == os.getpid():  # else it is the parent's, who may still use it
+            if self._pid == os.getpid():  # in a forked child the parent may still use it
                 self.close("the loop was left")
 
     def _next(self) -> LoadedBatch | None:
         try:
-            return self._source.next(self._settings.idle_timeout_s)
+            return self._prefetcher.next(self._settings.idle_timeout_s)
         except TimeoutError as error:
             if isinstance(error, DataPlaneError):
                 raise
-        raise ClaimTimeoutError(self._what_is_missing())
+        raise ClaimTimeoutError(self._timeout_message())
 
-    def _handed_out(self, batch: LoadedBatch) -> bool:
-        """Have it at hand, unless the loader was closed meanwhile."""
+    def _make_current(self, batch: LoadedBatch) -> bool:
+        """Set the current batch. Returns False when the loader was closed meanwhile."""
         with self._changing:
             if not self._is_closed:
-                self._taken += 1
-                self._at_hand = batch
+                self._current = batch
             return not self._is_closed
 
     def _commit(self) -> None:
-        batch = self._settled()
+        batch = self._take_current()
         if batch is not None:
             batch.commit()
 
-    def _settled(self) -> LoadedBatch | None:
-        """The batch at hand if its claim is open; it is not at hand any more."""
+    def _take_current(self) -> LoadedBatch | None:
+        """Clear the current batch. Returns it if it is neither committed nor released."""
         with self._changing:
-            batch, self._at_hand = self._at_hand, None
+            batch, self._current = self._current, None
         return None if batch is None or batch.is_settled else batch
 
-    def _what_is_missing(self) -> str:
-        partition = self._client.partition(self._settings.partition_id)
-        task = partition.task(self._settings.task_name)
+    def _timeout_message(self) -> str:
+        settings = self._settings
+        partition = self._client.partition(settings.partition_id)
+        task = partition.task(settings.task_name)
         return (
-            f"{self._settings.where}: no batch within {self._settings.idle_timeout_s:g} s; of {partition.num_samples} "
-            f"announced rows {partition.rows_put_total} were put, {task.untaken_rows} are untaken, {task.claimed_rows} "
-            f"claimed, {task.consumed_rows} consumed; wanted are {self._settings.least_size} with the fields "
-            f"{', '.join(self._settings.required_fields)}"
+            f"partition {settings.partition_id!r}, task {settings.task_name!r}: no batch within "
+            f"{settings.idle_timeout_s:g} s; a batch needs {settings.min_batch_size} rows with the fields "
+            f"{', '.join(settings.required_fields)}; of {partition.num_samples} announced rows "
+            f"{partition.rows_put_total} were put, {task.untaken_rows} are untaken, {task.claimed_rows} claimed, "
+            f"{task.consumed_rows} consumed"
         )
+
+
+class OpenIterators:
+    """The open iterators of one loader in one process, held by weak references.
+
+    Within a `with` block of the loader they are kept alive until the block ends. A loop that is left drops its iterator
+    before anything shows whether an error ended it; only the block's `__exit__` knows.
+    """
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakSet[ClaimIterator] = weakref.WeakSet()
+        self._kept: list[ClaimIterator] = []
+        self._keeps = False
+
+    def add(self, iterator: ClaimIterator) -> None:
+        self._open.add(iterator)
+        if self._keeps:
+            self._kept.append(iterator)
+
+    def keep(self) -> None:
+        """Keep iterators alive from now on, until `close`."""
+        self._keeps = True
+
+    def finish(self) -> None:
+        """Commit the current batches of the kept iterators. Raises the first error of a commit."""
+        for iterator in self._kept:
+            iterator.finish()
+
+    def close(self, reason: str) -> None:
+        """Release the current batches for this reason and end all iterations."""
+        self._keeps = False
+        for iterator in list(self._open):
+            iterator.close(reason)
+        self._kept.clear()

@@ -1,4 +1,4 @@
-"""The loader as a training loop holds it."""
+"""ClaimLoader, the iterable that a training loop uses."""
 
 from __future__ import annotations
 
@@ -11,39 +11,43 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from dataplane_client.client import connect
 from dataplane_client.columns_layout import Layout
-from dataplane_client.loader._ahead import ReadAhead
 from dataplane_client.loader._batch import LoadedBatch
-from dataplane_client.loader._iterator import ClaimIterator
-from dataplane_client.loader._passes import Passes
-from dataplane_client.loader._pool import WorkerPool
+from dataplane_client.loader._iterator import ClaimIterator, OpenIterators
+from dataplane_client.loader._prefetch import Prefetcher
 from dataplane_client.loader._settings import LoaderSettings
 
 
 class ClaimLoader(IterableDataset[LoadedBatch]):
-    """The rows of a task as LoadedBatches, claimed and materialized ahead. See __init__ for its settings.
+    """The rows of a task as LoadedBatches, claimed and read by a thread in the background. See __init__ for settings.
 
         with ClaimLoader(address, "step-7", "train", ["tokens"], 32) as loader:
             for batch in loader:
                 ...
 
-    A batch is committed when the next one is asked for. When the loop ends otherwise, the batch at hand is
+    A batch is committed when the next one is asked for. If the loop ends in another way, the current batch is
 
-    - committed, if the loader is used in a `with` block, as above, and the block is left in good order (`break`);
-    - released with the exception's name as its reason, if the block is left by an exception;
+    - committed, if the loader is used in a `with` block, as above, and the block ends without an exception (`break`);
+    - released with the exception's name as its reason, if an exception ends the block;
     - released, if the loop was left without such a block, or the loader was closed.
 
-    batch.commit(fields), to write columns back, and batch.release() take the place of that. Rows that were claimed
-    ahead and not used are given back at once, as if they had never been delivered.
+    batch.commit(fields), which writes columns back, and batch.release() replace that commit or release. Rows that were
+    prefetched and not used are released at once, and their deliveries do not count.
 
-    Each `iter` is a pass of its own with a client of its own, which it opens: the loader itself holds settings only and
-    can be pickled.
+    Each `iter` starts an iteration with a client of its own. The loader itself holds only settings, so it can be
+    pickled.
 
-    Under a torch DataLoader (batch_size=None) each of its workers iterates for itself, and a batch counts as used when
-    the DataLoader asks the worker for the next one, which it does ahead of the training loop. Of the rows that are on
-    their way to the loop when a DataLoader's worker is killed, those that were committed are lost to training, and the
-    others come again, perhaps twice; batches can neither be committed nor released by the loop. `num_workers` of the
-    loader itself has none of these drawbacks. Let a DataLoader start its workers with multiprocessing_context="spawn"
-    or "forkserver", since gRPC does not survive a fork.
+    For more processes, use a torch DataLoader: `DataLoader(loader, batch_size=None, num_workers=2,
+    multiprocessing_context="forkserver")`. Its workers must not be forked from a process that uses gRPC. Each worker
+    iterates over a share of the rows with a prefetch thread of its own. The loop can neither commit nor release the
+    batches: a worker commits a batch when the DataLoader asks it for the next one, which is before the loop has used
+    it. A worker's iteration ends when no row is left to claim, even if other loaders still hold rows. If a worker is
+    killed, the DataLoader raises an error. Rows that the worker had not committed come again in the next iteration,
+    perhaps for the second time. Rows that it had committed and the loop had not received are lost to training. With
+    prefetch_factor=1 a worker is normally asked only after the DataLoader has received its last batch. Use a plain loop
+    where no row may be lost.
+
+    Ranks that wait for each other in collectives should not share a task through loaders: at the end of the data one
+    would wait for a batch that another has not committed. They use DataPlaneClient.claim_shard.
     """
 
     def __init__(
@@ -69,31 +73,34 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         idle_timeout_s: float = 60.0,
         client_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises ValueError for settings that make no sense; nothing is opened yet.
+        """Opens nothing. Raises ValueError for invalid settings.
 
-        fields: what is read. required_fields: what a row must have produced to be claimed (None: fields).
+        fields: the fields to read. required_fields: the fields that a row must have to be claimed (None: fields).
 
-        batch_size: rows of a batch (with whole_groups: groups), min_size: the least there may be (None: batch_size).
-        Smaller ones come only at the end, once the partition's announced num_samples rows were put and too few are
-        left, or full ones were waited for in vain for half of idle_timeout_s. max_tokens: of a batch together, which
-        may cut it short.
+        batch_size: rows of a batch (with whole_groups: groups). min_size: the smallest batch (None: batch_size).
+        Smaller batches come only at the end: when the partition's announced num_samples rows were put and too few are
+        left, or after waiting for full ones for half of idle_timeout_s. max_tokens: tokens of a batch in total; may
+        make a batch smaller.
 
-        prefetch: batches claimed ahead, by each worker. num_workers: processes that claim and materialize; 0 for one
-        thread of this process. How many there are changes how fast rows come, not which. A worker that dies is
-        replaced; what it had claimed and not handed over comes again when its session's grace is over. At most
-        max(num_workers, 1) * prefetch + 1 batches are claimed at a time.
+        prefetch: batches to claim before they are asked for. At most prefetch + 1 batches are claimed at a time.
+        num_workers: must be 0. For worker processes use a torch DataLoader, as above.
 
-        layout, pad_value_dict, pad_to_seqlen: as read_columns. device: where tensors are wanted. Workers materialize in
-        memory that they share with this process, from where it moves them.
+        layout, pad_value_dict, pad_to_seqlen: as in read_columns. device: where to put tensors.
 
-        until_consumed: whether a pass ends when the partition's announced rows were put and the task has consumed all
-        that are there, those that others hold included; with num_samples 0 that is as soon as it is empty. Otherwise it
-        goes on for ever. max_batches: end after so many batches in any case. idle_timeout_s: `next` raises
-        ClaimTimeoutError when it has waited so long for a batch; it can be called again.
+        until_consumed: whether an iteration ends when the partition's announced rows were put and the task has consumed
+        all resident rows, including those that others hold. With num_samples 0 it ends as soon as no
+        resident row is unconsumed. If False, the iteration does not end. max_batches: the number of batches after which
+        an iteration ends in any case. idle_timeout_s: how long `next` waits for a batch before it raises
+        ClaimTimeoutError; it can be called again.
 
-        client_options: settings of ClientOptions by name, for the client of this process and those of the workers.
+        client_options: settings of ClientOptions by name, for the client of each iteration.
         """
         super().__init__()
+        if num_workers:
+            raise ValueError(
+                f"num_workers must be 0, got {num_workers}: a ClaimLoader reads in one thread; for worker processes "
+                "use torch.utils.data.DataLoader(loader, batch_size=None, num_workers=...)"
+            )
         self._settings = LoaderSettings(
             address=address,
             partition_id=partition_id,
@@ -103,7 +110,6 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
             batch_size=batch_size,
             min_size=min_size,
             prefetch=prefetch,
-            num_workers=num_workers,
             layout=layout,
             pad_value_dict=dict(pad_value_dict or {}),
             pad_to_seqlen=pad_to_seqlen,
@@ -115,31 +121,30 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
             idle_timeout_s=idle_timeout_s,
             client_options=dict(client_options or {}),
         )
-        self._passes = Passes()
+        self._iterators = OpenIterators()
 
     def __iter__(self) -> ClaimIterator:
-        """Begin a pass. Blocks until the server answers; raises what `connect` raises."""
+        """Start an iteration. Blocks until the server answers. Raises what `connect` raises."""
         client = connect(self._settings.address, **self._settings.client_options)
         try:
-            if self._settings.num_workers and get_worker_info() is None:
-                source: ReadAhead | WorkerPool = WorkerPool(client, self._passes.nursery(), self._settings)
-            else:
-                source = ReadAhead(client, self._settings)
+            prefetcher = Prefetcher(client, self._settings, waits_for_others=get_worker_info() is None)
         except BaseException:
             client.close()
             raise
-        iterator = ClaimIterator(client, source, self._settings)
-        self._passes.add(iterator)
+        iterator = ClaimIterator(client, prefetcher, self._settings)
+        self._iterators.add(iterator)
         return iterator
 
     def close(self) -> None:
-        """End all passes: batches at hand are released, rows claimed ahead given back, workers ended. Blocks until that
-        is done, for 15 s at most. A loop that waits for a batch gets a ClosedError. The loader can be used again.
+        """End all iterations: release current and prefetched batches.
+
+        Blocks until that is done; each call to the server takes at most 5 s. A loop that waits for a batch gets a
+        ClosedError. The loader can be used again.
         """
-        self._passes.close("closed")
+        self._iterators.close("closed")
 
     def __enter__(self) -> ClaimLoader:
-        self._passes.keep()
+        self._iterators.keep()
         return self
 
     def __exit__(
@@ -147,13 +152,13 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
     ) -> None:
         try:
             if kind is None:
-                self._passes.finish()
+                self._iterators.finish()
         finally:
-            self._passes.close("closed" if kind is None else kind.__name__)
+            self._iterators.close("closed" if kind is None else kind.__name__)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"settings": self._settings}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self._settings = state["settings"]
-        self._passes = Passes()
+        self._iterators = OpenIterators()

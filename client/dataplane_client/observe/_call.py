@@ -1,18 +1,21 @@
-"""One call on its way: the transport tells it what happens, and it tells the observers.
+"""Calls of this process's clients, and the observers that are notified of them.
 
-The one hook for counters, spans and whatever else. Where nobody observes, the transport tells it to an object that does
-nothing, which costs less than a microsecond a call.
+The transport reports each step of a call to a Call object, which notifies the observers. Counters and spans are two
+observers. When there is none, the transport reports to an object that does nothing, which costs less than a microsecond
+a call.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from dataplane_client._log import log_event
 from dataplane_client.observe import _messages
-from dataplane_client.observe._observers import Observer, active, drop
 
 if TYPE_CHECKING:
     from dataplane_client._placement import PlacedColumn
@@ -22,11 +25,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Observer:
+    """Notified of every call. Subclasses override the methods that they need.
+
+    The thread that makes the call, or its event loop, runs these methods, so they must not block. An observer that
+    raises is removed; the call goes on, and the event `observer_failed` is logged.
+    """
+
+    def began(self, call: Call) -> None:
+        """A call begins; nothing has been sent."""
+
+    def retried(self, call: Call, error: DataPlaneError) -> None:
+        """An attempt has failed and will be repeated after a pause."""
+
+    def ended(self, call: Call) -> None:
+        """A call has ended, with or without an error. All attributes of the call are set."""
+
+
 class UnobservedCall:
-    """A call as the transport tells of it, here to nobody."""
+    """A call that notifies no observer."""
 
     traceparent = ""
-    """The W3C trace context that travels with the call; "" for none."""
+    """The W3C trace context that is sent with the call; "" for none."""
 
     def __enter__(self) -> UnobservedCall:
         return self
@@ -37,29 +57,29 @@ class UnobservedCall:
         return
 
     def attempted(self, transport: Literal["shm", "grpc"]) -> None:
-        """An attempt is made on this way."""
+        """An attempt over this transport begins."""
 
     def writes(self, columns: Sequence[WireColumn]) -> None:
-        """The call carries these columns."""
+        """The call sends these columns."""
 
     def reads(self, columns: Sequence[PlacedColumn], n_rows: int) -> None:
-        """The call has brought these columns."""
+        """The call has received these columns."""
 
     def retried(self, error: DataPlaneError) -> None:
         """The attempt has failed and will be repeated."""
 
     def answered(self, response: T) -> T:
-        """The call has an answer, which is returned."""
+        """The call has a response, which is returned."""
         return response
 
 
 class Call(UnobservedCall):
-    """A call, as observers see it. What it holds beyond its beginning is complete when it has ended.
+    """A call as observers see it. Its results are complete when it has ended.
 
-    verb: as in the contract, such as PutSamples. target: the server's address. transport: how the last attempt
-    travelled. sent_bytes, received_bytes: bytes of values. seconds: from the beginning to the end, waits, pauses and
-    all attempts included. error: with what it ended, None while it is under way and when it went well. kept: what
-    observers keep with the call, each under itself.
+    verb: as in the contract, such as PutSamples. target: the server's address. transport: that of the last attempt.
+    sent_bytes, received_bytes: bytes of values. seconds: from the beginning to the end, including waits, pauses and all
+    attempts. error: the exception that ended the call; None while it runs and after a success. kept: state of
+    observers, each under itself as the key.
     """
 
     def __init__(self, verb: str, target: str, request: object, observers: tuple[Observer, ...]) -> None:
@@ -83,32 +103,32 @@ class Call(UnobservedCall):
 
     @property
     def partition(self) -> str:
-        """The partition that the call names; "" where it names none."""
+        """The partition that the call names; "" for none."""
         return _messages.partition_of(self._request)
 
     @property
     def task(self) -> str:
-        """The task that the call names; "" where it names none."""
+        """The task that the call names; "" for none."""
         return _messages.task_of(self._request)
 
     @property
     def rows(self) -> int | None:
-        """Rows that the call names, or was answered with; None where it is not about rows."""
+        """Rows in the response, else rows that the request names; None if neither has rows."""
         return _messages.rows_of(self._request, self._response)
 
     @property
     def producers(self) -> dict[str, int]:
-        """Trace contexts of those who put the rows that a claim was answered with, and how many rows each."""
+        """For the response of a claim: the trace contexts of the puts of its rows, and the number of rows of each."""
         return _messages.producers_in(self._response)
 
     def mark_rows(self, traceparent: str) -> None:
-        """Write a trace context into the tags of the rows that are first put here."""
+        """Write a trace context into the tags of the rows that this call puts for the first time."""
         _messages.mark_rows(self._request, traceparent)
 
-    # -- told by the transport -----------------------------------------------------------------------------------------
+    # -- called by the transport ---------------------------------------------------------------------------------------
 
     def __enter__(self) -> Call:
-        self._tell(lambda observer: observer.began(self))
+        self._notify(lambda observer: observer.began(self))
         return self
 
     def __exit__(
@@ -116,7 +136,7 @@ class Call(UnobservedCall):
     ) -> None:
         self.seconds = time.perf_counter() - self._began
         self.error = error
-        self._tell(lambda observer: observer.ended(self))
+        self._notify(lambda observer: observer.ended(self))
 
     def attempted(self, transport: Literal["shm", "grpc"]) -> None:
         self.transport = transport
@@ -128,24 +148,65 @@ class Call(UnobservedCall):
         self.received_bytes = sum(column.layout.size_of(n_rows) for column in columns)
 
     def retried(self, error: DataPlaneError) -> None:
-        self._tell(lambda observer: observer.retried(self, error))
+        self._notify(lambda observer: observer.retried(self, error))
 
     def answered(self, response: T) -> T:
         self._response = response
         return response
 
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
+    def _notify(self, notify: Callable[[Observer], None]) -> None:
         for observer in self._observers:
             try:
-                tell(observer)
-            except Exception as error:  # noqa: BLE001, PERF203  # whatever an observer does, the call goes on
-                drop(observer, error)
+                notify(observer)
+            except Exception as error:  # noqa: BLE001, PERF203  # an observer's error must not end the call
+                _drop(observer, error)
 
 
+_active: tuple[Observer, ...] = ()
+_made: dict[tuple[object, object], Observer] = {}
+_changing = threading.Lock()
 _UNOBSERVED = UnobservedCall()
 
 
 def begun(verb: str, target: str, request: object) -> UnobservedCall:
-    """A call that is about to be made; to be entered as a context manager."""
-    observers = active()
+    """A call that is about to be made; a context manager."""
+    observers = _active
     return Call(verb, target, request, observers) if observers else _UNOBSERVED
+
+
+def add(observer: Observer) -> None:
+    """Notify an observer of every call of every client of this process that begins from now on.
+
+    Adding it twice has no effect.
+    """
+    global _active
+    with _changing:
+        if observer not in _active:
+            _active = (*_active, observer)
+
+
+def add_one(kind: Callable[[T], Observer], sink: T) -> Observer:
+    """Add the observer of this kind for a registry or provider. A process makes one for each."""
+    with _changing:
+        observer = _made.get((kind, sink))
+        if observer is None:
+            observer = _made[kind, sink] = kind(sink)
+    add(observer)
+    return observer
+
+
+def remove(observer: Observer) -> None:
+    """Stop notifying an observer of new calls. It is still notified of calls that have begun.
+
+    Removing an observer that was not added has no effect.
+    """
+    global _active
+    with _changing:
+        _active = tuple(other for other in _active if other is not observer)
+
+
+def _drop(observer: Observer, error: Exception) -> None:
+    """Remove an observer that has raised, and log it once."""
+    if observer in _active:
+        log_event(logging.ERROR, "observer_failed", observer=type(observer).__name__, error=repr(error))
+    remove(observer)

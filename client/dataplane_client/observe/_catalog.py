@@ -1,6 +1,6 @@
-"""Every metric of the client: its name, kind, labels and meaning. Nothing is exported that is not here.
+"""All metrics of the client: name, kind, labels and meaning. The client exports no others.
 
-Label sets are bounded: verbs and transports by the contract, codes by the classes of exceptions.
+The label sets are bounded: verbs and transports by the contract, codes by the exception classes.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 CALL_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
-"""The server's own, so that both sides can be laid over one another."""
+"""The same buckets as the server's, so that both sides can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientMetric:
-    """One metric. buckets: upper bounds in seconds, of histograms alone."""
+    """One metric. buckets: upper bounds in seconds; only histograms have them."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]

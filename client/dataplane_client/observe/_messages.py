@@ -1,9 +1,8 @@
-"""What observers want to know of the messages of a call, and the one thing that they write into them: which trace put a
-row.
+"""What observers read from the messages of a call, and the trace mark that they write into them.
 
-The mark is the row's tag `traceparent`, in the form of the W3C's Trace Context. It is set where rows are first put, and
-not where somebody writes to rows that are there already, under a claim or by their generations: the mark of a row
-stays with who made it. A tag of this name that the caller has set stays, too.
+The mark of a row is its tag `traceparent`, a W3C Trace Context. It is set when the row is first put. Later writes,
+under a claim or by generation, do not change it, so it always names the row's producer. A tag of this name that the
+caller has set is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import msgpack
 TAG = "traceparent"
 
 _MOST_TAGS = 64
-"""Of a row, unless the server is told otherwise; a row that has so many goes without the mark."""
+"""The server's default limit of tags of a row. A row that has this many is not marked."""
 
 
 def partition_of(request: object) -> str:
@@ -29,7 +28,7 @@ def task_of(request: object) -> str:
 
 
 def rows_of(request: object, response: object) -> int | None:
-    """Rows that were answered, else rows that were named, else None."""
+    """The number of rows in the response, else in the request, else None."""
     for message in (_grant(response), request):
         sample_ids = getattr(message, "sample_ids", None)
         if sample_ids is not None:
@@ -38,7 +37,7 @@ def rows_of(request: object, response: object) -> int | None:
 
 
 def producers_in(response: object) -> dict[str, int]:
-    """The marks of the rows of a claim, in the order of their first rows, with the number of rows of each."""
+    """The marks of a claim's rows and the number of rows of each, in the order of their first rows."""
     rows = Counter[bytes](getattr(_grant(response), "row_tags", ()))
     found = Counter[str]()
     for mark, count in ((_tags(packed).get(TAG), count) for packed, count in rows.items()):
@@ -48,17 +47,17 @@ def producers_in(response: object) -> dict[str, int]:
 
 
 def mark_rows(header: Any, traceparent: str) -> None:
-    """Mark the rows of a PutSamplesHeader, where they are first put."""
+    """Mark the rows of a PutSamplesHeader, unless it writes to existing rows."""
     if header.claim_id or header.generations or header.shared:
         return
     packed: Iterable[bytes] = header.row_tags or [b""] * len(header.sample_ids)
-    marked: dict[bytes, bytes] = {}  # the rows of a step mostly carry the same few tags
+    marked: dict[bytes, bytes] = {}  # most rows of a step have the same few tags
     for tags in packed:
         if tags not in marked:
             marked[tags] = _marked(tags, traceparent)
     rows = [marked[tags] for tags in packed]
     header.ClearField("row_tags")
-    header.row_tags.extend(rows)  # five times as fast as to replace them one by one
+    header.row_tags.extend(rows)  # five times as fast as replacing them one by one
 
 
 def _marked(packed: bytes, traceparent: str) -> bytes:
@@ -74,5 +73,5 @@ def _tags(packed: bytes) -> dict[str, object]:
 
 
 def _grant(response: object) -> object:
-    """A shard's claim is a part of its response."""
+    """The claim in a response; that of a shard is a field of its response."""
     return getattr(response, "claim", response)

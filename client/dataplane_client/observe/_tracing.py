@@ -1,8 +1,8 @@
-"""Spans of calls, for OpenTelemetry, and the trace context that goes from who puts a row to who claims it.
+"""OpenTelemetry spans of calls, and the trace context that rows carry from their producer to their consumer.
 
-A call is one span of kind CLIENT, whatever its attempts; the server's spans are its children. Rows carry the context of
-the span that put them as a tag (see `_messages`), and the span of a claim links to the puts of its rows. So one trace
-holds what one actor did, and links lead from a trainer's step to the rollouts that it was made of.
+A call is one span of kind CLIENT, however many attempts it makes. The server's spans are its children. Rows carry the
+context of the span that put them as a tag (see `_messages`), and the span of a claim links to the puts of its rows. So
+a trace shows the work of one process, and links lead from a trainer's step to the rollouts that it used.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from dataplane_client.errors import DataPlaneError
 from dataplane_client.meta import KVBatchMeta
-from dataplane_client.observe._call import Call
+from dataplane_client.observe._call import Call, Observer, add_one
 from dataplane_client.observe._messages import TAG
-from dataplane_client.observe._observers import Observer, add_one
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, TracerProvider
@@ -26,25 +25,26 @@ _SYSTEMS = {"grpc": "grpc", "shm": "rl_dataplane_local"}
 
 
 def trace_calls(tracer_provider: TracerProvider | None = None) -> Observer:
-    """Make a span of every call of every client of this process from now on, by a provider (None: OpenTelemetry's
-    global one). Asking again for the same provider is fine. Returns what can be removed.
+    """Make a span of every call of every client of this process from now on. Returns an observer for `remove`.
 
-    Each is a child of the caller's current span. Rows that are first put get the tag `traceparent`. Raises ImportError
-    without opentelemetry-api.
+    tracer_provider: None for OpenTelemetry's global provider. A second call with the same provider has no effect. Each
+    span is a child of the caller's current span. Rows get the tag `traceparent` when they are first put. Raises
+    ImportError without opentelemetry-api.
     """
     return add_one(CallTracer, tracer_provider)
 
 
 def producer_links(meta: KVBatchMeta) -> list[Link]:
-    """Links to the spans that put the rows of a meta, for a span of the caller's own; 32 at most. The attribute
-    `dataplane.rows` of each is the number of its rows.
+    """Links to the spans that put the rows of a meta, at most 32, for a span that the caller makes.
+
+    The attribute `dataplane.rows` of a link is the number of its rows.
     """
     marks = [tags.get(TAG) for tags in meta.tags or ()]
     return _links(Counter(mark for mark in marks if isinstance(mark, str)))
 
 
 class CallTracer(Observer):
-    """Makes the spans."""
+    """Makes a span of each call."""
 
     def __init__(self, provider: TracerProvider | None) -> None:
         try:
@@ -101,7 +101,7 @@ def _attributes(call: Call) -> dict[str, str | int]:
 
 
 def _links(producers: Mapping[str, int]) -> list[Link]:
-    """Links to distinct contexts; marks that are none are left out."""
+    """Links to the trace contexts; invalid marks are left out."""
     from opentelemetry.trace import Link
 
     contexts = [(_context(mark), rows) for mark, rows in list(producers.items())[:_MOST_LINKS]]

@@ -1,4 +1,4 @@
-"""Servers to look at."""
+"""Servers with known contents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataplane_server.testing import running_server
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A server with the partitions `train`, of rows a and b, of which a claim holds one, and `val`, empty."""
+    """A server with the partitions `train`, with rows a and b, one of them claimed, and `val`, which is empty."""
     with running_server(memory_bytes=64 << 20) as address, connect(address) as client:
         fields = ["input_ids", "input_lengths", "sample_mask", "prev_logprobs"]
         client.register_partition("train", fields, 4, ["prev_lp", "train"], per_token_fields=["input_ids"])
@@ -31,7 +31,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def troubled() -> Iterator[str]:
-    """A server with a partition of rows a, b and c: a is dead for `train`, b was committed and cleared, c is new."""
+    """A server with partition p: row a is a dead letter of `train`, b was committed and cleared, c is new."""
     with running_server(memory_bytes=64 << 20) as address, connect(address, client_name="rollout-0") as client:
         client.register_partition("p", ["x"], 3, ["train"], max_deliveries=2)
         client.put_samples(["a"], "p", {"x": torch.zeros(1, 4)}, [{"prompt": "[red]7 :fire:"}])

@@ -1,4 +1,4 @@
-"""How tests read the command `dataplane`: in this process for speed, as text without what changes from run to run."""
+"""Run the command `dataplane` in this process, for speed, and normalize what it prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDE = {"COLUMNS": "200", "TERM": "dumb"}
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Exit code, and what was printed to stdout and stderr."""
+    """The exit code, and the output on stdout and stderr."""
     result = CliRunner().invoke(app, list(arguments), env={**_WIDE, **environment}, prog_name="dataplane")
     return result.exit_code, result.output
 
@@ -26,8 +26,9 @@ def run_json(*arguments: str, code: int = 0) -> Any:
 
 
 def read(text: str, *masked: str) -> list[str]:
-    """The lines as they are read: columns two spaces apart, times as "~", and so what matches one of the patterns. The
-    cells that a line leaves empty at its beginning are four spaces.
+    """The lines with columns two spaces apart. Times, and what matches one of the patterns, become "~".
+
+    Empty cells at the beginning of a line become four spaces.
     """
     for pattern in (r"\d+ h \d+ min", r"\d+ min \d+ s", r"\d+\.\d+ s\b", r"\b\d+ s\b", r"\d+\.\d ms", *masked):
         text = re.sub(pattern, "~", text)

@@ -1,4 +1,4 @@
-"""What shells offer when somebody presses the tab key."""
+"""Shell completion of partition and task names."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ DATAPLANE = Path(sys.executable).parent / "dataplane"
 
 
 def script(shell: str) -> str:
-    """What somebody who uses this shell has in its profile."""
+    """The completion script of a shell."""
     code, text = run(_DATAPLANE_COMPLETE=f"source_{shell}")
     assert code == 0
     return text
 
 
 def offered(line: str, **environment: str) -> list[str]:
-    """What fish, which takes plain lines, is told for a line."""
-    told = {"_DATAPLANE_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    code, text = run(**told, _TYPER_COMPLETE_ARGS=line, **environment)
+    """The completions of a line, in the format of fish, which is plain lines."""
+    environment |= {"_DATAPLANE_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    code, text = run(_TYPER_COMPLETE_ARGS=line, **environment)
     assert code == 0
     return text.split()
 
@@ -43,21 +43,21 @@ def test_partitions_and_tasks_of_the_running_server_are_offered(address: str, li
     assert offered(line, DATAPLANE_SERVER=address) == names
 
 
-def test_the_server_may_be_named_in_the_line_itself(address: str) -> None:
+def test_the_line_may_name_the_server(address: str) -> None:
     assert offered(f"dataplane describe -s {address} ") == ["train", "val"]
 
 
 @pytest.mark.parametrize("address", ["unix:///nowhere/dataplane.sock", "nowhere"])
-def test_without_a_server_nothing_is_offered_and_nothing_said(address: str) -> None:
+def test_without_a_server_nothing_is_offered_or_printed(address: str) -> None:
     assert offered("dataplane describe ", DATAPLANE_SERVER=address) == []
 
 
 @pytest.mark.parametrize(("shell", "begins"), [("zsh", "#compdef dataplane"), ("fish", "complete ")])
-def test_each_shell_has_its_script(shell: str, begins: str) -> None:
+def test_each_shell_has_a_script(shell: str, begins: str) -> None:
     assert script(shell).lstrip().startswith(begins)
 
 
-def test_bash_itself_completes_the_name_of_a_partition(address: str, tmp_path: Path) -> None:
+def test_bash_completes_the_name_of_a_partition(address: str, tmp_path: Path) -> None:
     profile = tmp_path / "completion.bash"
     profile.write_text(script("bash"))
     code = f"""

@@ -1,16 +1,16 @@
-"""`dataplane describe`: one partition as a person reads it."""
+"""`dataplane describe`: one partition, as tables and as JSON."""
 
 from __future__ import annotations
 
 from tests.client.cli.reading import read, run, run_json
 
 
-def test_a_partition_is_told_whole(address: str) -> None:
+def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> None:
     code, text = run("describe", "train", "-s", address)
     assert code == 0
     assert read(text, r"\b\d+%") == [
         "train",
-        "  holds  2 rows, 64 B, the oldest for ~",
+        "  holds  2 rows, 64 B, oldest ~",
         "  put  2 rows, 64 B written",
         "  read  0 rows, 0 B",
         "  removed  0 rows: none",
@@ -26,7 +26,7 @@ def test_a_partition_is_told_whole(address: str) -> None:
         "prev_lp  2  -  0  0  0  0  ~",
         "train  1  1  1  0  0  0  ~",
         "",
-        "task  claims ever  rows delivered  rows consumed  deliveries ended",
+        "task  claims  rows delivered  rows consumed  deliveries ended",
         "prev_lp  0  0  0  none",
         "train  1  1  0  none",
         "",
@@ -34,34 +34,34 @@ def test_a_partition_is_told_whole(address: str) -> None:
         "prev_lp  0  -  1",
         "train  0  -  0",
         "",
-        "task  time  serving  waits for producers  rows wait for it  waits by policy  idle",
+        "task  time  serving  waiting for producers  waiting for consumers  waiting by policy  idle",
         "prev_lp  ~  ~  ~  ~  ~  ~",
         "train  ~  ~  ~  ~  ~  ~",
     ]
 
 
-def test_a_partition_without_tasks_has_no_tables_of_them(address: str) -> None:
+def test_a_partition_without_tasks_has_only_the_table_of_fields(address: str) -> None:
     text = run("describe", "val", "-s", address)[1]
     assert read(text)[-2:] == ["field  kind  element type  row shape  per token  rows  size", "input_ids  0  0 B"]
 
 
-def test_it_is_told_where_rows_went_and_how_deliveries_ended(troubled: str) -> None:
+def test_removed_rows_and_ended_deliveries_are_counted_by_cause(troubled: str) -> None:
     lines = read(run("describe", "p", "-s", troubled)[1])
     assert "  put  3 rows, 48 B written" in lines
     assert "  removed  1 rows: consumed 1" in lines
-    assert "  also  dead after 2 deliveries" in lines
+    assert "  limit  2 deliveries of a row" in lines
     assert "train  1  1  0  0  0  1  ~" in lines
     assert "train  3  3  1  committed 1, released 2" in lines
 
 
-def test_json_output_is_for_programs(troubled: str) -> None:
+def test_json_output_has_the_same_figures(troubled: str) -> None:
     described = run_json("describe", "p", "-s", troubled)
     assert described["removed_rows"]["consumed"] == 1
     assert described["tasks"][0]["ended_deliveries"] == {"committed": 1, "released": 2}
     assert described["oldest_row_age_s"] >= 0
 
 
-def test_an_unknown_partition_is_named_and_the_exit_code_is_1(address: str) -> None:
+def test_an_unknown_partition_exits_with_1_and_its_name(address: str) -> None:
     code, text = run("describe", "tarin", "-s", address)
     assert code == 1
     assert "there is no partition 'tarin'" in text

@@ -1,4 +1,4 @@
-"""When a server is healthy, by what it says of itself."""
+"""When a server is healthy, judged by its status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUIET = ServerStatus(
         ({"waiting_claims": 500}, []),
         ({"memory_used_bytes": 1000}, []),
         ({"memory_used_bytes": 950, "waiting_puts": 2}, []),
-        ({"memory_used_bytes": 951, "waiting_puts": 2}, ["its memory is over 95 % full and 2 puts wait for space"]),
+        ({"memory_used_bytes": 951, "waiting_puts": 2}, ["memory is over 95 % full and 2 puts wait for space"]),
         ({"longest_put_wait_s": 30.0, "waiting_puts": 1}, []),
         ({"longest_put_wait_s": 30.5, "waiting_puts": 1}, ["a put has waited for space for 30 s"]),
         ({"rows": 98}, []),
@@ -38,7 +38,7 @@ QUIET = ServerStatus(
         ({"draining": True, "rows": 100}, ["it is draining", "it holds 100 of at most 100 rows"]),
     ],
 )
-def test_a_server_is_healthy_unless_it_says_otherwise(changes: dict[str, object], beginnings: list[str]) -> None:
+def test_a_server_is_unhealthy_for_these_reasons_only(changes: dict[str, object], beginnings: list[str]) -> None:
     health = health_of(replace(QUIET, **changes))  # type: ignore[arg-type]
     assert len(health.reasons) == len(beginnings)
     assert all(reason.startswith(begin) for reason, begin in zip(health.reasons, beginnings, strict=True))

@@ -1,4 +1,4 @@
-"""`dataplane sample`, `dead-letters` and `reset`: what became of rows, and how a task gets them again."""
+"""`dataplane sample`, `dead-letters` and `reset`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tests.client.cli.reading import run, run_json
 from dataplane_client import connect
 
 
-def test_a_sample_is_told_as_a_story(troubled: str) -> None:
+def test_a_sample_is_shown_with_its_history(troubled: str) -> None:
     code, text = run("sample", "p", "a", "-s", troubled)
     assert code == 0
     lines = text.splitlines()
-    assert lines[0].startswith("a is in p: generation ")
+    assert lines[0].startswith("sample a in partition p: generation ")
     assert lines[1:3] == ["fields: x", "tags: prompt='[red]7 :fire:'"]
     assert ["train", "dead", "2"] in [line.split() for line in lines]
-    events = lines[next(number for number, line in enumerate(lines) if line.startswith("ago")) + 1 :]
+    events = lines[next(number for number, line in enumerate(lines) if line.startswith("age ")) + 1 :]
     words = ["put", "claimed", "released", "claimed", "released", "dead_letter"]
     assert [line.split()[2] for line in events] == words
     assert "rollout-0" in events[0]
@@ -23,11 +23,11 @@ def test_a_sample_is_told_as_a_story(troubled: str) -> None:
     assert events[4].rstrip().endswith("out of [bold]memory")
 
 
-def test_a_sample_that_is_gone_still_has_its_story(troubled: str) -> None:
+def test_a_cleared_sample_still_has_its_history(troubled: str) -> None:
     code, text = run("sample", "p", "b", "-s", troubled)
     assert code == 0
     lines = text.splitlines()
-    assert lines[0] == "b is not in p any more"
+    assert lines[0] == "sample b is no longer in partition p"
     assert [line.split()[2] for line in lines[2:]] == ["put", "claimed", "committed", "cleared"]
 
 
@@ -36,14 +36,14 @@ def test_a_sample_of_a_reserved_group_is_shown_as_hidden(troubled: str) -> None:
         group = client.reserve_group("p", "prompt-7", ["g"])
         _, text = run("sample", "p", "g", "-s", troubled)
         group.abort()
-    assert "group: prompt-7, still reserved, so no claim sees it" in text.splitlines()
+    assert "group: prompt-7 (still reserved, so claims do not see it)" in text.splitlines()
     assert "fields: none yet" in text.splitlines()
 
 
-def test_a_sample_that_nobody_knows_is_named_and_the_exit_code_is_1(troubled: str) -> None:
-    code, text = run("sample", "p", "nobody", "-s", troubled)
+def test_an_unknown_sample_exits_with_1_and_its_name(troubled: str) -> None:
+    code, text = run("sample", "p", "unknown", "-s", troubled)
     assert code == 1
-    assert "partition 'p' has no sample 'nobody'" in text
+    assert "partition 'p' has no sample 'unknown'" in text
 
 
 def test_dead_letters_are_listed_with_their_last_reason(troubled: str) -> None:
@@ -52,21 +52,21 @@ def test_dead_letters_are_listed_with_their_last_reason(troubled: str) -> None:
     assert text.splitlines()[1].split() == ["a", "2", "out", "of", "[bold]memory"]
 
 
-def test_stories_and_dead_letters_as_json_are_for_programs(troubled: str) -> None:
-    story = run_json("sample", "p", "a", "-s", troubled)
-    assert (story["resident"], story["fields"], story["tags"]) == (True, ["x"], {"prompt": "[red]7 :fire:"})
-    assert story["tasks"] == [{"task": "train", "state": "dead", "deliveries": 2, "claim_id": ""}]
-    assert story["events"][-1]["what"] == "dead_letter"
+def test_json_output_of_samples_and_dead_letters(troubled: str) -> None:
+    sample = run_json("sample", "p", "a", "-s", troubled)
+    assert (sample["resident"], sample["fields"], sample["tags"]) == (True, ["x"], {"prompt": "[red]7 :fire:"})
+    assert sample["tasks"] == [{"task": "train", "state": "dead", "deliveries": 2, "claim_id": ""}]
+    assert sample["events"][-1]["what"] == "dead_letter"
     letters = run_json("dead-letters", "p", "train", "-s", troubled)
     assert letters == [{"sample_id": "a", "deliveries": 2, "reason": "out of [bold]memory"}]
 
 
-def test_a_dead_letter_that_is_reset_gets_another_chance(troubled: str) -> None:
+def test_a_reset_dead_letter_is_no_longer_listed(troubled: str) -> None:
     assert run("reset", "p", "train", "a", "-s", troubled) == (0, "rows reset: 1, claims fenced: 0\n")
     assert run("dead-letters", "p", "train", "-s", troubled) == (0, "no dead letters\n")
 
 
-def test_a_whole_task_is_reset_only_when_all_are_asked_for(troubled: str) -> None:
+def test_a_whole_task_is_reset_only_with_all(troubled: str) -> None:
     with connect(troubled) as client:
         client.claim("p", "train", ["x"], 1)
         code, text = run("reset", "p", "train", "-s", troubled)
@@ -76,7 +76,7 @@ def test_a_whole_task_is_reset_only_when_all_are_asked_for(troubled: str) -> Non
 
 
 @pytest.mark.parametrize("command", ["dead-letters", "reset"])
-def test_an_unknown_task_is_named_and_the_exit_code_is_1(troubled: str, command: str) -> None:
+def test_an_unknown_task_exits_with_1_and_its_name(troubled: str, command: str) -> None:
     code, text = run(command, "p", "trian", *(["--all"] if command == "reset" else []), "-s", troubled)
     assert code == 1
     assert "'trian'" in text

@@ -1,4 +1,4 @@
-"""What the command loads: little, since it is started anew for every look at a server. And how it ends."""
+"""The start of the command, which loads little because each command is a new process, and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 
 
 def loaded_by(*arguments: str) -> set[str]:
-    """The modules that the command loaded, as Python lists them when it is asked how long each took."""
+    """The modules that the command loaded, from Python's import times."""
     command = [sys.executable, "-X", "importtime", DATAPLANE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout
@@ -46,11 +46,11 @@ def test_a_command_loads_only_what_it_needs(address: str, arguments: list[str], 
         "import asyncio.events; asyncio.events.new_event_loop().close()",
     ],
 )
-def test_a_module_that_was_left_unloaded_is_loaded_when_it_is_used(use: str) -> None:
+def test_a_deferred_module_is_loaded_when_it_is_used(use: str) -> None:
     code = f"""
 import sys
-from dataplane_client.cli._unloaded import leave_unloaded
-leave_unloaded(["asyncio"])
+from dataplane_client.cli._start import defer_imports
+defer_imports(["asyncio"])
 import asyncio
 assert "asyncio.events" not in sys.modules
 {use}
@@ -59,11 +59,11 @@ assert "asyncio.events" in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_module_that_is_loaded_already_stays() -> None:
+def test_a_loaded_module_is_not_deferred() -> None:
     code = """
 import asyncio, sys
-from dataplane_client.cli._unloaded import leave_unloaded
-leave_unloaded(["asyncio"])
+from dataplane_client.cli._start import defer_imports
+defer_imports(["asyncio"])
 assert sys.modules["asyncio"] is asyncio
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -78,7 +78,7 @@ assert sys.modules["asyncio"] is asyncio
     ],
     ids=["answered", "wrong-usage", "no-server"],
 )
-def test_a_process_ends_with_the_code_of_its_command_and_has_written_all(
+def test_a_process_exits_with_the_code_of_its_command_after_writing_all_output(
     arguments: list[str], code: int, printed: str
 ) -> None:
     done = subprocess.run([DATAPLANE, *arguments], capture_output=True, text=True, check=False, timeout=60)
@@ -97,6 +97,6 @@ def test_help_names_the_exit_codes_of_status() -> None:
     lines = [line.strip() for line in text.splitlines()]
     assert [line for line in lines if line[:1].isdigit()][:3] == [
         "0  healthy",
-        "1  cannot be reached",
+        "1  not reachable",
         "2  wrong usage",
     ]

@@ -1,4 +1,4 @@
-"""`dataplane top` on real servers: rates, servers that go away, terminals, and how it ends."""
+"""`dataplane top` on real servers: rates, lost servers, terminals, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dataplane_server.testing import ServerThread
 DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 
 
-def test_screens_without_a_terminal_are_plain_text_below_each_other(address: str) -> None:
+def test_without_a_terminal_screens_follow_each_other_as_plain_text(address: str) -> None:
     code, text = run("top", "-s", address, "-n", "2", "-i", "0.1")
     assert code == 0
     head = [
@@ -40,17 +40,26 @@ def test_screens_without_a_terminal_are_plain_text_below_each_other(address: str
     assert read(text) == [*head, *first, *empty[0], *head, *second, *empty[1]]
 
 
-def test_a_server_that_is_not_there_is_told_on_every_screen() -> None:
+def test_an_unreachable_server_is_reported_on_every_screen() -> None:
     code, text = run("top", "-s", "unix:///nowhere/dataplane.sock", "-n", "2", "-i", "0.1")
     assert code == 0
-    assert text.count("unix:///nowhere/dataplane.sock  does not answer; trying again\n") == 2
+    assert text.count("unix:///nowhere/dataplane.sock  not reachable, retrying\n") == 2
 
 
 @contextmanager
 def watching(address: str) -> Iterator[subprocess.Popen[str]]:
-    """The command as a process that prints a line of JSON ten times a second."""
+    """The command as a process that prints a line of JSON ten times a second.
+
+    SIGINT has its default action in the process. A shell starts background jobs with SIGINT ignored, and a child
+    inherits an ignored signal, but not a handler.
+    """
     command = [DATAPLANE, "top", "-s", address, "-i", "0.1", "-o", "json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    with process:
         try:
             yield process
         finally:
@@ -58,7 +67,7 @@ def watching(address: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def seen(process: subprocess.Popen[str], *, reachable: bool) -> dict[str, Any]:
-    """The next line that says so."""
+    """The next line in which the server is reachable, or not."""
     assert process.stdout is not None
     for line in process.stdout:
         document: dict[str, Any] = json.loads(line)
@@ -67,7 +76,7 @@ def seen(process: subprocess.Popen[str], *, reachable: bool) -> dict[str, Any]:
     raise AssertionError("the command ended")
 
 
-def test_a_server_that_goes_away_and_comes_back_is_watched_on_until_ctrl_c(tmp_path: Path) -> None:
+def test_a_server_is_watched_across_a_restart_until_ctrl_c(tmp_path: Path) -> None:
     config = ServerConfig(listen=(f"unix://{tmp_path}/dataplane.sock",))
     server = ServerThread(config)
     with connect(server.addresses[0], transport="grpc") as client:
@@ -93,7 +102,7 @@ def test_a_server_that_goes_away_and_comes_back_is_watched_on_until_ctrl_c(tmp_p
     server.stop()
 
 
-def test_on_a_terminal_screens_take_the_place_of_one_another_and_what_was_there_before_comes_back(address: str) -> None:
+def test_on_a_terminal_screens_replace_each_other_and_the_former_contents_come_back(address: str) -> None:
     terminal, screen = pty.openpty()
     command = [DATAPLANE, "top", "-s", address, "-n", "2", "-i", "0.1"]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "40"}
@@ -107,7 +116,7 @@ def test_on_a_terminal_screens_take_the_place_of_one_another_and_what_was_there_
 
 
 def _all_of(terminal: int) -> str:
-    """What was written until the other end was closed, of which a terminal tells by an error."""
+    """All output until the other end closes the terminal, which reads as an error."""
     shown = b""
     try:
         while data := os.read(terminal, 1 << 16):

@@ -1,4 +1,4 @@
-"""The hook: who observes is told of each call, in order, and can harm none."""
+"""Observers are notified of each call in order, and their errors do not end calls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 Add = Callable[[observe.Observer], None]
 
 
-class Diary(observe.Observer):
-    """Writes down what it is told."""
+class Recorder(observe.Observer):
+    """Records its notifications."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[object, ...]] = []
@@ -39,7 +39,7 @@ class Faulty(observe.Observer):
 
 @pytest.fixture
 def add() -> Iterator[Add]:
-    """Observers for the length of a test."""
+    """Add observers until the end of the test."""
     added: list[observe.Observer] = []
 
     def add(observer: observe.Observer) -> None:
@@ -62,11 +62,11 @@ def make_a_call(*, retries: int = 0, fails: Exception | None = None) -> None:
         assert call.answered(7) == 7
 
 
-def test_a_call_is_told_from_its_beginning_to_its_end(add: Add) -> None:
-    diary = Diary()
-    add(diary)
+def test_an_observer_is_notified_from_the_beginning_of_a_call_to_its_end(add: Add) -> None:
+    recorder = Recorder()
+    add(recorder)
     make_a_call(retries=2)
-    assert diary.lines == [
+    assert recorder.lines == [
         ("began", "ListPartitions", "127.0.0.1:1"),
         ("retried", "gone"),
         ("retried", "gone"),
@@ -76,40 +76,40 @@ def test_a_call_is_told_from_its_beginning_to_its_end(add: Add) -> None:
 
 @pytest.mark.parametrize("error", [UnavailableError("gone"), ZeroDivisionError()], ids=["ours", "another"])
 def test_a_call_that_fails_ends_with_the_class_of_its_exception(add: Add, error: Exception) -> None:
-    diary = Diary()
-    add(diary)
+    recorder = Recorder()
+    add(recorder)
     with pytest.raises(type(error)) as caught:
         make_a_call(fails=error)
     assert caught.value is error
-    assert diary.lines[-1][1] == type(error).__name__
+    assert recorder.lines[-1][1] == type(error).__name__
 
 
-def test_every_observer_is_told_and_none_twice(add: Add) -> None:
-    one, other = Diary(), Diary()
-    for diary in (one, other, one):
-        add(diary)
+def test_every_observer_is_notified_once(add: Add) -> None:
+    one, other = Recorder(), Recorder()
+    for recorder in (one, other, one):
+        add(recorder)
     make_a_call()
     assert len(one.lines) == len(other.lines) == 2
 
 
-def test_one_that_was_removed_is_told_of_no_more_calls(add: Add) -> None:
-    diary = Diary()
-    add(diary)
-    observe.remove(diary)
-    observe.remove(diary)
+def test_a_removed_observer_is_not_notified(add: Add) -> None:
+    recorder = Recorder()
+    add(recorder)
+    observe.remove(recorder)
+    observe.remove(recorder)
     make_a_call(retries=1)
-    assert diary.lines == []
+    assert recorder.lines == []
 
 
-def test_an_observer_that_raises_is_dropped_and_the_call_goes_on(add: Add, caplog: pytest.LogCaptureFixture) -> None:
-    diary = Diary()
+def test_an_observer_that_raises_is_removed_and_the_call_goes_on(add: Add, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
     add(Faulty())
-    add(diary)
+    add(recorder)
     with caplog.at_level(logging.ERROR, "dataplane_client"):
         make_a_call()
         make_a_call()
     assert caplog.messages == ["observer_failed observer=Faulty error=ZeroDivisionError()"]
-    assert [line[0] for line in diary.lines] == ["began", "ended"] * 2
+    assert [line[0] for line in recorder.lines] == ["began", "ended"] * 2
 
 
 IDS = ["a", "b", "c"]
@@ -136,10 +136,10 @@ IDS = ["a", "b", "c"]
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, tuple) else "",
 )
-def test_a_call_tells_of_what_it_is(
+def test_a_call_has_the_partition_task_and_rows_of_its_messages(
     add: Add, request_: Any, response: object, attributes: tuple[str, str, int | None]
 ) -> None:
-    add(Diary())
+    add(Recorder())
     with begun("Verb", "127.0.0.1:1", request_) as call:
         call.answered(response)
     assert isinstance(call, observe.Call)

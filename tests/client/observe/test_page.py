@@ -1,4 +1,4 @@
-"""docs/observability.md: its tables are what the code does, and its examples run."""
+"""The tables of docs/observability.md match the code, and its examples run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 LEVELS = {"debug", "info", "warning", "error"}
 
 
-def test_the_examples_run_as_they_stand_one_after_the_other() -> None:
+def test_the_examples_run() -> None:
     code = "\n".join(f"exec({example!r}, {{}})" for example in EXAMPLES)  # one process: importing torch takes seconds
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
@@ -28,13 +28,13 @@ def test_the_examples_run_as_they_stand_one_after_the_other() -> None:
 
 
 def table(heading: str) -> dict[str, list[str]]:
-    """The other cells of each row of a table, by the code in its first cell."""
+    """The rows of a table: the other cells by the first cell."""
     rows = PAGE.split(f"| {heading} |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     return {first.strip("`"): rest for first, *rest in cells}
 
 
-def test_the_metrics_are_those_of_the_list() -> None:
+def test_the_table_of_metrics_matches_the_list() -> None:
     assert table("metric") == {
         metric.name: [metric.kind, ", ".join(metric.labels), metric.text] for metric in observe.CLIENT_METRICS
     }
@@ -45,18 +45,18 @@ def test_the_metrics_are_those_of_the_list() -> None:
     [("event of the client", "client/dataplane_client"), ("event of the server", "dataplane_server/dataplane_server")],
     ids=["client", "server"],
 )
-def test_the_events_are_those_that_the_sources_log(heading: str, package: str) -> None:
+def test_the_tables_of_events_match_the_sources(heading: str, package: str) -> None:
     logged = {event: [level, ", ".join(fields)] for event, level, fields in events_in(ROOT / package)}
     assert {event: cells[:2] for event, cells in table(heading).items()} == logged
 
 
-def test_no_field_of_the_client_is_named_as_an_attribute_that_every_record_has() -> None:
+def test_no_field_of_an_event_has_the_name_of_a_log_record_attribute() -> None:
     fields = {field for _, _, names in events_in(ROOT / "client" / "dataplane_client") for field in names}
     assert fields & {*vars(logging.makeLogRecord({})), "message", "asctime"} == set()
 
 
 def events_in(package: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Every event that is logged: its name, its level, its fields. What is not one of ours has no name."""
+    """Every event that is logged: its name, level and fields."""
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and path.name != "_log.py":

@@ -1,4 +1,4 @@
-"""A server of its own for every test, one nursery for all, and rows whose values say which row they are."""
+"""A server for each test, and rows whose values name the row."""
 
 from __future__ import annotations
 
@@ -14,19 +14,10 @@ from torch.nested import nested_tensor
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.loader import ClaimLoader
-from dataplane_client.loader._nursery import Nursery, nursery
 from dataplane_server.testing import running_server
 
 FIELDS = ["tokens", "number", "text"]
 GRACE_S = 1.0
-
-
-@pytest.fixture(scope="session")
-def shared_nursery() -> Iterator[Nursery]:
-    """The nursery of this process, kept from one test to the next, since it takes seconds to come up."""
-    shared = nursery()
-    yield shared
-    shared.close()
 
 
 @pytest.fixture
@@ -43,7 +34,7 @@ def client(address: str) -> Iterator[DataPlaneClient]:
 
 @pytest.fixture
 def announce(client: DataPlaneClient) -> Callable[[int], None]:
-    """Register partition p for so many rows."""
+    """Register partition p for this number of rows."""
 
     def register(num_samples: int) -> None:
         client.register_partition("p", [*FIELDS, "advantage"], num_samples, ["train"], per_token_fields=["tokens"])
@@ -53,7 +44,7 @@ def announce(client: DataPlaneClient) -> Callable[[int], None]:
 
 @pytest.fixture
 def put(client: DataPlaneClient) -> Callable[[Sequence[int]], None]:
-    """Put rows of these numbers: row 7 is s7, holds 7 wherever it holds anything, and has 1 + 7 % 5 tokens."""
+    """Put rows of these numbers: row 7 is s7, has 7 as all of its values, and 1 + 7 % 5 tokens."""
 
     def put_rows(numbers: Sequence[int]) -> None:
         tokens = nested_tensor([torch.full((1 + number % 5,), number) for number in numbers], layout=torch.jagged)
@@ -66,7 +57,7 @@ def put(client: DataPlaneClient) -> Callable[[Sequence[int]], None]:
 
 @pytest.fixture
 def fill(announce: Callable[[int], None], put: Callable[[Sequence[int]], None]) -> Callable[[int], None]:
-    """Announce and put rows 0 to count - 1."""
+    """Register partition p for count rows and put rows 0 to count - 1."""
 
     def announce_and_put(count: int) -> None:
         announce(count)
@@ -77,8 +68,8 @@ def fill(announce: Callable[[int], None], put: Callable[[Sequence[int]], None]) 
 
 
 @pytest.fixture
-def loader(address: str, shared_nursery: Nursery) -> Iterator[Callable[..., ClaimLoader]]:
-    """Loaders of partition p, which are closed at the end: the batch size, and settings by name."""
+def loader(address: str) -> Iterator[Callable[..., ClaimLoader]]:
+    """Make a loader of partition p by its batch size and settings; it is closed at the end of the test."""
     with contextlib.ExitStack() as closing:
 
         def make(batch_size: int, **settings: Any) -> ClaimLoader:
@@ -93,5 +84,5 @@ def loader(address: str, shared_nursery: Nursery) -> Iterator[Callable[..., Clai
 
 @pytest.fixture
 def claimed(client: DataPlaneClient) -> Callable[[], int]:
-    """How many rows of p are claimed now."""
+    """Returns how many rows of p are claimed."""
     return lambda: client.partition("p").task("train").claimed_rows

@@ -1,4 +1,4 @@
-"""Which rows a loop sees: each once, in full batches while rows are coming, to the last."""
+"""The rows that a loop sees: each once, in full batches while rows are coming, to the last."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 import torch
@@ -19,11 +18,10 @@ Loader = Callable[..., ClaimLoader]
 Rows = Callable[[int], None]
 Put = Callable[[Sequence[int]], None]
 Eventually = Callable[[Callable[[], object]], None]
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2], ids=["thread", "workers"])
 
 
 def numbers(batch: LoadedBatch) -> list[int]:
-    """The rows of a batch; all of their values are theirs, and padding is what it should be."""
+    """The numbers of a batch's rows, after a check of their values and padding."""
     found = [int(sample_id.removeprefix("s")) for sample_id in batch.meta.sample_ids]
     lengths = [1 + number % 5 for number in found]
     width = max(lengths)
@@ -35,17 +33,14 @@ def numbers(batch: LoadedBatch) -> list[int]:
     return found
 
 
-def is_waited_for(client: DataPlaneClient, is_so: bool) -> bool:
-    """Whether it is so that a claim waits."""
-    return is_so == (client.partition("p").task("train").waiting_claims > 0)
+def has_waiting_claim(client: DataPlaneClient) -> bool:
+    """Whether a claim waits on the server."""
+    return client.partition("p").task("train").waiting_claims > 0
 
 
-@pytest.mark.parametrize("num_workers", [0, 4])
-def test_each_of_10000_rows_comes_once_with_its_values(
-    fill: Rows, loader: Loader, client: DataPlaneClient, num_workers: int
-) -> None:
+def test_each_of_10000_rows_comes_once_with_its_values(fill: Rows, loader: Loader, client: DataPlaneClient) -> None:
     fill(10_000)
-    batches = list(loader(64, num_workers=num_workers, pad_value_dict={"tokens": -1}))
+    batches = list(loader(64, pad_value_dict={"tokens": -1}))
     seen = Counter(number for batch in batches for number in numbers(batch))
     assert seen == Counter(range(10_000))
     assert {delivery for batch in batches for delivery in batch.deliveries} == {1}
@@ -53,10 +48,9 @@ def test_each_of_10000_rows_comes_once_with_its_values(
     assert client.check_consumption_status("p", ["train"])
 
 
-@WORKERS
-def test_batches_are_full_until_the_last(fill: Rows, loader: Loader, num_workers: int) -> None:
+def test_batches_are_full_until_the_last(fill: Rows, loader: Loader) -> None:
     fill(10)
-    assert sorted(batch.meta.size for batch in loader(4, num_workers=num_workers)) == [2, 4, 4]
+    assert sorted(batch.meta.size for batch in loader(4)) == [2, 4, 4]
 
 
 def test_a_batch_is_not_cut_short_while_announced_rows_are_missing(announce: Rows, put: Put, loader: Loader) -> None:
@@ -70,7 +64,7 @@ def test_a_batch_is_not_cut_short_while_announced_rows_are_missing(announce: Row
     assert [batch.meta.size for batch in rows] == [4, 2]
 
 
-def test_the_last_rows_are_not_cut_into_pieces_while_enough_of_them_are_still_to_become_ready(
+def test_the_last_rows_are_not_split_while_enough_of_them_may_become_ready(
     announce: Rows,
     put: Put,
     loader: Loader,
@@ -82,13 +76,14 @@ def test_the_last_rows_are_not_cut_into_pieces_while_enough_of_them_are_still_to
     put(range(4))
     client.put_samples(["s0", "s1"], "p", {"advantage": torch.zeros(2)})
     sizes = threads.submit(lambda: [batch.meta.size for batch in loader(4, required_fields=["advantage"])])
-    for waiting in (True, False, True):  # a claim for all was not filled, and the one after it waits again
-        eventually(partial(is_waited_for, client, waiting))
+    eventually(lambda: has_waiting_claim(client))
+    eventually(lambda: not has_waiting_claim(client))  # the claim for a full batch has timed out
+    eventually(lambda: has_waiting_claim(client))
     client.put_samples(["s2", "s3"], "p", {"advantage": torch.zeros(2)})
     assert sizes.result(20) == [4]
 
 
-def test_rows_that_are_ready_come_also_when_those_that_would_fill_the_batch_never_do(
+def test_ready_rows_come_in_a_small_batch_when_the_missing_ones_never_become_ready(
     announce: Rows, put: Put, loader: Loader, client: DataPlaneClient
 ) -> None:
     announce(4)
@@ -106,13 +101,12 @@ def test_min_size_lets_smaller_batches_come_at_once(announce: Rows, put: Put, lo
     assert next(iter(loader(8, min_size=2))).meta.size == 3
 
 
-@WORKERS
 def test_the_loop_goes_on_until_rows_that_others_hold_are_consumed(
-    fill: Rows, loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor, num_workers: int
+    fill: Rows, loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     fill(8)
     other = client.claim("p", "train", [], 2)
-    rows = iter(loader(3, num_workers=num_workers))
+    rows = iter(loader(3))
     seen = [*next(rows).meta.sample_ids, *next(rows).meta.sample_ids]
     last = threads.submit(next, rows, None)
     assert not last.done()
@@ -123,7 +117,7 @@ def test_the_loop_goes_on_until_rows_that_others_hold_are_consumed(
     assert Counter([*seen, *batch.meta.sample_ids]) == Counter(f"s{number}" for number in range(8))
 
 
-def test_a_loop_that_is_not_to_end_waits_for_more_rows(fill: Rows, put: Put, loader: Loader) -> None:
+def test_without_until_consumed_a_loop_waits_for_more_rows(fill: Rows, put: Put, loader: Loader) -> None:
     fill(4)
     rows = iter(loader(4, until_consumed=False, idle_timeout_s=0.3))
     assert next(rows).meta.size == 4
@@ -133,43 +127,37 @@ def test_a_loop_that_is_not_to_end_waits_for_more_rows(fill: Rows, put: Put, loa
     assert next(rows).meta.size == 4
 
 
-@WORKERS
-def test_max_batches_ends_the_loop_with_everything_it_saw_committed_and_nothing_else_taken(
-    fill: Rows, loader: Loader, client: DataPlaneClient, num_workers: int
+def test_max_batches_ends_the_loop_with_its_batches_committed_and_nothing_else_claimed(
+    fill: Rows, loader: Loader, client: DataPlaneClient
 ) -> None:
     fill(100)
-    assert len(list(loader(8, max_batches=3, num_workers=num_workers))) == 3
+    assert len(list(loader(8, max_batches=3))) == 3
     status = client.partition("p").task("train")
     assert (status.consumed_rows, status.claimed_rows, status.untaken_rows) == (24, 0, 76)
 
 
-@WORKERS
 @pytest.mark.parametrize("layout", ["padded", "jagged"])
-def test_rows_come_in_the_layout_that_was_asked_for(fill: Rows, loader: Loader, layout: str, num_workers: int) -> None:
+def test_rows_come_in_the_layout_that_was_asked_for(fill: Rows, loader: Loader, layout: str) -> None:
     fill(6)
-    (batch,) = loader(6, layout=layout, num_workers=num_workers, pad_to_seqlen=9)
+    (batch,) = loader(6, layout=layout, pad_to_seqlen=9)
     tokens = batch.data["tokens"]
     assert tokens.is_nested == (layout == "jagged")
     assert layout == "jagged" or tokens.shape == (6, 9)
     assert sorted(int(row[0]) for row in tokens.unbind()) == list(range(6))
 
 
-@WORKERS
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_tensors_come_on_the_device_that_was_asked_for(
-    fill: Rows, loader: Loader, device: str, num_workers: int
-) -> None:
+def test_tensors_come_on_the_device_that_was_asked_for(fill: Rows, loader: Loader, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     fill(4)
-    (batch,) = loader(4, device=device, num_workers=num_workers, pad_value_dict={"tokens": -1})
+    (batch,) = loader(4, device=device, pad_value_dict={"tokens": -1})
     assert (batch.data["tokens"].device.type, tuple(batch.data["tokens"].shape)) == (device, (4, 4))
     assert batch.data["text"].tolist() == [{"number": number} for number in range(4)]
     if device == "cuda":
         assert numbers(batch) == [0, 1, 2, 3]
 
 
-@WORKERS
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -178,28 +166,24 @@ def test_tensors_come_on_the_device_that_was_asked_for(
     ],
     ids=["a pad value that does not fit", "a field that is not declared"],
 )
-def test_an_error_reaches_the_loop_and_the_rows_go_back(
+def test_an_error_reaches_the_loop_and_its_rows_are_released(
     fill: Rows,
     loader: Loader,
     claimed: Callable[[], int],
     settings: dict[str, object],
     error: type[Exception],
     message: str,
-    num_workers: int,
 ) -> None:
     fill(4)
-    rows = iter(loader(2, num_workers=num_workers, **settings))
-    for _ in range(2):  # asking again does not make it better
+    rows = iter(loader(2, **settings))
+    for _ in range(2):  # the error is raised again
         with pytest.raises(error, match=message):
             next(rows)
     rows.close()
     assert claimed() == 0
 
 
-@WORKERS
-def test_whole_groups_come_together_and_say_which_weights_made_them(
-    client: DataPlaneClient, loader: Loader, num_workers: int
-) -> None:
+def test_whole_groups_come_together_and_say_which_weights_made_them(client: DataPlaneClient, loader: Loader) -> None:
     client.register_partition("p", ["tokens", "number", "text"], 6, ["train"], 3)
     columns = {name: torch.zeros(3) for name in ("tokens", "number", "text")}
     for group in ("g", "h"):
@@ -209,7 +193,7 @@ def test_whole_groups_come_together_and_say_which_weights_made_them(
             reserved.commit(weight_version=8)
     groups = [
         (group.group_id, group.rows, group.start_weight_version, group.end_weight_version, batch.meta.sample_ids)
-        for batch in loader(1, whole_groups=True, num_workers=num_workers)
+        for batch in loader(1, whole_groups=True)
         for group in batch.groups
     ]
     assert sorted(groups) == [(group, 3, 7, 8, [f"{group}{number}" for number in range(3)]) for group in ("g", "h")]
@@ -221,7 +205,7 @@ def test_a_task_that_does_not_exist_is_an_error(client: DataPlaneClient, loader:
         next(iter(loader(1)))
 
 
-def test_a_copy_of_a_loader_loads_what_the_loader_would(fill: Rows, loader: Loader) -> None:
+def test_a_copy_of_a_loader_loads_the_same_task(fill: Rows, loader: Loader) -> None:
     fill(4)
     made = loader(2, pad_value_dict={"tokens": -1})
     for batch in made:
@@ -229,3 +213,8 @@ def test_a_copy_of_a_loader_loads_what_the_loader_would(fill: Rows, loader: Load
         break
     twin = copy.deepcopy(made)
     assert [number for batch in twin for number in numbers(batch)] == [2, 3]
+
+
+def test_worker_processes_are_refused_with_what_to_use_instead(loader: Loader) -> None:
+    with pytest.raises(ValueError, match=r"num_workers must be 0, got 2: .* torch\.utils\.data\.DataLoader"):
+        loader(4, num_workers=2)

@@ -1,4 +1,4 @@
-"""Spans and counters of one test, and a server that traces."""
+"""The spans and counters of a test, and a server that traces."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Spans = Callable[..., list[ReadableSpan]]
 
 @pytest.fixture(params=["tcp", "shm"])
 def way(request: pytest.FixtureRequest) -> str:
-    """The kind of socket does not show."""
+    """One kind of socket for each transport is enough here."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def exporter() -> InMemorySpanExporter:
-    """Of the global tracer provider, which can be set once in a process."""
+    """The exporter of the global tracer provider, which a process can set once."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
@@ -36,7 +36,7 @@ def exporter() -> InMemorySpanExporter:
 
 @pytest.fixture
 def spans(exporter: InMemorySpanExporter) -> Iterator[Spans]:
-    """Trace the calls of this test; the spans that have ended, by verb and kind."""
+    """Trace the calls of this test. Returns the spans that have ended, by verb and kind."""
     tracer = observe.trace_calls()
     exporter.clear()
 
@@ -57,7 +57,7 @@ def tracing_server(exporter: InMemorySpanExporter, listen: str) -> Iterator[Serv
 
 @pytest.fixture
 def registry() -> Iterator[CollectorRegistry]:
-    """A registry in which the calls of this test are counted."""
+    """A registry that counts the calls of this test."""
     registry = CollectorRegistry()
     counters = observe.count_calls(registry)
     yield registry

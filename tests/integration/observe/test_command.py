@@ -1,4 +1,4 @@
-"""`dataplane-server --tracing`: spans by the tracer provider that whoever starts it has set up."""
+"""`dataplane-server --tracing`: spans by the tracer provider of the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WITHOUT = "import sys; sys.modules['opentelemetry'] = None; "
 
 
 def server(code: str, *flags: str) -> subprocess.Popen[str]:
-    """The command's process, begun by other code first."""
+    """A process that runs this code, then the command."""
     arguments = [sys.executable, "-c", code + _SERVE, "--tracing", "--http=", "--memory=16MiB", *flags]
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -38,14 +38,14 @@ def test_a_call_is_one_trace_across_two_processes(tmp_path: Path, spans: Callabl
         out, errors = process.communicate(timeout=20)
     assert process.returncode == 0, errors
     lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    (told,) = [span for span in lines if span["name"].endswith("/ListPartitions")]
-    (asked,) = spans("ListPartitions")
-    assert told["parent_id"] == f"0x{asked.context.span_id:016x}"
-    assert told["context"]["trace_id"] == f"0x{asked.context.trace_id:032x}"
-    assert (told["kind"], told["attributes"]["dataplane.transport"]) == ("SpanKind.SERVER", "shm")
+    (server_span,) = [span for span in lines if span["name"].endswith("/ListPartitions")]
+    (client_span,) = spans("ListPartitions")
+    assert server_span["parent_id"] == f"0x{client_span.context.span_id:016x}"
+    assert server_span["context"]["trace_id"] == f"0x{client_span.context.trace_id:032x}"
+    assert (server_span["kind"], server_span["attributes"]["dataplane.transport"]) == ("SpanKind.SERVER", "shm")
 
 
-def test_without_a_provider_it_serves_and_says_that_spans_go_nowhere(tmp_path: Path) -> None:
+def test_without_a_provider_it_serves_and_warns_that_tracing_is_unconfigured(tmp_path: Path) -> None:
     with server("", f"--listen=unix://{tmp_path}/dataplane.sock") as process:
         connect(f"unix://{tmp_path}/dataplane.sock").close()
         process.terminate()
@@ -59,7 +59,7 @@ def test_without_a_provider_it_serves_and_says_that_spans_go_nowhere(tmp_path: P
     ]
 
 
-def test_without_opentelemetry_it_says_what_to_install_and_does_not_start() -> None:
+def test_without_opentelemetry_it_names_the_extra_and_exits() -> None:
     with server(_WITHOUT) as process:
         out, errors = process.communicate(timeout=20)
     text = "dataplane-server: --tracing needs opentelemetry-api: pip install 'rl-dataplane[tracing]'\n"

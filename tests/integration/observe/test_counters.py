@@ -1,4 +1,4 @@
-"""What a client counts of its calls, and what its log says of the server."""
+"""The metrics of a client's calls, and its log events about the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
     return registry.get_sample_value(f"dataplane_client_{name}", labels)
 
 
-def test_calls_are_counted_by_verb_way_and_outcome(
+def test_calls_are_counted_by_verb_transport_and_code(
     registry: CollectorRegistry, client: DataPlaneClient, transport: str
 ) -> None:
     client.register_partition("p", ["x"], 2, ["train"])
@@ -53,7 +53,7 @@ def test_calls_are_counted_by_verb_way_and_outcome(
 
 @pytest.mark.parametrize("layout", ["jagged", "padded"])
 @pytest.mark.parametrize("tokens", [10, 100_000])
-def test_bytes_are_those_of_the_values_however_they_are_read(
+def test_bytes_are_those_of_the_values_in_either_layout(
     registry: CollectorRegistry, client: DataPlaneClient, transport: str, layout: str, tokens: int
 ) -> None:
     client.register_partition("p", ["x"], 1, ["train"])
@@ -66,7 +66,7 @@ def test_bytes_are_those_of_the_values_however_they_are_read(
 async def test_clients_of_one_process_share_their_counters(
     registry: CollectorRegistry, client: DataPlaneClient, address: str, transport: str
 ) -> None:
-    observe.count_calls(registry)  # once more changes nothing
+    observe.count_calls(registry)  # a second call has no effect
     before = counted(registry, "GetServerStatus", transport)
     client.server_status()
     async with await aio.connect(address, transport=transport) as other:
@@ -80,7 +80,7 @@ def test_threads_lose_no_count(registry: CollectorRegistry, client: DataPlaneCli
     assert counted(registry, "ListPartitions", transport) == 200
 
 
-def test_sessions_that_live_are_counted(
+def test_open_sessions_are_counted(
     registry: CollectorRegistry, client: DataPlaneClient, eventually: Eventually
 ) -> None:
     before = value(registry, "sessions")
@@ -94,7 +94,7 @@ def test_sessions_that_live_are_counted(
     eventually(lambda: value(registry, "sessions") == before)
 
 
-def test_nothing_is_exported_that_the_list_does_not_have(registry: CollectorRegistry, client: DataPlaneClient) -> None:
+def test_the_exported_metrics_are_those_of_the_list(registry: CollectorRegistry, client: DataPlaneClient) -> None:
     client.register_partition("p", ["x"], 1, ["train"])
     client.put_samples(["a"], "p", {"x": torch.zeros(1)})
     exported = {family.name: family for family in registry.collect()}
@@ -106,7 +106,7 @@ def test_nothing_is_exported_that_the_list_does_not_have(registry: CollectorRegi
 
 
 @pytest.mark.parametrize("way", ["unix"])
-def test_attempts_are_counted_and_the_log_tells_of_the_server_once_each_way(
+def test_retries_are_counted_and_a_lost_and_found_server_is_logged_once_each(
     registry: CollectorRegistry, start_server: Start, listen: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "dataplane_client"), ThreadPoolExecutor(1) as thread:

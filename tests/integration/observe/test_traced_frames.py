@@ -1,4 +1,4 @@
-"""Requests of the same-host path that tell their trace, as bytes."""
+"""Frames of the same-host path that carry a trace context."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def way() -> str:
 
 @pytest.fixture
 def peer(tracing_server: ServerThread) -> Iterator[Peer]:
-    """One that has attached, to a server that says that it traces."""
+    """A peer that is attached to a server that traces."""
     peer = Peer(tracing_server.addresses[0].removeprefix("unix://") + FILE_SUFFIX)
     assert peer.call(pb.LOCAL_METHOD_ATTACH, b"", pb.AttachResponse).traces
     yield peer
@@ -39,7 +39,7 @@ def test_a_server_that_does_not_trace_says_so(address: str) -> None:
     peer.close()
 
 
-def test_the_trace_stands_before_the_message(peer: Peer, spans: Spans) -> None:
+def test_the_trace_context_precedes_the_message(peer: Peer, spans: Spans) -> None:
     peer.call(LIST | TRACED, f"00-{'a' * 32}-{'b' * 16}-01".encode(), RESPONSE)
     (span,) = spans("ListPartitions", SpanKind.SERVER)
     assert span.parent is not None
@@ -47,7 +47,7 @@ def test_the_trace_stands_before_the_message(peer: Peer, spans: Spans) -> None:
 
 
 @pytest.mark.parametrize("junk", [b"\xff" * 55, b"0" * 55, f"00-{'0' * 32}-{'b' * 16}-01".encode()])
-def test_what_is_no_trace_context_begins_a_trace_of_its_own(peer: Peer, spans: Spans, junk: bytes) -> None:
+def test_an_invalid_trace_context_begins_a_new_trace(peer: Peer, spans: Spans, junk: bytes) -> None:
     peer.call(LIST | TRACED, junk, RESPONSE)
     (span,) = spans("ListPartitions", SpanKind.SERVER)
     assert span.parent is None

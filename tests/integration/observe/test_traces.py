@@ -69,7 +69,7 @@ def test_the_server_continues_the_trace_of_the_caller(
     assert abs(server_span.start_time - client_span.start_time) < 1e9
 
 
-def test_a_span_tells_what_the_call_was_about(traced: DataPlaneClient, spans: Spans, transport: str) -> None:
+def test_a_span_has_the_attributes_of_its_call(traced: DataPlaneClient, spans: Spans, transport: str) -> None:
     put(traced, "a", "b", tokens=10)
     traced.claim("p", "train", ["x"], 2)
     common = {
@@ -86,7 +86,7 @@ def test_a_span_tells_what_the_call_was_about(traced: DataPlaneClient, spans: Sp
     assert claim_span.attributes == common | claimed
 
 
-def test_values_that_are_written_to_memory_are_one_call_of_the_client_and_two_of_the_server(
+def test_a_put_through_shared_memory_is_one_client_span_and_two_server_spans(
     traced: DataPlaneClient, spans: Spans, transport: str
 ) -> None:
     put(traced, "a", tokens=100_000)
@@ -96,7 +96,7 @@ def test_values_that_are_written_to_memory_are_one_call_of_the_client_and_two_of
     assert [parent_of(span) for span in finishing] == [context_of(client_span)] * len(finishing)
 
 
-def test_a_refusal_is_an_error_of_the_caller_and_none_of_the_server(
+def test_a_refusal_is_an_error_in_the_client_span_only(
     traced: DataPlaneClient, spans: Spans, eventually: Callable[[Callable[[], object]], None]
 ) -> None:
     with pytest.raises(NotFoundError) as caught:
@@ -130,7 +130,7 @@ def test_a_claim_links_to_the_puts_of_its_rows(traced: DataPlaneClient, spans: S
     assert [link.context.span_id for link in links] == [context_of(first)[1], context_of(second)[1]]
 
 
-def test_a_shard_links_to_them_too(traced: DataPlaneClient, spans: Spans) -> None:
+def test_a_shard_links_to_the_puts_of_its_rows(traced: DataPlaneClient, spans: Spans) -> None:
     put(traced, "a", "b", "c", "d")
     traced.claim_shard("p", "train", ["x"], 4, step=0, dp_rank=0, dp_world=2)
     assert linked(*spans("ClaimShard")) == {context_of(*spans("PutSamples")): 2}
@@ -144,7 +144,7 @@ def test_a_span_has_at_most_32_links(traced: DataPlaneClient, spans: Spans) -> N
     assert len(observe.producer_links(claim.meta)) == 32
 
 
-def test_who_writes_back_does_not_pass_for_the_producer(traced: DataPlaneClient, spans: Spans) -> None:
+def test_later_writes_do_not_change_the_linked_producer(traced: DataPlaneClient, spans: Spans) -> None:
     put(traced, "a", "b")
     claim = traced.claim("p", "train", ["x"], 2)
     claim.write({"y": torch.zeros(2)})
@@ -156,7 +156,7 @@ def test_who_writes_back_does_not_pass_for_the_producer(traced: DataPlaneClient,
     assert linked(spans("ClaimSamples")[-1]) == {context_of(producer): 2}
 
 
-def test_tags_of_the_caller_stay_and_one_of_this_name_is_the_callers(traced: DataPlaneClient, spans: Spans) -> None:
+def test_tags_of_the_caller_stay_including_its_own_traceparent(traced: DataPlaneClient, spans: Spans) -> None:
     mark = f"00-{'1' * 32}-{'2' * 16}-01"
     tags: list[dict[str, Tag]] = [{"weight_version": 7}, {"traceparent": mark}, {"traceparent": "not one"}]
     traced.put_samples(["a", "b", "c"], "p", {"x": torch.zeros(3)}, tags)
@@ -170,10 +170,10 @@ def test_tags_of_the_caller_stay_and_one_of_this_name_is_the_callers(traced: Dat
     }
 
 
-# -- who traces, and who does not --------------------------------------------------------------------------------------
+# -- only one side traces ----------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_does_not_trace_leaves_no_mark_and_begins_traces_at_the_server(
+def test_rows_of_an_untraced_client_have_no_mark_and_the_server_begins_the_trace(
     tracing_server: ServerThread, transport: str, spans: Spans
 ) -> None:
     observe.remove(observe.trace_calls())
@@ -187,7 +187,7 @@ def test_a_client_that_does_not_trace_leaves_no_mark_and_begins_traces_at_the_se
     assert server_span.parent is None
 
 
-def test_a_server_that_does_not_trace_serves_those_who_do(address: str, transport: str, spans: Spans) -> None:
+def test_an_untraced_server_serves_traced_clients(address: str, transport: str, spans: Spans) -> None:
     with connect(address, transport=transport) as client:
         client.register_partition("p", ["x"], 1, ["train"])
         put(client, "a")
@@ -197,7 +197,7 @@ def test_a_server_that_does_not_trace_serves_those_who_do(address: str, transpor
     assert spans("PutSamples", SpanKind.SERVER) == []
 
 
-def test_rows_of_a_trace_that_is_not_kept_are_not_marked(client: DataPlaneClient) -> None:
+def test_rows_of_an_unsampled_trace_are_not_marked(client: DataPlaneClient) -> None:
     tracer = observe.trace_calls(TracerProvider(sampler=ALWAYS_OFF))
     try:
         client.register_partition("p", ["x"], 1, ["train"])
@@ -207,7 +207,7 @@ def test_rows_of_a_trace_that_is_not_kept_are_not_marked(client: DataPlaneClient
         observe.remove(tracer)
 
 
-async def test_tasks_that_call_at_once_keep_their_traces_apart(
+async def test_concurrent_tasks_keep_their_traces_separate(
     tracing_server: ServerThread, transport: str, spans: Spans
 ) -> None:
     async with await aio.connect(tracing_server.addresses[0], transport=transport) as client:

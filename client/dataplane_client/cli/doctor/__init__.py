@@ -1,5 +1,5 @@
-"""`dataplane doctor`: what a client needs to work well from where it runs, checked one by one."""
+"""`dataplane doctor`: checks whether a client can work well from where the command runs."""
 
-from dataplane_client.cli.doctor._examination import examine
+from dataplane_client.cli.doctor._examine import examine
 
 __all__ = ["examine"]

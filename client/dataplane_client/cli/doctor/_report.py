@@ -1,20 +1,35 @@
-"""What all checks found, for people."""
+"""The result of a check, and the report of all checks as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from rich.text import Text
+from dataplane_client.cli._output import plain_table, print_text
+from dataplane_client.cli._text import plural
 
-from dataplane_client.cli._output import print_text
-from dataplane_client.cli._table import plain_table
-from dataplane_client.cli._words import plural
-from dataplane_client.cli.doctor._check import Check
+Outcome = Literal["ok", "warning", "problem"]
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
+@dataclass(frozen=True)
+class Check:
+    """The result of one check. With a problem a client does not work; with a warning it works worse than it could.
+
+    found: what the check found, one sentence. advice: what to change; empty if there is nothing to change.
+    """
+
+    name: str
+    outcome: Outcome
+    found: str
+    advice: str = ""
+
+
 def print_report(address: str, checks: Sequence[Check]) -> None:
+    from rich.text import Text
+
     table = plain_table("", "check", "found")
     for check in checks:
         table.add_row(Text(check.outcome, _STYLES[check.outcome]), check.name, check.found)

@@ -23,7 +23,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def socket(folder: Path) -> Iterator[Path]:
-    """The socket of a server whose rights are 0600, as are those of the one beside it."""
+    """The socket of a server. Its mode and that of the memory socket beside it are 0600."""
     path = folder / "dataplane.sock"
     server = ServerThread(ServerConfig(listen=(f"unix://{path}",), limits=Limits(memory_bytes=1 << 20)))
     for file in folder.iterdir():

@@ -1,4 +1,4 @@
-"""`dataplane doctor` on real servers: what it finds, and what it advises."""
+"""`dataplane doctor` on real servers: its findings and its advice."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def checks(document: dict[str, Any]) -> dict[str, dict[str, str]]:
     return {check["name"]: check for check in document["checks"]}
 
 
-def started(*listen: str, share_memory: bool = True) -> ServerThread:
+def start_server(*listen: str, share_memory: bool = True) -> ServerThread:
     limits = Limits(memory_bytes=1 << 20)
     return ServerThread(ServerConfig(listen=listen, share_memory=share_memory, limits=limits))
 
 
-def test_a_client_for_which_all_is_well_reads_so(socket: Path) -> None:
+def test_a_healthy_setup_has_no_problems(socket: Path) -> None:
     code, text = run("doctor", "-s", f"unix://{socket}")
     assert code == 0
     numbers = (r"\d[\d,]*(?:\.\d+)? [KMGT]iB(?= available)", r"(?<=limit  ).*", r"(?<=descriptors).*", r"(?<=clock).*")
@@ -52,18 +52,18 @@ def _clock_outcome(text: str) -> str:
     return next(line.split()[0] for line in text.splitlines() if " clock " in line)
 
 
-def test_looking_leaves_nothing_attached(socket: Path) -> None:
+def test_the_checks_open_no_session(socket: Path) -> None:
     for _ in range(3):
         run_json("doctor", "-s", f"unix://{socket}")
     with connect(f"unix://{socket}", transport="shm") as client:
         assert client.server_status().sessions == 0
 
 
-def test_a_server_that_is_not_there_is_a_problem_and_the_exit_code_is_1(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_a_problem_and_exits_with_1(tmp_path: Path) -> None:
     document = run_json("doctor", "-s", f"unix://{tmp_path}/dataplane.sock", code=1)
     found = checks(document)
     assert document["problems"] == 2
-    assert found["socket file"]["found"] == f"there is no {tmp_path}/dataplane.sock"
+    assert found["socket file"]["found"] == f"{tmp_path}/dataplane.sock does not exist"
     assert "mount the same volume" in found["socket file"]["advice"]
     assert found["memory socket"]["outcome"] == "warning"
     assert found["server"]["outcome"] == "problem"
@@ -73,25 +73,25 @@ def test_a_server_that_is_not_there_is_a_problem_and_the_exit_code_is_1(tmp_path
 
 def test_a_volume_that_is_not_mounted_is_named(tmp_path: Path) -> None:
     found = checks(run_json("doctor", "-s", f"unix://{tmp_path}/run/dataplane.sock", code=1))
-    assert found["socket file"]["found"] == f"there is no folder {tmp_path}/run"
+    assert found["socket file"]["found"] == f"folder {tmp_path}/run does not exist"
 
 
 def test_a_file_in_the_place_of_the_socket_is_named(tmp_path: Path) -> None:
     (tmp_path / "dataplane.sock").touch()
     found = checks(run_json("doctor", "-s", f"unix://{tmp_path}/dataplane.sock", code=1))
-    assert found["socket file"]["found"] == f"{tmp_path}/dataplane.sock is no socket"
+    assert found["socket file"]["found"] == f"{tmp_path}/dataplane.sock is not a socket"
 
 
 def test_a_server_that_shares_no_memory_is_a_warning() -> None:
-    server = started("127.0.0.1:0", share_memory=False)
+    server = start_server("127.0.0.1:0", share_memory=False)
     found = checks(run_json("doctor", "-s", server.addresses[0]))
     server.stop()
     assert found["shared memory"]["outcome"] == "warning"
     assert found["shared memory"]["found"] == "values travel over gRPC: the server shares no memory"
 
 
-def test_at_a_port_of_this_host_the_memory_is_found_too() -> None:
-    server = started("127.0.0.1:0")
+def test_shared_memory_is_found_through_a_port_of_this_host() -> None:
+    server = start_server("127.0.0.1:0")
     found = checks(run_json("doctor", "-s", server.addresses[0]))
     server.stop()
     assert found["shared memory"]["outcome"] == "ok"

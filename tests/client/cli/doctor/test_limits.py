@@ -1,4 +1,4 @@
-"""What doctor makes of limits: files as the kernel writes them, in a folder of the test's own."""
+"""The checks of limits, on files as the kernel writes them, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dataplane_client.cli.doctor._cgroup import GroupMemory, memory_of_group
-from dataplane_client.cli.doctor._descriptors import descriptor_check
-from dataplane_client.cli.doctor._memory_limits import host_memory_check, memory_limit_check
-from dataplane_client.cli.doctor._versions import version_check
+from dataplane_client.cli.doctor._host import (
+    GroupMemory,
+    check_descriptors,
+    check_host_memory,
+    check_memory_limit,
+    read_group_memory,
+)
+from dataplane_client.cli.doctor._server import check_versions
 from dataplane_client.descriptions import ServerStatus
 
 GIB = 1 << 30
@@ -40,7 +44,7 @@ V1_NONE = "9223372036854771712"
     ],
     ids=["v2", "v2-none", "v2-above", "v2-container", "v1", "v1-none", "no-files", "no-proc"],
 )
-def test_the_least_limit_on_the_way_to_the_root_counts(
+def test_the_smallest_limit_on_the_path_to_the_root_counts(
     tmp_path: Path, groups: str | None, files: dict[str, str], expected: GroupMemory
 ) -> None:
     if groups is not None:
@@ -50,7 +54,7 @@ def test_the_least_limit_on_the_way_to_the_root_counts(
         file = tmp_path / "cgroup" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    assert memory_of_group(tmp_path / "proc", tmp_path / "cgroup") == expected
+    assert read_group_memory(tmp_path / "proc", tmp_path / "cgroup") == expected
 
 
 @pytest.mark.parametrize(
@@ -61,8 +65,8 @@ def test_the_least_limit_on_the_way_to_the_root_counts(
         (GroupMemory(2 * GIB, GIB), "warning", "2.0 GiB for this process (1.0 GiB in use), an arena of 4.0 GiB"),
     ],
 )
-def test_a_client_whose_limit_is_smaller_than_the_arena_is_warned(group: GroupMemory, outcome: str, found: str) -> None:
-    check = memory_limit_check(4 * GIB, group)
+def test_a_memory_limit_below_the_size_of_the_arena_is_a_warning(group: GroupMemory, outcome: str, found: str) -> None:
+    check = check_memory_limit(4 * GIB, group)
     assert check.outcome == outcome
     assert check.found.startswith(found)
     assert bool(check.advice) == (outcome == "warning")
@@ -73,27 +77,27 @@ def test_a_client_whose_limit_is_smaller_than_the_arena_is_warned(group: GroupMe
     [
         ("MemTotal: 9000000 kB\nMemAvailable: 4194304 kB\n", "ok", "4.0 GiB available, the arena may take another 3.0"),
         ("MemAvailable: 1048576 kB\n", "warning", "1.0 GiB available, the arena may take another 3.0 GiB"),
-        ("MemTotal: 9000000 kB\n", "ok", "not known"),
+        ("MemTotal: 9000000 kB\n", "ok", "unknown"),
     ],
 )
-def test_a_host_that_has_less_than_the_arena_may_take_is_told(
+def test_a_host_with_less_memory_than_the_arena_may_take_is_a_warning(
     tmp_path: Path, meminfo: str, outcome: str, found: str
 ) -> None:
     (tmp_path / "meminfo").write_text(meminfo)
     status = ServerStatus("1", 4 * GIB, GIB, 0, 0.0, 0, 0, 0)
-    check = host_memory_check(status, tmp_path / "meminfo")
+    check = check_host_memory(status, tmp_path / "meminfo")
     assert (check.outcome, check.found[: len(found)]) == (outcome, found)
 
 
 def test_versions_that_differ_are_a_warning() -> None:
-    check = version_check("0.0.1")
+    check = check_versions("0.0.1")
     assert check.outcome == "warning"
     assert "server 0.0.1" in check.found
 
 
 @pytest.fixture
 def soft_limit() -> Iterator[Callable[[int], None]]:
-    """Sets how many descriptors this process may have, until the test is over."""
+    """Set the limit of file descriptors of this process until the end of the test."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield lambda limit: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -102,6 +106,6 @@ def soft_limit() -> Iterator[Callable[[int], None]]:
 @pytest.mark.parametrize(("limit", "outcome"), [(512, "warning"), (1024, "ok")])
 def test_few_file_descriptors_are_a_warning(soft_limit: Callable[[int], None], limit: int, outcome: str) -> None:
     soft_limit(limit)
-    check = descriptor_check()
+    check = check_descriptors()
     assert check.outcome == outcome
-    assert check.found.startswith(f"at most {limit:,} (may be raised to ")
+    assert check.found.startswith(f"limit {limit:,} (can be raised to ")

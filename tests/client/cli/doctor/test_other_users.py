@@ -1,4 +1,4 @@
-"""`dataplane doctor` in a pod whose containers run as different users: it tells who may not do what, and the remedy."""
+"""`dataplane doctor` as a user without rights, as in a pod whose containers run as different users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user"),
     pytest.mark.xdist_group("doctor_other_users"),
 ]
 
@@ -29,7 +29,7 @@ SITUATIONS = {
 
 @pytest.fixture(scope="module")
 def visits(socket: Path) -> dict[str, dict[str, Any]]:
-    """What one process was told in all situations."""
+    """The reports of one process in all situations."""
     command = [sys.executable, str(VISITOR), str(socket), *map(json.dumps, SITUATIONS.values())]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return dict(zip(SITUATIONS, map(json.loads, done.stdout.splitlines()), strict=True))
@@ -40,7 +40,7 @@ def check(visit: dict[str, Any], name: str) -> dict[str, str]:
     return found
 
 
-def test_who_may_not_connect_is_told_so(visits: dict[str, dict[str, Any]], socket: Path) -> None:
+def test_missing_rights_to_connect_are_a_problem(visits: dict[str, dict[str, Any]], socket: Path) -> None:
     visit = visits["no rights"]
     assert visit["code"] == 1
     assert check(visit, "server")["outcome"] == "problem"
@@ -49,7 +49,7 @@ def test_who_may_not_connect_is_told_so(visits: dict[str, dict[str, Any]], socke
     assert "--socket-mode 0660" in check(visit, "socket file")["advice"]
 
 
-def test_who_may_not_reach_the_memory_is_told_why_values_travel_over_grpc(
+def test_missing_rights_to_the_memory_are_the_reason_why_values_travel_over_grpc(
     visits: dict[str, dict[str, Any]], socket: Path
 ) -> None:
     visit = visits["no rights to the memory"]
@@ -58,18 +58,18 @@ def test_who_may_not_reach_the_memory_is_told_why_values_travel_over_grpc(
     file, abstract = shared["found"].split("; @rl-dataplane-")
     denied = f"permission denied on {socket}.local: owner 0:0, mode 0600; {PROCESS}"
     assert file == f"values travel over gRPC: {denied}"
-    assert abstract.endswith(f" serves the server's own user alone, and {PROCESS}")
+    assert abstract.endswith(f" serves only the server's own user, and {PROCESS}")
     assert "fsGroup" in shared["advice"]
 
 
-def test_who_is_in_the_group_of_the_sockets_reaches_the_memory(visits: dict[str, dict[str, Any]], socket: Path) -> None:
+def test_a_member_of_the_sockets_group_reaches_the_memory(visits: dict[str, dict[str, Any]], socket: Path) -> None:
     visit = visits["the group of the sockets"]
     assert visit["code"] == 0
     assert check(visit, "socket file")["found"] == f"{socket}: owner 0:4242, mode 0660"
     assert check(visit, "shared memory")["outcome"] == "ok"
 
 
-def test_who_may_not_enter_the_folder_is_told_which(visits: dict[str, dict[str, Any]], socket: Path) -> None:
+def test_a_folder_that_may_not_be_searched_is_named(visits: dict[str, dict[str, Any]], socket: Path) -> None:
     visit = visits["no rights to the folder"]
     assert visit["code"] == 1
-    assert f"{socket.parent} may not be searched" in check(visit, "socket file")["found"]
+    assert f"no permission to search {socket.parent}" in check(visit, "socket file")["found"]

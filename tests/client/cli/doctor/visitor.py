@@ -1,7 +1,6 @@
-"""Examines a server as another user, with rights of its files as each situation has them; run as root.
+"""Run `doctor` as another user, with the rights of the server's files changed for each situation. Needs root.
 
-The first argument is the path of the server's socket, each other one a situation as JSON. Prints a line of JSON for
-each.
+`python visitor.py SOCKET SITUATION...`, each situation as JSON. Prints the report of each as a line of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NOBODY = 65534
 
 @contextlib.contextmanager
 def as_nobody(group: int) -> Iterator[None]:
-    """Have the rights of a user without any, but in this group."""
+    """Have the rights of the user nobody in this group."""
     os.setgroups([])
     os.setegid(group)
     os.seteuid(NOBODY)
@@ -33,7 +32,7 @@ def as_nobody(group: int) -> Iterator[None]:
         os.setegid(0)
 
 
-def examined(address: str) -> dict[str, Any]:
+def run_doctor(address: str) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         code = examine(address, "json", 5.0)
     return {"code": code, **json.loads(printed.getvalue())}
@@ -44,11 +43,11 @@ def visit(path: Path, situation: dict[str, int]) -> dict[str, Any]:
         file.chmod(situation[right])
         os.chown(file, 0, situation["owner_group"])
     with as_nobody(situation["group"]):
-        return examined(f"unix://{path}")
+        return run_doctor(f"unix://{path}")
 
 
 if __name__ == "__main__":
     server = Path(sys.argv[1])
-    examined(f"unix://{server}")  # loads what the other user may have no right to read
+    run_doctor(f"unix://{server}")  # loads modules that the other user may not be able to read
     for argument in sys.argv[2:]:
         print(json.dumps(visit(server, json.loads(argument))))  # noqa: T201  # the answer

@@ -1,4 +1,4 @@
-"""How numbers are told to people."""
+"""Numbers as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def duration_text(seconds: float) -> str:
 
 
 def age_text(seconds: float | None) -> str:
-    """A time in which tenths of a second may matter; "-" for none."""
+    """A duration, with tenths of a second below 10 s; "-" for None."""
     if seconds is None:
         return "-"
     return f"{seconds:.1f} s" if seconds < 10 else duration_text(seconds)
@@ -33,7 +33,7 @@ def count_text(count: int | None) -> str:
 
 
 def rate_text(per_second: float | None, unit: float = 1.0) -> str:
-    """How many of a unit each second, to three digits or so; "-" where it is not known."""
+    """A rate in units a second, to about three digits; "-" for None."""
     if per_second is None:
         return "-"
     rate = per_second / unit
@@ -41,13 +41,13 @@ def rate_text(per_second: float | None, unit: float = 1.0) -> str:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Those that are not zero."""
+    """The counts that are not zero, with their names."""
     return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items() if count) or "none"
 
 
-def bar_text(part: float) -> str:
-    """A part of a whole, as a bar and in percent. Full only when it is: 99.9 % leaves a cell empty."""
-    shown = min(max(part, 0.0), 1.0)
+def bar_text(fraction: float) -> str:
+    """A fraction as a bar and in percent. The bar is full only at 1: 99.9 % leaves a cell empty."""
+    shown = min(max(fraction, 0.0), 1.0)
     cells = int(shown * _BAR_CELLS)
     return f"[{'#' * cells}{'.' * (_BAR_CELLS - cells)}] {int(shown * 100):3} %"
 

@@ -1,27 +1,27 @@
-"""How numbers are told to people."""
+"""Numbers as text."""
 
 from __future__ import annotations
 
 import pytest
 
-from dataplane_client.cli._words import age_text, bar_text, duration_text, rate_text, size_text
+from dataplane_client.cli._text import age_text, bar_text, duration_text, rate_text, size_text
 
 
 @pytest.mark.parametrize(
     ("size", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (5 << 40, "5.0 TiB")],
 )
-def test_sizes_carry_their_unit(size: int, text: str) -> None:
+def test_sizes_have_a_unit(size: int, text: str) -> None:
     assert size_text(size) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3.9, "3 s"), (61, "1 min 1 s"), (7322, "2 h 2 min")])
-def test_durations_carry_their_units(seconds: float, text: str) -> None:
+def test_durations_have_units(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "-"), (0.04, "0.0 s"), (9.94, "9.9 s"), (12.5, "12 s")])
-def test_short_ages_are_told_to_a_tenth_of_a_second(seconds: float | None, text: str) -> None:
+def test_short_ages_have_tenths_of_a_second(seconds: float | None, text: str) -> None:
     assert age_text(seconds) == text
 
 
@@ -34,8 +34,9 @@ def test_rates_have_about_three_digits(rate: float | None, unit: float, text: st
 
 
 @pytest.mark.parametrize(
-    ("part", "cells", "percent"), [(0, 0, "0"), (0.5, 10, "50"), (0.999, 19, "99"), (1, 20, "100"), (1.5, 20, "100")]
+    ("fraction", "cells", "percent"),
+    [(0, 0, "0"), (0.5, 10, "50"), (0.999, 19, "99"), (1, 20, "100"), (1.5, 20, "100")],
 )
-def test_a_bar_is_full_only_when_the_whole_is_used(part: float, cells: int, percent: str) -> None:
-    text = bar_text(part)
+def test_a_bar_is_full_only_at_100_percent(fraction: float, cells: int, percent: str) -> None:
+    text = bar_text(fraction)
     assert (text.count("#"), text.count("."), text.split()[-2]) == (cells, 20 - cells, percent)

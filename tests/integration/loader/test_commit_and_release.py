@@ -1,4 +1,4 @@
-"""What becomes of a batch: committed when the next one is asked for, given back when the loop fails."""
+"""When a loader commits a batch, and when it releases one."""
 
 from __future__ import annotations
 
@@ -16,39 +16,36 @@ from dataplane_client.loader import ClaimLoader
 Loader = Callable[..., ClaimLoader]
 Rows = Callable[[int], None]
 Eventually = Callable[[Callable[[], object]], None]
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2], ids=["thread", "workers"])
 
 
 @pytest.fixture
 def consumed(client: DataPlaneClient) -> Callable[[], int]:
-    """How many rows of p are consumed now."""
+    """Returns how many rows of p are consumed."""
     return lambda: client.partition("p").task("train").consumed_rows
 
 
 def fail(loader: ClaimLoader, at_hand: list[str]) -> None:
-    """Fail with the first batch at hand."""
+    """Raise an error while the first batch is current."""
     with loader:
         for batch in loader:
             at_hand += batch.meta.sample_ids
             raise ZeroDivisionError
 
 
-@WORKERS
 def test_a_batch_is_committed_when_the_next_one_is_asked_for(
-    fill: Rows, loader: Loader, consumed: Callable[[], int], num_workers: int
+    fill: Rows, loader: Loader, consumed: Callable[[], int]
 ) -> None:
     fill(12)
-    seen = [consumed() for _ in loader(4, num_workers=num_workers)]
+    seen = [consumed() for _ in loader(4)]
     assert seen == [0, 4, 8]
     assert consumed() == 12
 
 
-@WORKERS
-def test_columns_are_written_back_by_a_commit_that_takes_the_place_of_the_automatic_one(
-    fill: Rows, loader: Loader, client: DataPlaneClient, num_workers: int
+def test_a_commit_with_columns_replaces_the_automatic_commit(
+    fill: Rows, loader: Loader, client: DataPlaneClient
 ) -> None:
     fill(4)
-    for batch in loader(2, num_workers=num_workers):
+    for batch in loader(2):
         assert batch.commit({"advantage": batch.data["number"] * 10}) == 2
         with pytest.raises(PreconditionError, match="committed already"):
             batch.commit()
@@ -56,10 +53,9 @@ def test_columns_are_written_back_by_a_commit_that_takes_the_place_of_the_automa
     assert client.get_samples(ids, "p", ["advantage"])["advantage"].tolist() == [0, 10, 20, 30]
 
 
-@WORKERS
-def test_rows_that_the_loop_releases_come_again(fill: Rows, loader: Loader, num_workers: int) -> None:
+def test_rows_that_the_loop_releases_come_again(fill: Rows, loader: Loader) -> None:
     fill(2)
-    rows = iter(loader(2, num_workers=num_workers))
+    rows = iter(loader(2))
     first = next(rows)
     assert first.release(reason="not good enough") == 2
     (again,) = rows
@@ -67,12 +63,11 @@ def test_rows_that_the_loop_releases_come_again(fill: Rows, loader: Loader, num_
     assert again.fence > first.fence
 
 
-@WORKERS
-def test_the_rows_of_a_loop_that_fails_come_again_as_failed_and_those_claimed_ahead_as_untouched(
-    fill: Rows, loader: Loader, num_workers: int
+def test_a_failing_loop_releases_its_batch_as_failed_and_prefetched_rows_as_undelivered(
+    fill: Rows, loader: Loader
 ) -> None:
     fill(8)
-    failing = loader(2, num_workers=num_workers)
+    failing = loader(2)
     at_hand: list[str] = []
     with pytest.raises(ZeroDivisionError):
         fail(failing, at_hand)
@@ -92,7 +87,7 @@ def test_the_reason_of_a_failed_delivery_is_the_error_of_the_loop(loader: Loader
     assert [letter.reason for letter in client.dead_letters("p", "train")] == ["ZeroDivisionError"]
 
 
-def test_a_block_that_is_left_in_good_order_commits_what_is_at_hand(
+def test_a_block_that_ends_without_an_exception_commits_the_current_batch(
     fill: Rows, loader: Loader, consumed: Callable[[], int]
 ) -> None:
     fill(8)
@@ -102,7 +97,7 @@ def test_a_block_that_is_left_in_good_order_commits_what_is_at_hand(
     assert consumed() == 2
 
 
-def test_a_loop_that_is_left_outside_of_a_block_gives_its_rows_back(
+def test_a_loop_that_is_left_outside_of_a_block_releases_its_rows(
     fill: Rows, loader: Loader, client: DataPlaneClient
 ) -> None:
     fill(8)
@@ -112,12 +107,9 @@ def test_a_loop_that_is_left_outside_of_a_block_gives_its_rows_back(
     assert client.claim("p", "train", [], 8, timeout_s=0).meta.sample_ids[:2] == at_hand
 
 
-@WORKERS
-def test_closing_half_way_gives_everything_back_at_once(
-    fill: Rows, loader: Loader, client: DataPlaneClient, num_workers: int
-) -> None:
+def test_closing_releases_all_uncommitted_rows_at_once(fill: Rows, loader: Loader, client: DataPlaneClient) -> None:
     fill(100)
-    made = loader(4, num_workers=num_workers, client_options={"session_grace_s": 3600.0})
+    made = loader(4, client_options={"session_grace_s": 3600.0})
     rows = iter(made)
     used = [next(rows).meta.size for _ in range(3)][:-1]
     made.close()
@@ -126,17 +118,11 @@ def test_closing_half_way_gives_everything_back_at_once(
         next(rows)
 
 
-@WORKERS
 def test_closing_wakes_a_loop_that_waits(
-    announce: Rows,
-    loader: Loader,
-    threads: ThreadPoolExecutor,
-    client: DataPlaneClient,
-    eventually: Eventually,
-    num_workers: int,
+    announce: Rows, loader: Loader, threads: ThreadPoolExecutor, client: DataPlaneClient, eventually: Eventually
 ) -> None:
     announce(1)
-    made = loader(1, num_workers=num_workers)
+    made = loader(1)
     waiting = threads.submit(next, iter(made))
     eventually(lambda: client.partition("p").task("train").waiting_claims)
     made.close()
@@ -144,24 +130,22 @@ def test_closing_wakes_a_loop_that_waits(
         waiting.result(20)
 
 
-@WORKERS
-def test_no_more_is_claimed_ahead_than_was_asked_for(
-    fill: Rows, loader: Loader, claimed: Callable[[], int], eventually: Eventually, num_workers: int
+def test_no_more_than_prefetch_batches_are_claimed_ahead(
+    fill: Rows, loader: Loader, claimed: Callable[[], int], eventually: Eventually
 ) -> None:
     fill(200)
-    ahead = max(num_workers, 1) * 3 * 4
-    rows = iter(loader(4, prefetch=3, num_workers=num_workers))
+    rows = iter(loader(4, prefetch=3))
     most = 0
-    eventually(lambda: claimed() == ahead)
+    eventually(lambda: claimed() == 12)
     for _ in range(3):
         next(rows)
-        eventually(lambda: claimed() == ahead + 4)
+        eventually(lambda: claimed() == 12 + 4)
     for _ in rows:
         most = max(most, claimed())
-    assert 4 <= most <= ahead + 4
+    assert 4 <= most <= 12 + 4
 
 
-def test_a_batch_in_another_process_can_be_read_but_not_settled(fill: Rows, loader: Loader) -> None:
+def test_a_batch_in_another_process_can_be_read_but_neither_committed_nor_released(fill: Rows, loader: Loader) -> None:
     fill(2)
     rows = iter(loader(2))
     batch = next(rows)
@@ -169,7 +153,7 @@ def test_a_batch_in_another_process_can_be_read_but_not_settled(fill: Rows, load
     kept = (batch.meta, batch.claim_id, batch.fence, batch.deliveries)
     assert (twin.meta, twin.claim_id, twin.fence, twin.deliveries) == kept
     assert torch.equal(twin.data["tokens"], batch.data["tokens"])
-    with pytest.raises(PreconditionError, match=f"claim {batch.claim_id} was sent here from another process"):
+    with pytest.raises(PreconditionError, match=f"claim {batch.claim_id} was claimed by another process"):
         twin.commit()
     with pytest.raises(PreconditionError, match="another process"):
         twin.release()

@@ -1,4 +1,4 @@
-"""What moved between two looks at a server."""
+"""Rates between two snapshots of a server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dataplane_client.cli._flow import Look, PartitionFlow, flows
+from dataplane_client.cli._rates import PartitionRates, Snapshot, compute_rates
 from dataplane_client.descriptions import PartitionDescription, ServerStatus, TaskStatus
 
 TASK = TaskStatus(
@@ -40,16 +40,16 @@ PARTITION = PartitionDescription(
     read_bytes_total=10_000,
 )
 STATUS = ServerStatus("1", 1000, 500, rows=5, uptime_s=60.0, waiting_claims=0, waiting_puts=0, sessions=1)
-BEFORE = Look(1000.0, STATUS, (PARTITION,))
+BEFORE = Snapshot(1000.0, STATUS, (PARTITION,))
 
 
-def later(partition: PartitionDescription, *, seconds: float = 2.0, uptime_s: float | None = None) -> Look:
+def later(partition: PartitionDescription, *, seconds: float = 2.0, uptime_s: float | None = None) -> Snapshot:
     uptime_s = STATUS.uptime_s + seconds if uptime_s is None else uptime_s
-    return Look(BEFORE.at_s + seconds, replace(STATUS, uptime_s=uptime_s), (partition,))
+    return Snapshot(BEFORE.at_s + seconds, replace(STATUS, uptime_s=uptime_s), (partition,))
 
 
 def moved(partition: PartitionDescription) -> PartitionDescription:
-    """The same after 40 rows of 100 bytes were put, 20 read, and 10 consumed."""
+    """The partition after 40 rows of 100 bytes were put, 20 read, and 10 consumed."""
     task = replace(TASK, consumed_rows_total=TASK.consumed_rows_total + 10)
     return replace(
         partition,
@@ -60,46 +60,46 @@ def moved(partition: PartitionDescription) -> PartitionDescription:
     )
 
 
-def rates(flow: PartitionFlow) -> tuple[float | None, ...]:
-    return (flow.put_rows_per_s, flow.written_bytes_per_s, flow.read_bytes_per_s, flow.consumed_rows_per_s["train"])
+def rates(entry: PartitionRates) -> tuple[float | None, ...]:
+    return (entry.put_rows_per_s, entry.written_bytes_per_s, entry.read_bytes_per_s, entry.consumed_rows_per_s["train"])
 
 
 UNKNOWN = (None, None, None, None)
 
 
-def test_rates_are_differences_by_the_time_between_two_looks() -> None:
-    (flow,) = flows(BEFORE, later(moved(PARTITION)))
-    assert rates(flow) == (20.0, 2000.0, 1000.0, 5.0)
+def test_rates_are_differences_divided_by_the_time_between_two_snapshots() -> None:
+    (entry,) = compute_rates(BEFORE, later(moved(PARTITION)))
+    assert rates(entry) == (20.0, 2000.0, 1000.0, 5.0)
 
 
-def test_the_first_look_has_no_rates() -> None:
-    (flow,) = flows(None, BEFORE)
-    assert rates(flow) == UNKNOWN
+def test_the_first_snapshot_has_no_rates() -> None:
+    (entry,) = compute_rates(None, BEFORE)
+    assert rates(entry) == UNKNOWN
 
 
 def test_a_new_partition_has_no_rates() -> None:
-    assert [rates(flow) for flow in flows(replace(BEFORE, partitions=()), later(PARTITION))] == [UNKNOWN]
+    assert [rates(entry) for entry in compute_rates(replace(BEFORE, partitions=()), later(PARTITION))] == [UNKNOWN]
 
 
 def test_a_partition_that_is_gone_is_not_shown() -> None:
-    assert flows(BEFORE, replace(later(PARTITION), partitions=())) == []
+    assert compute_rates(BEFORE, replace(later(PARTITION), partitions=())) == []
 
 
 @pytest.mark.parametrize(("seconds", "uptime_s"), [(2.0, 0.5), (2.0, 60.0), (600.0, 300.0)])
 def test_after_a_restart_of_the_server_there_are_no_rates(seconds: float, uptime_s: float) -> None:
-    """Also when its counters have overtaken those of the server before, or it has been up for longer than that was."""
-    (flow,) = flows(BEFORE, later(moved(PARTITION), seconds=seconds, uptime_s=uptime_s))
-    assert rates(flow) == UNKNOWN
+    """Also if its counters or its uptime exceed those of the server before."""
+    (entry,) = compute_rates(BEFORE, later(moved(PARTITION), seconds=seconds, uptime_s=uptime_s))
+    assert rates(entry) == UNKNOWN
 
 
 @pytest.mark.parametrize("counter", ["rows_put_total", "written_bytes_total", "read_bytes_total"])
-def test_a_counter_that_went_back_tells_of_a_partition_that_was_registered_anew(counter: str) -> None:
+def test_a_partition_whose_counter_went_back_has_no_rates(counter: str) -> None:
     after = replace(moved(PARTITION), **{counter: 7})  # type: ignore[arg-type]
-    (flow,) = flows(BEFORE, later(after))
-    assert rates(flow) == UNKNOWN
+    (entry,) = compute_rates(BEFORE, later(after))
+    assert rates(entry) == UNKNOWN
 
 
 def test_a_task_whose_counter_went_back_has_no_rate_while_the_partition_has() -> None:
     after = replace(moved(PARTITION), tasks=(replace(TASK, consumed_rows_total=3),))
-    (flow,) = flows(BEFORE, later(after))
-    assert rates(flow) == (20.0, 2000.0, 1000.0, None)
+    (entry,) = compute_rates(BEFORE, later(after))
+    assert rates(entry) == (20.0, 2000.0, 1000.0, None)

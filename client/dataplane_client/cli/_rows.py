@@ -1,0 +1,97 @@
+"""`dataplane sample`, `dead-letters` and `reset`: the history of a row, rows that a task has given up, and retries."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+
+from dataplane_client.cli._options import Format
+from dataplane_client.cli._output import fail, plain_table, print_json, print_text
+from dataplane_client.cli._server import server_or_exit
+from dataplane_client.cli._text import age_text
+from dataplane_client.descriptions import (
+    DeadLetter,
+    SampleDescription,
+    SampleEvent,
+    SampleTask,
+    dead_letter,
+    sample_description,
+)
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+
+def show_sample(partition_id: str, sample_id: str, address: str, output: Format, timeout_s: float) -> None:
+    with server_or_exit(address, timeout_s) as server:
+        request = pb.GetSampleRequest(partition_id=partition_id, sample_id=sample_id)
+        described = sample_description(server.call("GetSample", request))
+    if not described.resident and not described.events:
+        fail(f"partition {partition_id!r} has no sample {sample_id!r}, and the server has no history of it")
+    if output == "json":
+        print_json(described)
+        return
+    print_text(*_sample_lines(partition_id, sample_id, described))
+    if described.tasks:
+        print_text(_task_table(described.tasks))
+    print_text(_event_table(described.events) if described.events else "no history")
+
+
+def show_dead_letters(partition_id: str, task: str, address: str, output: Format, timeout_s: float) -> None:
+    with server_or_exit(address, timeout_s) as server:
+        answer = server.call("ListDeadLetters", pb.ListDeadLettersRequest(partition_id=partition_id, task=task))
+    letters = [dead_letter(message) for message in answer.dead_letters]
+    if output == "json":
+        print_json(letters)
+        return
+    print_text(_dead_letter_table(letters) if letters else "no dead letters")
+
+
+def reset_task(partition_id: str, task: str, sample_ids: Sequence[str], address: str, timeout_s: float) -> None:
+    """Reset samples, or the whole task if sample_ids is empty."""
+    request = pb.ResetTaskRequest(
+        request_id=uuid.uuid4().hex,
+        partition_id=partition_id,
+        task=task,
+        sample_ids=sample_ids,
+        whole_task=not sample_ids,
+    )
+    with server_or_exit(address, timeout_s) as server:
+        done = server.call("ResetTask", request)
+    print_text(f"rows reset: {done.reset_rows:,}, claims fenced: {done.fenced_claims:,}")
+
+
+def _sample_lines(partition_id: str, sample_id: str, sample: SampleDescription) -> list[str]:
+    if not sample.resident:
+        return [f"sample {sample_id} is no longer in partition {partition_id}"]
+    tokens = "" if sample.sequence_length is None else f", {sample.sequence_length:,} tokens"
+    lines = [f"sample {sample_id} in partition {partition_id}: generation {sample.generation}{tokens}"]
+    if sample.group_id is not None:
+        hidden = " (still reserved, so claims do not see it)" if sample.hidden else ""
+        lines.append(f"group: {sample.group_id}{hidden}")
+    lines.append(f"fields: {', '.join(sample.fields) or 'none yet'}")
+    if sample.tags:
+        lines.append(f"tags: {', '.join(f'{key}={value!r}' for key, value in sample.tags.items())}")
+    return lines
+
+
+def _task_table(tasks: Iterable[SampleTask]) -> Table:
+    table = plain_table("task", "state", ">deliveries", "claim")
+    for task in tasks:
+        table.add_row(task.task, task.state, f"{task.deliveries:,}", task.claim_id)
+    return table
+
+
+def _event_table(events: Iterable[SampleEvent]) -> Table:
+    table = plain_table("age", "event", "client", "task", "claim", "fields", "reason")
+    for event in events:
+        fields = ", ".join(event.fields)
+        table.add_row(age_text(event.age_s), event.what, event.who, event.task, event.claim_id, fields, event.reason)
+    return table
+
+
+def _dead_letter_table(letters: Iterable[DeadLetter]) -> Table:
+    table = plain_table("sample", ">deliveries", "reason")
+    for letter in letters:
+        table.add_row(letter.sample_id, f"{letter.deliveries:,}", letter.reason)
+    return table
