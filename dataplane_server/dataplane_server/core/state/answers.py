@@ -83,7 +83,7 @@ class Answers:
 
 def _pack(put: PutResult) -> _PackedPut:
     generations = put.generations
-    begins = np.flatnonzero(np.diff(generations, prepend=-1) != 1)
+    begins = np.flatnonzero(np.diff(generations, prepend=generations[:1]) != 1)
     lengths = np.diff(begins, append=len(generations))
     return _PackedPut(put.created_rows, put.size_bytes, generations[begins], lengths)
 

@@ -34,7 +34,7 @@ class ReadyQueue:
         self._end += len(entries)
 
     def prepend(self, entries: Int64Array) -> None:
-        """PutSamples entries, in their order, ahead of all others."""
+        """Put entries, in their order, ahead of all others."""
         if self._head < len(entries):
             self._make_room(len(entries), 0)
         self._head -= len(entries)
