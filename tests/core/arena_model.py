@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from dataplane_server.core.rows.space import ALIGNMENT, Run
+from dataplane_server.core.calls.values import Run
+from dataplane_server.core.rows.space import ALIGNMENT
 
 
 class ArenaModel:

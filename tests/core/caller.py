@@ -4,44 +4,59 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls.messages import (
+from dataplane_server.core.calls import (
+    AbandonRequest,
+    AbortGroup,
+    AdoptClaim,
+    Advance,
     Balance,
-    ClaimRequest,
+    BeginRead,
+    Call,
+    ClaimSamples,
+    ClaimShard,
     ClearResult,
-    Commit,
+    ClearSamples,
+    CommitClaim,
     CommitResult,
     Definition,
     Effect,
+    FinishGroup,
+    FinishWrite,
     Grant,
     GroupAborted,
     GroupFinished,
+    Int64Array,
+    OpenSession,
     PartitionInfo,
-    Put,
     PutResult,
+    PutSamples,
     ReadPlan,
+    RegisterPartition,
+    ReleaseClaim,
     ReleaseResult,
     Reservation,
-    Reserve,
     Reserved,
+    ReserveGroup,
     ResetResult,
+    ResetTask,
     SampleTask,
-    SessionDied,
-    ShardRequest,
+    SessionExpired,
+    Tags,
     TaskInfo,
     Totals,
-    Waiting,
 )
-from dataplane_server.core.calls.columns import ColumnSpec, Int64Array, Shape
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.rows.row_table import Tags
+from dataplane_server.core.plane import DataPlane
 
 BYTES = Shape("jagged", "uint8", ())
+A = TypeVar("A")
 
 
 class Caller:
@@ -56,6 +71,9 @@ class Caller:
         self._requests += 1
         return f"request-{self._requests}"
 
+    def apply(self, call: Call[A]) -> A:
+        return self.plane.apply(call, self.now)
+
     def register(
         self,
         fields: Sequence[str] = ("a", "b"),
@@ -64,7 +82,7 @@ class Caller:
         **more: object,
     ) -> PartitionInfo:
         definition = Definition(partition_id, tuple(fields), tuple(tasks), **more)  # type: ignore[arg-type]
-        return self.plane.register_partition(self.request_id(), definition, self.now)
+        return self.apply(RegisterPartition(self.request_id(), definition))
 
     def put_call(
         self,
@@ -77,22 +95,19 @@ class Caller:
         partition_id: str = "p",
         generations: Int64Array | None = None,
         **more: object,
-    ) -> Put:
+    ) -> PutSamples:
         """A put of byte columns, jagged, of the given lengths, and of the other columns."""
         jagged = [ColumnSpec(name, BYTES, int64(of_rows)) for name, of_rows in (lengths or {}).items()]
         given = None if sequence_lengths is None else int64(sequence_lengths)
         of_call = (self.request_id(), partition_id, sample_ids, [*jagged, *columns], tags, given, generations)
-        return Put(*of_call, **more)  # type: ignore[arg-type]
-
-    def begin_put(self, put: Put) -> Reservation | Waiting | PutResult:
-        return self.plane.begin_put(put, self.now)
+        return PutSamples(*of_call, **more)  # type: ignore[arg-type]
 
     def finish(self, ticket: int) -> PutResult | CommitResult:
-        return self.plane.finish(ticket, self.now)
+        return self.apply(FinishWrite(ticket))
 
-    def put(self, put: Put) -> PutResult:
+    def put(self, put: PutSamples) -> PutResult:
         """Begin and finish a put that has room at once."""
-        reservation = self.begin_put(put)
+        reservation = self.apply(put)
         assert isinstance(reservation, Reservation)
         result = self.finish(reservation.ticket)
         assert isinstance(result, PutResult)
@@ -112,17 +127,14 @@ class Caller:
         partition_id: str = "p",
         consume: bool = False,
         **more: object,
-    ) -> ClaimRequest:
+    ) -> ClaimSamples:
         least = batch_size if min_size is None else min_size
         of_call = (self.request_id(), partition_id, task, required_fields, batch_size, least, consume)
-        return ClaimRequest(*of_call, **more)  # type: ignore[arg-type]
-
-    def claim(self, request: ClaimRequest) -> Grant | Waiting:
-        return self.plane.claim(request, self.now)
+        return ClaimSamples(*of_call, **more)  # type: ignore[arg-type]
 
     def take(self, *required_fields: str, **more: object) -> Grant:
         """Claim rows that are there."""
-        grant = self.claim(self.claim_call(*required_fields, **more))  # type: ignore[arg-type]
+        grant = self.apply(self.claim_call(*required_fields, **more))  # type: ignore[arg-type]
         assert isinstance(grant, Grant)
         return grant
 
@@ -136,43 +148,40 @@ class Caller:
         min_size: int | None = None,
         balance: Balance = "rows",
         **more: object,
-    ) -> ShardRequest:
+    ) -> ClaimShard:
         least = batch_size if min_size is None else min_size
         of_step = (step, dp_rank, dp_world, required_fields, batch_size, least, balance)
-        return ShardRequest(self.request_id(), "p", "train", *of_step, **more)  # type: ignore[arg-type]
-
-    def claim_shard(self, request: ShardRequest) -> Grant | Waiting:
-        return self.plane.claim_shard(request, self.now)
+        return ClaimShard(self.request_id(), "p", "train", *of_step, **more)  # type: ignore[arg-type]
 
     def take_shard(self, *required_fields: str, **more: object) -> Grant:
         """Claim a shard of rows that are there."""
-        grant = self.claim_shard(self.shard_call(*required_fields, **more))  # type: ignore[arg-type]
+        grant = self.apply(self.shard_call(*required_fields, **more))  # type: ignore[arg-type]
         assert isinstance(grant, Grant)
         return grant
 
     def commit(self, claim_id: str) -> CommitResult:
-        result = self.plane.begin_commit(Commit(self.request_id(), claim_id), self.now)
+        result = self.apply(CommitClaim(self.request_id(), claim_id))
         assert isinstance(result, CommitResult)
         return result
 
-    def commit_call(self, claim_id: str, lengths: Mapping[str, Sequence[int]]) -> Commit:
+    def commit_call(self, claim_id: str, lengths: Mapping[str, Sequence[int]]) -> CommitClaim:
         columns = [ColumnSpec(name, BYTES, int64(of_rows)) for name, of_rows in lengths.items()]
-        return Commit(self.request_id(), claim_id, columns)
+        return CommitClaim(self.request_id(), claim_id, columns)
 
     def write_back(self, claim_id: str, sample_ids: Sequence[str], lengths: Mapping[str, Sequence[int]]) -> PutResult:
         return self.put(self.put_call(sample_ids, lengths, claim_id=claim_id))
 
     def release(self, claim_id: str, *, delay_s: float = 0.0, reason: str = "") -> ReleaseResult:
-        return self.plane.release_claim(self.request_id(), claim_id, self.now, delay_s=delay_s, reason=reason)
+        return self.apply(ReleaseClaim(self.request_id(), claim_id, delay_s, reason))
 
     def abandon_request(self, claim_request_id: str) -> ReleaseResult:
-        return self.plane.abandon_request(self.request_id(), claim_request_id, self.now)
+        return self.apply(AbandonRequest(self.request_id(), claim_request_id))
 
     def adopt(self, claim_id: str, session_id: str) -> None:
-        self.plane.adopt_claim(self.request_id(), claim_id, session_id, self.now)
+        self.apply(AdoptClaim(self.request_id(), claim_id, session_id))
 
     def reset(self, sample_ids: Sequence[str] | None = None, task: str = "train") -> ResetResult:
-        return self.plane.reset_task(self.request_id(), "p", task, sample_ids, self.now)
+        return self.apply(ResetTask(self.request_id(), "p", task, sample_ids))
 
     def clear(
         self,
@@ -180,28 +189,26 @@ class Caller:
         partition_id: str = "p",
         generations: Int64Array | None = None,
     ) -> ClearResult:
-        request_id = self.request_id()
-        return self.plane.clear_samples(request_id, partition_id, sample_ids, self.now, generations=generations)
+        return self.apply(ClearSamples(self.request_id(), partition_id, sample_ids, generations))
 
     def open_session(self, grace_s: float | None = None) -> str:
         """The id of a new session."""
-        return self.plane.open_session("", "client", grace_s, self.now).session_id
+        return self.apply(OpenSession("", "client", grace_s)).session_id
 
     def pass_time(self, seconds: float) -> list[Effect]:
         """Let time pass, and what is due by then happen. What callers that wait were told."""
         self.now += seconds
-        self.plane.advance(self.now)
-        return [effect for effect in self.plane.take_effects() if not isinstance(effect, SessionDied)]
+        self.apply(Advance())
+        return [effect for effect in self.plane.take_effects() if not isinstance(effect, SessionExpired)]
 
     def reserve(self, group_id: str, sample_ids: Sequence[str], session_id: str = "", **more: object) -> Reserved:
-        request = Reserve(self.request_id(), "p", group_id, sample_ids, session_id, **more)  # type: ignore[arg-type]
-        return self.plane.reserve_group(request, self.now)
+        return self.apply(ReserveGroup(self.request_id(), "p", group_id, sample_ids, session_id, **more))  # type: ignore[arg-type]
 
     def finish_group(self, reservation_id: str, weight_version: int | None = None) -> GroupFinished:
-        return self.plane.finish_group(self.request_id(), reservation_id, weight_version, self.now)
+        return self.apply(FinishGroup(self.request_id(), reservation_id, weight_version))
 
     def abort_group(self, reservation_id: str, reason: str = "") -> GroupAborted:
-        return self.plane.abort_group(self.request_id(), reservation_id, reason, self.now)
+        return self.apply(AbortGroup(self.request_id(), reservation_id, reason))
 
     def put_group(self, group_id: str, sample_ids: Sequence[str], *fields: str) -> str:
         """A group that is finished, with a byte in each of the fields of each row; the id of its reservation."""
@@ -222,7 +229,7 @@ class Caller:
         return next(one for one in resident.tasks if one.task == task)
 
     def read(self, sample_ids: Sequence[str], *fields: str) -> ReadPlan:
-        return self.plane.begin_read("p", sample_ids, fields)
+        return self.apply(BeginRead("p", sample_ids, fields))
 
     @property
     def used(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from dataplane_server.core.calls.messages import ClaimRequest, Definition, Put
+from dataplane_server.core.calls import ClaimSamples, Definition, PutSamples
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 
@@ -56,24 +56,24 @@ def columns(draw: st.DrawFn, n_rows: int, names: Sequence[str]) -> list[ColumnSp
 
 
 @st.composite
-def puts(draw: st.DrawFn) -> Put:
+def puts(draw: st.DrawFn) -> PutSamples:
     """Without request_id."""
     ids = draw(sample_ids)
     lengths = draw(st.lists(_lengths, min_size=len(ids), max_size=len(ids)))
     specs = _columns(draw, draw(_put_fields), lengths)
     tags = draw(st.none() | st.lists(_tags, min_size=len(ids), max_size=len(ids)))
     given = draw(st.sampled_from([None, None, lengths, [-1] * len(ids), [7] * len(ids)]))
-    return Put("", draw(partition_ids), ids, specs, tags, None if given is None else np.array(given, np.int64))
+    return PutSamples("", draw(partition_ids), ids, specs, tags, None if given is None else np.array(given, np.int64))
 
 
 @st.composite
-def claim_requests(draw: st.DrawFn) -> ClaimRequest:
+def claim_requests(draw: st.DrawFn) -> ClaimSamples:
     """Without request_id."""
     batch_size = draw(st.integers(1, 4))
     min_size = draw(st.integers(1, batch_size))
     task = draw(st.sampled_from(TASKS * 4 + ("nobody",) + TASKS * 4))
     fields = draw(st.sampled_from([("a",), (), ("a", "b"), ("b", "a"), ("b",), ("o",), ("c",)]))
-    return ClaimRequest("", draw(partition_ids), task, fields, batch_size, min_size, draw(st.integers(0, 3)) == 0)
+    return ClaimSamples("", draw(partition_ids), task, fields, batch_size, min_size, draw(st.integers(0, 3)) == 0)
 
 
 def _columns(draw: st.DrawFn, names: Sequence[str], lengths: Sequence[int]) -> list[ColumnSpec]:

@@ -8,40 +8,54 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.core.arena_model import ArenaModel, cut
 from tests.core.partition_model import Claim, PartitionModel, Read, Value, Write, check_grant, entry_bytes, row_entries
 
-from dataplane_server.core.calls.messages import (
+from dataplane_server.core.calls import (
+    AbandonClaim,
+    AbortWrite,
     Admitted,
-    ClaimRequest,
+    BeginRead,
+    Call,
+    ClaimSamples,
     ClearResult,
-    Commit,
+    ClearSamples,
+    CommitClaim,
     CommitResult,
     Definition,
+    Drain,
+    DropPartition,
     DropResult,
     Effect,
+    EndRead,
     Failed,
+    FinishWrite,
+    GiveUpClaim,
+    GiveUpWrite,
     Grant,
     Granted,
-    Put,
+    PartitionInfo,
     PutResult,
+    PutSamples,
     ReadPlan,
+    RegisterPartition,
+    ReleaseClaim,
     ReleaseResult,
     Reservation,
     Totals,
     Waiting,
 )
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.plane import DataPlane
 
 
 @dataclass(eq=False)
 class Answer:
-    call: Callable[[float], object]
+    call: Call[object]
     text: str
     at: float
 
@@ -54,7 +68,7 @@ class ModelledPlane:
         self.partitions: dict[str, PartitionModel] = {}
         self.writes: dict[int, Write] = {}
         self.queue: list[int] = []  # tickets of writes that wait for room, those in the name of claims first
-        self.waiting: dict[int, ClaimRequest] = {}  # by ticket, longest waiting first
+        self.waiting: dict[int, ClaimSamples] = {}  # by ticket, longest waiting first
         self.claims: dict[str, Claim] = {}
         self.claim_ids: list[str] = []  # ever handed out
         self.fenced: set[str] = set()  # ended by the server
@@ -72,10 +86,10 @@ class ModelledPlane:
         self._requests += 1
         return f"r{self._requests}"
 
-    def _call(self, method: Callable[..., object], *args: object) -> object:
+    def _call(self, call: Call[object]) -> object:
         """The answer, or the refusal; effects go to one queue for each kind."""
         try:
-            outcome = method(*args)
+            outcome = self.plane.apply(call, self.now)
         except Refusal as refusal:
             outcome = refusal
         for effect in self.plane.take_effects():
@@ -89,14 +103,14 @@ class ModelledPlane:
         assert not isinstance(outcome, Refusal) or outcome.reason in reasons, (outcome, reasons)
         return refused
 
-    def _remember(self, request_id: str, answer: object, call: Callable[[float], object]) -> None:
+    def _remember(self, request_id: str, answer: object, call: Call[object]) -> None:
         self._answers[request_id] = Answer(call, repr(answer), self.now)
 
     def remembered(self) -> list[Answer]:
         return [answer for answer in self._answers.values() if self.now - answer.at <= self.limits.remember_s]
 
     def repeat(self, answer: Answer) -> None:
-        assert repr(self._call(answer.call, self.now)) == answer.text
+        assert repr(self._call(answer.call)) == answer.text
 
     def _expect_failed(self, ticket: int, reasons: set[Reason]) -> None:
         failed = self._effects[Failed].popleft()
@@ -108,8 +122,7 @@ class ModelledPlane:
         """Everything that can be asked is as the model says."""
         assert not any(self._effects.values()), "callers were told something that nobody expected"
         for partition_id, partition in self.partitions.items():
-            waiting = Counter(self.waiting[ticket].task for ticket in self._waiting_on(partition_id))
-            assert self.plane.partition_info(partition_id) == partition.info(waiting)
+            assert self.plane.partition_info(partition_id) == self._info(partition_id)
             if tasks := partition.definition.tasks:
                 assert self.plane.consumption(partition_id, tasks).consumed == partition.is_consumed
         counts = (len(self.partitions), self._rows(), len(self.claims), len(self.waiting), len(self.queue))
@@ -120,6 +133,10 @@ class ModelledPlane:
             assert self.arena.copy_out(read.runs) == read.data
         self.plane.check_invariants()
 
+    def _info(self, partition_id: str) -> PartitionInfo:
+        waiting = Counter(self.waiting[ticket].task for ticket in self._waiting_on(partition_id))
+        return self.partitions[partition_id].info(waiting)
+
     def _rows(self) -> int:
         return sum(len(partition.rows) for partition in self.partitions.values())
 
@@ -127,12 +144,14 @@ class ModelledPlane:
 
     def register(self, definition: Definition) -> None:
         request_id, partition_id = self.request_id(), definition.partition_id
-        outcome = self._call(self.plane.register_partition, request_id, definition, self.now)
+        call = RegisterPartition(request_id, definition)
+        outcome = self._call(call)
         partition = self.partitions.get(partition_id)
         if self._refused(outcome, partition.refuses(definition) if partition else set()):
             return
         if partition is None:
             self.partitions[partition_id] = PartitionModel(definition)
+            assert outcome == self._info(partition_id)
         else:
             partition.redefine(definition)
             self._end_claims_on(partition)
@@ -140,16 +159,17 @@ class ModelledPlane:
                 if reasons := partition.why_not_claim(self.waiting[ticket]):
                     self._expect_failed(ticket, reasons)
                     del self.waiting[ticket]
+            assert outcome == self._info(partition_id)
             self._expect_grants(partition_id)
-        assert outcome == self.plane.partition_info(partition_id)
-        self._remember(request_id, outcome, lambda now: self.plane.register_partition(request_id, definition, now))
+        self._remember(request_id, outcome, call)
 
     def drop(self, partition_id: str) -> None:
         request_id = self.request_id()
-        outcome = self._call(self.plane.drop_partition, request_id, partition_id, self.now)
+        call = DropPartition(request_id, partition_id)
+        outcome = self._call(call)
         partition = self.partitions.pop(partition_id, None)
         assert outcome == DropResult(len(partition.rows) if partition else 0)
-        self._remember(request_id, outcome, lambda now: self.plane.drop_partition(request_id, partition_id, now))
+        self._remember(request_id, outcome, call)
         if partition is not None:
             self.arena.free(partition.clear(list(partition.rows))[2])
             self._end_claims_on(partition)
@@ -170,22 +190,26 @@ class ModelledPlane:
 
     def clear(self, partition_id: str, sample_ids: Sequence[str] | None) -> None:
         request_id = self.request_id()
-        outcome = self._call(self.plane.clear_samples, request_id, partition_id, sample_ids, self.now)
+        call = ClearSamples(request_id, partition_id, sample_ids)
+        outcome = self._call(call)
         partition = self.partitions.get(partition_id)
         if self._refused(outcome, set() if partition else {Reason.PARTITION_NOT_FOUND}) or partition is None:
             return
         count, size, freed = partition.clear(list(partition.rows) if sample_ids is None else sample_ids)
         assert outcome == ClearResult(count, size)
         self.arena.free(freed)
-        again = self.plane.clear_samples
-        self._remember(request_id, outcome, lambda now: again(request_id, partition_id, sample_ids, now))
+        self._remember(request_id, outcome, call)
         self._expect_admissions()
 
     # -- writes --------------------------------------------------------------------------------------------------------
 
-    def begin(self, call: Put | Commit) -> int | None:
+    def begin(self, call: PutSamples | CommitClaim) -> int | None:
         """Begin a write that has columns or is a put, new or under way. The ticket of one that has its room."""
-        outcome = self._call(self._begin_again(call), self.now)
+        outcome = self._call(call)
+        for ticket in [t for t, other in self.writes.items() if other.call.request_id == call.request_id]:
+            self._expect_failed(ticket, {Reason.SUPERSEDED})
+            self._discard(ticket)
+            self._expect_admissions()
         reasons, partition, ids = self._why_not(call)
         write = Write(call, partition.definition.partition_id if partition else "", ids, self._values(call, len(ids)))
         if self.arena.never_fits(write.sizes):
@@ -193,45 +217,41 @@ class ModelledPlane:
         if reasons:
             assert self._refused(outcome, reasons)
             return None
-        for ticket in [t for t, other in self.writes.items() if other.call.request_id == call.request_id]:
-            self._expect_failed(ticket, {Reason.SUPERSEDED})
-            self._discard(ticket)
-            self._expect_admissions()
         return self._admit(write, outcome)
 
     def commit_alone(self, claim_id: str) -> None:
         """Commit without columns."""
-        commit = Commit(self.request_id(), claim_id)
-        outcome = self._call(self.plane.begin_commit, commit, self.now)
+        commit = CommitClaim(self.request_id(), claim_id)
+        outcome = self._call(commit)
         if not self._refused(outcome, self._why_not_open(claim_id)):
             assert outcome == CommitResult(self._consume(claim_id))
-            self._remember(commit.request_id, outcome, self._begin_again(commit))
+            self._remember(commit.request_id, outcome, commit)
 
     def finish(self, ticket: int) -> None:
         write = self.writes[ticket]
         reasons, partition, _ = self._why_not(write.call)
-        outcome = self._call(self.plane.finish, ticket, self.now)
+        outcome = self._call(FinishWrite(ticket))
         if self._refused(outcome, reasons) or partition is None:
             self._discard(ticket)
         else:
             del self.writes[ticket]
             before = partition.put_total
             self.arena.free(partition.store(write.call, write.sample_ids, write.values))
-            if isinstance(write.call, Put):
+            if isinstance(write.call, PutSamples):
                 assert outcome == PutResult(partition.put_total - before, sum(write.sizes))
             else:
                 assert outcome == CommitResult(self._consume(write.call.claim_id))
-            self._remember(write.call.request_id, outcome, self._begin_again(write.call))
+            self._remember(write.call.request_id, outcome, write.call)
             self._expect_grants(partition.definition.partition_id)
         self._expect_admissions()
 
     def abort(self, ticket: int) -> None:
-        self._call(self.plane.abort_write, ticket)
+        self._call(AbortWrite(ticket))
         self._discard(ticket)
         self._expect_admissions()
 
     def give_up_write(self, ticket: int) -> None:
-        refusal = self._call(self.plane.give_up_write, ticket)
+        refusal = self._call(GiveUpWrite(ticket))
         assert self._refused(refusal, {Reason.NO_SPACE})
         self._discard(ticket)
         self._expect_admissions()
@@ -239,34 +259,27 @@ class ModelledPlane:
     def admitted(self) -> list[int]:
         return [ticket for ticket, write in self.writes.items() if write.runs is not None]
 
-    def _begin_again(self, call: Put | Commit) -> Callable[[float], object]:
-        if isinstance(call, Put):
-            put = call
-            return lambda now: self.plane.begin_put(put, now)
-        commit = call
-        return lambda now: self.plane.begin_commit(commit, now)
-
-    def _values(self, call: Put | Commit, n_rows: int) -> dict[str, list[Value]]:
+    def _values(self, call: PutSamples | CommitClaim, n_rows: int) -> dict[str, list[Value]]:
         values: dict[str, list[Value]] = {}
         for spec in call.columns:
             entries = [row_entries(spec, row) for row in range(n_rows)]
             values[spec.name] = [Value(self._random.randbytes(n * entry_bytes(spec.shape)), n) for n in entries]
         return values
 
-    def _why_not(self, call: Put | Commit) -> tuple[set[Reason], PartitionModel | None, Sequence[str]]:
+    def _why_not(self, call: PutSamples | CommitClaim) -> tuple[set[Reason], PartitionModel | None, Sequence[str]]:
         """Reasons to refuse a write, its partition and its rows."""
-        partition, ids, reasons = self._put_rows(call) if isinstance(call, Put) else self._commit_rows(call)
+        partition, ids, reasons = self._put_rows(call) if isinstance(call, PutSamples) else self._commit_rows(call)
         if partition is not None and not reasons:
             reasons = partition.why_not_write(call, ids, self.limits.max_tags_per_row)
             if self._rows() + len(set(ids) - partition.rows.keys()) > self.limits.max_rows:
                 reasons.add(Reason.LIMIT_REACHED)
         return reasons, partition, ids
 
-    def _put_rows(self, put: Put) -> tuple[PartitionModel | None, Sequence[str], set[Reason]]:
+    def _put_rows(self, put: PutSamples) -> tuple[PartitionModel | None, Sequence[str], set[Reason]]:
         partition = self.partitions.get(put.partition_id)
         return partition, put.sample_ids, set() if partition else {Reason.PARTITION_NOT_FOUND}
 
-    def _commit_rows(self, commit: Commit) -> tuple[PartitionModel | None, Sequence[str], set[Reason]]:
+    def _commit_rows(self, commit: CommitClaim) -> tuple[PartitionModel | None, Sequence[str], set[Reason]]:
         claim = self.claims.get(commit.claim_id)
         if claim is None:
             return None, (), self._why_not_open(commit.claim_id)
@@ -327,7 +340,7 @@ class ModelledPlane:
     # -- reads ---------------------------------------------------------------------------------------------------------
 
     def begin_read(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> None:
-        outcome = self._call(self.plane.begin_read, partition_id, sample_ids, names)
+        outcome = self._call(BeginRead(partition_id, sample_ids, names))
         partition = self.partitions.get(partition_id)
         reasons = partition.why_not_read(sample_ids, names) if partition else {Reason.PARTITION_NOT_FOUND}
         if self._refused(outcome, reasons) or partition is None:
@@ -346,7 +359,7 @@ class ModelledPlane:
         self.reads[outcome.ticket] = Read(rows, outcome.runs, data)
 
     def end_read(self, ticket: int) -> None:
-        self._call(self.plane.end_read, ticket)
+        self._call(EndRead(ticket))
         for row in self.reads.pop(ticket).rows:
             row.pins -= 1
             if row.pins == 0:
@@ -356,17 +369,17 @@ class ModelledPlane:
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
-    def claim(self, request: ClaimRequest) -> None:
+    def claim(self, request: ClaimSamples) -> None:
         """A claim, new or waiting already."""
-        outcome = self._call(self.plane.claim, request, self.now)
+        outcome = self._call(request)
+        for ticket in [t for t, other in self.waiting.items() if other.request_id == request.request_id]:
+            self._expect_failed(ticket, {Reason.SUPERSEDED})
+            self._end_wait(ticket)
         partition = self.partitions.get(request.partition_id)
         reasons = partition.why_not_claim(request) if partition else {Reason.PARTITION_NOT_FOUND}
         if reasons or partition is None:
             assert self._refused(outcome, reasons)
             return
-        for ticket in [t for t, other in self.waiting.items() if other.request_id == request.request_id]:
-            self._expect_failed(ticket, {Reason.SUPERSEDED})
-            self._end_wait(ticket)
         in_line = any(_view_of(other) == _view_of(request) for other in self.waiting.values())
         if len(partition.view(request)) >= request.min_size and not in_line:
             assert isinstance(outcome, Grant)
@@ -380,23 +393,23 @@ class ModelledPlane:
             self.waiting[outcome.ticket] = request
 
     def give_up_claim(self, ticket: int) -> None:
-        refusal = self._call(self.plane.give_up_claim, ticket, self.now)
+        refusal = self._call(GiveUpClaim(ticket))
         assert self._refused(refusal, {Reason.CLAIM_TIMEOUT})
         self._end_wait(ticket)
 
     def abandon_claim(self, ticket: int) -> None:
-        self._call(self.plane.abandon_claim, ticket, self.now)
+        self._call(AbandonClaim(ticket))
         self._end_wait(ticket)
 
     def release(self, claim_id: str) -> None:
         request_id = self.request_id()
-        outcome = self._call(self.plane.release_claim, request_id, claim_id, self.now)
+        outcome = self._call(ReleaseClaim(request_id, claim_id))
         reasons = self._why_not_open(claim_id)
         claim = self.claims.pop(claim_id, None)
         if self._refused(outcome, reasons) or claim is None:
             return
         assert outcome == ReleaseResult(claim.partition.give_back(claim))
-        self._remember(request_id, outcome, lambda now: self.plane.release_claim(request_id, claim_id, now))
+        self._remember(request_id, outcome, ReleaseClaim(request_id, claim_id))
         self._expect_grants(claim.partition.definition.partition_id)
 
     def _why_not_open(self, claim_id: str) -> set[Reason]:
@@ -404,7 +417,7 @@ class ModelledPlane:
             return set()
         return {Reason.CLAIM_FENCED if claim_id in self.fenced else Reason.CLAIM_NOT_FOUND}
 
-    def _hand_out(self, request: ClaimRequest, grant: Grant) -> None:
+    def _hand_out(self, request: ClaimSamples, grant: Grant) -> None:
         partition = self.partitions[request.partition_id]
         rows = partition.take(request)
         check_grant(grant, rows)
@@ -413,7 +426,7 @@ class ModelledPlane:
             assert grant.claim_id not in self.claim_ids
             self.claim_ids.append(grant.claim_id)
             self.claims[grant.claim_id] = Claim(partition, request.task, rows)
-        self._remember(request.request_id, grant, lambda now: self.plane.claim(request, now))
+        self._remember(request.request_id, grant, request)
 
     def _consume(self, claim_id: str) -> int:
         claim = self.claims.pop(claim_id)
@@ -444,7 +457,7 @@ class ModelledPlane:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        self._call(self.plane.drain, self.now)
+        self._call(Drain())
         self.draining = True
         for ticket in self.waiting:
             self._expect_failed(ticket, {Reason.DRAINING})
@@ -454,5 +467,5 @@ class ModelledPlane:
             self._discard(ticket)
 
 
-def _view_of(request: ClaimRequest) -> tuple[str, str, frozenset[str]]:
+def _view_of(request: ClaimSamples) -> tuple[str, str, frozenset[str]]:
     return request.partition_id, request.task, frozenset(request.required_fields)

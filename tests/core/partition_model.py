@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dataplane_server.core.calls.messages import (
-    ClaimRequest,
-    Commit,
+from dataplane_server.core.calls import (
+    ClaimSamples,
+    CommitClaim,
     Definition,
     FieldInfo,
     Grant,
     PartitionInfo,
-    Put,
+    PutSamples,
     TaskInfo,
 )
 from dataplane_server.core.calls.columns import DTYPE_BYTES, ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.rows.row_table import Tags
-from dataplane_server.core.rows.space import Run
+from dataplane_server.core.calls.values import Run, Tags
 
 
 @dataclass(eq=False)
@@ -55,7 +54,7 @@ class Claim:
 class Write:
     """A put or commit under way; runs is None while it waits for room."""
 
-    call: Put | Commit
+    call: PutSamples | CommitClaim
     partition_id: str
     sample_ids: Sequence[str]
     values: dict[str, list[Value]]
@@ -119,7 +118,7 @@ class PartitionModel:
 
     # -- cursors -------------------------------------------------------------------------------------------------------
 
-    def why_not_claim(self, request: ClaimRequest) -> set[Reason]:
+    def why_not_claim(self, request: ClaimSamples) -> set[Reason]:
         reasons = set() if request.task in self.definition.tasks else {Reason.TASK_NOT_REGISTERED}
         declared = set(request.required_fields) <= set(self.definition.fields)
         return reasons if declared else reasons | {Reason.FIELD_NOT_DECLARED}
@@ -129,13 +128,13 @@ class PartitionModel:
         taken = self.claimed[task] + self.consumed[task]
         return [row for row in rows if fields <= row.values.keys() and row not in taken]
 
-    def view(self, request: ClaimRequest) -> list[Row]:
+    def view(self, request: ClaimSamples) -> list[Row]:
         key = (request.task, frozenset(request.required_fields))
         if key not in self.views:
             self.views[key] = self.ready(key, self.rows.values())
         return self.views[key]
 
-    def take(self, request: ClaimRequest) -> list[Row]:
+    def take(self, request: ClaimSamples) -> list[Row]:
         rows = self.view(request)[: request.batch_size]
         (self.consumed if request.consume else self.claimed)[request.task].extend(rows)
         self.delivered[request.task] += len(rows)
@@ -169,7 +168,7 @@ class PartitionModel:
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def why_not_write(self, call: Put | Commit, sample_ids: Sequence[str], max_tags: int) -> set[Reason]:
+    def why_not_write(self, call: PutSamples | CommitClaim, sample_ids: Sequence[str], max_tags: int) -> set[Reason]:
         reasons = set()
         for spec in call.columns:
             if spec.name not in self.definition.fields:
@@ -180,20 +179,22 @@ class PartitionModel:
             row = self.rows.get(sample_id) or Row(sample_id)
             if len(self._lengths(call, i, row) - {-1}) > 1:
                 reasons.add(Reason.LENGTH_MISMATCH)
-            if isinstance(call, Put) and call.tags and len(row.tags | call.tags[i]) > max_tags:
+            if isinstance(call, PutSamples) and call.tags and len(row.tags | call.tags[i]) > max_tags:
                 reasons.add(Reason.INVALID_REQUEST)
         return reasons
 
-    def _lengths(self, call: Put | Commit, i: int, row: Row) -> set[int]:
+    def _lengths(self, call: PutSamples | CommitClaim, i: int, row: Row) -> set[int]:
         """All that a row's length would be, by what it keeps and what the call brings."""
         per_token = self.definition.per_token_fields
         lengths = {row_entries(spec, i) for spec in call.columns if spec.name in per_token}
         kept = per_token - {spec.name for spec in call.columns}
         lengths |= {value.entries for name, value in row.values.items() if name in kept}
-        given = call.sequence_lengths if isinstance(call, Put) else None
+        given = call.sequence_lengths if isinstance(call, PutSamples) else None
         return lengths if given is None else lengths | {int(given[i])}
 
-    def store(self, call: Put | Commit, sample_ids: Sequence[str], values: dict[str, list[Value]]) -> list[Run]:
+    def store(
+        self, call: PutSamples | CommitClaim, sample_ids: Sequence[str], values: dict[str, list[Value]]
+    ) -> list[Run]:
         """Apply a write. Returns the room that became free."""
         freed: list[Run] = []
         for spec in call.columns:
@@ -206,7 +207,7 @@ class PartitionModel:
             freed += release(row, values)
             row.values.update((name, column[i]) for name, column in values.items())
             row.length = max(self._lengths(call, i, row) - {-1}, default=row.length)
-            if isinstance(call, Put) and call.tags:
+            if isinstance(call, PutSamples) and call.tags:
                 row.tags = row.tags | call.tags[i]
         written = [self.rows[sample_id] for sample_id in sample_ids]
         for key, view in self.views.items():

@@ -7,7 +7,19 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import Admitted, CommitResult, Effect, Put, PutResult, Reservation, Waiting
+from dataplane_server.core.calls import (
+    AbortWrite,
+    Admitted,
+    CommitResult,
+    DropPartition,
+    Effect,
+    EndRead,
+    GiveUpWrite,
+    PutResult,
+    PutSamples,
+    Reservation,
+    Waiting,
+)
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.rows.space import ALIGNMENT
 
@@ -22,12 +34,12 @@ def full(new_caller: Callable[..., Caller]) -> Caller:
 
 
 def waits(caller: Caller, size: int) -> int:
-    waiting = caller.begin_put(put_of(caller, size))
+    waiting = caller.apply(put_of(caller, size))
     assert isinstance(waiting, Waiting)
     return waiting.ticket
 
 
-def put_of(caller: Caller, size: int) -> Put:
+def put_of(caller: Caller, size: int) -> PutSamples:
     request_id = caller.request_id()
     return caller.put_call([f"new-{request_id}"], {"a": [size]})
 
@@ -45,7 +57,7 @@ def test_a_put_as_large_as_the_budget_is_admitted_by_an_empty_arena(new_caller: 
 
 def test_a_put_larger_than_the_budget_is_refused_at_once(full: Caller) -> None:
     with full.refuses(Reason.PUT_TOO_LARGE, "257", "256"):
-        full.begin_put(put_of(full, 257))
+        full.apply(put_of(full, 257))
 
 
 def test_a_put_of_columns_that_cannot_be_aligned_within_the_budget_is_refused_at_once(
@@ -54,7 +66,7 @@ def test_a_put_of_columns_that_cannot_be_aligned_within_the_budget_is_refused_at
     caller = new_caller(memory_bytes=ALIGNMENT + 30)
     caller.register()
     with caller.refuses(Reason.PUT_TOO_LARGE, "32 bytes", f"{ALIGNMENT + 31} with each column aligned"):
-        caller.begin_put(caller.put_call(["s1"], {"a": [1], "b": [31]}))
+        caller.apply(caller.put_call(["s1"], {"a": [1], "b": [31]}))
     caller.put(caller.put_call(["s1"], {"a": [1], "b": [30]}))
 
 
@@ -73,7 +85,7 @@ def test_a_put_that_waits_is_admitted_when_rows_are_cleared(full: Caller) -> Non
 def test_room_may_lie_in_pieces(full: Caller) -> None:
     request = full.put_call(["x", "y"], {"a": [64, 64]})
     full.clear(["s1"])
-    waiting = full.begin_put(request)
+    waiting = full.apply(request)
     assert isinstance(waiting, Waiting)
     full.clear(["s3"])
     (effect,) = full.plane.take_effects()
@@ -83,7 +95,7 @@ def test_room_may_lie_in_pieces(full: Caller) -> None:
 
 def test_a_put_with_room_for_its_first_column_only_waits_and_holds_nothing(full: Caller) -> None:
     full.clear(["s1", "s3"])
-    ticket = full.begin_put(full.put_call(["x"], {"a": [64], "b": [65]}))
+    ticket = full.apply(full.put_call(["x"], {"a": [64], "b": [65]}))
     assert isinstance(ticket, Waiting)
     assert full.used == 128
     full.plane.check_invariants()
@@ -99,7 +111,7 @@ def test_a_small_put_does_not_overtake_a_large_one(full: Caller) -> None:
     large, small = waits(full, 190), waits(full, 1)
     full.clear(["s1", "s2"])
     assert full.plane.take_effects() == []
-    assert isinstance(full.begin_put(put_of(full, 1)), Waiting)
+    assert isinstance(full.apply(put_of(full, 1)), Waiting)
     full.clear(["s3", "s4"])
     assert admitted(full.plane.take_effects())[:2] == [large, small]
 
@@ -113,8 +125,8 @@ def test_a_put_without_bytes_waits_for_nobody(full: Caller) -> None:
 @pytest.mark.parametrize(
     "leave",
     [
-        pytest.param(lambda caller, ticket: caller.plane.give_up_write(ticket), id="gave up"),
-        pytest.param(lambda caller, ticket: caller.plane.abort_write(ticket), id="was aborted"),
+        pytest.param(lambda caller, ticket: caller.apply(GiveUpWrite(ticket)), id="gave up"),
+        pytest.param(lambda caller, ticket: caller.apply(AbortWrite(ticket)), id="was aborted"),
     ],
 )
 def test_those_behind_a_put_that_left_the_line_are_served(full: Caller, leave: Callable[[Caller, int], None]) -> None:
@@ -129,8 +141,8 @@ def test_those_behind_a_put_that_left_the_line_are_served(full: Caller, leave: C
 
 def test_a_repeated_put_that_waits_goes_to_the_end_of_the_line(full: Caller) -> None:
     put = put_of(full, 64)
-    first, other = full.begin_put(put), waits(full, 64)
-    again = full.begin_put(put)
+    first, other = full.apply(put), waits(full, 64)
+    again = full.apply(put)
     assert isinstance(first, Waiting)
     assert isinstance(again, Waiting)
     assert [effect.ticket for effect in full.plane.take_effects()] == [first.ticket]
@@ -142,13 +154,13 @@ def test_a_repeated_put_that_waits_goes_to_the_end_of_the_line(full: Caller) -> 
     "free",
     [
         pytest.param(lambda caller: caller.clear(["s1"]), id="clear"),
-        pytest.param(lambda caller: caller.plane.drop_partition(caller.request_id(), "p", 0.0), id="drop"),
+        pytest.param(lambda caller: caller.apply(DropPartition(caller.request_id(), "p")), id="drop"),
         pytest.param(lambda caller: caller.put(caller.put_call(["s1"], {"a": [0]})), id="overwrite"),
     ],
 )
 def test_whatever_frees_bytes_admits_who_waits(full: Caller, free: Callable[[Caller], object]) -> None:
     full.register(partition_id="q")
-    waiting = full.begin_put(full.put_call(["x"], {"a": [64]}, partition_id="q"))
+    waiting = full.apply(full.put_call(["x"], {"a": [64]}, partition_id="q"))
     assert isinstance(waiting, Waiting)
     free(full)
     assert admitted(full.plane.take_effects()) == [waiting.ticket]
@@ -159,22 +171,22 @@ def test_the_end_of_a_read_of_cleared_rows_admits_who_waits(full: Caller) -> Non
     ticket = waits(full, 64)
     full.clear(["s1", "s2"])
     assert full.plane.take_effects() == []
-    full.plane.end_read(plan.ticket)
+    full.apply(EndRead(plan.ticket))
     assert admitted(full.plane.take_effects()) == [ticket]
 
 
 def test_an_aborted_reservation_admits_who_waits(full: Caller) -> None:
     full.clear(["s1"])
-    reservation = full.begin_put(put_of(full, 64))
+    reservation = full.apply(put_of(full, 64))
     assert isinstance(reservation, Reservation)
     ticket = waits(full, 64)
-    full.plane.abort_write(reservation.ticket)
+    full.apply(AbortWrite(reservation.ticket))
     assert admitted(full.plane.take_effects()) == [ticket]
 
 
 def commit_waits(caller: Caller, size: int) -> int:
     """A commit with so many bytes for the next row."""
-    waiting = caller.plane.begin_commit(caller.commit_call(caller.take("a").claim_id, {"b": [size]}), 0.0)
+    waiting = caller.apply(caller.commit_call(caller.take("a").claim_id, {"b": [size]}))
     assert isinstance(waiting, Waiting)
     return waiting.ticket
 
@@ -182,7 +194,7 @@ def commit_waits(caller: Caller, size: int) -> int:
 def write_back_waits(caller: Caller, size: int) -> int:
     """A put of so many bytes to the next row, in the name of a claim that holds it."""
     grant = caller.take("a")
-    waiting = caller.begin_put(caller.put_call(grant.sample_ids, {"b": [size]}, claim_id=grant.claim_id))
+    waiting = caller.apply(caller.put_call(grant.sample_ids, {"b": [size]}, claim_id=grant.claim_id))
     assert isinstance(waiting, Waiting)
     return waiting.ticket
 
@@ -212,7 +224,7 @@ def test_a_put_does_not_overtake_a_write_in_the_name_of_a_claim_that_is_too_larg
     assert full.plane.take_effects() == []
     full.clear(["s3"])
     assert admitted(full.plane.take_effects()) == [claimed]
-    full.plane.abort_write(claimed)
+    full.apply(AbortWrite(claimed))
     assert admitted(full.plane.take_effects()) == [put]
 
 
@@ -226,7 +238,7 @@ def test_a_write_in_the_name_of_a_claim_passes_puts_that_wait_when_there_is_room
     claim_id = full.take("a").claim_id
     full.clear(["s4"])
     put = waits(full, 100)
-    reservation = full.plane.begin_commit(full.commit_call(claim_id, {"b": [20]}), 0.0)
+    reservation = full.apply(full.commit_call(claim_id, {"b": [20]}))
     assert isinstance(reservation, Reservation)
     assert full.finish(reservation.ticket) == CommitResult(1)
     full.clear(["s2", "s3"])
@@ -239,12 +251,12 @@ def test_as_many_writes_in_the_name_of_claims_may_wait_as_puts(new_caller: Calla
     caller.put_rows([f"s{i}" for i in range(8)], "a", size=8)
     tickets = [waits(caller, 1), waits(caller, 1), commit_waits(caller, 1), write_back_waits(caller, 1)]
     with caller.refuses(Reason.LIMIT_REACHED, "2 puts"):
-        caller.begin_put(put_of(caller, 1))
+        caller.apply(put_of(caller, 1))
     commit = caller.commit_call(caller.take("a").claim_id, {"b": [1]})
     with caller.refuses(Reason.LIMIT_REACHED, "2 puts"):
-        caller.plane.begin_commit(commit, 0.0)
+        caller.apply(commit)
     assert caller.plane.totals().waiting_puts == 4
-    refusal = caller.plane.give_up_write(tickets[3])
+    refusal = caller.apply(GiveUpWrite(tickets[3]))
     assert "holds 1 bytes" in refusal.message
     assert "3 other puts wait" in refusal.message
 
@@ -253,7 +265,7 @@ def test_the_deadline_of_a_put_is_told_with_the_room_there_is(full: Caller) -> N
     full.put(full.put_call(["s4"], {"a": [0]}))
     first = waits(full, 100)
     waits(full, 1)
-    refusal = full.plane.give_up_write(first)
+    refusal = full.apply(GiveUpWrite(first))
     assert refusal.reason is Reason.NO_SPACE
     for words in ("holds 100 bytes", "64 of the memory budget of 256", "1 other puts wait"):
         assert words in refusal.message
@@ -274,7 +286,7 @@ def test_clearing_398_of_400_rows_frees_their_bytes(new_caller: Callable[..., Ca
 
 def test_puts_under_way_count_against_the_budget(full: Caller) -> None:
     full.clear()
-    reservation = full.begin_put(put_of(full, 200))
+    reservation = full.apply(put_of(full, 200))
     assert isinstance(reservation, Reservation)
     assert full.used == 200
     waits(full, 100)

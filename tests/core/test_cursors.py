@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.verbs.groups import GroupTable
+from dataplane_server.core.calls import EndRead
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.space import Space
-from dataplane_server.core.tasks.task_states import Waiter
 from dataplane_server.core.tasks.task import MAX_VIEWS, Task
+from dataplane_server.core.tasks.task_states import Waiter
 from dataplane_server.core.tasks.view import View
 
 
@@ -22,7 +23,7 @@ def rows() -> RowTable:
 
 @pytest.fixture
 def task(rows: RowTable) -> Task:
-    return Task("train", rows, GroupTable(rows))
+    return Task("train", rows, GroupTable(rows), {})
 
 
 def add(rows: RowTable, *sample_ids: str, produced: int = 1) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -72,14 +73,14 @@ def test_a_reused_slot_knows_nothing_of_its_former_row(rows: RowTable) -> None:
     slots = add(rows, "x", produced=7)
     rows.merge_tags(int(slots[0]), {"k": 1})
     rows["sequence_length"][slots] = 9
-    stamp = rows.stamp(slots)
+    epochs = rows.epochs(slots)
     rows.remove(slots)
     again = rows.find_existing(["y"])
     assert rows.create(["y"], again) == 1
     assert again.tolist() == slots.tolist()
     assert rows.tags(int(again[0])) == {}
     assert (rows["produced"][again[0]], rows["sequence_length"][again[0]]) == (0, -1)
-    assert rows.still(slots, stamp).tolist() == [False]
+    assert rows.still(slots, epochs).tolist() == [False]
 
 
 def test_a_pinned_slot_is_not_reused_until_its_last_reader_lets_go(rows: RowTable) -> None:
@@ -100,9 +101,9 @@ def test_what_pinned_rows_owe_is_paid_when_their_last_reader_lets_go(caller: Cal
     caller.put_rows(["s1"], "a", size=3)
     caller.clear()
     assert caller.used == 43
-    caller.plane.end_read(readers[1].ticket)
+    caller.apply(EndRead(readers[1].ticket))
     assert caller.used == 23
-    caller.plane.end_read(readers[0].ticket)
+    caller.apply(EndRead(readers[0].ticket))
     assert caller.used == 0
 
 
@@ -120,7 +121,7 @@ def test_a_view_counts_and_queues_what_is_ready(rows: RowTable, task: Task) -> N
 def test_what_one_view_takes_leaves_the_others(rows: RowTable, task: Task) -> None:
     slots = add(rows, "x", "y", produced=3)
     views = [task.view(mask) for mask in (1, 2, 3)]
-    task.take(views[0].first(1), consume=False)
+    task.take(views[0].pop(1), consume=False)
     for view in views:
         assert view.queued() == [slots[1]]
         assert view.ready == 1
@@ -133,12 +134,12 @@ def test_a_queue_does_not_grow_with_rows_given_back(rows: RowTable, task: Task, 
     assert isinstance(idle, View)
     order = idle.queued()
     for _ in range(times):
-        slots = claims.first(8)
+        slots = claims.pop(8)
         task.take(slots, consume=False)
-        task.give_back(slots, "released")
+        task.return_unused(slots, "released")
     assert idle.queued()[:8] == order
     assert len(idle._queue) <= 4 * 1024
-    taken = idle.first(8)
+    taken = idle.pop(8)
     task.take(taken, consume=False)
     assert taken.tolist() == order
     assert idle.queued() == []
@@ -153,7 +154,7 @@ def test_a_queue_whose_rows_were_given_back_at_different_times_is_compacted_to_o
     for _ in range(30):
         for slot in slots.tolist():
             task.take(int64([slot]), consume=False)
-            task.give_back(int64([slot]), "released")
+            task.return_unused(int64([slot]), "released")
     task.take(slots[:1], consume=False)
     assert len(view._queue) <= 2 * 100 + 1024
     assert sorted(set(view.queued())) == sorted(slots[1:].tolist())
@@ -182,7 +183,7 @@ def test_a_forgotten_view_leaves_no_column_behind(caller: Caller) -> None:
     caller.register(fields, ("t",), partition_id="q")
     caller.put_rows(["s1"], *fields, partition_id="q")
     for name in fields:
-        caller.claim(caller.claim_call(name, task="t", partition_id="q", consume=True))
+        caller.apply(caller.claim_call(name, task="t", partition_id="q", consume=True))
         caller.plane.take_effects()
     columns = caller.plane._state.partitions["q"].rows._columns
     assert sum(name.startswith("ready:") for name in columns) <= caller.plane.totals().waiting_claims + MAX_VIEWS
@@ -194,10 +195,10 @@ def test_dropped_tasks_and_fields_leave_no_column_behind(caller: Caller) -> None
     bare = set(columns)
     for round_ in range(3):
         caller.register(("a", f"b{round_}"), (f"t{round_}",))
-        caller.claim(caller.claim_call(f"b{round_}", task=f"t{round_}"))
+        caller.apply(caller.claim_call(f"b{round_}", task=f"t{round_}"))
         caller.register(("a",), (f"t{round_}",))
         caller.register(("a", f"c{round_}"), (f"t{round_}",))
-        caller.claim(caller.claim_call("a", f"c{round_}", task=f"t{round_}"))
+        caller.apply(caller.claim_call("a", f"c{round_}", task=f"t{round_}"))
         caller.register(("a",), (f"t{round_}",))
         assert not [name for name in columns if name.startswith("ready:")]
     caller.register(("a",), ())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import DeadLetter, Waiting
+from dataplane_server.core.calls import DeadLetter, Waiting
 from dataplane_server.core.calls.refusal import Reason
 
 
@@ -33,7 +33,7 @@ def test_a_row_is_dead_when_its_last_delivery_failed(twice: Caller) -> None:
     assert dead(twice) == []
     fail(twice, "second", batch_size=2)
     assert dead(twice) == [DeadLetter("s1", 2, "second"), DeadLetter("s2", 2, "second")]
-    assert isinstance(twice.claim(twice.claim_call("a")), Waiting)
+    assert isinstance(twice.apply(twice.claim_call("a")), Waiting)
     assert (twice.task().dead_rows, twice.standing("s1").state) == (2, "dead")
 
 
@@ -101,7 +101,7 @@ def test_a_field_put_to_a_dead_row_does_not_raise_it(twice: Caller) -> None:
     for _ in range(2):
         fail(twice, "poison", batch_size=2)
     twice.put_rows(["s1"], "a", "b")
-    assert isinstance(twice.claim(twice.claim_call("a", "b")), Waiting)
+    assert isinstance(twice.apply(twice.claim_call("a", "b")), Waiting)
 
 
 def test_a_group_with_a_dead_row_is_not_handed_out_whole(twice: Caller) -> None:
@@ -109,7 +109,7 @@ def test_a_group_with_a_dead_row_is_not_handed_out_whole(twice: Caller) -> None:
     twice.put_group("g", ["g1", "g2"], "a")
     for _ in range(2):
         fail(twice, "poison")
-    assert isinstance(twice.claim(twice.claim_call("a", whole_groups=True)), Waiting)
+    assert isinstance(twice.apply(twice.claim_call("a", whole_groups=True)), Waiting)
 
 
 @pytest.mark.parametrize(("partition_id", "task"), [("nowhere", "train"), ("p", "nobody")])

@@ -7,7 +7,7 @@ import math
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import Granted, ReleaseResult, Waiting
+from dataplane_server.core.calls import Granted, ReleaseResult, Waiting
 from dataplane_server.core.calls.refusal import Reason
 
 
@@ -33,7 +33,7 @@ def test_rows_whose_delay_is_over_come_first_in_line_and_in_their_order(delayed:
 
 
 def test_the_end_of_a_delay_serves_who_waits(delayed: Caller) -> None:
-    waiting = delayed.claim(delayed.claim_call("a", batch_size=3))
+    waiting = delayed.apply(delayed.claim_call("a", batch_size=3))
     assert isinstance(waiting, Waiting)
     (effect,) = delayed.pass_time(10.0)
     assert isinstance(effect, Granted)
@@ -64,7 +64,7 @@ def test_a_delayed_row_that_was_cleared_and_put_again_is_there_at_once(delayed: 
     assert delayed.take("a", batch_size=2).sample_ids == ("s3", "s1")
     delayed.pass_time(10.0)
     assert delayed.take("a").sample_ids == ("s2",)
-    assert isinstance(delayed.claim(delayed.claim_call("a")), Waiting)
+    assert isinstance(delayed.apply(delayed.claim_call("a")), Waiting)
 
 
 def test_a_row_delayed_anew_is_held_until_the_new_time(delayed: Caller) -> None:

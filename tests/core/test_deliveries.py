@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import Failed, Grant
+from dataplane_server.core.calls import AbandonRequest, CloseSession, Failed, Grant
 from dataplane_server.core.calls.refusal import Reason
 
 WAYS = ["committed", "released", "expired", "reset", "cleared", "abandoned", "registered anew"]
@@ -14,7 +14,7 @@ WAYS = ["committed", "released", "expired", "reset", "cleared", "abandoned", "re
 def end_one(caller: Caller, how: str) -> None:
     """Hand s1 and s2 to train, and end that."""
     request = caller.claim_call("a", batch_size=2, session_id=caller.open_session(5.0))
-    grant = caller.claim(request)
+    grant = caller.apply(request)
     assert isinstance(grant, Grant)
     claim_id = grant.claim_id
     if how == "committed":
@@ -89,7 +89,7 @@ def test_the_rows_of_a_session_that_closed_in_order_were_not_used(caller: Caller
     caller.put_rows(["s1"], "a")
     session_id = caller.open_session()
     caller.take("a", session_id=session_id)
-    caller.plane.close_session(session_id, caller.now)
+    caller.apply(CloseSession(session_id))
     assert caller.standing("s1").deliveries == 0
     assert dict(caller.task().ended_deliveries) == {"released": 1}
 
@@ -137,13 +137,13 @@ def test_a_claim_abandoned_before_it_was_sent_is_refused_when_it_comes(caller: C
     request = caller.claim_call("a")
     assert caller.abandon_request(request.request_id).released_rows == 0
     with caller.refuses(Reason.SUPERSEDED):
-        caller.claim(request)
+        caller.apply(request)
     assert caller.task().untaken_rows == 1
 
 
 def test_a_claim_abandoned_while_it_waits_gets_no_rows(caller: Caller) -> None:
     request = caller.claim_call("a")
-    caller.claim(request)
+    caller.apply(request)
     caller.abandon_request(request.request_id)
     (effect,) = caller.plane.take_effects()
     assert isinstance(effect, Failed)
@@ -156,7 +156,7 @@ def test_a_claim_abandoned_while_it_waits_gets_no_rows(caller: Caller) -> None:
 def test_a_claim_abandoned_after_its_grant_gives_its_rows_back_first_in_line(caller: Caller) -> None:
     caller.put_rows(["s1", "s2"], "a")
     request = caller.claim_call("a")
-    grant = caller.claim(request)
+    grant = caller.apply(request)
     assert isinstance(grant, Grant)
     assert caller.abandon_request(request.request_id).released_rows == 1
     with caller.refuses(Reason.CLAIM_NOT_FOUND):
@@ -166,6 +166,6 @@ def test_a_claim_abandoned_after_its_grant_gives_its_rows_back_first_in_line(cal
 
 def test_a_refused_abandonment_changes_nothing(caller: Caller) -> None:
     request = caller.shard_call("a")
-    caller.claim_shard(request)
+    caller.apply(request)
     with caller.refuses(Reason.INVALID_REQUEST):
-        caller.plane.abandon_request("", request.request_id, caller.now)
+        caller.apply(AbandonRequest("", request.request_id))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import Failed, PutResult, Reservation, Waiting
+from dataplane_server.core.calls import Drain, Failed, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason
 
 
@@ -29,35 +29,35 @@ def failures(caller: Caller) -> list[int]:
 
 
 def test_every_claim_that_waits_ends_and_takes_no_row(caller: Caller) -> None:
-    waiting = [caller.claim(caller.claim_call("a", batch_size=size)) for size in (2, 1, 1)]
+    waiting = [caller.apply(caller.claim_call("a", batch_size=size)) for size in (2, 1, 1)]
     tickets = [one.ticket for one in waiting if isinstance(one, Waiting)]
-    caller.plane.drain(0.0)
+    caller.apply(Drain())
     assert failures(caller) == tickets
     assert caller.plane.partition_info("p").tasks[0].untaken_rows == 1
     assert caller.plane.totals().open_claims == 0
 
 
 def test_every_put_that_waits_ends_and_takes_no_room(caller: Caller) -> None:
-    waiting = [caller.begin_put(caller.put_call([f"x{size}"], {"a": [size]})) for size in (100, 10, 20)]
+    waiting = [caller.apply(caller.put_call([f"x{size}"], {"a": [size]})) for size in (100, 10, 20)]
     tickets = [one.ticket for one in waiting if isinstance(one, Waiting)]
-    caller.plane.drain(0.0)
+    caller.apply(Drain())
     assert failures(caller) == tickets
     assert caller.used == 64
     assert caller.plane.totals().waiting_puts == 0
 
 
 def test_what_would_wait_is_refused(caller: Caller) -> None:
-    caller.plane.drain(0.0)
+    caller.apply(Drain())
     with caller.refuses(Reason.DRAINING):
-        caller.claim(caller.claim_call("b"))
+        caller.apply(caller.claim_call("b"))
     with caller.refuses(Reason.DRAINING):
-        caller.begin_put(caller.put_call(["s2"], {"a": [65]}))
+        caller.apply(caller.put_call(["s2"], {"a": [65]}))
 
 
 def test_what_need_not_wait_is_served(caller: Caller) -> None:
-    reservation = caller.begin_put(caller.put_call(["s2"], {"a": [10]}))
+    reservation = caller.apply(caller.put_call(["s2"], {"a": [10]}))
     assert isinstance(reservation, Reservation)
-    caller.plane.drain(0.0)
+    caller.apply(Drain())
     assert caller.finish(reservation.ticket) == PutResult(1, 10)
     assert caller.put(caller.put_call(["s3"], tags=[{"k": 1}])).created_rows == 1
     assert caller.commit(caller.take("a").claim_id).consumed_rows == 1
@@ -65,8 +65,8 @@ def test_what_need_not_wait_is_served(caller: Caller) -> None:
 
 
 def test_draining_twice_ends_nobody_twice(caller: Caller) -> None:
-    caller.claim(caller.claim_call("b"))
-    caller.plane.drain(0.0)
+    caller.apply(caller.claim_call("b"))
+    caller.apply(Drain())
     assert len(failures(caller)) == 1
-    caller.plane.drain(1.0)
+    caller.plane.apply(Drain(), 1.0)
     assert failures(caller) == []

@@ -7,7 +7,16 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import CommitResult, Grant, PutResult, Reservation, Waiting
+from dataplane_server.core.calls import (
+    CloseSession,
+    CommitResult,
+    DropPartition,
+    Grant,
+    PutResult,
+    ReleaseClaim,
+    Reservation,
+    Waiting,
+)
 from dataplane_server.core.calls.refusal import Reason, Refusal
 
 BY_SERVER = ["session died", "row reset", "task reset", "registered anew", "dropped"]
@@ -19,7 +28,7 @@ def ended(caller: Caller, how: str) -> str:
     caller.put_rows(["s1"], "a")
     session_id = caller.open_session(5.0)
     request = caller.claim_call("a", session_id=session_id)
-    grant = caller.claim(request)
+    grant = caller.apply(request)
     assert isinstance(grant, Grant)
     claim_id = grant.claim_id
     if how == "session died":
@@ -31,7 +40,7 @@ def ended(caller: Caller, how: str) -> str:
     elif how == "registered anew":
         caller.register(tasks=("train",))
     elif how == "dropped":
-        caller.plane.drop_partition(caller.request_id(), "p", caller.now)
+        caller.apply(DropPartition(caller.request_id(), "p"))
         caller.register()
         caller.put_rows(["s1"], "a")
     elif how == "committed":
@@ -41,7 +50,7 @@ def ended(caller: Caller, how: str) -> str:
     elif how == "abandoned":
         caller.abandon_request(request.request_id)
     else:
-        caller.plane.close_session(session_id, caller.now)
+        caller.apply(CloseSession(session_id))
     caller.plane.take_effects()
     return claim_id
 
@@ -50,7 +59,7 @@ def check_refused(caller: Caller, claim_id: str, reason: Reason) -> None:
     with caller.refuses(reason, claim_id):
         caller.commit(claim_id)
     with caller.refuses(reason, claim_id):
-        caller.plane.begin_commit(caller.commit_call(claim_id, {"b": [1]}), caller.now)
+        caller.apply(caller.commit_call(claim_id, {"b": [1]}))
     with caller.refuses(reason, claim_id):
         caller.release(claim_id)
     with caller.refuses(reason, claim_id):
@@ -105,9 +114,9 @@ def test_a_write_whose_claim_ends_while_its_bytes_come_is_fenced_at_its_end(call
     claim_id = caller.take("a", session_id=caller.open_session(5.0)).claim_id
     reservation: CommitResult | PutResult | Reservation | Waiting
     if write == "commit":
-        reservation = caller.plane.begin_commit(caller.commit_call(claim_id, {"b": [9]}), caller.now)
+        reservation = caller.apply(caller.commit_call(claim_id, {"b": [9]}))
     else:
-        reservation = caller.begin_put(caller.put_call(["s1"], {"b": [9]}, claim_id=claim_id))
+        reservation = caller.apply(caller.put_call(["s1"], {"b": [9]}, claim_id=claim_id))
     assert isinstance(reservation, Reservation)
     caller.pass_time(5.0)
     with pytest.raises(Refusal) as caught:
@@ -144,9 +153,9 @@ def test_a_write_back_does_not_write_to_a_row_that_took_the_id_of_its_own(caller
 def test_repeating_the_call_that_ended_a_claim_is_answered_as_the_first_time(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     grant = caller.take("a")
-    first = caller.plane.release_claim("again", grant.claim_id, caller.now, reason="failed")
+    first = caller.apply(ReleaseClaim("again", grant.claim_id, reason="failed"))
     caller.take("a")
-    assert caller.plane.release_claim("again", grant.claim_id, caller.now, reason="failed") == first
+    assert caller.apply(ReleaseClaim("again", grant.claim_id, reason="failed")) == first
     assert caller.task().claimed_rows == 1
 
 

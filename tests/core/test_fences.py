@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import CommitResult, Failed, Granted, ReleaseResult, Reservation, Waiting
+from dataplane_server.core.calls import (
+    CommitResult,
+    DropPartition,
+    EndRead,
+    Failed,
+    Granted,
+    ReleaseResult,
+    Reservation,
+    Waiting,
+)
 from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
@@ -26,7 +35,7 @@ def test_a_commit_does_not_consume_rows_that_were_put_again(caller: Caller, clai
 
 def test_a_commit_does_not_write_to_rows_that_were_put_again(caller: Caller, claim_id: str) -> None:
     with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'s1'", "was cleared"):
-        caller.plane.begin_commit(caller.commit_call(claim_id, {"b": [1, 1]}), 0.0)
+        caller.apply(caller.commit_call(claim_id, {"b": [1, 1]}))
     assert caller.plane.partition_info("p").fields[1].rows == 0
 
 
@@ -35,7 +44,7 @@ def test_a_release_does_not_touch_rows_that_were_put_again(caller: Caller, claim
     assert caller.release(claim_id) == ReleaseResult(0)
     assert newer.sample_ids == ("s1",)
     assert caller.take("a").sample_ids == ("s2",)
-    with_nothing_left = caller.claim(caller.claim_call("a"))
+    with_nothing_left = caller.apply(caller.claim_call("a"))
     assert isinstance(with_nothing_left, Waiting)
 
 
@@ -48,7 +57,7 @@ def test_rows_put_again_can_be_claimed_while_the_old_claim_is_open(caller: Calle
 
 def test_a_commit_that_streams_while_its_rows_are_put_again_is_refused_at_its_end(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
-    reservation = caller.plane.begin_commit(caller.commit_call(caller.take("a").claim_id, {"b": [9]}), 0.0)
+    reservation = caller.apply(caller.commit_call(caller.take("a").claim_id, {"b": [9]}))
     assert isinstance(reservation, Reservation)
     caller.clear(["s1"])
     caller.put_rows(["s1"], "a")
@@ -74,7 +83,7 @@ def test_a_row_in_line_that_was_cleared_and_put_again_is_handed_out_once(caller:
     caller.clear(["s1", "s2"])
     caller.put_rows(["s2"], "a")
     assert caller.take("a", batch_size=2).sample_ids == ("s3", "s2")
-    assert isinstance(caller.claim(caller.claim_call("a")), Waiting)
+    assert isinstance(caller.apply(caller.claim_call("a")), Waiting)
 
 
 def test_a_row_cleared_while_pinned_and_put_again_is_a_new_row(caller: Caller) -> None:
@@ -83,7 +92,7 @@ def test_a_row_cleared_while_pinned_and_put_again_is_a_new_row(caller: Caller) -
     plan = caller.read(["s1"], "a")
     caller.clear(["s1"])
     caller.put_rows(["s1"], "a", size=4)
-    caller.plane.end_read(plan.ticket)
+    caller.apply(EndRead(plan.ticket))
     assert caller.used == 4
     assert caller.commit(grant.claim_id) == CommitResult(0)
     assert caller.take("a").sample_ids == ("s1",)
@@ -93,10 +102,10 @@ def test_a_row_cleared_while_pinned_and_put_again_is_a_new_row(caller: Caller) -
 def test_claims_end_with_the_definition_they_were_made_under(caller: Caller, end: str) -> None:
     caller.put_rows(["s1"], "a")
     grant = caller.take("a")
-    streaming = caller.plane.begin_commit(caller.commit_call(grant.claim_id, {"b": [9]}), 0.0)
+    streaming = caller.apply(caller.commit_call(grant.claim_id, {"b": [9]}))
     assert isinstance(streaming, Reservation)
     if end == "drop":
-        caller.plane.drop_partition(caller.request_id(), "p", 0.0)
+        caller.apply(DropPartition(caller.request_id(), "p"))
     caller.register(tasks=("train",))
     with pytest.raises(Refusal) as caught:
         caller.finish(streaming.ticket)
@@ -128,9 +137,9 @@ def test_a_read_by_names_kept_over_a_clear_never_shows_another_samples_values(ca
 
 
 def test_a_waiting_claim_on_a_dropped_partition_is_not_served_by_its_successor(caller: Caller) -> None:
-    waiting = caller.claim(caller.claim_call("a"))
+    waiting = caller.apply(caller.claim_call("a"))
     assert isinstance(waiting, Waiting)
-    caller.plane.drop_partition(caller.request_id(), "p", 0.0)
+    caller.apply(DropPartition(caller.request_id(), "p"))
     caller.register()
     caller.put_rows(["s1"], "a")
     effects = caller.plane.take_effects()

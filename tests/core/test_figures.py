@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller
 
+from dataplane_server.core.calls import AbandonClaim, DropPartition
 from dataplane_server.core.stats.figures import PartitionFigures, TaskFigures
 
 
@@ -19,7 +20,7 @@ def figures(caller: Caller, now: float) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def test_without_partitions_every_column_is_there_and_empty(caller: Caller) -> None:
-    caller.plane.drop_partition("drop", "p", 0.0)
+    caller.apply(DropPartition("drop", "p"))
     of_partitions, of_tasks = caller.plane.columns(1.0)
     assert [len(column) for column in of_partitions] == [0] * len(PartitionFigures._fields)
     assert [len(column) for column in of_tasks] == [0] * len(TaskFigures._fields)
@@ -51,22 +52,25 @@ def test_times_go_on_while_nothing_changes(caller: Caller) -> None:
 
 
 def test_a_wait_grows_until_it_ends(caller: Caller) -> None:
-    ticket = caller.claim(caller.claim_call("a")).ticket  # type: ignore[union-attr]  # it has to wait
+    ticket = caller.apply(caller.claim_call("a")).ticket  # type: ignore[union-attr]  # it has to wait
     assert figures(caller, 3.0)[1]["longest_wait_s"] - figures(caller, 1.0)[1]["longest_wait_s"] == 2.0
-    caller.plane.abandon_claim(ticket, 4.0)
+    caller.plane.apply(AbandonClaim(ticket), 4.0)
     assert figures(caller, 5.0)[1]["longest_wait_s"] == 0.0
 
 
 @pytest.mark.parametrize("what", ["partition", "task"])
-def test_a_figure_that_changed_behind_the_back_of_a_look_breaks_a_law(caller: Caller, what: str) -> None:
+def test_a_figure_that_changed_outside_of_a_turn_breaks_a_law(caller: Caller, what: str) -> None:
+    caller.plane.columns(1.0)  # which caches them
     caller.plane.check_invariants()
-    partition = caller.plane.registered["p"]
-    if what == "partition":
-        partition.flow.clears += 1
-    else:
-        next(iter(partition.tasks.values())).flow.claims += 1
+    partition = caller.plane.partitions["p"]
+    counters, name = (
+        (partition.counters, "puts") if what == "partition" else (partition.tasks["train"].counters, "claims")
+    )
+    before = getattr(counters, name)
+    setattr(counters, name, before + 1)
     with pytest.raises(AssertionError, match="figures"):
         caller.plane.check_invariants()
+    setattr(counters, name, before)
 
 
 def test_counts_of_rows_are_plain_numbers(caller: Caller) -> None:

@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls.messages import ClearResult, Put, PutResult, Reservation
+from dataplane_server.core.calls import BeginRead, ClearResult, DropPartition, PutResult, PutSamples, Reservation
 from dataplane_server.core.calls.columns import Int64Array
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.verbs.reads import Reads
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.plane import DataPlane
 
 
 def replaced(caller: Caller, *sample_ids: str) -> Int64Array:
@@ -50,7 +49,7 @@ def test_rows_of_two_partitions_share_no_generation(caller: Caller) -> None:
 
 def test_a_partition_that_was_dropped_and_registered_anew_repeats_no_generation(caller: Caller) -> None:
     before = caller.put_rows(["s1"], "a").generations[0]
-    caller.plane.drop_partition(caller.request_id(), "p", 0.0)
+    caller.apply(DropPartition(caller.request_id(), "p"))
     caller.register()
     assert caller.put_rows(["s1"], "a").generations[0] > before
 
@@ -83,16 +82,16 @@ def test_a_put_with_the_generations_of_its_rows_writes_them(caller: Caller) -> N
 
 def test_a_read_with_the_generations_of_its_rows_reads_them(caller: Caller) -> None:
     generations = caller.put(caller.put_call(["s1", "s2"], {"a": [3, 4]})).generations
-    plan = caller.plane.begin_read("p", ["s2", "s1"], ["a"], generations[::-1])
+    plan = caller.apply(BeginRead("p", ["s2", "s1"], ["a"], generations[::-1]))
     assert plan.columns[0].entries.tolist() == [4, 3]
 
 
 def read(caller: Caller, sample_ids: list[str], generations: Int64Array) -> None:
-    caller.plane.begin_read("p", sample_ids, ["a"], generations)
+    caller.apply(BeginRead("p", sample_ids, ["a"], generations))
 
 
 def put(caller: Caller, sample_ids: list[str], generations: Int64Array) -> None:
-    caller.begin_put(caller.put_call(sample_ids, {"b": [1] * len(sample_ids)}, generations=generations))
+    caller.apply(caller.put_call(sample_ids, {"b": [1] * len(sample_ids)}, generations=generations))
 
 
 Speak = Callable[[Caller, list[str], Int64Array], None]
@@ -130,7 +129,7 @@ def test_generations_of_more_or_fewer_rows_than_the_call_names_are_refused(
 
 def test_a_put_under_way_to_a_row_that_is_replaced_meanwhile_leaves_the_new_row_alone(caller: Caller) -> None:
     generations = caller.put_rows(["s1"], "a").generations
-    reservation = caller.begin_put(caller.put_call(["s1"], {"b": [9]}, generations=generations))
+    reservation = caller.apply(caller.put_call(["s1"], {"b": [9]}, generations=generations))
     assert isinstance(reservation, Reservation)
     caller.clear(["s1"])
     caller.put_rows(["s1"], "a", size=2)
@@ -156,15 +155,13 @@ def test_a_read_that_is_refused_for_a_replaced_row_pins_nothing(caller: Caller) 
         read(caller, ["s1"], old)
     caller.clear(["s1"])
     assert caller.used == 0
-    reads: Reads = caller.plane._reads
-    assert reads.partitions() == []
 
 
 def test_a_repeated_put_is_answered_with_the_generations_of_the_first_time(caller: Caller) -> None:
-    call: Put = caller.put_call(["s1"], {"a": [1]})
+    call: PutSamples = caller.put_call(["s1"], {"a": [1]})
     before = caller.put(call)
     caller.clear(["s1"])
     caller.put_rows(["s1"], "a")
-    again = caller.begin_put(call)
+    again = caller.apply(call)
     assert isinstance(again, PutResult)
     assert again.generations.tolist() == before.generations.tolist()

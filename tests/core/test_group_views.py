@@ -8,23 +8,23 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import Granted, GroupPart, Waiting
+from dataplane_server.core.calls import AbandonClaim, Granted, GroupPart, Waiting
 
 
 def whole(caller: Caller, batch_size: int = 1, *fields: str, **more: object) -> tuple[str, ...]:
     """Rows of whole groups that are there, or none."""
     sizes = {"batch_size": batch_size, "min_size": 1}
     request = caller.claim_call(*(fields or ("a",)), whole_groups=True, **sizes, **more)  # type: ignore[arg-type]
-    answer = caller.claim(request)
+    answer = caller.apply(request)
     if isinstance(answer, Waiting):
-        caller.plane.abandon_claim(answer.ticket, caller.now)
+        caller.apply(AbandonClaim(answer.ticket))
         return ()
     assert sum(part.rows for part in answer.groups) == len(answer.sample_ids)
     return answer.sample_ids
 
 
 def waits(caller: Caller, batch_size: int, *fields: str) -> int:
-    waiting = caller.claim(caller.claim_call(*(fields or ("a",)), batch_size=batch_size, whole_groups=True))
+    waiting = caller.apply(caller.claim_call(*(fields or ("a",)), batch_size=batch_size, whole_groups=True))
     assert isinstance(waiting, Waiting)
     return waiting.ticket
 

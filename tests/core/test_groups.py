@@ -7,22 +7,30 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import (
+from dataplane_server.core.calls import (
+    AbortGroup,
+    AbortWrite,
     Admitted,
+    Advance,
+    CloseSession,
+    DropPartition,
     Effect,
+    EndRead,
+    FinishGroup,
     Grant,
     Granted,
     GroupAborted,
     GroupFinished,
     PutResult,
     Reservation,
-    Reserve,
     Reserved,
+    ReserveGroup,
+    SessionExpired,
     Waiting,
 )
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.plane import DataPlane
 
 
 def put_into(caller: Caller, reservation_id: str, *sample_ids: str, size: int = 1) -> PutResult:
@@ -31,7 +39,7 @@ def put_into(caller: Caller, reservation_id: str, *sample_ids: str, size: int = 
 
 
 def waits(caller: Caller, batch_size: int, task: str = "train") -> int:
-    waiting = caller.claim(caller.claim_call("a", batch_size=batch_size, task=task))
+    waiting = caller.apply(caller.claim_call("a", batch_size=batch_size, task=task))
     assert isinstance(waiting, Waiting)
     return waiting.ticket
 
@@ -50,8 +58,8 @@ def test_reserved_rows_exist_and_no_claim_sees_them(caller: Caller) -> None:
     info = caller.plane.partition_info("p")
     assert (info.rows, info.rows_put_total, info.open_groups) == (2, 2, 1)
     assert caller.plane.totals().open_groups == 1
-    assert isinstance(caller.claim(caller.claim_call("a")), Waiting)
-    assert isinstance(caller.claim(caller.claim_call(task="score", whole_groups=True)), Waiting)
+    assert isinstance(caller.apply(caller.claim_call("a")), Waiting)
+    assert isinstance(caller.apply(caller.claim_call(task="score", whole_groups=True)), Waiting)
 
 
 def test_a_reservation_names_the_generations_of_its_rows(caller: Caller) -> None:
@@ -108,7 +116,7 @@ def test_a_group_that_cannot_be_is_refused(
 
 def test_a_group_in_a_partition_or_for_a_session_that_is_not_there_is_refused(caller: Caller) -> None:
     with caller.refuses(Reason.PARTITION_NOT_FOUND, "'nowhere'"):
-        caller.plane.reserve_group(Reserve(caller.request_id(), "nowhere", "g", ["s1"]), 0.0)
+        caller.apply(ReserveGroup(caller.request_id(), "nowhere", "g", ["s1"]))
     with caller.refuses(Reason.SESSION_EXPIRED, "'c-s99'"):
         caller.reserve("g", ["s1"], "c-s99")
 
@@ -116,7 +124,7 @@ def test_a_group_in_a_partition_or_for_a_session_that_is_not_there_is_refused(ca
 def test_groups_of_two_partitions_may_have_the_same_id(caller: Caller) -> None:
     caller.register(partition_id="q")
     first = caller.reserve("g", ["s1"])
-    second = caller.plane.reserve_group(Reserve(caller.request_id(), "q", "g", ["s1"]), 0.0)
+    second = caller.apply(ReserveGroup(caller.request_id(), "q", "g", ["s1"]))
     assert first.reservation_id != second.reservation_id
     caller.abort_group(second.reservation_id)
     assert caller.plane.partition_info("p").open_groups == 1
@@ -139,7 +147,7 @@ def test_a_reservation_of_another_server_life_is_refused() -> None:
 def test_a_put_to_reserved_rows_must_name_their_reservation(caller: Caller) -> None:
     caller.reserve("g", ["s1", "s2"])
     with caller.refuses(Reason.ROW_RESERVED, "'s2'", "'g'"):
-        caller.begin_put(caller.put_call(["s0", "s2"], {"a": [1, 1]}))
+        caller.apply(caller.put_call(["s0", "s2"], {"a": [1, 1]}))
     caller.put_rows(["s0"], "a")
 
 
@@ -149,13 +157,13 @@ def test_a_put_may_not_name_the_reservation_of_another_group(caller: Caller) -> 
     caller.put_rows(["single"], "a")
     for stranger in ("s2", "single"):
         with caller.refuses(Reason.INVALID_REQUEST, repr(stranger), "'g'"):
-            caller.begin_put(caller.put_call(["s1", stranger], {"a": [1, 1]}, reservation_id=first))
+            caller.apply(caller.put_call(["s1", stranger], {"a": [1, 1]}, reservation_id=first))
 
 
 def test_a_put_that_names_a_reservation_creates_no_row(caller: Caller) -> None:
     reservation_id = caller.reserve("g", ["s1"]).reservation_id
     with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'s2'"):
-        caller.begin_put(caller.put_call(["s1", "s2"], {"a": [1, 1]}, reservation_id=reservation_id))
+        caller.apply(caller.put_call(["s1", "s2"], {"a": [1, 1]}, reservation_id=reservation_id))
 
 
 def finish(caller: Caller, reservation_id: str) -> None:
@@ -172,7 +180,7 @@ def clear_all(caller: Caller, reservation_id: str) -> None:
 
 def outlive_the_session(caller: Caller, reservation_id: str) -> None:
     caller.now += 100.0
-    caller.plane.advance(caller.now)
+    caller.apply(Advance())
 
 
 def let_the_session_die(caller: Caller, reservation_id: str) -> None:
@@ -197,11 +205,11 @@ def test_whatever_is_done_in_the_name_of_a_reservation_that_ended_is_refused(
 ) -> None:
     end(caller, reservation)
     with caller.refuses(Reason.GROUP_FENCED, reservation):
-        caller.begin_put(caller.put_call(["s1"], {"a": [1]}, reservation_id=reservation))
+        caller.apply(caller.put_call(["s1"], {"a": [1]}, reservation_id=reservation))
     with caller.refuses(Reason.GROUP_FENCED, reservation):
-        caller.begin_put(caller.put_call(["s3"], {"a": [1]}, reservation_id=reservation))
+        caller.apply(caller.put_call(["s3"], {"a": [1]}, reservation_id=reservation))
     with caller.refuses(Reason.GROUP_FENCED, reservation):
-        caller.begin_put(caller.put_call([], {"b": [1]}, reservation_id=reservation, shared=True))
+        caller.apply(caller.put_call([], {"b": [1]}, reservation_id=reservation, shared=True))
     with caller.refuses(Reason.GROUP_FENCED, reservation):
         caller.finish_group(reservation)
     with caller.refuses(Reason.GROUP_FENCED, reservation):
@@ -215,7 +223,7 @@ def test_a_put_under_way_when_its_reservation_ends_leaves_nothing_behind(
     caller: Caller, reservation: str, end: End, shared: bool
 ) -> None:
     put = caller.put_call([] if shared else ["s1"], {"b": [7]}, reservation_id=reservation, shared=shared)
-    begun = caller.begin_put(put)
+    begun = caller.apply(put)
     assert isinstance(begun, Reservation)
     end(caller, reservation)
     caller.plane.take_effects()
@@ -289,10 +297,10 @@ def test_a_repeated_call_is_answered_as_the_first_time_and_done_once(
 ) -> None:
     def call() -> object:
         if verb == "reserve":
-            return caller.plane.reserve_group(Reserve("again", "p", "h", ["s3"]), caller.now)
+            return caller.apply(ReserveGroup("again", "p", "h", ["s3"]))
         if verb == "finish":
-            return caller.plane.finish_group("again", reservation, 3, caller.now)
-        return caller.plane.abort_group("again", reservation, "", caller.now)
+            return caller.apply(FinishGroup("again", reservation, 3))
+        return caller.apply(AbortGroup("again", reservation, ""))
 
     first, after = call(), caller.state()
     assert call() == first
@@ -300,10 +308,10 @@ def test_a_repeated_call_is_answered_as_the_first_time_and_done_once(
 
 
 def test_a_repeated_reservation_is_answered_after_its_group_is_gone(caller: Caller) -> None:
-    request = Reserve("again", "p", "g", ["s1"])
-    first = caller.plane.reserve_group(request, 0.0)
+    request = ReserveGroup("again", "p", "g", ["s1"])
+    first = caller.apply(request)
     caller.abort_group(first.reservation_id)
-    again = caller.plane.reserve_group(request, 0.0)
+    again = caller.apply(request)
     assert isinstance(again, Reserved)
     assert again == first
     assert caller.plane.totals().open_groups == 0
@@ -334,19 +342,19 @@ def test_puts_that_wait_for_room_get_that_of_a_group_rolled_back(new_caller: Cal
     for end in (abort, outlive_the_session):
         reservation_id = caller.reserve("g", ["s1"], caller.open_session()).reservation_id
         put_into(caller, reservation_id, "s1", size=64)
-        waiting = caller.begin_put(caller.put_call(["s2"], {"a": [64]}))
+        waiting = caller.apply(caller.put_call(["s2"], {"a": [64]}))
         assert isinstance(waiting, Waiting)
         end(caller, reservation_id)
         admitted = [effect for effect in caller.plane.take_effects() if isinstance(effect, Admitted)]
         assert [effect.ticket for effect in admitted] == [waiting.ticket]
-        caller.plane.abort_write(waiting.ticket)
+        caller.apply(AbortWrite(waiting.ticket))
 
 
 def test_readers_of_a_group_rolled_back_go_on_reading(caller: Caller, reservation: str) -> None:
     plan = caller.read(["s1"], "a")
     caller.abort_group(reservation)
     assert caller.used == 1
-    caller.plane.end_read(plan.ticket)
+    caller.apply(EndRead(plan.ticket))
     assert caller.used == 0
 
 
@@ -370,18 +378,31 @@ def test_groups_that_a_session_reserved_are_rolled_back_when_it_dies_and_others_
 def test_groups_that_a_session_reserved_are_rolled_back_when_it_is_closed(caller: Caller) -> None:
     session_id = caller.open_session()
     caller.reserve("g", ["s1"], session_id)
-    caller.plane.close_session(session_id, caller.now)
+    caller.apply(CloseSession(session_id))
     assert caller.plane.partition_info("p").rows == 0
+
+
+def expired_groups(caller: Caller) -> int:
+    """The groups that end when the only session expires."""
+    caller.now += 1000.0
+    caller.apply(Advance())
+    (expired,) = [effect for effect in caller.plane.take_effects() if isinstance(effect, SessionExpired)]
+    return expired.groups
+
+
+def test_a_session_that_expires_ends_its_reservations(caller: Caller, reservation: str) -> None:
+    assert caller.plane.totals().open_groups == 1
+    assert expired_groups(caller) == 1
+    with caller.refuses(Reason.GROUP_FENCED, reservation):
+        caller.finish_group(reservation)
 
 
 @pytest.mark.parametrize("end", [finish, abort, clear_all])
 def test_a_session_that_outlives_its_reservations_keeps_none_of_them(
     caller: Caller, reservation: str, end: End
 ) -> None:
-    (session,) = caller.plane._state.sessions
-    assert list(session.groups) == [reservation]
     end(caller, reservation)
-    assert list(session.groups) == []
+    assert expired_groups(caller) == 0
 
 
 # -- partitions and rows -----------------------------------------------------------------------------------------------
@@ -392,18 +413,18 @@ def test_registering_anew_keeps_groups_and_reservations(caller: Caller, reservat
     caller.register(tasks=("train", "other"))
     assert caller.plane.partition_info("p").open_groups == 1
     assert caller.take("a", batch_size=1, task="other", whole_groups=True).sample_ids == ("s3", "s4")
-    assert isinstance(caller.claim(caller.claim_call(task="other", whole_groups=True)), Waiting)
+    assert isinstance(caller.apply(caller.claim_call(task="other", whole_groups=True)), Waiting)
     caller.finish_group(reservation)
     ((_, sample_ids),) = granted(caller.plane.take_effects())
     assert sample_ids == ("s1", "s2")
 
 
 def test_dropping_a_partition_ends_its_reservations(caller: Caller, reservation: str) -> None:
-    caller.plane.drop_partition(caller.request_id(), "p", 0.0)
-    (session,) = caller.plane._state.sessions
-    assert (list(session.groups), caller.plane.totals().open_groups) == ([], 0)
+    caller.apply(DropPartition(caller.request_id(), "p"))
+    assert caller.plane.totals().open_groups == 0
     with caller.refuses(Reason.GROUP_FENCED, reservation):
         caller.finish_group(reservation)
+    assert expired_groups(caller) == 0
 
 
 def test_a_reserved_group_can_lose_rows_and_be_finished_with_those_that_are_left(

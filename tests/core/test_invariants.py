@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls.messages import Failed
+from dataplane_server.core.calls import Failed
 from dataplane_server.core.calls.columns import make_columns
-from dataplane_server.core.tasks.group_view import GroupView
-from dataplane_server.core.verbs.groups import Group
-from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.rows.group_table import Group
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.tasks.group_view import GroupView
 from dataplane_server.core.tasks.task_states import CONSUMED, Waiter
 from dataplane_server.core.tasks.view import View
 
@@ -38,6 +38,11 @@ def leak_room(caller: Caller) -> None:
 
 
 def free_twice(caller: Caller) -> None:
+    caller.plane._state.space.release(0, 5)
+    caller.plane._state.space.freed = False
+
+
+def free_outside_of_a_turn(caller: Caller) -> None:
     caller.plane._state.space.release(0, 5)
 
 
@@ -78,7 +83,7 @@ def consume_behind_the_claim(caller: Caller) -> None:
 
 
 def hand_out_twice(caller: Caller) -> None:
-    claims = caller.plane._open_claims._open
+    claims = caller.plane._verbs.table._open
     claims["second"] = next(iter(claims.values()))
 
 
@@ -107,7 +112,7 @@ def leave_effects(caller: Caller) -> None:
 
 def let_a_put_wait_for_nothing(caller: Caller) -> None:
     caller.clear()
-    caller.plane._writes.admission._waiting[99] = make_columns([], 0, caller.plane.limits)
+    caller.plane._verbs.admission._waiting[99] = make_columns([], 0, caller.plane.limits)
 
 
 def part_free_ranges(caller: Caller) -> None:
@@ -150,8 +155,8 @@ def keep_an_empty_group(caller: Caller) -> None:
     partition(caller).rows["group"][reserved(caller).slots] = 0
 
 
-def forget_whose_group_it_is(caller: Caller) -> None:
-    reserved(caller).session = None
+def let_nobody_hold_a_group(caller: Caller) -> None:
+    reserved(caller).session_id = "c-s99"
 
 
 def put_a_hidden_row_in_line(caller: Caller) -> None:
@@ -188,11 +193,11 @@ def bear_two_rows_at_once(caller: Caller) -> None:
     caller.register(partition_id="q")
     caller.put_rows(["s1"], "a", partition_id="q")
     other = caller.plane._state.partitions["q"].rows
-    other["birth"][:] = partition(caller).rows.generations(partition(caller).rows.find(["s3"]))[0]
+    other["generation"][:] = partition(caller).rows.generations(partition(caller).rows.find(["s3"]))[0]
 
 
-def count_births_anew(caller: Caller) -> None:
-    caller.plane._state.births.next = 1
+def count_generations_anew(caller: Caller) -> None:
+    caller.plane._state.generations.next = 1
 
 
 def deliver_in_secret(caller: Caller) -> None:
@@ -211,18 +216,19 @@ def count_a_removal_twice(caller: Caller) -> None:
         (miscount_a_group, "the rows of group 'g' are counted"),
         (lose_a_member, "the rows of group 'g' are its own"),
         (keep_an_empty_group, "every group has rows"),
-        (forget_whose_group_it_is, "sessions and the groups that they hold name each other"),
+        (let_nobody_hold_a_group, "reserved groups are held by open sessions"),
         (put_a_hidden_row_in_line, "exactly the ready rows are queued"),
         (put_half_a_group_in_line, "exactly the ready rows are queued"),
         (miscount_a_payload, "rows that have a payload are counted"),
         (share_what_was_not_produced, "what rows share they have produced"),
         (keep_a_payload_that_nobody_has, "a payload that nobody has is free"),
         (bear_two_rows_at_once, "no two rows have one generation"),
-        (count_births_anew, "generations still to come are new"),
+        (count_generations_anew, "generations still to come are new"),
         (deliver_in_secret, "delivered = claimed \\+ ended"),
         (count_a_removal_twice, "put = removed \\+ resident"),
         (leak_room, "are the bytes in use"),
         (free_twice, "are the bytes in use"),
+        (free_outside_of_a_turn, "outside of a turn"),
         (overlap, "no two values overlap"),
         (miscount_rows, "rows that hold field 'b' are counted"),
         (miscount_bytes, "bytes of field 'b' are counted"),
@@ -235,8 +241,8 @@ def count_a_removal_twice(caller: Caller) -> None:
         (forget_in_line, "exactly the ready rows are queued"),
         (miscount_in_line, "what is ready is counted"),
         (leave_waiting, "nobody waits for rows that are there"),
-        (leave_effects, "effects were not taken"),
-        (let_a_put_wait_for_nothing, "a put waits for an empty arena"),
+        (leave_effects, "effects were taken"),
+        (let_a_put_wait_for_nothing, "no put waits for an empty arena"),
         (part_free_ranges, "free ranges are disjoint and maximal"),
         (produce_behind_the_view, "rows that hold field 'a' are counted"),
     ],

@@ -14,9 +14,9 @@ from tests.core.caller import int64
 from tests.core.drawn_calls import FIELDS, LIMITS, PARTITIONS, SAMPLES, SHAPES, TASKS
 from tests.core.modelled_plane import ModelledPlane
 
-from dataplane_server.core.calls.messages import ClaimRequest, Commit, Definition, Put
+from dataplane_server.core.calls import ClaimSamples, CommitClaim, Definition, PutSamples
 from dataplane_server.core.calls.columns import ColumnSpec
-from dataplane_server.core.rows.row_table import Tags
+from dataplane_server.core.calls.values import Tags
 
 HISTORIES = 400 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 12
 STEPS = 700
@@ -98,7 +98,7 @@ class History:
         tags: list[Tags] | None = [{self.dice.choice("wxyz"): 1} for _ in ids] if self.chance(3) else None
         given = int64([self.dice.choice((-1, 3, 5)) for _ in ids]) if self.chance(6) else None
         columns = self.columns(names, len(ids))
-        ticket = self.world.begin(Put(self.world.request_id(), self.partition_id(), ids, columns, tags, given))
+        ticket = self.world.begin(PutSamples(self.world.request_id(), self.partition_id(), ids, columns, tags, given))
         if ticket is not None and not self.chance(3):
             self.world.finish(ticket)
 
@@ -111,7 +111,7 @@ class History:
             self.world.commit_alone(claim_id)
             return
         columns = self.columns(self.dice.choice(("c", "o", "ac")), len(claim.rows))
-        ticket = self.world.begin(Commit(self.world.request_id(), claim_id, columns))
+        ticket = self.world.begin(CommitClaim(self.world.request_id(), claim_id, columns))
         if ticket is not None and not self.chance(3):
             self.world.finish(ticket)
 
@@ -159,7 +159,7 @@ class History:
         fields = tuple(self.dice.choice(("a", "ab", "ba", "o", "", "b", "c")))
         task = "nobody" if self.chance(60) else self.dice.choice(TASKS)
         request_id, consume = self.world.request_id(), self.chance(4)
-        self.world.claim(ClaimRequest(request_id, self.partition_id(), task, fields, batch_size, least, consume))
+        self.world.claim(ClaimSamples(request_id, self.partition_id(), task, fields, batch_size, least, consume))
 
     def release(self) -> None:
         if self.world.claims:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import Waiting
+from dataplane_server.core.calls import Heartbeat, Waiting
 from dataplane_server.core.calls.refusal import Reason
 
 PAUSE_S = 1800.0
@@ -16,7 +16,7 @@ def pause(caller: Caller, session_id: str, interval_s: float) -> None:
     until = caller.now + PAUSE_S
     while caller.now < until:
         caller.pass_time(interval_s)
-        assert caller.plane.heartbeat(session_id, caller.now)
+        assert caller.apply(Heartbeat(session_id))
 
 
 @pytest.mark.parametrize("grace_s", [0.5, 10.0, 60.0])
@@ -28,7 +28,7 @@ def test_a_client_that_sends_heartbeats_keeps_rows_and_groups_through_half_an_ho
     caller.put_rows(["held"], "a")
     claim = caller.take("a", session_id=session_id)
     group = caller.reserve("prompt", ["slow"], session_id)
-    waiting = caller.claim(caller.claim_call("a"))
+    waiting = caller.apply(caller.claim_call("a"))
     pause(caller, session_id, share * grace_s)
     assert isinstance(waiting, Waiting)
     assert caller.plane.take_effects() == []

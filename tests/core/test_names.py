@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from dataplane_server.core.calls.messages import Definition
+from dataplane_server.core.calls import Definition
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.names import check_definition, check_distinct, check_sample_ids, check_tags
 from dataplane_server.core.calls.refusal import Reason, Refusal

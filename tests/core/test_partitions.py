@@ -7,13 +7,17 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import BYTES, Caller
 
-from dataplane_server.core.calls.messages import (
+from dataplane_server.core.calls import (
     ClearResult,
+    ClearSamples,
     Definition,
+    DropPartition,
     DropResult,
     Failed,
     FieldInfo,
     Granted,
+    MergeFreeRanges,
+    RegisterPartition,
     Reservation,
     TaskInfo,
     Waiting,
@@ -23,7 +27,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
 def waits(caller: Caller, *fields: str, task: str = "train", batch_size: int = 1) -> int:
-    waiting = caller.claim(caller.claim_call(*fields, task=task, batch_size=batch_size))
+    waiting = caller.apply(caller.claim_call(*fields, task=task, batch_size=batch_size))
     assert isinstance(waiting, Waiting)
     return waiting.ticket
 
@@ -33,7 +37,7 @@ def waits(caller: Caller, *fields: str, task: str = "train", batch_size: int = 1
 
 def test_a_new_partition_is_described_as_it_was_defined(caller: Caller) -> None:
     definition = Definition("q", ("x", "y"), ("t",), 7, frozenset("x"), 4, {"y": ("no", "yes")})
-    info = caller.plane.register_partition(caller.request_id(), definition, 0.0)
+    info = caller.apply(RegisterPartition(caller.request_id(), definition))
     assert info.definition == definition
     assert info.fields == (FieldInfo("x", None, True, 0, 0), FieldInfo("y", None, False, 0, 0))
     assert info.tasks == (TaskInfo("t", 0, 0, 0, 0, 0),)
@@ -58,7 +62,7 @@ def test_a_partition_may_have_64_fields_and_a_claim_may_require_them_all(caller:
     fields = [f"f{i}" for i in range(64)]
     caller.register(fields, partition_id="wide")
     caller.put_rows(["s1"], *fields[:63], partition_id="wide")
-    waiting = caller.claim(caller.claim_call(*fields, partition_id="wide"))
+    waiting = caller.apply(caller.claim_call(*fields, partition_id="wide"))
     assert isinstance(waiting, Waiting)
     caller.put_rows(["s1"], fields[63], partition_id="wide")
     (effect,) = caller.plane.take_effects()
@@ -136,7 +140,7 @@ def test_a_new_field_knows_nothing_of_one_that_was_dropped(caller: Caller) -> No
     caller.register(("c", "b"))
     assert caller.plane.partition_info("p").fields[0] == FieldInfo("c", None, False, 0, 0)
     caller.put_rows(["s2"], "b")
-    assert isinstance(caller.claim(caller.claim_call("c")), Waiting)
+    assert isinstance(caller.apply(caller.claim_call("c")), Waiting)
 
 
 def test_a_field_dropped_and_declared_again_may_take_another_shape(caller: Caller) -> None:
@@ -168,21 +172,21 @@ def test_a_refused_definition_leaves_cursors_and_claims_alone(caller: Caller) ->
 def test_dropping_gives_everything_back(caller: Caller) -> None:
     caller.put_rows(["s1", "s2"], "a", size=5)
     caller.take("a")
-    assert caller.plane.drop_partition(caller.request_id(), "p", 0.0) == DropResult(2)
+    assert caller.apply(DropPartition(caller.request_id(), "p")) == DropResult(2)
     totals = caller.plane.totals()
     assert (totals.memory_used_bytes, totals.rows, totals.partitions, totals.open_claims) == (0, 0, 0, 0)
 
 
 def test_dropping_what_does_not_exist_is_fine(caller: Caller) -> None:
-    assert caller.plane.drop_partition(caller.request_id(), "nowhere", 0.0) == DropResult(0)
+    assert caller.apply(DropPartition(caller.request_id(), "nowhere")) == DropResult(0)
 
 
 def test_claims_that_wait_on_a_dropped_partition_end(caller: Caller) -> None:
     caller.register(partition_id="q")
     tickets = [waits(caller, "a"), waits(caller, "b", task="score")]
-    stays = caller.claim(caller.claim_call("a", partition_id="q"))
+    stays = caller.apply(caller.claim_call("a", partition_id="q"))
     assert isinstance(stays, Waiting)
-    caller.plane.drop_partition(caller.request_id(), "p", 0.0)
+    caller.apply(DropPartition(caller.request_id(), "p"))
     effects = caller.plane.take_effects()
     assert [effect.ticket for effect in effects] == tickets
     for effect in effects:
@@ -199,12 +203,12 @@ def test_writes_that_wait_for_room_on_a_dropped_partition_end(new_caller: Callab
     caller.put_rows(["s1"], "a", size=60)
     caller.put_rows(["s1"], "a", size=60, partition_id="q")
     waiting = [
-        caller.begin_put(caller.put_call(["s2"], {"a": [100]})),
-        caller.plane.begin_commit(caller.commit_call(caller.take("a").claim_id, {"b": [10]}), 0.0),
-        caller.begin_put(caller.put_call(["s2"], {"a": [64]}, partition_id="q")),
+        caller.apply(caller.put_call(["s2"], {"a": [100]})),
+        caller.apply(caller.commit_call(caller.take("a").claim_id, {"b": [10]})),
+        caller.apply(caller.put_call(["s2"], {"a": [64]}, partition_id="q")),
     ]
     tickets = [one.ticket for one in waiting if isinstance(one, Waiting)]
-    caller.plane.drop_partition(caller.request_id(), "p", 0.0)
+    caller.apply(DropPartition(caller.request_id(), "p"))
     first, second, last = caller.plane.take_effects()
     for failed, ticket in ((first, tickets[1]), (second, tickets[0])):
         assert isinstance(failed, Failed)
@@ -214,9 +218,9 @@ def test_writes_that_wait_for_room_on_a_dropped_partition_end(new_caller: Callab
 
 
 def test_a_put_that_streams_to_a_dropped_partition_is_refused_at_its_end(caller: Caller) -> None:
-    reservation = caller.begin_put(caller.put_call(["s1"], {"a": [3]}))
+    reservation = caller.apply(caller.put_call(["s1"], {"a": [3]}))
     assert isinstance(reservation, Reservation)
-    caller.plane.drop_partition(caller.request_id(), "p", 0.0)
+    caller.apply(DropPartition(caller.request_id(), "p"))
     with pytest.raises(Refusal, match="no partition 'p'"):
         caller.finish(reservation.ticket)
     assert caller.used == 0
@@ -322,10 +326,10 @@ def test_what_a_clear_puts_off_is_done_between_calls_and_changes_nothing(new_cal
     caller.register()
     ids = [f"s{row}" for row in range(6000)]
     caller.put(caller.put_call(ids, {"a": [9] * 6000}))
-    caller.plane.clear_samples("clear", "p", ids[::2], 0.0)
+    caller.apply(ClearSamples("clear", "p", ids[::2]))
     before, left = caller.state(), 0
-    while caller.plane.untidy:
-        caller.plane.tidy()
+    while caller.plane.has_deferred_frees:
+        caller.apply(MergeFreeRanges())
         caller.plane.check_invariants()
         left += 1
     assert left == 12

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller, int64
 
+from dataplane_server.core.calls import EndRead
 from dataplane_server.core.calls.columns import MAX_ENTRIES, Int64Array
 from dataplane_server.core.rows.places import Places
 
@@ -68,6 +69,6 @@ def test_rows_of_very_many_entries_live_beside_others(new_caller: Callable[..., 
     caller.put_rows(["s1"], "a", size=7)
     plan = caller.read(["s3", "s1", "s2"], "a")
     assert plan.columns[0].entries.tolist() == [1 << 30, 7, 1]
-    caller.plane.end_read(plan.ticket)
+    caller.apply(EndRead(plan.ticket))
     caller.clear(["s3", "s1"])
     assert caller.used == 1

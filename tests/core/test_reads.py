@@ -8,9 +8,9 @@ import pytest
 from tests.core.arena_model import aligned, cut
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import ClearResult, ReadPlan
+from dataplane_server.core.calls import ClearResult, DropPartition, EndRead, ReadPlan
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.rows.space import Run
+from dataplane_server.core.calls.values import Run
 
 B = aligned(12)
 
@@ -48,7 +48,7 @@ def test_bytes_of_cleared_rows_return_when_the_read_ends(three: Caller) -> None:
     plan = three.read(["s1", "s2"], "a")
     assert three.clear(["s1", "s2", "s3"]) == ClearResult(3, 15)
     assert three.used == 3 + 4 + 1
-    three.plane.end_read(plan.ticket)
+    three.apply(EndRead(plan.ticket))
     assert three.used == 0
 
 
@@ -57,17 +57,17 @@ def test_bytes_that_were_overwritten_return_when_the_read_ends(three: Caller) ->
     three.put(three.put_call(["s1"], {"a": [10]}))
     assert three.used == 15 + 10
     assert three.read(["s1"], "a").columns[0].entries.tolist() == [10]
-    three.plane.end_read(plan.ticket)
-    three.plane.end_read(plan.ticket)
+    three.apply(EndRead(plan.ticket))
+    three.apply(EndRead(plan.ticket))
     assert three.used == 15 + 10, "the second read pins the row still"
 
 
 def test_bytes_that_two_reads_hold_return_with_the_last(three: Caller) -> None:
     first, second = three.read(["s1", "s2"], "a"), three.read(["s2", "s3"], "a")
     three.clear()
-    three.plane.end_read(first.ticket)
+    three.apply(EndRead(first.ticket))
     assert three.used == 4 + 5 + 0 + 2
-    three.plane.end_read(second.ticket)
+    three.apply(EndRead(second.ticket))
     assert three.used == 0
 
 
@@ -92,21 +92,21 @@ def test_a_clear_counts_the_same_whoever_reads(three: Caller, readers: int) -> N
 
 def test_a_read_of_a_dropped_partition_holds_its_bytes(three: Caller) -> None:
     plan = three.read(["s1"], "a")
-    three.plane.drop_partition(three.request_id(), "p", 0.0)
+    three.apply(DropPartition(three.request_id(), "p"))
     three.register()
     assert three.used == 4, "the row's bytes in both fields"
-    three.plane.end_read(plan.ticket)
+    three.apply(EndRead(plan.ticket))
     assert three.used == 0
 
 
 def test_ending_a_read_twice_or_one_that_never_began_changes_nothing(three: Caller) -> None:
     kept, ended = three.read(["s1"], "a"), three.read(["s1"], "a")
     three.clear(["s1"])
-    three.plane.end_read(ended.ticket)
-    three.plane.end_read(ended.ticket)
-    three.plane.end_read(1 << 40)
+    three.apply(EndRead(ended.ticket))
+    three.apply(EndRead(ended.ticket))
+    three.apply(EndRead(1 << 40))
     assert three.used == 15
-    three.plane.end_read(kept.ticket)
+    three.apply(EndRead(kept.ticket))
     assert three.used == 11
 
 
@@ -122,7 +122,7 @@ def test_a_refused_read_pins_nothing(three: Caller) -> None:
 
 def test_a_read_begun_before_a_put_finishes_shows_the_rows_as_they_were(three: Caller) -> None:
     put = three.put_call(["s1"], {"a": [30]})
-    reservation = three.begin_put(put)
+    reservation = three.apply(put)
     plan = three.read(["s1"], "a")
     three.finish(reservation.ticket)  # type: ignore[union-attr]
     assert places(plan) == [[Run(0, 3)]]

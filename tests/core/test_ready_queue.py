@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.caller import int64
 
-from dataplane_server.core.tasks.ready_queue import ReadyQueue
+from dataplane_server.core.tasks.view import ReadyQueue
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
@@ -29,9 +29,9 @@ def test_any_sequence_of_changes_agrees_with_a_deque(steps: list[tuple[str, int]
             model.extendleft(reversed(entries))
         else:
             gone = min(count, len(model))
-            assert queue.first(gone).tolist() == [model.popleft() for _ in range(gone)]
+            assert queue.peek(gone).tolist() == [model.popleft() for _ in range(gone)]
             queue.drop(gone)
         assert len(queue) == len(model)
-        assert queue.first(fresh).tolist() == list(model)
+        assert queue.peek(fresh).tolist() == list(model)
     queue.clear()
     assert len(queue) == 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from tests.core.caller import BYTES, Caller, int64
 
-from dataplane_server.core.calls.messages import Put, Reservation, Waiting
+from dataplane_server.core.calls import BeginRead, ClearSamples, CloseSession, Drain, PutSamples, Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.rows.space import ALIGNMENT
@@ -27,16 +27,16 @@ class World:
     claim_id: str
 
     def put(self, lengths: dict[str, list[int]], *sample_ids: str, partition_id: str = "p") -> None:
-        self.caller.begin_put(self.caller.put_call(sample_ids, lengths, partition_id=partition_id))
+        self.caller.apply(self.caller.put_call(sample_ids, lengths, partition_id=partition_id))
 
     def put_call(self, *columns: ColumnSpec, sample_ids: tuple[str, ...] = ("s1",), **more: object) -> None:
-        put = Put(self.caller.request_id(), "p", sample_ids, columns, **more)  # type: ignore[arg-type]
-        self.caller.begin_put(put)
+        put = PutSamples(self.caller.request_id(), "p", sample_ids, columns, **more)  # type: ignore[arg-type]
+        self.caller.apply(put)
 
     def fill(self) -> None:
         """Take what columns a and b, which begin at aligned offsets, have left of the memory."""
         put = self.caller.put_call(["s2"], {"c": [4096 - 2 * ALIGNMENT]})
-        assert isinstance(self.caller.begin_put(put), Reservation)
+        assert isinstance(self.caller.apply(put), Reservation)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def objects_in_a_per_token_field(world: World) -> None:
     world.caller.register(("a",), partition_id="q", per_token_fields=frozenset("a"))
     with world.caller.refuses(Reason.FIELD_MISMATCH, "'q'", "'a'", "objects"):
         columns = [ColumnSpec("a", Shape("object", "", ()), int64([3]))]
-        world.caller.begin_put(Put(world.caller.request_id(), "q", ["s"], columns))
+        world.caller.apply(PutSamples(world.caller.request_id(), "q", ["s"], columns))
 
 
 def larger_than_the_memory_with_alignment(world: World) -> None:
@@ -65,7 +65,7 @@ def commit_after_clear(world: World) -> None:
     commit = world.caller.commit_call(world.claim_id, {"c": [1]})
     world.caller.clear(["s1"])
     with world.caller.refuses(Reason.SAMPLE_NOT_FOUND, "'p'", "'s1'", world.claim_id, "was cleared"):
-        world.caller.plane.begin_commit(commit, 0.0)
+        world.caller.apply(commit)
 
 
 def per_token_declared_late(world: World) -> None:
@@ -81,27 +81,27 @@ def partitions_over_the_bound(world: World) -> None:
 
 
 def claims_over_the_bound(world: World) -> None:
-    assert isinstance(world.caller.claim(world.caller.claim_call("c")), Waiting)
-    with world.caller.refuses(Reason.LIMIT_REACHED, "1 claims wait"):
-        world.caller.claim(world.caller.claim_call("c"))
+    assert isinstance(world.caller.apply(world.caller.claim_call("c")), Waiting)
+    with world.caller.refuses(Reason.LIMIT_REACHED, "1 claims"):
+        world.caller.apply(world.caller.claim_call("c"))
 
 
 def puts_over_the_bound(world: World) -> None:
     world.fill()
-    assert isinstance(world.caller.begin_put(world.caller.put_call(["s1"], {"c": [100]})), Waiting)
+    assert isinstance(world.caller.apply(world.caller.put_call(["s1"], {"c": [100]})), Waiting)
     with world.caller.refuses(Reason.LIMIT_REACHED, "1 puts wait"):
         world.put({"c": [100]}, "s1")
 
 
 def wait_for_rows_of_a_draining_server(world: World) -> None:
-    world.caller.plane.drain(0.0)
+    world.caller.apply(Drain())
     with world.caller.refuses(Reason.DRAINING, "shutting down"):
-        world.caller.claim(world.caller.claim_call("c"))
+        world.caller.apply(world.caller.claim_call("c"))
 
 
 def wait_for_room_of_a_draining_server(world: World) -> None:
     world.fill()
-    world.caller.plane.drain(0.0)
+    world.caller.apply(Drain())
     with world.caller.refuses(Reason.DRAINING, "shutting down"):
         world.put({"c": [100]}, "s1")
 
@@ -110,12 +110,12 @@ def write_back_after_a_reset(world: World) -> None:
     put = world.caller.put_call(["s1"], {"c": [1]}, claim_id=world.claim_id)
     world.caller.reset()
     with world.caller.refuses(Reason.CLAIM_FENCED, world.claim_id):
-        world.caller.begin_put(put)
+        world.caller.apply(put)
 
 
 def reserve_in_a_session_that_is_closed(world: World) -> None:
     session_id = world.caller.open_session()
-    world.caller.plane.close_session(session_id, 0.0)
+    world.caller.apply(CloseSession(session_id))
     with world.caller.refuses(Reason.SESSION_EXPIRED, session_id):
         world.caller.reserve("g", ["s3"], session_id)
 
@@ -138,7 +138,7 @@ def read_of_a_row_that_was_replaced(world: World) -> None:
     world.caller.clear(["s2"])
     world.caller.put_rows(["s2"], "c")
     with world.caller.refuses(Reason.ROW_REPLACED, "'p'", "'s2'"):
-        world.caller.plane.begin_read("p", ["s2"], ["c"], generations)
+        world.caller.apply(BeginRead("p", ["s2"], ["c"], generations))
 
 
 def put_to_a_row_that_others_reserved(world: World) -> None:
@@ -172,25 +172,25 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
     ),
     (
         "batch of none",
-        lambda w: w.caller.claim(w.caller.claim_call("a", batch_size=0)),
+        lambda w: w.caller.apply(w.caller.claim_call("a", batch_size=0)),
         R.INVALID_REQUEST,
         ("batch_size 0",),
     ),
     (
         "least over most",
-        lambda w: w.caller.claim(w.caller.claim_call("a", batch_size=1, min_size=2)),
+        lambda w: w.caller.apply(w.caller.claim_call("a", batch_size=1, min_size=2)),
         R.INVALID_REQUEST,
         ("min_size 2", "batch_size 1"),
     ),
     (
         "least of none",
-        lambda w: w.caller.claim(w.caller.claim_call("a", batch_size=1, min_size=0)),
+        lambda w: w.caller.apply(w.caller.claim_call("a", batch_size=1, min_size=0)),
         R.INVALID_REQUEST,
         ("min_size 0",),
     ),
     (
         "batch over the bound",
-        lambda w: w.caller.claim(w.caller.claim_call("a", batch_size=65_537, min_size=1)),
+        lambda w: w.caller.apply(w.caller.claim_call("a", batch_size=65_537, min_size=1)),
         R.INVALID_REQUEST,
         ("batch_size 65537", "65536"),
     ),
@@ -200,13 +200,13 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
     ("consumption of no task", lambda w: w.caller.plane.consumption("p", []), R.INVALID_REQUEST, ("'p'", "no task")),
     (
         "call without request id",
-        lambda w: w.caller.plane.clear_samples("", "p", None, 0.0),
+        lambda w: w.caller.apply(ClearSamples("", "p", None)),
         R.INVALID_REQUEST,
         ("request_id", "got 0"),
     ),
     (
         "long request id",
-        lambda w: w.caller.plane.clear_samples("x" * 65, "p", None, 0.0),
+        lambda w: w.caller.apply(ClearSamples("x" * 65, "p", None)),
         R.INVALID_REQUEST,
         ("request_id", "got 65"),
     ),
@@ -219,7 +219,7 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
     ),
     (
         "required field twice",
-        lambda w: w.caller.claim(w.caller.claim_call("a", "a")),
+        lambda w: w.caller.apply(w.caller.claim_call("a", "a")),
         R.DUPLICATE,
         ("required field 'a'",),
     ),
@@ -246,21 +246,21 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
     ),
     (
         "commit of another number of rows",
-        lambda w: w.caller.plane.begin_commit(w.caller.commit_call(w.claim_id, {"c": [1, 1]}), 0.0),
+        lambda w: w.caller.apply(w.caller.commit_call(w.claim_id, {"c": [1, 1]})),
         R.ROW_COUNT_MISMATCH,
         ("'c'", "2 rows", "1 samples"),
     ),
     ("undeclared field put", lambda w: w.put({"z": [3]}, "s1"), R.FIELD_NOT_DECLARED, ("'p'", "'z'", "a, b, c")),
     (
         "undeclared field claimed",
-        lambda w: w.caller.claim(w.caller.claim_call("z")),
+        lambda w: w.caller.apply(w.caller.claim_call("z")),
         R.FIELD_NOT_DECLARED,
         ("'p'", "'z'", "a, b, c"),
     ),
     ("undeclared field read", lambda w: w.caller.read(["s1"], "z"), R.FIELD_NOT_DECLARED, ("'p'", "'z'", "a, b, c")),
     (
         "undeclared field committed",
-        lambda w: w.caller.plane.begin_commit(w.caller.commit_call(w.claim_id, {"z": [1]}), 0.0),
+        lambda w: w.caller.apply(w.caller.commit_call(w.claim_id, {"z": [1]})),
         R.FIELD_NOT_DECLARED,
         ("'p'", "'z'", "a, b, c"),
     ),
@@ -315,13 +315,13 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
     ),
     (
         "partition read",
-        lambda w: w.caller.plane.begin_read("nowhere", ["s1"], ["a"]),
+        lambda w: w.caller.apply(BeginRead("nowhere", ["s1"], ["a"])),
         R.PARTITION_NOT_FOUND,
         ("'nowhere'",),
     ),
     (
         "partition claimed from",
-        lambda w: w.caller.claim(w.caller.claim_call("a", partition_id="nowhere")),
+        lambda w: w.caller.apply(w.caller.claim_call("a", partition_id="nowhere")),
         R.PARTITION_NOT_FOUND,
         ("'nowhere'",),
     ),
@@ -342,7 +342,7 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
     ),
     (
         "task claimed for",
-        lambda w: w.caller.claim(w.caller.claim_call("a", task="nobody")),
+        lambda w: w.caller.apply(w.caller.claim_call("a", task="nobody")),
         R.TASK_NOT_REGISTERED,
         ("'p'", "'nobody'", "train, score"),
     ),
@@ -355,7 +355,7 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
     ("claim committed", lambda w: w.caller.commit("claim-9"), R.CLAIM_NOT_FOUND, ("'claim-9'",)),
     (
         "claim committed with columns",
-        lambda w: w.caller.plane.begin_commit(w.caller.commit_call("claim-9", {"c": [1]}), 0.0),
+        lambda w: w.caller.apply(w.caller.commit_call("claim-9", {"c": [1]})),
         R.CLAIM_NOT_FOUND,
         ("'claim-9'",),
     ),
@@ -414,8 +414,8 @@ def test_a_call_refused_after_a_change_says_why_and_changes_nothing(
     "call",
     [
         pytest.param(lambda c: c.plane.partition_info(LONG), id="partition"),
-        pytest.param(lambda c: c.claim(c.claim_call("a", task=LONG)), id="task"),
-        pytest.param(lambda c: c.claim(c.claim_call(LONG)), id="required field"),
+        pytest.param(lambda c: c.apply(c.claim_call("a", task=LONG)), id="task"),
+        pytest.param(lambda c: c.apply(c.claim_call(LONG)), id="required field"),
         pytest.param(lambda c: c.read(["s1"], LONG), id="field"),
         pytest.param(lambda c: c.read(["s1"], LONG, LONG), id="field twice"),
         pytest.param(lambda c: c.commit(LONG), id="claim"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import Granted, ResetResult, Waiting
+from dataplane_server.core.calls import Granted, ResetResult, ResetTask, Waiting
 from dataplane_server.core.calls.refusal import Reason
 
 
@@ -67,7 +67,7 @@ def test_a_claim_that_holds_one_of_the_rows_is_fenced_as_a_whole(caller: Caller)
 def test_a_reset_serves_who_waits(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     caller.commit(caller.take("a").claim_id)
-    waiting = caller.claim(caller.claim_call("a"))
+    waiting = caller.apply(caller.claim_call("a"))
     assert isinstance(waiting, Waiting)
     caller.reset(["s1"])
     (effect,) = caller.plane.take_effects()
@@ -92,9 +92,9 @@ def test_a_row_that_was_committed_may_be_committed_once_more(five: Caller) -> No
 
 
 def test_a_repeated_reset_is_applied_once(five: Caller) -> None:
-    first = five.plane.reset_task("again", "p", "train", ["s1"], five.now)
+    first = five.apply(ResetTask("again", "p", "train", ["s1"]))
     five.commit(five.take("a").claim_id)
-    assert five.plane.reset_task("again", "p", "train", ["s1"], five.now) == first
+    assert five.apply(ResetTask("again", "p", "train", ["s1"])) == first
     assert five.standing("s1").state == "consumed"
 
 
@@ -120,4 +120,4 @@ def test_what_cannot_be_reset_is_refused(
     five: Caller, partition_id: str, task: str, ids: list[str] | None, reason: Reason
 ) -> None:
     with five.refuses(reason):
-        five.plane.reset_task(five.request_id(), partition_id, task, ids, five.now)
+        five.apply(ResetTask(five.request_id(), partition_id, task, ids))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
+from dataplane_server.core.calls import EndRead
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason
 
@@ -23,7 +24,7 @@ def lengths(caller: Caller) -> list[int]:
     ids = ["s1", "s2"][: caller.plane.partition_info("p").rows]
     caller.put_rows(ids, "note")
     plan = caller.read(ids, "note")
-    caller.plane.end_read(plan.ticket)
+    caller.apply(EndRead(plan.ticket))
     return [int(length) for length in plan.sequence_lengths]
 
 
@@ -104,7 +105,7 @@ def test_a_commit_must_agree_with_the_lengths_of_its_rows(caller: Caller) -> Non
     caller.put(caller.put_call(["s1", "s2"], {"tokens": [3, 4]}))
     claim_id = caller.take("tokens", batch_size=2).claim_id
     with caller.refuses(Reason.LENGTH_MISMATCH, "'s2'", "'mask' has 5"):
-        caller.plane.begin_commit(caller.commit_call(claim_id, {"mask": [3, 5]}), 0.0)
+        caller.apply(caller.commit_call(claim_id, {"mask": [3, 5]}))
 
 
 def test_a_field_may_stop_being_per_token_and_then_have_any_length(caller: Caller) -> None:

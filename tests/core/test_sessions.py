@@ -8,7 +8,17 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import Failed, Granted, SessionDied, SessionInfo
+from dataplane_server.core.calls import (
+    Advance,
+    CloseSession,
+    Failed,
+    Granted,
+    Heartbeat,
+    OpenSession,
+    SessionExpired,
+    SessionInfo,
+    Waiting,
+)
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.state.sessions import Sessions
@@ -47,7 +57,7 @@ def test_a_session_dies_once(sessions: Sessions) -> None:
 def test_a_heartbeat_starts_the_grace_anew(sessions: Sessions) -> None:
     sessions.open("", "client", 5.0, 0.0)
     for now in (4.0, 8.0, 12.0):
-        assert sessions.heard("x-s1", now)
+        assert sessions.heartbeat("x-s1", now)
         assert dead(sessions, now) == []
     assert dead(sessions, 16.9) == []
     assert dead(sessions, 17.0) == ["x-s1"]
@@ -56,20 +66,20 @@ def test_a_heartbeat_starts_the_grace_anew(sessions: Sessions) -> None:
 def test_a_client_that_sends_heartbeats_lives_for_hours(sessions: Sessions) -> None:
     sessions.open("", "client", 1.0, 0.0)
     for quarter in range(4 * 3600 * 3):
-        assert sessions.heard("x-s1", quarter / 4)
+        assert sessions.heartbeat("x-s1", quarter / 4)
         assert sessions.expired(quarter / 4, 0.0) == []
 
 
 def test_a_heartbeat_that_is_read_late_takes_nothing_back(sessions: Sessions) -> None:
     sessions.open("", "client", 5.0, 100.0)
-    assert sessions.heard("x-s1", 90.0)
+    assert sessions.heartbeat("x-s1", 90.0)
     assert dead(sessions, 104.9) == []
 
 
 def test_a_heartbeat_of_a_dead_session_says_that_it_is_dead(sessions: Sessions) -> None:
     sessions.open("", "client", 5.0, 0.0)
     sessions.expired(5.0, 0.0)
-    assert not sessions.heard("x-s1", 5.0)
+    assert not sessions.heartbeat("x-s1", 5.0)
     assert alive(sessions) == []
 
 
@@ -88,14 +98,14 @@ def test_each_session_has_its_own_grace(sessions: Sessions) -> None:
 def test_sessions_found_dead_together_are_told_in_the_order_in_which_they_died(sessions: Sessions) -> None:
     sessions.open("", "client", 1.0, 0.0)
     sessions.open("", "client", 2.0, 0.0)
-    sessions.heard("x-s1", 5.0)
+    sessions.heartbeat("x-s1", 5.0)
     assert dead(sessions, 100.0) == ["x-s2", "x-s1"]
 
 
 def test_next_due_comes_no_later_than_the_next_death(sessions: Sessions) -> None:
     dues = [sessions.next_due]
     sessions.open("", "client", 5.0, 0.0)
-    sessions.heard("x-s1", 3.0)
+    sessions.heartbeat("x-s1", 3.0)
     for now in (5.0, 8.0):
         dues.append(sessions.next_due)
         sessions.expired(now, 0.0)
@@ -154,7 +164,7 @@ def test_a_session_that_lives_is_resumed_with_its_grace(sessions: Sessions) -> N
 def test_a_session_that_died_is_not_resumed(sessions: Sessions) -> None:
     sessions.open("", "client", 5.0, 0.0)
     sessions.expired(5.0, 0.0)
-    with pytest.raises(Refusal, match="'x-s1' does not live") as caught:
+    with pytest.raises(Refusal, match="'x-s1' is not open") as caught:
         sessions.open("x-s1", "client", None, 5.0)
     assert caught.value.reason is Reason.SESSION_EXPIRED
 
@@ -164,7 +174,7 @@ def test_a_session_that_never_was_does_not_live(sessions: Sessions, session_id: 
     with pytest.raises(Refusal) as caught:
         sessions.find(session_id)
     assert caught.value.reason is Reason.SESSION_EXPIRED
-    assert not sessions.heard(session_id, 0.0)
+    assert not sessions.heartbeat(session_id, 0.0)
     assert sessions.name(session_id) == ""
 
 
@@ -200,7 +210,7 @@ def test_more_sessions_than_allowed_are_refused_until_one_ends(sessions: Session
 
 @pytest.mark.parametrize("grace_s", [0.0, -1.0, 0.099, 3600.1, math.inf, math.nan])
 def test_a_grace_out_of_bounds_is_refused(sessions: Sessions, grace_s: float) -> None:
-    with pytest.raises(Refusal, match=r"a grace is 0\.1 to 3600 seconds") as caught:
+    with pytest.raises(Refusal, match=r"0\.1 to 3600 seconds") as caught:
         sessions.open("", "client", grace_s, 0.0)
     assert caught.value.reason is Reason.INVALID_REQUEST
     assert len(sessions) == 0
@@ -234,7 +244,7 @@ def test_the_claims_of_a_session_that_died_end_and_their_rows_come_first_in_line
 def test_rows_of_a_session_that_died_are_delivered_to_whoever_waits(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     caller.take("a", session_id=caller.open_session(5.0))
-    caller.claim(caller.claim_call("a"))
+    caller.apply(caller.claim_call("a"))
     assert caller.plane.take_effects() == []
     (effect,) = caller.pass_time(5.0)
     assert isinstance(effect, Granted)
@@ -247,7 +257,7 @@ def test_a_session_that_is_heard_of_keeps_its_claims(caller: Caller) -> None:
     grant = caller.take("a", session_id=session_id)
     for _ in range(10):
         caller.pass_time(4.0)
-        assert caller.plane.heartbeat(session_id, caller.now)
+        assert caller.apply(Heartbeat(session_id))
     assert caller.commit(grant.claim_id).consumed_rows == 1
 
 
@@ -262,7 +272,7 @@ def test_closing_a_session_gives_its_rows_back_at_once(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     session_id = caller.open_session()
     caller.take("a", session_id=session_id)
-    caller.plane.close_session(session_id, caller.now)
+    caller.apply(CloseSession(session_id))
     assert caller.take("a").sample_ids == ("s1",)
     assert caller.plane.totals().sessions == 0
 
@@ -282,21 +292,21 @@ def test_nothing_is_claimed_or_reserved_in_the_name_of_a_session_that_ended(call
     if ended == "died":
         caller.pass_time(5.0)
     else:
-        caller.plane.close_session(session_id, caller.now)
+        caller.apply(CloseSession(session_id))
     with caller.refuses(Reason.SESSION_EXPIRED, session_id):
-        caller.claim(caller.claim_call("a", session_id=session_id))
+        caller.apply(caller.claim_call("a", session_id=session_id))
     with caller.refuses(Reason.SESSION_EXPIRED, session_id):
-        caller.claim_shard(caller.shard_call("a", session_id=session_id))
+        caller.apply(caller.shard_call("a", session_id=session_id))
     with caller.refuses(Reason.SESSION_EXPIRED, session_id):
         caller.reserve("g", ["s2"], session_id)
     with caller.refuses(Reason.SESSION_EXPIRED, session_id):
-        caller.plane.open_session(session_id, "client", None, caller.now)
+        caller.apply(OpenSession(session_id, "client", None))
 
 
 def test_a_claim_that_waits_is_refused_when_its_session_ends(caller: Caller) -> None:
     session_id = caller.open_session()
-    caller.claim(caller.claim_call("a", session_id=session_id))
-    caller.plane.close_session(session_id, caller.now)
+    caller.apply(caller.claim_call("a", session_id=session_id))
+    caller.apply(CloseSession(session_id))
     (effect,) = caller.plane.take_effects()
     assert isinstance(effect, Failed)
     assert effect.refusal.reason is Reason.SESSION_EXPIRED
@@ -311,8 +321,8 @@ def test_the_plane_tells_which_sessions_died_and_what_ended_with_each(caller: Ca
     caller.take("a", batch_size=2, session_id=first)
     caller.reserve("g", ["g1"], second)
     caller.now = 6.0
-    caller.plane.advance(caller.now)
-    died = [effect for effect in caller.plane.take_effects() if isinstance(effect, SessionDied)]
+    caller.apply(Advance())
+    died = [effect for effect in caller.plane.take_effects() if isinstance(effect, SessionExpired)]
     assert [(one.session_id, one.claims, one.rows, one.groups) for one in died] == [(first, 1, 2, 0), (second, 0, 0, 1)]
     assert [one.silent_s for one in died] == [6.0, 6.0]
 
@@ -321,7 +331,7 @@ def test_a_server_that_stood_still_ends_nothing(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     grant = caller.take("a", session_id=caller.open_session(5.0))
     caller.now = 1000.0
-    caller.plane.advance(caller.now, stalled_s=1000.0)
+    caller.apply(Advance(stalled_s=1000.0))
     assert caller.commit(grant.claim_id).consumed_rows == 1
 
 
@@ -333,3 +343,34 @@ def test_the_plane_says_when_something_is_due(new_caller: Callable[..., Caller])
     dues.append(caller.plane.next_due)
     caller.pass_time(5.0)
     assert [*dues, caller.plane.next_due] == [None, 5.0, None]
+
+
+@pytest.mark.parametrize("holder_first", [True, False], ids=["the holder first", "the waiting one first"])
+def test_of_two_sessions_that_expire_at_once_neither_is_granted_the_rows_of_the_other(
+    caller: Caller, holder_first: bool
+) -> None:
+    caller.put_rows(["s1"], "a")
+    holder = caller.open_session(5.0 if holder_first else 6.0)
+    waiting = caller.open_session(6.0 if holder_first else 5.0)
+    caller.take("a", session_id=holder)
+    first = caller.apply(caller.claim_call("a", session_id=waiting))
+    second = caller.apply(caller.shard_call("a", step=1, batch_size=1, min_size=1, dp_world=1, session_id=waiting))
+    heir = caller.apply(caller.claim_call("a"))
+    assert isinstance(first, Waiting)
+    assert isinstance(second, Waiting)
+    assert isinstance(heir, Waiting)
+    caller.now = 20.0
+    caller.apply(Advance())
+    *failed, one, other, granted = caller.plane.take_effects()
+    if isinstance(other, Granted):  # the holder expired first, and its rows were granted before the other one's end
+        other, granted = granted, other
+    assert [(effect.ticket, effect.refusal.reason) for effect in failed if isinstance(effect, Failed)] == [
+        (first.ticket, Reason.SESSION_EXPIRED),
+        (second.ticket, Reason.SESSION_EXPIRED),
+    ]
+    assert isinstance(one, SessionExpired)
+    assert isinstance(other, SessionExpired)
+    assert {one.session_id: one.claims, other.session_id: other.claims} == {holder: 1, waiting: 0}
+    assert one.session_id == (holder if holder_first else waiting)
+    assert isinstance(granted, Granted)
+    assert (granted.ticket, granted.grant.sample_ids) == (heir.ticket, ("s1",))

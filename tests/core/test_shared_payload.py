@@ -8,11 +8,13 @@ import pytest
 from tests.core.arena_model import cut
 from tests.core.caller import BYTES, Caller, int64
 
-from dataplane_server.core.calls.messages import (
+from dataplane_server.core.calls import (
     ClearResult,
+    DropPartition,
+    EndRead,
     GroupFinished,
-    Put,
     PutResult,
+    PutSamples,
     ReadPlan,
     Reservation,
     SampleEvent,
@@ -20,7 +22,7 @@ from dataplane_server.core.calls.messages import (
 )
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.rows.space import Run
+from dataplane_server.core.calls.values import Run
 
 IDS = ["s1", "s2", "s3"]
 
@@ -111,7 +113,7 @@ def test_an_aborted_group_frees_what_its_rows_share(caller: Caller, group: str) 
 
 
 def test_a_dropped_partition_frees_what_its_rows_share(caller: Caller, group: str) -> None:
-    caller.plane.drop_partition(caller.request_id(), "p", 0.0)
+    caller.apply(DropPartition(caller.request_id(), "p"))
     assert caller.used == 0
 
 
@@ -120,7 +122,7 @@ def test_groups_share_apart_from_one_another(caller: Caller, group: str) -> None
     share(caller, other, a=50)
     plan = caller.read(["t1", "s1"], "a")
     assert plan.columns[0].entries.tolist() == [50, 100]
-    caller.plane.end_read(plan.ticket)
+    caller.apply(EndRead(plan.ticket))
     caller.abort_group(group)
     assert caller.used == 50
 
@@ -132,7 +134,7 @@ def test_several_fields_can_be_shared_at_once_and_one_after_the_other(caller: Ca
     assert share(caller, reservation_id, c=40) == PutResult(0, 40)
     plan = caller.read(["s2"], "c", "a", "b")
     assert [column.entries.tolist() for column in plan.columns] == [[40], [10], [20]]
-    caller.plane.end_read(plan.ticket)
+    caller.apply(EndRead(plan.ticket))
     caller.clear(["s1", "s2"])
     assert caller.used == 70
 
@@ -163,7 +165,7 @@ def test_any_kind_of_value_can_be_shared_and_widens_its_field(caller: Caller) ->
 
 def test_rows_cleared_while_a_shared_value_streams_do_not_get_it(caller: Caller) -> None:
     reservation_id = caller.reserve("g", IDS).reservation_id
-    begun = caller.begin_put(caller.put_call([], {"a": [10]}, reservation_id=reservation_id, shared=True))
+    begun = caller.apply(caller.put_call([], {"a": [10]}, reservation_id=reservation_id, shared=True))
     assert isinstance(begun, Reservation)
     caller.clear(["s2"])
     caller.put_rows(["s2"], "b")
@@ -178,7 +180,7 @@ def test_a_shared_value_waits_for_room_as_any_other(new_caller: Callable[..., Ca
     caller.register()
     caller.put_rows(["single"], "a", size=60)
     reservation_id = caller.reserve("g", IDS).reservation_id
-    waiting = caller.begin_put(caller.put_call([], {"a": [30]}, reservation_id=reservation_id, shared=True))
+    waiting = caller.apply(caller.put_call([], {"a": [30]}, reservation_id=reservation_id, shared=True))
     assert isinstance(waiting, Waiting)
     caller.clear(["single"])
     caller.plane.take_effects()
@@ -205,7 +207,7 @@ def test_a_reader_of_one_row_holds_what_all_of_them_shared(finished: Caller) -> 
     assert finished.clear() == ClearResult(3, 106)
     assert finished.used == 102, "the row's bytes in both fields"
     assert finished.plane.partition_info("p").size_bytes == 0
-    finished.plane.end_read(plan.ticket)
+    finished.apply(EndRead(plan.ticket))
     assert finished.used == 0
 
 
@@ -213,16 +215,16 @@ def test_the_last_of_several_readers_of_different_rows_frees_the_bytes(finished:
     plans = [finished.read([sample_id], "a") for sample_id in ("s1", "s2", "s2", "s3")]
     finished.clear()
     for plan in plans[:-1]:
-        finished.plane.end_read(plan.ticket)
+        finished.apply(EndRead(plan.ticket))
         assert finished.used >= 100
-    finished.plane.end_read(plans[-1].ticket)
+    finished.apply(EndRead(plans[-1].ticket))
     assert finished.used == 0
 
 
 def test_a_reader_that_ends_while_rows_are_left_frees_nothing_of_theirs(finished: Caller) -> None:
     plan = finished.read(["s1"], "a")
     finished.clear(["s1", "s2"])
-    finished.plane.end_read(plan.ticket)
+    finished.apply(EndRead(plan.ticket))
     assert (finished.used, finished.read(["s3"], "a").size_bytes) == (103, 100)
 
 
@@ -231,7 +233,7 @@ def test_a_reader_keeps_what_a_row_had_before_it_got_a_value_of_its_own(finished
     finished.put_rows(["s1"], "a", size=5)
     finished.clear(["s2", "s3"])
     assert finished.used == 100 + 5 + 1
-    finished.plane.end_read(plan.ticket)
+    finished.apply(EndRead(plan.ticket))
     assert finished.used == 5 + 1
 
 
@@ -250,7 +252,7 @@ def test_room_that_a_reader_of_a_shared_value_holds_is_not_handed_out(new_caller
 # -- what cannot be shared ---------------------------------------------------------------------------------------------
 
 
-def put_call(caller: Caller, *columns: ColumnSpec, **more: object) -> Put:
+def put_call(caller: Caller, *columns: ColumnSpec, **more: object) -> PutSamples:
     call = {
         "request_id": caller.request_id(),
         "partition_id": "p",
@@ -258,7 +260,7 @@ def put_call(caller: Caller, *columns: ColumnSpec, **more: object) -> Put:
         "columns": columns,
         "shared": True,
     }
-    return Put(**{**call, **more})  # type: ignore[arg-type]
+    return PutSamples(**{**call, **more})  # type: ignore[arg-type]
 
 
 A = ColumnSpec("a", BYTES, int64([3]))
@@ -282,27 +284,27 @@ def test_a_malformed_shared_put_is_refused(caller: Caller, more: dict[str, objec
     put = put_call(caller, A, **{"reservation_id": reservation_id, **more})
     reason = Reason.ROW_COUNT_MISMATCH if words == ("2 rows",) else Reason.INVALID_REQUEST
     with caller.refuses(reason, *words):
-        caller.begin_put(put)
+        caller.apply(put)
 
 
 def test_per_token_fields_cannot_be_shared(caller: Caller) -> None:
     caller.register(per_token_fields=frozenset("a"))
     reservation_id = caller.reserve("g", IDS).reservation_id
     with caller.refuses(Reason.INVALID_REQUEST, "'p'", "'g'", "'a'", "per-token"):
-        caller.begin_put(put_call(caller, A, reservation_id=reservation_id))
+        caller.apply(put_call(caller, A, reservation_id=reservation_id))
 
 
 def test_a_field_that_a_row_of_the_group_has_already_cannot_be_shared(caller: Caller, group: str) -> None:
     for field, row in (("b", "'s1'"), ("a", "'s1'")):
         column = ColumnSpec(field, BYTES, int64([3]))
         with caller.refuses(Reason.INVALID_REQUEST, "'p'", "'g'", repr(field), row):
-            caller.begin_put(put_call(caller, column, reservation_id=group))
+            caller.apply(put_call(caller, column, reservation_id=group))
 
 
 def test_of_two_shared_puts_of_a_field_under_way_the_first_to_finish_stays(caller: Caller) -> None:
     reservation_id = caller.reserve("g", IDS).reservation_id
     first, second = (
-        caller.begin_put(put_call(caller, ColumnSpec("a", BYTES, int64([size])), reservation_id=reservation_id))
+        caller.apply(put_call(caller, ColumnSpec("a", BYTES, int64([size])), reservation_id=reservation_id))
         for size in (3, 4)
     )
     assert isinstance(first, Reservation)
@@ -325,4 +327,4 @@ def test_a_shared_column_obeys_the_rules_of_every_column(caller: Caller, column:
     caller.put_rows(["single"], "b")
     reservation_id = caller.reserve("g", IDS).reservation_id
     with caller.refuses(reason):
-        caller.begin_put(put_call(caller, column, reservation_id=reservation_id))
+        caller.apply(put_call(caller, column, reservation_id=reservation_id))

@@ -13,7 +13,8 @@ from tests.core.arena_model import free_ranges, longest_room
 from tests.core.caller import int64
 
 from dataplane_server.core.calls.columns import Int64Array
-from dataplane_server.core.rows.space import ALIGNMENT, Run, Space, merged_runs
+from dataplane_server.core.calls.values import Run
+from dataplane_server.core.rows.space import ALIGNMENT, Space, merged_runs
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
@@ -56,13 +57,13 @@ class SpaceAndByteMap:
     def check(self) -> None:
         assert self.space.used == sum(self.in_use)
         assert self.space.free == self.in_use.count(0)
-        settled = list(self.space.free_ranges())
-        pieces = [*settled, *self.space.piled_ranges()]
+        merged = list(self.space.free_ranges())
+        pieces = [*merged, *self.space.pending_ranges()]
         assert self.space.free == sum(end - start for start, end in pieces)
         for start, end in pieces:
             assert not any(self.in_use[start:end])
-        if len(pieces) == len(settled):
-            assert sorted(settled) == free_ranges(self.in_use)
+        if len(pieces) == len(merged):
+            assert sorted(merged) == free_ranges(self.in_use)
 
 
 sizes_of_rows = st.lists(st.integers(0, 150), min_size=1, max_size=8)
@@ -101,15 +102,15 @@ def test_many_ranges_given_back_at_once_are_free_at_once_and_found() -> None:
         assert both.allocate([size] * 4000)
     for _ in range(6):
         both.release(dice.sample(range(len(both.rows)), 2500))
-        assert list(both.space.piled_ranges())
+        assert list(both.space.pending_ranges())
         both.check()
         while both.allocate([dice.choice((4, 9, 30)) for _ in range(400)]):
             both.check()
     both.release(range(len(both.rows)))
-    while list(both.space.piled_ranges()):
-        before = both.space.piled
-        both.space.settle(700)
-        assert before - 700 <= both.space.piled < before
+    while list(both.space.pending_ranges()):
+        before = both.space.pending_frees
+        both.space.merge_pending(700)
+        assert before - 700 <= both.space.pending_frees < before
         both.check()
     assert list(both.space.free_ranges()) == [(0, 200_000)]
 

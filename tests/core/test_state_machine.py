@@ -26,7 +26,7 @@ from tests.core.drawn_calls import (
 )
 from tests.core.modelled_plane import ModelledPlane
 
-from dataplane_server.core.calls.messages import ClaimRequest, Commit, Definition, Put
+from dataplane_server.core.calls import ClaimSamples, CommitClaim, Definition, PutSamples
 
 pytestmark = pytest.mark.timeout(1800)  # a failure is shrunk before it is shown
 
@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
     # -- writes --------------------------------------------------------------------------------------------------------
 
     @rule(calls=st.lists(puts(), min_size=1, max_size=4), hold=rarely)
-    def put(self, calls: list[Put], hold: bool) -> None:
+    def put(self, calls: list[PutSamples], hold: bool) -> None:
         tickets = [self.world.begin(replace(call, request_id=self.world.request_id())) for call in calls]
         for ticket in tickets[::-1]:
             if ticket is not None and not hold:
@@ -99,7 +99,7 @@ class Machine(RuleBasedStateMachine):
             return
         claim = self.world.claims.get(claim_id)
         specs = data.draw(columns(len(claim.rows) if claim else 1, names))
-        ticket = self.world.begin(Commit(self.world.request_id(), claim_id, specs))
+        ticket = self.world.begin(CommitClaim(self.world.request_id(), claim_id, specs))
         if ticket is not None and not hold:
             self.world.finish(ticket)
 
@@ -146,7 +146,7 @@ class Machine(RuleBasedStateMachine):
     # -- claims --------------------------------------------------------------------------------------------------------
 
     @rule(requests=st.lists(claim_requests(), min_size=1, max_size=3))
-    def claim(self, requests: list[ClaimRequest]) -> None:
+    def claim(self, requests: list[ClaimSamples]) -> None:
         for request in requests:
             self.world.claim(replace(request, request_id=self.world.request_id()))
 

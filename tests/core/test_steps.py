@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.messages import Granted, Waiting
+from dataplane_server.core.calls import AbandonClaim, GiveUpClaim, Granted, Waiting
 from dataplane_server.core.calls.refusal import Reason
 
 
@@ -28,13 +28,13 @@ def test_the_first_call_takes_the_rows_of_all_ranks(rows: Caller) -> None:
 
 def test_rows_of_a_step_are_handed_to_nobody_else_whatever_fields_they_ask_for(caller: Caller) -> None:
     for fields in (("b",), ("a", "b"), ()):
-        waiting = caller.claim(caller.claim_call(*fields))
+        waiting = caller.apply(caller.claim_call(*fields))
         assert isinstance(waiting, Waiting)
-        caller.plane.abandon_claim(waiting.ticket, caller.now)
+        caller.apply(AbandonClaim(waiting.ticket))
     caller.put_rows(["s0", "s1", "s2", "s3"], "a", "b")
     caller.take_shard("a", dp_rank=0)
     for fields in (("b",), ("a", "b"), ()):
-        assert isinstance(caller.claim(caller.claim_call(*fields)), Waiting)
+        assert isinstance(caller.apply(caller.claim_call(*fields)), Waiting)
     assert caller.take_shard("a", dp_rank=1).sample_ids == ("s2", "s3")
 
 
@@ -70,7 +70,7 @@ def test_a_group_goes_to_one_rank(caller: Caller) -> None:
 
 
 def test_everybody_who_waits_for_a_step_is_served_at_once(caller: Caller) -> None:
-    waits = [caller.claim_shard(caller.shard_call("a", dp_rank=rank)) for rank in (1, 0, 1)]
+    waits = [caller.apply(caller.shard_call("a", dp_rank=rank)) for rank in (1, 0, 1)]
     caller.put_rows([f"s{i}" for i in range(4)], "a")
     effects = [effect for effect in caller.plane.take_effects() if isinstance(effect, Granted)]
     tickets = [wait.ticket for wait in waits if isinstance(wait, Waiting)]
@@ -80,15 +80,15 @@ def test_everybody_who_waits_for_a_step_is_served_at_once(caller: Caller) -> Non
 
 def test_every_caller_that_waits_is_counted_once(caller: Caller) -> None:
     for rank in (0, 1, 1):
-        caller.claim_shard(caller.shard_call("a", dp_rank=rank))
+        caller.apply(caller.shard_call("a", dp_rank=rank))
     assert caller.plane.totals().waiting_claims == 3
 
 
 def test_a_step_is_given_up_with_the_last_who_waits_for_it(caller: Caller) -> None:
-    waits = [caller.claim_shard(caller.shard_call("a", dp_rank=rank)) for rank in range(2)]
+    waits = [caller.apply(caller.shard_call("a", dp_rank=rank)) for rank in range(2)]
     for wait in waits:
         assert isinstance(wait, Waiting)
-        assert caller.plane.give_up_claim(wait.ticket, caller.now).reason is Reason.CLAIM_TIMEOUT
+        assert caller.apply(GiveUpClaim(wait.ticket)).reason is Reason.CLAIM_TIMEOUT
     caller.put_rows([f"s{i}" for i in range(4)], "a")
     assert caller.plane.take_effects() == []
     assert caller.take("a", batch_size=4).sample_ids == ("s0", "s1", "s2", "s3")
@@ -130,7 +130,7 @@ def test_a_shard_is_held_by_all_sessions_that_asked_for_it(rows: Caller) -> None
 def test_a_shard_whose_last_holder_died_goes_to_whoever_asks_next_under_a_new_claim(rows: Caller) -> None:
     grant = rows.take_shard("a", session_id=rows.open_session(5.0))
     rows.pass_time(5.0)
-    assert isinstance(rows.claim(rows.claim_call("a", batch_size=5)), Waiting)
+    assert isinstance(rows.apply(rows.claim_call("a", batch_size=5)), Waiting)
     again = rows.take_shard("a")
     assert (again.sample_ids, again.deliveries.tolist()) == (grant.sample_ids, [2, 2])
     assert again.claim_id != grant.claim_id
@@ -177,7 +177,7 @@ def test_steps_are_forgotten_after_so_many_later_ones_and_their_rows_go_back(new
 def test_a_step_that_waited_long_is_not_forgotten_as_it_begins(new_caller: Callable[..., Caller]) -> None:
     caller = new_caller(remembered_steps=2)
     caller.register()
-    caller.claim_shard(caller.shard_call("b", step=0, batch_size=2))
+    caller.apply(caller.shard_call("b", step=0, batch_size=2))
     caller.put_rows([f"s{i}" for i in range(6)], "a")
     for step in (1, 2, 3):
         caller.take_shard("a", step=step, batch_size=2)
@@ -208,10 +208,10 @@ def test_tokens_may_leave_a_rank_without_rows(rows: Caller) -> None:
 def test_a_refused_wait_for_a_step_leaves_nothing_behind(new_caller: Callable[..., Caller]) -> None:
     caller = new_caller(max_waiting_claims=1)
     caller.register()
-    waiting = caller.claim(caller.claim_call("b"))
+    waiting = caller.apply(caller.claim_call("b"))
     with caller.refuses(Reason.LIMIT_REACHED):
-        caller.claim_shard(caller.shard_call("a"))
+        caller.apply(caller.shard_call("a"))
     assert isinstance(waiting, Waiting)
-    caller.plane.abandon_claim(waiting.ticket, caller.now)
+    caller.apply(AbandonClaim(waiting.ticket))
     caller.put_rows([f"s{i}" for i in range(4)], "a")
     assert caller.take_shard("a").sample_ids == ("s0", "s1")

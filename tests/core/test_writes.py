@@ -7,15 +7,28 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls.messages import Commit, CommitResult, Failed, Put, PutResult, Reservation, Waiting
+from dataplane_server.core.calls import (
+    AbortWrite,
+    CommitClaim,
+    CommitResult,
+    DropPartition,
+    EndRead,
+    Failed,
+    GiveUpWrite,
+    PutResult,
+    PutSamples,
+    Reservation,
+    ShareReservation,
+    Waiting,
+)
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 
 R = Reason
 
 
-def begun(caller: Caller, put: Put) -> Reservation:
-    reservation = caller.begin_put(put)
+def begun(caller: Caller, put: PutSamples) -> Reservation:
+    reservation = caller.apply(put)
     assert isinstance(reservation, Reservation)
     return reservation
 
@@ -47,8 +60,8 @@ def test_nothing_of_a_put_shows_before_it_is_finished(caller: Caller) -> None:
 def test_an_aborted_put_leaves_nothing_behind(caller: Caller) -> None:
     before = caller.state()
     reservation = begun(caller, caller.put_call(["s1"], {"a": [3]}))
-    caller.plane.abort_write(reservation.ticket)
-    caller.plane.abort_write(reservation.ticket)
+    caller.apply(AbortWrite(reservation.ticket))
+    caller.apply(AbortWrite(reservation.ticket))
     assert caller.state() == before
     with pytest.raises(Refusal):
         caller.finish(reservation.ticket)
@@ -56,7 +69,7 @@ def test_an_aborted_put_leaves_nothing_behind(caller: Caller) -> None:
 
 def test_an_aborted_put_does_not_settle_the_shape_of_its_field(caller: Caller) -> None:
     reservation = begun(caller, caller.put_call(["s1"], {"a": [3]}))
-    caller.plane.abort_write(reservation.ticket)
+    caller.apply(AbortWrite(reservation.ticket))
     assert caller.put(caller.put_call(["s1"], columns=[ColumnSpec("a", Shape("dense", "float32", ()))])).size_bytes == 4
 
 
@@ -65,7 +78,7 @@ def test_a_put_replaces_its_fields_and_leaves_the_others(caller: Caller) -> None
     caller.put(caller.put_call(["s1"], {"a": [9]}))
     plan = caller.read(["s1"], "a", "b")
     assert [column.entries.tolist() for column in plan.columns] == [[9], [4]]
-    caller.plane.end_read(plan.ticket)
+    caller.apply(EndRead(plan.ticket))
     assert caller.used == 13
 
 
@@ -128,10 +141,10 @@ def test_a_field_keeps_its_shape_after_its_last_row_is_gone(caller: Caller) -> N
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        pytest.param(lambda c: c.plane.drop_partition(c.request_id(), "p", 0.0), R.PARTITION_NOT_FOUND, id="dropped"),
+        pytest.param(lambda c: c.apply(DropPartition(c.request_id(), "p")), R.PARTITION_NOT_FOUND, id="dropped"),
         pytest.param(lambda c: c.register(("a", "b"), ("train",)), R.FIELD_NOT_DECLARED, id="field dropped"),
         pytest.param(
-            lambda c: c.put(Put(c.request_id(), "p", ["s9"], [ColumnSpec("c", Shape("dense", "int8", ()))])),
+            lambda c: c.put(PutSamples(c.request_id(), "p", ["s9"], [ColumnSpec("c", Shape("dense", "int8", ()))])),
             R.FIELD_MISMATCH,
             id="field took another shape",
         ),
@@ -162,9 +175,9 @@ def test_a_failed_put_to_a_full_server_registers_no_row(new_caller: Callable[...
     caller = new_caller(memory_bytes=64)
     caller.register()
     caller.put_rows(["s1"], "a", size=64)
-    waiting = caller.begin_put(caller.put_call(["s2"], {"a": [1]}))
+    waiting = caller.apply(caller.put_call(["s2"], {"a": [1]}))
     assert isinstance(waiting, Waiting)
-    caller.plane.give_up_write(waiting.ticket)
+    caller.apply(GiveUpWrite(waiting.ticket))
     with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'s2'"):
         caller.read(["s2"], "a")
     assert caller.plane.totals().rows == 1
@@ -188,37 +201,43 @@ def test_a_repeated_put_takes_the_place_of_one_that_streams(caller: Caller) -> N
     assert caller.finish(second.ticket) == PutResult(1, 3)
 
 
-def test_a_repeated_put_that_is_refused_leaves_the_one_under_way_alone(caller: Caller) -> None:
+def test_a_repeated_put_that_is_refused_has_ended_the_one_under_way(caller: Caller) -> None:
+    """Also if the arena has no space for the repeated put: that of the earlier one is free before it is checked."""
     put = caller.put_call(["s1"], {"a": [3]})
-    reservation = begun(caller, put)
     for other in (
-        Put(put.request_id, "nowhere", ["s1"]),
-        Put(put.request_id, "p", ["s1"], [ColumnSpec("a", Shape("jagged", "uint8", ()), int64([5000]))]),
+        PutSamples(put.request_id, "nowhere", ["s1"]),
+        PutSamples(put.request_id, "p", ["s1"], [ColumnSpec("a", Shape("jagged", "uint8", ()), int64([5000]))]),
     ):
+        reservation = begun(caller, put)
         with pytest.raises(Refusal):
-            caller.begin_put(other)
-        assert caller.plane.take_effects() == []
-    assert caller.finish(reservation.ticket) == PutResult(1, 3)
+            caller.apply(other)
+        (failed,) = caller.plane.take_effects()
+        assert isinstance(failed, Failed)
+        assert (failed.ticket, failed.refusal.reason) == (reservation.ticket, Reason.SUPERSEDED)
+        assert caller.used == 0
+        with pytest.raises(Refusal) as caught:
+            caller.finish(reservation.ticket)
+        assert caught.value.reason is Reason.SUPERSEDED
 
 
 def test_lent_room_of_a_put_whose_place_was_taken_stays_lent_until_it_is_given_back(caller: Caller) -> None:
     put = caller.put_call(["s1"], {"a": [3]})
     earlier = begun(caller, put)
-    caller.plane.lend_reservation(earlier.ticket)
+    caller.apply(ShareReservation(earlier.ticket))
     later = begun(caller, put)
     assert caller.used == 6
     assert not set(earlier.runs) & set(later.runs)
     assert not caller.plane.holds_reservation(earlier.ticket)
     caller.finish(later.ticket)
     assert caller.used == 6
-    caller.plane.abort_write(earlier.ticket)
+    caller.apply(AbortWrite(earlier.ticket))
     assert caller.used == 3
 
 
 def test_lent_room_is_given_back_by_a_finish_that_comes_too_late(caller: Caller) -> None:
     put = caller.put_call(["s1"], {"a": [3]})
     earlier = begun(caller, put)
-    caller.plane.lend_reservation(earlier.ticket)
+    caller.apply(ShareReservation(earlier.ticket))
     later = begun(caller, put)
     with pytest.raises(Refusal) as caught:
         caller.finish(earlier.ticket)
@@ -230,8 +249,8 @@ def test_lent_room_is_given_back_by_a_finish_that_comes_too_late(caller: Caller)
 def test_a_repeated_commit_takes_the_place_of_one_that_streams(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     commit = caller.commit_call(caller.take("a").claim_id, {"b": [5]})
-    first = caller.plane.begin_commit(commit, 0.0)
-    second = caller.plane.begin_commit(commit, 0.0)
+    first = caller.apply(commit)
+    second = caller.apply(commit)
     assert isinstance(first, Reservation)
     assert isinstance(second, Reservation)
     assert [effect.ticket for effect in caller.plane.take_effects()] == [first.ticket]
@@ -244,10 +263,10 @@ def test_a_repeated_commit_takes_the_place_of_one_that_streams(caller: Caller) -
 
 def test_a_commit_writes_its_columns_and_consumes_its_rows_in_one_step(caller: Caller) -> None:
     caller.put_rows(["s1", "s2"], "a")
-    waiting = caller.claim(caller.claim_call("b", batch_size=2, task="score"))
+    waiting = caller.apply(caller.claim_call("b", batch_size=2, task="score"))
     assert isinstance(waiting, Waiting)
     grant = caller.take("a", batch_size=2)
-    reservation = caller.plane.begin_commit(caller.commit_call(grant.claim_id, {"b": [3, 4]}), 0.0)
+    reservation = caller.apply(caller.commit_call(grant.claim_id, {"b": [3, 4]}))
     assert isinstance(reservation, Reservation)
     assert caller.plane.take_effects() == []
     assert caller.finish(reservation.ticket) == CommitResult(2)
@@ -264,7 +283,7 @@ def test_columns_of_a_commit_follow_the_rows_of_its_claim(caller: Caller) -> Non
     caller.release(second.claim_id)
     grant = caller.take("a", batch_size=3)
     assert grant.sample_ids == ("s3", "s1", "s2")
-    reservation = caller.plane.begin_commit(caller.commit_call(grant.claim_id, {"b": [30, 10, 20]}), 0.0)
+    reservation = caller.apply(caller.commit_call(grant.claim_id, {"b": [30, 10, 20]}))
     assert isinstance(reservation, Reservation)
     caller.finish(reservation.ticket)
     assert caller.read(["s1", "s2", "s3"], "b").columns[0].entries.tolist() == [10, 20, 30]
@@ -273,8 +292,8 @@ def test_columns_of_a_commit_follow_the_rows_of_its_claim(caller: Caller) -> Non
 def test_of_two_commits_of_one_claim_the_first_to_finish_takes_effect(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     claim_id = caller.take("a").claim_id
-    first = caller.plane.begin_commit(caller.commit_call(claim_id, {"b": [3]}), 0.0)
-    second = caller.plane.begin_commit(caller.commit_call(claim_id, {"b": [9]}), 0.0)
+    first = caller.apply(caller.commit_call(claim_id, {"b": [3]}))
+    second = caller.apply(caller.commit_call(claim_id, {"b": [9]}))
     assert isinstance(first, Reservation)
     assert isinstance(second, Reservation)
     assert caller.finish(second.ticket) == CommitResult(1)
@@ -288,7 +307,7 @@ def test_of_two_commits_of_one_claim_the_first_to_finish_takes_effect(caller: Ca
 def test_a_commit_refused_at_its_end_leaves_the_claim_open(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     claim_id = caller.take("a").claim_id
-    reservation = caller.plane.begin_commit(caller.commit_call(claim_id, {"b": [5]}), 0.0)
+    reservation = caller.apply(caller.commit_call(claim_id, {"b": [5]}))
     assert isinstance(reservation, Reservation)
     caller.clear(["s1"])
     with pytest.raises(Refusal, match=f"'s1' of claim '{claim_id}' was cleared"):
@@ -303,7 +322,7 @@ def test_a_commit_whose_columns_the_world_has_overtaken_is_refused_at_its_end_an
 ) -> None:
     caller.put_rows(["s1"], "a")
     claim_id = caller.take("a").claim_id
-    reservation = caller.plane.begin_commit(caller.commit_call(claim_id, {"b": [5]}), 0.0)
+    reservation = caller.apply(caller.commit_call(claim_id, {"b": [5]}))
     assert isinstance(reservation, Reservation)
     caller.put(caller.put_call(["s2"], columns=[ColumnSpec("b", Shape("dense", "float32", ()))]))
     with pytest.raises(Refusal) as caught:
@@ -319,7 +338,7 @@ def test_a_commit_without_columns_counts_the_rows_that_are_left(caller: Caller) 
     caller.clear(["s2"])
     assert caller.commit(grant.claim_id) == CommitResult(2)
     with caller.refuses(Reason.CLAIM_NOT_FOUND, grant.claim_id):
-        caller.plane.begin_commit(Commit(caller.request_id(), grant.claim_id), 0.0)
+        caller.apply(CommitClaim(caller.request_id(), grant.claim_id))
 
 
 # -- write-backs in the name of a claim --------------------------------------------------------------------------------
@@ -412,7 +431,7 @@ def test_the_story_of_a_row_names_who_put_which_fields_and_under_which_claim(cal
     caller.put(caller.put_call(["s1"], {"a": [1]}, caller="rollout-7"))
     first, second = caller.take("a").claim_id, caller.take("a", task="score").claim_id
     caller.put(caller.put_call(["s1"], {"b": [1]}, claim_id=first, caller="critic"))
-    reservation = caller.plane.begin_commit(caller.commit_call(second, {"b": [2], "a": [3]}), 0.0)
+    reservation = caller.apply(caller.commit_call(second, {"b": [2], "a": [3]}))
     assert isinstance(reservation, Reservation)
     caller.finish(reservation.ticket)
     assert told(caller, "s1") == [
@@ -423,11 +442,11 @@ def test_the_story_of_a_row_names_who_put_which_fields_and_under_which_claim(cal
 
 
 def test_a_put_that_never_finished_is_not_told(caller: Caller) -> None:
-    caller.plane.abort_write(begun(caller, caller.put_call(["s1"], {"a": [1]})).ticket)
+    caller.apply(AbortWrite(begun(caller, caller.put_call(["s1"], {"a": [1]})).ticket))
     assert told(caller, "s1") == []
 
 
 def test_the_name_of_a_caller_has_a_bound(caller: Caller) -> None:
     with caller.refuses(Reason.INVALID_REQUEST, "caller", "256 bytes"):
-        caller.begin_put(caller.put_call(["s1"], {"a": [1]}, caller="x" * 257))
+        caller.apply(caller.put_call(["s1"], {"a": [1]}, caller="x" * 257))
     caller.put(caller.put_call(["s1"], {"a": [1]}, caller="x" * 256))

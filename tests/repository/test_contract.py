@@ -12,10 +12,10 @@ import pytest
 from dataplane_client._error_table import BY_CODE
 from dataplane_client.columns_layout import ITEM_SIZES
 from dataplane_client.options import ClientOptions
-from dataplane_server.core.state.answers import MAX_REQUEST_ID_BYTES
 from dataplane_server.core.calls.columns import DTYPE_BYTES, KINDS
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.state.answers import MAX_REQUEST_ID_BYTES
 from dataplane_server.service.error_table import ERROR_TABLE, RETRY_DELAY_S
 from dataplane_server.service.frames import MAX_CHUNK_BYTES, SENT_CHUNK_BYTES
 from dataplane_server.service.servicer import DataPlaneServicer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_server.core.rows.space import Run
+from dataplane_server.core.calls.values import Run
 from dataplane_server.storage.arena import Arena, RunWriter, cut
 
 SIZE = 4096

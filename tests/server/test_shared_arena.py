@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane_server.core.rows.space import Run
+from dataplane_server.core.calls.values import Run
 from dataplane_server.storage.arena import NONCE_BYTES, Arena
 
 SIZE = 5000

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgpack
 import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from dataplane_server.core.calls.messages import Definition, FieldInfo, PartitionInfo, PutResult, ReadColumn, ReadPlan, TaskInfo
+from dataplane_server.core.calls import (
+    Definition,
+    FieldInfo,
+    Int64Array,
+    PartitionInfo,
+    PutResult,
+    ReadColumn,
+    ReadPlan,
+    TaskInfo,
+)
 from dataplane_server.core.calls.columns import DTYPE_BYTES, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service import translate
@@ -55,17 +66,25 @@ def test_a_put_says_in_whose_name_it_comes_and_of_which_rows_it_speaks() -> None
     assert put.generations.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("kind", [pb.PutSamplesHeader, pb.ReadColumnsRequest, pb.ClearSamplesRequest])
-def test_generations_that_are_not_given_are_none(kind: type[pb.ReadColumnsRequest]) -> None:
-    assert translate.generations(kind()) is None
-    given = translate.generations(kind(generations=INT64_ONE_TWO))
+@pytest.mark.parametrize(
+    "generations_of",
+    [
+        lambda given: translate.put(pb.PutSamplesHeader(generations=given)).generations,
+        lambda given: translate.read(pb.ReadColumnsRequest(generations=given)).generations,
+        lambda given: translate.clear(pb.ClearSamplesRequest(generations=given)).generations,
+    ],
+    ids=["put", "read", "clear"],
+)
+def test_generations_that_are_not_given_are_none(generations_of: Callable[[bytes | None], Int64Array | None]) -> None:
+    assert generations_of(None) is None
+    given = generations_of(INT64_ONE_TWO)
     assert given is not None
     assert given.tolist() == [1, 2]
 
 
 def test_generations_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(Refusal, match="generations: numbers are little-endian int64, but their 15 bytes") as caught:
-        translate.generations(pb.ReadColumnsRequest(generations=INT64_ONE_TWO[:15]))
+        translate.read(pb.ReadColumnsRequest(generations=INT64_ONE_TWO[:15]))
     assert caught.value.reason is Reason.INVALID_REQUEST
 
 
@@ -83,7 +102,7 @@ def test_tags_of_a_put_are_dicts_and_empty_bytes_no_tags() -> None:
 @pytest.mark.parametrize("size", [None, 0, 8], ids=str)
 def test_a_group_size_that_is_not_given_is_none_and_zero_is_zero(size: int | None) -> None:
     request = pb.RegisterPartitionRequest(partition_id="p", fields=["x"], grpo_group_size=size)
-    what = translate.definition(request)
+    what = translate.register(request).definition
     assert what.grpo_group_size == size
     message = translate.partition(PartitionInfo(what, (), (), 0, 0, 0, 0))
     assert (message.grpo_group_size if message.HasField("grpo_group_size") else None) == size
@@ -99,7 +118,7 @@ def test_a_definition_keeps_orders_and_enums() -> None:
         enums={"y": pb.EnumNames(names=["no", "yes"])},
         max_deliveries=3,
     )
-    assert translate.definition(request) == Definition(
+    assert translate.register(request).definition == Definition(
         "p", ("y", "x"), ("t2", "t1"), 7, frozenset({"x"}), None, {"y": ("no", "yes")}, 3
     )
 

@@ -8,15 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls.messages import (
-    ClaimRequest,
-    DeadLetter,
-    Grant,
-    GroupPart,
-    Reserve,
-    Reserved,
-    ShardRequest,
-)
+from dataplane_server.core.calls import ClaimSamples, ClaimShard, DeadLetter, Grant, GroupPart, Reserved, ReserveGroup
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service import translate_claims
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -39,7 +31,7 @@ def test_a_claim_comes_through_whole() -> None:
         whole_groups=True,
         max_tokens=9,
     )
-    assert translate_claims.claim(request) == ClaimRequest("r", "p", "train", ("x", "y"), 8, 2, True, "s", True, 9)
+    assert translate_claims.claim(request) == ClaimSamples("r", "p", "train", ("x", "y"), 8, 2, True, "s", True, 9)
 
 
 @pytest.mark.parametrize("given", [{}, {"min_size": 0}, {"min_size": 3}], ids=str)
@@ -67,7 +59,7 @@ def test_a_claim_of_a_shard_comes_through_whole(number: pb.ShardBalance.ValueTyp
         whole_groups=True,
         session_id="s",
     )
-    expected = ShardRequest("r", "p", "train", 7, 1, 4, ("x",), 16, 8, balance, 9, True, "s")
+    expected = ClaimShard("r", "p", "train", 7, 1, 4, ("x",), 16, 8, balance, 9, True, "s")
     assert translate_claims.shard(request) == expected
 
 
@@ -99,7 +91,7 @@ def test_a_reservation_comes_through_whole(version: int | None) -> None:
     request = pb.ReserveGroupRequest(
         request_id="r", partition_id="p", group_id="g", sample_ids=["b", "a"], session_id="s", weight_version=version
     )
-    assert translate_claims.reserve(request) == Reserve("r", "p", "g", ["b", "a"], "s", version)
+    assert translate_claims.reserve(request) == ReserveGroup("r", "p", "g", ["b", "a"], "s", version)
 
 
 def test_a_reservation_is_answered_with_the_generations_of_its_rows() -> None:
@@ -117,12 +109,12 @@ def test_a_reservation_is_answered_with_the_generations_of_its_rows() -> None:
     ids=["whole task", "samples", "neither"],
 )
 def test_a_reset_names_samples_or_all(request_: pb.ResetTaskRequest, expected: list[str] | None) -> None:
-    assert translate_claims.reset_selection(request_) == expected
+    assert translate_claims.reset(request_).sample_ids == expected
 
 
 def test_a_reset_of_samples_and_all_is_refused() -> None:
     with pytest.raises(Refusal, match="not both") as caught:
-        translate_claims.reset_selection(pb.ResetTaskRequest(whole_task=True, sample_ids=["a"]))
+        translate_claims.reset(pb.ResetTaskRequest(whole_task=True, sample_ids=["a"]))
     assert caught.value.reason is Reason.INVALID_REQUEST
 
 

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls.messages import Admitted, Failed, Grant, Granted, Reservation
+from dataplane_server.core.calls import Admitted, Failed, Grant, Granted, Reservation
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.waiters import Waiters
 
@@ -18,7 +18,7 @@ LATE = Refusal(Reason.CLAIM_TIMEOUT, "too late")
 
 async def waiting(waiters: Waiters, timeout_s: float = 20.0) -> asyncio.Task[Grant]:
     """A task that waits with ticket 7."""
-    task = asyncio.create_task(waiters.wait(7, Grant, timeout_s, lambda: LATE))
+    task = asyncio.create_task(waiters.wait(7, Grant, timeout_s, lambda ticket: LATE))
     await asyncio.sleep(0)
     return task
 
@@ -33,7 +33,7 @@ async def test_a_waiter_gets_the_answer_of_its_ticket() -> None:
 
 async def test_a_waiter_for_room_gets_its_reservation() -> None:
     waiters = Waiters()
-    task = asyncio.create_task(waiters.wait(7, Reservation, 20.0, lambda: LATE))
+    task = asyncio.create_task(waiters.wait(7, Reservation, 20.0, lambda ticket: LATE))
     await asyncio.sleep(0)
     waiters.wake(Admitted(7, RESERVATION))
     assert await task is RESERVATION
@@ -49,7 +49,7 @@ async def test_a_failure_is_raised_where_it_is_awaited() -> None:
 
 async def test_at_its_deadline_a_waiter_gives_up_with_what_the_core_says() -> None:
     with pytest.raises(Refusal, match="too late"):
-        await Waiters().wait(7, Grant, 0.0, lambda: LATE)
+        await Waiters().wait(7, Grant, 0.0, lambda ticket: LATE)
 
 
 async def test_an_answer_goes_before_a_later_deadline_and_a_second_answer_is_ignored() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from tests.core.claim_machine.facts import Effects
@@ -17,43 +17,49 @@ from tests.core.claim_machine.history import History
 from tests.core.claim_machine.model import Model
 from tests.core.claim_machine.partition import PartitionModel
 from tests.core.claim_machine.refusals import No
-from tests.core.claim_machine.requests import (
-    VERBS,
-    Abandon,
-    Abort,
-    Adopt,
-    Clear,
-    Drop,
-    Finish,
-    Register,
-    Release,
-    Request,
-    Reset,
-    send,
-)
 from tests.core.claim_machine.things import Answer, Group, Handed, Row, Session, Wish, Write
 
-from dataplane_server.core.calls.messages import (
-    ClaimRequest,
-    Commit,
+from dataplane_server.core.calls import (
+    AbandonClaim,
+    AbandonRequest,
+    AbortGroup,
+    AbortWrite,
+    AdoptClaim,
+    Advance,
+    BeginRead,
+    ClaimSamples,
+    ClaimShard,
+    ClearSamples,
+    CloseSession,
+    CommitClaim,
+    DropPartition,
+    EndRead,
     Failed,
+    FinishGroup,
+    FinishWrite,
+    GiveUpClaim,
     Grant,
     Granted,
-    Put,
+    Heartbeat,
+    OpenSession,
     PutResult,
+    PutSamples,
     ReadPlan,
+    RegisterPartition,
+    ReleaseClaim,
+    RepeatableCall,
     Reservation,
-    Reserve,
     Reserved,
+    ReserveGroup,
+    ResetTask,
     ResidentSample,
-    SessionDied,
+    SessionExpired,
     SessionInfo,
-    ShardRequest,
     Waiting,
 )
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.plane import DataPlane
 
 
 class CheckedPlane:
@@ -64,33 +70,33 @@ class CheckedPlane:
         self.plane = DataPlane(limits)
         self.model = Model(limits)
         self.history = History()
-        self.sent: list[Request] = []
+        self.sent: list[RepeatableCall[Any]] = []
         self.now = 0.0
         self._newest = 0  # generation
         self._told: dict[type, Callable[..., object]] = {
-            Register: self.model.register,
-            Drop: self.model.drop,
-            Clear: self.model.clear,
-            Put: self.model.begin_put,
-            Commit: self.model.begin_commit,
-            ClaimRequest: self.model.claim,
-            ShardRequest: self.model.steps.claim,
-            Release: self.model.release,
-            Abandon: self.model.abandon,
-            Adopt: self.model.adopt,
-            Reset: self.model.reset,
-            Reserve: self.model.reserve,
-            Finish: self.model.finish,
-            Abort: self.model.abort,
+            RegisterPartition: self.model.register,
+            DropPartition: self.model.drop,
+            ClearSamples: self.model.clear,
+            PutSamples: self.model.begin_put,
+            CommitClaim: self.model.begin_commit,
+            ClaimSamples: self.model.claim,
+            ClaimShard: self.model.steps.claim,
+            ReleaseClaim: self.model.release,
+            AbandonRequest: self.model.abandon,
+            AdoptClaim: self.model.adopt,
+            ResetTask: self.model.reset,
+            ReserveGroup: self.model.reserve,
+            FinishGroup: self.model.finish,
+            AbortGroup: self.model.abort,
         }
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def send(self, request: Request) -> object:
+    def send(self, request: RepeatableCall[Any]) -> object:
         """Send a request, for the first time or again. What the plane said."""
         self.sent.append(request)
-        verb = VERBS[type(request)]
-        outcome = self._real(lambda: send(self.plane, request, self.now))
+        verb = verb_of(request)
+        outcome = self._real(lambda: self.plane.apply(request, self.now))
         try:
             before = self.model.recall(request.request_id, verb)
             if before is not None:
@@ -105,13 +111,13 @@ class CheckedPlane:
         self._check_answer(request, outcome, expected)
         return outcome
 
-    def _note_reset(self, request: Request) -> None:
-        if isinstance(request, Reset):
+    def _note_reset(self, request: RepeatableCall[Any]) -> None:
+        if isinstance(request, ResetTask):
             partition = self.model.partitions.get(request.partition_id)
             rows = [] if partition is None else partition.rows
             ids = request.sample_ids
             self.history.reset([row for row in rows if ids is None or row.sample_id in ids], [request.task])
-        elif isinstance(request, Register):
+        elif isinstance(request, RegisterPartition):
             partition = self.model.partitions.get(request.definition.partition_id)
             if partition is not None:
                 self.history.reset(partition.rows, partition.ledgers)
@@ -121,16 +127,16 @@ class CheckedPlane:
         assert outcome.reason in no.reasons, (outcome, outcome.reason, no.reasons)
         self._check_effects()
 
-    def _check_answer(self, request: Request, outcome: object, expected: object) -> None:
+    def _check_answer(self, request: RepeatableCall[Any], outcome: object, expected: object) -> None:
         """An answer that was not given before; it is remembered, if it is one for good."""
         assert not isinstance(outcome, Refusal), (outcome.reason, outcome.message)
         handed = expected if isinstance(expected, Handed) else None
         if isinstance(outcome, Reservation):
-            assert isinstance(request, (Put, Commit))
+            assert isinstance(request, (PutSamples, CommitClaim))
             assert expected is None
             self.model.writes.append(Write(request, outcome.ticket))
         elif isinstance(outcome, Waiting):
-            assert isinstance(request, (ClaimRequest, ShardRequest))
+            assert isinstance(request, (ClaimSamples, ClaimShard))
             assert expected is None
             self.model.wait(request, outcome.ticket)
         elif handed is not None:
@@ -138,19 +144,16 @@ class CheckedPlane:
         elif isinstance(expected, Group):
             assert isinstance(outcome, Reserved)
             self._bind_group(expected, outcome)
-        elif isinstance(request, Register):
-            partition_id = request.definition.partition_id
-            assert outcome == self.plane.partition_info(partition_id, self.now)
         else:
             assert outcome == expected, (outcome, expected)
         self._check_effects()
-        if isinstance(outcome, Grant) and isinstance(request, (ClaimRequest, ShardRequest)) and handed is not None:
+        if isinstance(outcome, Grant) and isinstance(request, (ClaimSamples, ClaimShard)) and handed is not None:
             self._bind_claim(request, handed, outcome)
         if not isinstance(outcome, (Reservation, Waiting)):
             self._remember(request, outcome, handed)
 
-    def _remember(self, request: Request, outcome: object, handed: Handed | None = None) -> None:
-        verb = VERBS[type(request)]
+    def _remember(self, request: RepeatableCall[Any], outcome: object, handed: Handed | None = None) -> None:
+        verb = verb_of(request)
         self.model.answers[request.request_id] = Answer(verb, repr(outcome), self.now, handed)
 
     def _bind_claim(self, wish: Wish, handed: Handed, grant: Grant) -> None:
@@ -183,15 +186,15 @@ class CheckedPlane:
     def finish(self, write: Write) -> None:
         """The last byte of a write has come."""
         self.model.writes.remove(write)
-        outcome = self._real(lambda: self.plane.finish(write.ticket, self.now))
+        outcome = self._real(lambda: self.plane.apply(FinishWrite(write.ticket), self.now))
         call = write.call
         try:
-            expected = self.model.finish_put(call) if isinstance(call, Put) else self.model.finish_commit(call)
+            expected = self.model.finish_put(call) if isinstance(call, PutSamples) else self.model.finish_commit(call)
         except No as no:
             self._check_refused(outcome, no)
             return
         assert outcome == expected, (outcome, expected)
-        if isinstance(call, Put):
+        if isinstance(call, PutSamples):
             assert isinstance(outcome, PutResult)
             partition = self.model.partitions[call.partition_id]
             rows = partition.found(call.sample_ids)
@@ -202,13 +205,13 @@ class CheckedPlane:
 
     def abort_write(self, write: Write) -> None:
         self.model.writes.remove(write)
-        self._real(lambda: self.plane.abort_write(write.ticket))
+        self._real(lambda: self.plane.apply(AbortWrite(write.ticket), self.now))
         self._check_effects()
 
     # -- sessions and time ---------------------------------------------------------------------------------------------
 
     def open_session(self, session_id: str, grace_s: float) -> None:
-        outcome = self._real(lambda: self.plane.open_session(session_id, "client", grace_s, self.now))
+        outcome = self._real(lambda: self.plane.apply(OpenSession(session_id, "client", grace_s), self.now))
         if session_id:
             lives = self.model.heard(session_id)
             assert isinstance(outcome, Refusal) != lives
@@ -221,12 +224,11 @@ class CheckedPlane:
         self.model.sessions.append(Session(outcome.session_id, grace_s, self.now + grace_s))
 
     def heartbeat(self, session_id: str) -> None:
-        assert self.plane.heartbeat(session_id, self.now) == self.model.heard(session_id)
+        assert self.plane.apply(Heartbeat(session_id), self.now) == self.model.heard(session_id)
 
     def close_session(self, session_id: str) -> None:
-        self._real(lambda: self.plane.close_session(session_id, self.now))
-        for session in [session for session in self.model.sessions if session.session_id == session_id]:
-            self.model.end_session(session, died=False)
+        self._real(lambda: self.plane.apply(CloseSession(session_id), self.now))
+        self.model.close_session(session_id)
         self._check_effects()
 
     def pass_time(self, seconds: float) -> None:
@@ -235,22 +237,22 @@ class CheckedPlane:
         self.model.now = self.now
 
     def advance(self, stalled_s: float = 0.0) -> None:
-        self._real(lambda: self.plane.advance(self.now, stalled_s))
+        self._real(lambda: self.plane.apply(Advance(stalled_s), self.now))
         self.model.advance(self.now, stalled_s)
         self._check_effects()
 
     # -- waiting callers -----------------------------------------------------------------------------------------------
 
     def give_up_claim(self, ticket: int) -> None:
-        refusal = self._real(lambda: self.plane.give_up_claim(ticket, self.now))
+        refusal = self._real(lambda: self.plane.apply(GiveUpClaim(ticket), self.now))
         assert isinstance(refusal, Refusal)
         assert refusal.reason is Reason.CLAIM_TIMEOUT
-        self.model.leave_line(ticket)
+        self.model.leave_line([ticket])
         self._check_effects()
 
     def abandon_claim(self, ticket: int) -> None:
-        self._real(lambda: self.plane.abandon_claim(ticket, self.now))
-        self.model.leave_line(ticket)
+        self._real(lambda: self.plane.apply(AbandonClaim(ticket), self.now))
+        self.model.leave_line([ticket])
         self._check_effects()
 
     # -- reads ---------------------------------------------------------------------------------------------------------
@@ -258,7 +260,7 @@ class CheckedPlane:
     def read(self, partition: PartitionModel, rows: list[Row], names: list[str]) -> None:
         """Read rows, by the generations that they had when somebody last looked."""
         ids, births = [row.sample_id for row in rows], np.array([row.generation for row in rows], np.int64)
-        outcome = self._real(lambda: self.plane.begin_read(partition.partition_id, ids, names, births))
+        outcome = self._real(lambda: self.plane.apply(BeginRead(partition.partition_id, ids, names, births), self.now))
         reasons = set()
         for row in rows:
             there = partition.find(row.sample_id)
@@ -274,7 +276,7 @@ class CheckedPlane:
         assert isinstance(outcome, ReadPlan)
         for column in outcome.columns:
             assert column.entries.tolist() == [row.values[column.name].size for row in rows]
-        self.plane.end_read(outcome.ticket)
+        self.plane.apply(EndRead(outcome.ticket), self.now)
 
     # -- comparison ----------------------------------------------------------------------------------------------------
 
@@ -285,7 +287,7 @@ class CheckedPlane:
             return refusal
 
     def _check_effects(self) -> None:
-        """Callers that wait are told what the model says, in its order."""
+        """Callers that wait are told what the model says: failures in its order, grants in that of each task."""
         effects = self.plane.take_effects()
         expected, self.model.effects = self.model.effects, Effects()
         failed = [(effect.ticket, effect.refusal.reason) for effect in effects if isinstance(effect, Failed)]
@@ -293,12 +295,16 @@ class CheckedPlane:
         for (_, reason), (_, reasons) in zip(failed, expected.failed, strict=True):
             assert reason in reasons
         granted = [effect for effect in effects if isinstance(effect, Granted)]
-        of_plane, of_model = [effect.ticket for effect in granted], [ticket for ticket, _, _ in expected.granted]
-        assert of_plane == of_model, (of_plane, of_model, self.model.waiting, effects)
-        for effect, (_, wish, handed) in zip(granted, expected.granted, strict=True):
+        expected_of = {ticket: (wish, handed) for ticket, wish, handed in expected.granted}
+        assert {effect.ticket for effect in granted} == expected_of.keys(), (effects, self.model.waiting)
+        served = sorted(granted, key=lambda effect: task_of(expected_of[effect.ticket][0]))
+        of_model = sorted(expected.granted, key=lambda one: task_of(one[1]))
+        assert [effect.ticket for effect in served] == [ticket for ticket, _, _ in of_model]
+        for effect in granted:
+            wish, handed = expected_of[effect.ticket]
             self._bind_claim(wish, handed, effect.grant)
             self._remember(wish, effect.grant, handed)
-        died = [effect for effect in effects if isinstance(effect, SessionDied)]
+        died = [effect for effect in effects if isinstance(effect, SessionExpired)]
         assert [(one.session_id, one.claims, one.rows, one.groups) for one in died] == expected.died
         assert len(effects) == len(failed) + len(granted) + len(died)
 
@@ -310,8 +316,7 @@ class CheckedPlane:
         assert [info.definition.partition_id for info in self.plane.partition_infos()] == sorted(self.model.partitions)
         for partition_id, partition in self.model.partitions.items():
             told = self.plane.partition_info(partition_id, self.now)
-            removed = {why: rows for why, rows in told.removed_rows.items() if rows}
-            assert replace(told, removed_rows=removed) == partition.info(self.model.waiting_by_task(partition_id))
+            assert told == partition.info(self.model.waiting_by_task(partition_id))
             for info in told.tasks:
                 self.history.check_told(partition.ledgers[info.task], info)
                 assert self.plane.dead_letters(partition_id, info.task) == partition.dead_letters(info.task)
@@ -349,3 +354,13 @@ class CheckedPlane:
         if dues:
             assert due is not None
             assert due <= min(dues)
+
+
+def task_of(wish: Wish) -> tuple[str, str]:
+    return wish.partition_id, wish.task
+
+
+def verb_of(call: RepeatableCall[Any]) -> str:
+    """Calls that may not share a request_id differ in it."""
+    alike = {ClaimShard: ClaimSamples, AbandonRequest: ReleaseClaim}
+    return alike.get(type(call), type(call)).__name__

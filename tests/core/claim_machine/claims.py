@@ -9,16 +9,19 @@ from tests.core.claim_machine.facts import Facts
 from tests.core.claim_machine.lines import rows_of
 from tests.core.claim_machine.partition import PartitionModel
 from tests.core.claim_machine.refusals import No, refuse_if
-from tests.core.claim_machine.requests import Abandon, Adopt, Release, Reset
 from tests.core.claim_machine.steps import HELD_FOR_STEP, Steps
 from tests.core.claim_machine.things import Answer, Claim, Handed, Row, Session, Wait, Wish
 
-from dataplane_server.core.calls.messages import (
-    ClaimRequest,
+from dataplane_server.core.calls import (
+    AbandonRequest,
+    AdoptClaim,
+    ClaimSamples,
     Grant,
     GroupPart,
+    ReleaseClaim,
     ReleaseResult,
     ResetResult,
+    ResetTask,
 )
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
@@ -31,11 +34,11 @@ class Claims(Facts):
         super().__init__(limits)
         self.steps = Steps(self)
 
-    def claim(self, wish: ClaimRequest) -> Handed | None:
+    def claim(self, wish: ClaimSamples) -> Handed | None:
         """None when the claim has to wait."""
+        self.supersede_wait(wish.request_id)
         refuse_if((not 1 <= wish.min_size <= wish.batch_size, Reason.INVALID_REQUEST))
         partition = self.check_wish(wish)
-        self.supersede_wait(wish.request_id)
         if not self.may_take(partition, wish):
             return None
         return self._hand_out(partition, wish)
@@ -56,7 +59,7 @@ class Claims(Facts):
         in_front = [wait for wait in self.waiting_on(wish.partition_id) if partition.line(wait.wish) is line]
         return not in_front and len(line.units) >= wish.min_size
 
-    def _hand_out(self, partition: PartitionModel, wish: ClaimRequest) -> Handed:
+    def _hand_out(self, partition: PartitionModel, wish: ClaimSamples) -> Handed:
         rows = [row for unit in partition.first(wish) for row in rows_of(unit)]
         partition.deliver(wish.task, rows)
         if wish.consume:
@@ -94,12 +97,12 @@ class Claims(Facts):
 
     def receive(self, partition: PartitionModel, wait: Wait) -> None:
         """The turn of a claim, or of all callers of a step, has come."""
-        if isinstance(wait.wish, ClaimRequest):
+        if isinstance(wait.wish, ClaimSamples):
             self._tell(wait.callers[0], self._hand_out(partition, wait.wish))
             return
         step = self.steps.take(partition, wait.wish)
         for caller in wait.callers:
-            assert not isinstance(caller[1], ClaimRequest)
+            assert not isinstance(caller[1], ClaimSamples)
             self._tell(caller, self.steps.hand(partition, step, caller[1]))
 
     def _tell(self, caller: tuple[int, Wish], handed: Handed) -> None:
@@ -107,7 +110,7 @@ class Claims(Facts):
 
     def wait(self, wish: Wish, ticket: int) -> None:
         """A claim stands in line, or with the others of its step."""
-        others = None if isinstance(wish, ClaimRequest) else self.steps.waiting(wish)
+        others = None if isinstance(wish, ClaimSamples) else self.steps.waiting(wish)
         if others is None:
             self.waiting.append(Wait(wish, [(ticket, wish)]))
         else:
@@ -123,13 +126,16 @@ class Claims(Facts):
                 passed.append(line)
         return None
 
-    def leave_line(self, ticket: int) -> None:
-        """A claim that waits is given up, or its caller is gone."""
+    def leave_line(self, tickets: Iterable[int]) -> None:
+        """Claims that wait are given up, or their callers are gone; then those behind them may be served."""
+        tickets, left = set(tickets), []
         for wait in list(self.waiting):
-            wait.callers = [caller for caller in wait.callers if caller[0] != ticket]
+            wait.callers = [caller for caller in wait.callers if caller[0] not in tickets]
             if not wait.callers:
                 self.waiting.remove(wait)
-                self.serve(self.partitions[wait.wish.partition_id])
+                left.append(wait)
+        for wait in left:
+            self.serve(self.partitions[wait.wish.partition_id])
 
     def supersede_wait(self, request_id: str) -> None:
         self.fail_callers(
@@ -137,9 +143,9 @@ class Claims(Facts):
         )
 
     def fail_callers(self, tickets: Iterable[int], reason: Reason) -> None:
-        for ticket in tickets:
-            self.effects.failed.append((ticket, {reason}))
-            self.leave_line(ticket)
+        tickets = sorted(tickets)
+        self.effects.failed += [(ticket, {reason}) for ticket in tickets]
+        self.leave_line(tickets)
 
     def fail(self, wait: Wait, reason: Reason) -> None:
         self.waiting.remove(wait)
@@ -147,7 +153,7 @@ class Claims(Facts):
 
     # -- ends of claims ------------------------------------------------------------------------------------------------
 
-    def release(self, call: Release) -> ReleaseResult:
+    def release(self, call: ReleaseClaim) -> ReleaseResult:
         claim = self.claim_of(call.claim_id)
         until = self.now + call.delay_s if call.delay_s else None
         until = HELD_FOR_STEP if claim.shard is not None else until
@@ -160,7 +166,7 @@ class Claims(Facts):
         self.serve(partition)
         return ReleaseResult(len(rows))
 
-    def adopt(self, call: Adopt) -> None:
+    def adopt(self, call: AdoptClaim) -> bool:
         reasons = set()
         try:
             claim = self.claim_of(call.claim_id)
@@ -175,14 +181,15 @@ class Claims(Facts):
             holder.claims.remove(claim)
         claim.holders = heirs
         heirs[0].claims.append(claim)
+        return True
 
-    def abandon(self, call: Abandon) -> ReleaseResult:
+    def abandon(self, call: AbandonRequest) -> ReleaseResult:
         """Nobody will take a claim: its rows go back as if never delivered, and it is refused if it still comes."""
-        answer = self.recall(call.claim_request_id, "ClaimRequest")
+        answer = self.recall(call.claim_request_id, "ClaimSamples")
         self.supersede_wait(call.claim_request_id)
         handed = None if answer is None else answer.handed
         if handed is None or not handed.consumed:
-            self.answers[call.claim_request_id] = Answer("ClaimRequest", Reason.SUPERSEDED.name, self.now)
+            self.answers[call.claim_request_id] = Answer("ClaimSamples", Reason.SUPERSEDED.name, self.now)
         if handed is None or handed.consumed or handed.claim.ended or handed.claim.shard is not None:
             return ReleaseResult(0)
         claim = handed.claim
@@ -192,7 +199,7 @@ class Claims(Facts):
         self.serve(partition)
         return ReleaseResult(len(rows))
 
-    def reset(self, call: Reset) -> ResetResult:
+    def reset(self, call: ResetTask) -> ResetResult:
         partition = self.partition(call.partition_id)
         refuse_if((call.task not in partition.definition.tasks, Reason.TASK_NOT_REGISTERED))
         wanted = list(partition.rows) if call.sample_ids is None else partition.found(call.sample_ids)
@@ -211,7 +218,7 @@ class Claims(Facts):
         self.serve(partition)
         return ResetResult(taken, len(fenced))
 
-    def _forget_steps(self, partition: PartitionModel, call: Reset, wanted: Sequence[Row]) -> list[Row]:
+    def _forget_steps(self, partition: PartitionModel, call: ResetTask, wanted: Sequence[Row]) -> list[Row]:
         """Forget the steps that have any of the rows; their rows that are claimed, or held for them."""
         rows: list[Row] = []
         for step in list(partition.steps[call.task]):

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 from tests.core.claim_machine.checked_plane import CheckedPlane
 
-from dataplane_server.core.calls.messages import Balance, ClaimRequest, Definition, Put, ShardRequest
+from dataplane_server.core.calls import Balance, ClaimSamples, ClaimShard, Definition, PutSamples
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 
@@ -59,21 +59,21 @@ def columns(names: Sequence[str], lengths: Sequence[int]) -> list[ColumnSpec]:
 
 
 @st.composite
-def plain_puts(draw: st.DrawFn) -> Put:
+def plain_puts(draw: st.DrawFn) -> PutSamples:
     """Without request_id."""
     ids = draw(sample_ids)
     names = draw(st.sampled_from([("a",), ("a",), ("b",), ("a", "b"), ("a", "b"), ()]))
     lengths = draw(st.lists(sizes, min_size=len(ids), max_size=len(ids)))
     tokens = draw(st.sampled_from([None, lengths, [-1] * len(ids), [3] * len(ids)]))
     given = None if tokens is None else np.array(tokens, np.int64)
-    return Put("", draw(partition_ids), ids, columns(names, lengths), None, given)
+    return PutSamples("", draw(partition_ids), ids, columns(names, lengths), None, given)
 
 
 @st.composite
-def claims(draw: st.DrawFn) -> ClaimRequest:
+def claims(draw: st.DrawFn) -> ClaimSamples:
     """Without request_id and session_id."""
     batch_size = draw(st.integers(1, 4))
-    return ClaimRequest(
+    return ClaimSamples(
         "",
         draw(partition_ids),
         draw(tasks),
@@ -88,7 +88,7 @@ def claims(draw: st.DrawFn) -> ClaimRequest:
 
 
 @st.composite
-def shards(draw: st.DrawFn) -> ShardRequest:
+def shards(draw: st.DrawFn) -> ClaimShard:
     """Without request_id and session_id. Requests for one step mostly agree."""
     step = draw(st.integers(0, 4))
     balances: list[Balance] = ["rows", "tokens"]
@@ -99,7 +99,7 @@ def shards(draw: st.DrawFn) -> ShardRequest:
     whole = step == 1
     balance = balances[step % 2]
     at = (draw(partition_ids), draw(tasks), step)
-    return ShardRequest("", *at, rank, world, fields, size, 2, balance, tokens if step < 3 else 5, whole)
+    return ClaimShard("", *at, rank, world, fields, size, 2, balance, tokens if step < 3 else 5, whole)
 
 
 def session_id(world: CheckedPlane, choice: int) -> str:

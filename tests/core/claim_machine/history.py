@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tests.core.claim_machine.things import Claim, Ledger, Row
 
-from dataplane_server.core.calls.messages import TaskInfo
+from dataplane_server.core.calls import TaskInfo
 
 
 @dataclass(eq=False)

@@ -6,22 +6,26 @@ whoever compares, and finds things by looking for them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tests.core.claim_machine.partition import PartitionModel
 from tests.core.claim_machine.refusals import No, refuse_if
-from tests.core.claim_machine.requests import Abort, Clear, Drop, Finish, Register
 from tests.core.claim_machine.things import Group, Row, Session
 from tests.core.claim_machine.writes import Writes
 
-from dataplane_server.core.calls.messages import (
-    ClaimRequest,
+from dataplane_server.core.calls import (
+    AbortGroup,
     ClearResult,
+    ClearSamples,
+    DropPartition,
     DropResult,
+    FinishGroup,
     GroupAborted,
     GroupFinished,
-    Reserve,
-    ShardRequest,
+    PartitionInfo,
+    RegisterPartition,
+    ReserveGroup,
 )
 from dataplane_server.core.calls.refusal import Reason
 
@@ -29,12 +33,12 @@ from dataplane_server.core.calls.refusal import Reason
 class Model(Writes):
     # -- partitions ----------------------------------------------------------------------------------------------------
 
-    def register(self, call: Register) -> None:
+    def register(self, call: RegisterPartition) -> PartitionInfo:
         definition = call.definition
         partition = self.partitions.get(definition.partition_id)
         if partition is None:
-            self.partitions[definition.partition_id] = PartitionModel(definition)
-            return
+            partition = self.partitions[definition.partition_id] = PartitionModel(definition)
+            return partition.info(Counter())
         held = {name for row in partition.rows for name in row.values}
         refuse_if((not held <= set(definition.fields), Reason.FIELD_HOLDS_VALUES))
         for task, ledger in partition.ledgers.items():
@@ -44,9 +48,11 @@ class Model(Writes):
         for wait in self.waiting_on(partition.partition_id):
             if wait.wish.task not in definition.tasks:
                 self.fail(wait, Reason.TASK_NOT_REGISTERED)
+        info = partition.info(self.waiting_by_task(partition.partition_id))
         self.serve(partition)
+        return info
 
-    def drop(self, call: Drop) -> DropResult:
+    def drop(self, call: DropPartition) -> DropResult:
         partition = self.partitions.pop(call.partition_id, None)
         if partition is None:
             return DropResult(0)
@@ -59,11 +65,11 @@ class Model(Writes):
         partition.remove(rows)
         return DropResult(len(rows))
 
-    def clear(self, call: Clear) -> ClearResult:
+    def clear(self, call: ClearSamples) -> ClearResult:
         partition = self.partition(call.partition_id)
         rows = list(partition.rows) if call.sample_ids is None else partition.found(call.sample_ids)
         if call.generations is not None and call.sample_ids is not None:
-            wanted = dict(zip(call.sample_ids, call.generations, strict=True))
+            wanted = dict(zip(call.sample_ids, call.generations.tolist(), strict=True))
             rows = [row for row in rows if wanted[row.sample_id] == row.generation]
         size = self._remove(partition, rows)
         return ClearResult(len(rows), size)
@@ -78,7 +84,7 @@ class Model(Writes):
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
-    def reserve(self, call: Reserve) -> Group:
+    def reserve(self, call: ReserveGroup) -> Group:
         partition = self.partition(call.partition_id)
         reasons = set()
         try:
@@ -99,7 +105,7 @@ class Model(Writes):
             session.groups.append(group)
         return group
 
-    def finish(self, call: Finish) -> GroupFinished:
+    def finish(self, call: FinishGroup) -> GroupFinished:
         group = self.group_of(call.reservation_id)
         refuse_if((not all(row.values for row in group.rows), Reason.GROUP_INCOMPLETE))
         group.end = call.weight_version
@@ -109,7 +115,7 @@ class Model(Writes):
         self.serve(partition)
         return GroupFinished(len(group.rows))
 
-    def abort(self, call: Abort) -> GroupAborted:
+    def abort(self, call: AbortGroup) -> GroupAborted:
         group = self.group_of(call.reservation_id)
         return GroupAborted(self._roll_back(group))
 
@@ -137,22 +143,34 @@ class Model(Writes):
         self.now = max(now, self.now)
         for session in self.sessions:
             session.deadline += max(0.0, stalled_s)
-        for session in sorted(self.sessions, key=lambda session: session.deadline):
-            if session.deadline <= now:
-                ended = self.end_session(session, died=True)
-                self.effects.died.append((session.session_id, *ended))
+        expired = [session for session in self.sessions if session.deadline <= now]
+        expired.sort(key=lambda session: session.deadline)
+        for session in expired:
+            self.sessions.remove(session)
+        self.fail_calls(expired)
+        for session in expired:
+            self.effects.died.append((session.session_id, *self._release(session, died=True)))
         due = [(held, partition) for partition in self.partitions.values() for held in partition.held]
         for held, partition in sorted(due, key=lambda pair: pair[0].until):
             if held.until <= now:
                 partition.end_delay(held)
                 self.serve(partition)
 
-    def end_session(self, session: Session, *, died: bool) -> tuple[int, int, int]:
-        """How many claims ended with it, with how many rows, and how many groups."""
-        self.sessions.remove(session)
-        mine = [(ticket, wish) for ticket, wish in self.callers() if wish.session_id == session.session_id]
-        for kind in (ClaimRequest, ShardRequest):
-            self.fail_callers([t for t, wish in mine if isinstance(wish, kind)], Reason.SESSION_EXPIRED)
+    def close_session(self, session_id: str) -> None:
+        for session in [session for session in self.sessions if session.session_id == session_id]:
+            self.sessions.remove(session)
+            self.fail_calls([session])
+            self._release(session, died=False)
+
+    def fail_calls(self, sessions: Sequence[Session]) -> None:
+        """Calls of sessions that have ended fail, all before anything is granted to others."""
+        of_each = [[t for t, wish in self.callers() if wish.session_id == one.session_id] for one in sessions]
+        tickets = [ticket for tickets in of_each for ticket in sorted(tickets)]
+        self.effects.failed += [(ticket, {Reason.SESSION_EXPIRED}) for ticket in tickets]
+        self.leave_line(tickets)
+
+    def _release(self, session: Session, *, died: bool) -> tuple[int, int, int]:
+        """How many claims end with a session, with how many rows, and how many groups."""
         alone = [claim for claim in session.claims if claim.holders == [session]]
         for claim in session.claims:
             claim.holders.remove(session)

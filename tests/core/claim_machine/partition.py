@@ -9,7 +9,15 @@ from collections.abc import Iterable, Sequence
 from tests.core.claim_machine.lines import Line, Unit
 from tests.core.claim_machine.things import Group, Held, Ledger, Row, Standing, Step, Value, Wish
 
-from dataplane_server.core.calls.messages import DeadLetter, Definition, FieldInfo, PartitionInfo, Put, SampleTask, TaskInfo
+from dataplane_server.core.calls import (
+    DeadLetter,
+    Definition,
+    FieldInfo,
+    PartitionInfo,
+    PutSamples,
+    SampleTask,
+    TaskInfo,
+)
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 
 STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
@@ -66,7 +74,7 @@ class PartitionModel:
         self.put_total += 1
         return row
 
-    def put(self, put: Put) -> tuple[list[Row], int]:
+    def put(self, put: PutSamples) -> tuple[list[Row], int]:
         """The rows of a put, and how many are new."""
         before = len(self.rows)
         rows = [self.find(sample_id) or self.create(sample_id) for sample_id in put.sample_ids]
@@ -222,7 +230,7 @@ class PartitionModel:
             self.size_bytes,
             self.put_total,
             self.put_total - len(self.rows),
-            {why: rows for why, rows in self.removed.items() if rows},
+            {why: self.removed[why] for why in ("consumed", "cleared", "rolled_back")},
             sum(group.state == "reserved" for group in self.groups),
         )
 

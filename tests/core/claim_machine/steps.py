@@ -12,9 +12,9 @@ from tests.core.claim_machine.partition import PartitionModel
 from tests.core.claim_machine.refusals import refuse_if
 from tests.core.claim_machine.things import Handed, Shard, Step, Wait, Wish
 
-from dataplane_server.core.verbs.balance import split_by_weight
-from dataplane_server.core.calls.messages import ShardRequest
+from dataplane_server.core.calls import ClaimShard
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.verbs.balance import split_by_weight
 
 if TYPE_CHECKING:
     from tests.core.claim_machine.claims import Claims
@@ -24,14 +24,14 @@ class Steps:
     def __init__(self, model: Claims) -> None:
         self._model = model
 
-    def claim(self, wish: ShardRequest) -> Handed | None:
+    def claim(self, wish: ClaimShard) -> Handed | None:
         """None when the caller has to wait: alone, or with the others of its step."""
         model = self._model
+        model.supersede_wait(wish.request_id)
         self._check_sizes(wish)
         partition = model.check_wish(wish)
         asked = self._asked(partition, wish)
         refuse_if((asked is not None and alike(asked) != alike(wish), Reason.INVALID_REQUEST))
-        model.supersede_wait(wish.request_id)
         step = self._taken(partition, wish)
         if step is not None:
             return self.hand(partition, step, wish)
@@ -39,29 +39,29 @@ class Steps:
             return None
         return self.hand(partition, self.take(partition, wish), wish)
 
-    def _check_sizes(self, wish: ShardRequest) -> None:
+    def _check_sizes(self, wish: ClaimShard) -> None:
         ranks = 0 <= wish.dp_rank < wish.dp_world
         sizes = wish.dp_world <= wish.min_size <= wish.batch_size
         refuse_if((not ranks or not sizes, Reason.INVALID_REQUEST))
 
-    def _taken(self, partition: PartitionModel, wish: ShardRequest) -> Step | None:
+    def _taken(self, partition: PartitionModel, wish: ClaimShard) -> Step | None:
         return next((step for step in partition.steps[wish.task] if step.wish.step == wish.step), None)
 
-    def waiting(self, wish: ShardRequest) -> Wait | None:
+    def waiting(self, wish: ClaimShard) -> Wait | None:
         """The callers that wait for the same step."""
         key = (wish.partition_id, wish.task, wish.step)
         for wait in self._model.waiting:
             other = wait.wish
-            if isinstance(other, ShardRequest) and (other.partition_id, other.task, other.step) == key:
+            if isinstance(other, ClaimShard) and (other.partition_id, other.task, other.step) == key:
                 return wait
         return None
 
-    def _asked(self, partition: PartitionModel, wish: ShardRequest) -> Wish | None:
+    def _asked(self, partition: PartitionModel, wish: ClaimShard) -> Wish | None:
         """The first wish for the step."""
         step, wait = self._taken(partition, wish), self.waiting(wish)
         return step.wish if step is not None else None if wait is None else wait.wish
 
-    def take(self, partition: PartitionModel, wish: ShardRequest) -> Step:
+    def take(self, partition: PartitionModel, wish: ClaimShard) -> Step:
         """The rows of a step leave the line, and what belonged to a step long past comes back to it."""
         units = partition.first(wish)
         partition.hold(wish.task, [row for unit in units for row in rows_of(unit)])
@@ -74,7 +74,7 @@ class Steps:
             self._model.serve(partition)
         return step
 
-    def hand(self, partition: PartitionModel, step: Step, wish: ShardRequest) -> Handed:
+    def hand(self, partition: PartitionModel, step: Step, wish: ClaimShard) -> Handed:
         shard = step.shards[wish.dp_rank]
         session = self._model.session(wish.session_id)
         handed = shard.handed
@@ -103,12 +103,12 @@ class Steps:
 
 def alike(wish: Wish) -> tuple[object, ...]:
     """What all callers of a step must ask for alike."""
-    assert isinstance(wish, ShardRequest)
+    assert isinstance(wish, ClaimShard)
     sizes = (wish.dp_world, wish.batch_size, wish.min_size, wish.max_tokens)
     return (*sizes, wish.required_fields, wish.balance, wish.whole_groups)
 
 
-def split(units: Sequence[Unit], wish: ShardRequest) -> list[list[int]]:
+def split(units: Sequence[Unit], wish: ClaimShard) -> list[list[int]]:
     """Which units each rank gets. By tokens, only the laws of a split are checked here, not how well it is balanced."""
     if wish.balance == "rows":
         least, more = divmod(len(units), wish.dp_world)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,21 +43,27 @@ from tests.core.claim_machine.drawn import (
     sizes,
     tasks,
 )
-from tests.core.claim_machine.requests import (
-    Abandon,
-    Abort,
-    Adopt,
-    Clear,
-    Drop,
-    Finish,
-    Register,
-    Release,
-    Request,
-    Reset,
-)
 from tests.core.claim_machine.things import Row
 
-from dataplane_server.core.calls.messages import ClaimRequest, Commit, Definition, Put, Reservation, Reserve, ShardRequest
+from dataplane_server.core.calls import (
+    AbandonRequest,
+    AbortGroup,
+    AdoptClaim,
+    ClaimSamples,
+    ClaimShard,
+    ClearSamples,
+    CommitClaim,
+    Definition,
+    DropPartition,
+    FinishGroup,
+    PutSamples,
+    RegisterPartition,
+    ReleaseClaim,
+    RepeatableCall,
+    Reservation,
+    ReserveGroup,
+    ResetTask,
+)
 
 pytestmark = pytest.mark.timeout(7200)  # a failure is shrunk before it is shown
 
@@ -70,14 +77,14 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = CheckedPlane(LIMITS)
-        self.later: list[Request] = []
+        self.later: list[RepeatableCall[Any]] = []
         self.seen: list[Row] = []
         self.drawn = 0
 
     @initialize(most=st.integers(0, 2))
     def begin(self, most: int) -> None:
         for partition_id in PARTITIONS:
-            self.go(Register("", Definition(partition_id, FIELDS, TASKS, 3, max_deliveries=most)))
+            self.go(RegisterPartition("", Definition(partition_id, FIELDS, TASKS, 3, max_deliveries=most)))
         for _ in range(2):
             self.world.open_session("", 6 + self.tick())
 
@@ -92,16 +99,16 @@ class Machine(RuleBasedStateMachine):
         self.drawn += 1
         return self.drawn * TICK
 
-    def go(self, request: Request, late: bool = False) -> object:
+    def go(self, request: RepeatableCall[Any], late: bool = False) -> object:
         """Send a request, or keep it to be sent later."""
         self.drawn += 1
-        request = replace(request, request_id=f"r{self.drawn}")
+        request = replace(request, request_id=f"r{self.drawn}")  # type: ignore[type-var]  # all are dataclasses
         if late:
             self.later.append(request)
             return None
         return self.world.send(request)
 
-    def go_with_bytes(self, request: Put | Commit, late: bool, hold: bool) -> None:
+    def go_with_bytes(self, request: PutSamples | CommitClaim, late: bool, hold: bool) -> None:
         """hold: the last byte comes later."""
         outcome = self.go(request, late)
         if isinstance(outcome, Reservation) and not hold:
@@ -173,22 +180,22 @@ class Machine(RuleBasedStateMachine):
     @rule(definition=definitions(), sure=rarely, late=seldom)
     def register(self, definition: Definition, sure: bool, late: bool) -> None:
         if sure or definition.partition_id not in self.world.model.partitions:
-            self.go(Register("", definition), late)
+            self.go(RegisterPartition("", definition), late)
 
     @rule(partition_id=partition_ids, sure=rarely, late=seldom)
     def drop(self, partition_id: str, sure: bool, late: bool) -> None:
         if sure:
-            self.go(Drop("", partition_id), late)
+            self.go(DropPartition("", partition_id), late)
 
     @rule(partition_id=partition_ids, ids=sample_ids, everything=rarely, late=seldom)
     def clear(self, partition_id: str, ids: tuple[str, ...], everything: bool, late: bool) -> None:
-        self.go(Clear("", partition_id, None if everything else ids, None), late)
+        self.go(ClearSamples("", partition_id, None if everything else ids), late)
 
     @rule(choice=choices, late=seldom)
     def clear_rows_once_seen(self, choice: int, late: bool) -> None:
         if rows := self.some_seen(choice):
-            generations = tuple(row.generation for row in rows)
-            self.go(Clear("", rows[0].partition_id, tuple(row.sample_id for row in rows), generations), late)
+            generations = np.array([row.generation for row in rows], np.int64)
+            self.go(ClearSamples("", rows[0].partition_id, tuple(row.sample_id for row in rows), generations), late)
 
     @rule(choice=choices, names=field_sets.filter(bool))
     def read_rows_once_seen(self, choice: int, names: tuple[str, ...]) -> None:
@@ -208,7 +215,7 @@ class Machine(RuleBasedStateMachine):
     # -- puts ----------------------------------------------------------------------------------------------------------
 
     @rule(put=plain_puts(), late=seldom, hold=seldom)
-    def put(self, put: Put, late: bool, hold: bool) -> None:
+    def put(self, put: PutSamples, late: bool, hold: bool) -> None:
         self.go_with_bytes(put, late, hold)
 
     @rule(choice=choices, late=seldom, hold=seldom)
@@ -216,7 +223,7 @@ class Machine(RuleBasedStateMachine):
         if rows := self.some_seen(choice):
             ids, births = [row.sample_id for row in rows], [row.generation for row in rows]
             values = columns(FIELDS[choice % 2 :], [choice % 5] * len(rows))
-            put = Put("", rows[0].partition_id, ids, values, generations=np.array(births, np.int64))
+            put = PutSamples("", rows[0].partition_id, ids, values, generations=np.array(births, np.int64))
             self.go_with_bytes(put, late, hold)
 
     @rule(choice=choices, ids=sample_ids, late=seldom, hold=seldom)
@@ -225,7 +232,7 @@ class Machine(RuleBasedStateMachine):
         if claim is not None:
             own = [row.sample_id for row in claim.rows]
             named = ids if choice % 9 == 0 or not own else own[choice % 2 :] or own
-            put = Put("", claim.partition_id, named, columns("b", [1] * len(named)), claim_id=claim.claim_id)
+            put = PutSamples("", claim.partition_id, named, columns("b", [1] * len(named)), claim_id=claim.claim_id)
             self.go_with_bytes(put, late, hold)
 
     @rule(choice=choices, late=seldom, hold=seldom)
@@ -252,7 +259,7 @@ class Machine(RuleBasedStateMachine):
         self, partition_id: str, group_id: str, ids: tuple[str, ...], choice: int, version: int | None, late: bool
     ) -> None:
         holder = session_id(self.world, choice)
-        self.go(Reserve("", partition_id, group_id, ids, holder, version), late)
+        self.go(ReserveGroup("", partition_id, group_id, ids, holder, version), late)
 
     @rule(choice=choices, names=st.sampled_from(["a", "ab", "b"]), size=sizes, late=seldom, hold=seldom)
     def put_group(self, choice: int, names: str, size: int, late: bool, hold: bool) -> None:
@@ -261,7 +268,7 @@ class Machine(RuleBasedStateMachine):
             own = [row.sample_id for row in group.rows] or ["s0"]
             ids = own if choice % 3 else own[:1]
             values = columns(names, [size] * len(ids))
-            put = Put("", group.partition_id, ids, values, reservation_id=group.reservation_id)
+            put = PutSamples("", group.partition_id, ids, values, reservation_id=group.reservation_id)
             self.go_with_bytes(put, late, hold)
 
     @rule(choice=choices, name=st.sampled_from("ab"), size=sizes, late=seldom, hold=seldom)
@@ -269,26 +276,26 @@ class Machine(RuleBasedStateMachine):
         group = recent(self.world.model.groups, choice, 5)
         if group is not None:
             values = columns(name, [size])
-            put = Put("", group.partition_id, (), values, reservation_id=group.reservation_id, shared=True)
+            put = PutSamples("", group.partition_id, (), values, reservation_id=group.reservation_id, shared=True)
             self.go_with_bytes(put, late, hold)
 
     @rule(choice=choices, version=st.sampled_from([None, 3]), late=seldom)
     def finish_group(self, choice: int, version: int | None, late: bool) -> None:
-        self.go(Finish("", reservation_id(self.world, choice), version), late)
+        self.go(FinishGroup("", reservation_id(self.world, choice), version), late)
 
     @rule(choice=choices, late=seldom, sure=seldom)
     def abort_group(self, choice: int, late: bool, sure: bool) -> None:
         if sure:
-            self.go(Abort("", reservation_id(self.world, choice), "why not"), late)
+            self.go(AbortGroup("", reservation_id(self.world, choice), "why not"), late)
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
     @rule(wish=claims(), choice=choices, late=seldom)
-    def claim(self, wish: ClaimRequest, choice: int, late: bool) -> None:
+    def claim(self, wish: ClaimSamples, choice: int, late: bool) -> None:
         self.go(replace(wish, session_id=session_id(self.world, choice)), late)
 
     @rule(wish=shards(), choice=choices, late=seldom)
-    def claim_shard(self, wish: ShardRequest, choice: int, late: bool) -> None:
+    def claim_shard(self, wish: ClaimShard, choice: int, late: bool) -> None:
         self.go(replace(wish, session_id=session_id(self.world, choice)), late)
 
     @precondition(lambda self: self.world.model.waiting)
@@ -302,21 +309,21 @@ class Machine(RuleBasedStateMachine):
 
     @rule(choice=choices, late=seldom)
     def abandon(self, choice: int, late: bool) -> None:
-        kinds = (ClaimRequest, ShardRequest)
+        kinds = (ClaimSamples, ClaimShard)
         requests = [one for one in [*self.world.sent[-30:], *self.later] if isinstance(one, kinds)]
         request = recent(requests, choice, 10)
-        self.go(Abandon("", "never sent" if request is None else request.request_id), late)
+        self.go(AbandonRequest("", "never sent" if request is None else request.request_id), late)
 
     @rule(choice=choices, late=seldom)
     def commit(self, choice: int, late: bool) -> None:
-        self.go(Commit("", claim_id(self.world, choice)), late)
+        self.go(CommitClaim("", claim_id(self.world, choice)), late)
 
     @rule(choice=choices, size=sizes, late=seldom, hold=seldom)
     def commit_with_columns(self, choice: int, size: int, late: bool, hold: bool) -> None:
         claim = recent(self.world.model.open_claims() or self.world.model.claims, choice)
         if claim is not None:
             rows = len(claim.rows) + (choice % 11 == 0)
-            self.go_with_bytes(Commit("", claim.claim_id, columns("b", [size] * rows)), late, hold)
+            self.go_with_bytes(CommitClaim("", claim.claim_id, columns("b", [size] * rows)), late, hold)
 
     @rule(
         choice=choices,
@@ -326,15 +333,15 @@ class Machine(RuleBasedStateMachine):
     )
     def release(self, choice: int, delay_s: int, reason: str, late: bool) -> None:
         delay = delay_s + self.tick() if delay_s else 0.0
-        self.go(Release("", claim_id(self.world, choice), delay, reason), late)
+        self.go(ReleaseClaim("", claim_id(self.world, choice), delay, reason), late)
 
     @rule(choice=choices, heir=choices, late=seldom)
     def adopt(self, choice: int, heir: int, late: bool) -> None:
-        self.go(Adopt("", claim_id(self.world, choice), session_id(self.world, heir)), late)
+        self.go(AdoptClaim("", claim_id(self.world, choice), session_id(self.world, heir)), late)
 
     @rule(partition_id=partition_ids, task=tasks, ids=sample_ids, everything=rarely, late=seldom)
     def reset(self, partition_id: str, task: str, ids: tuple[str, ...], everything: bool, late: bool) -> None:
-        self.go(Reset("", partition_id, task, None if everything else ids), late)
+        self.go(ResetTask("", partition_id, task, None if everything else ids), late)
 
 
 TestClaimsAgainstModel = Machine.TestCase

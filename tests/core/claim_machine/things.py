@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dataplane_server.core.calls.messages import ClaimRequest, Commit, Grant, Put, ShardRequest
+from dataplane_server.core.calls import ClaimSamples, ClaimShard, CommitClaim, Grant, PutSamples
 
-Wish = ClaimRequest | ShardRequest
+Wish = ClaimSamples | ClaimShard
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ class Shard:
 class Step:
     """A step of a task whose rows are there: one shard a rank."""
 
-    wish: ShardRequest
+    wish: ClaimShard
     shards: list[Shard]
 
 
@@ -136,7 +136,7 @@ class Answer:
 class Write:
     """A put or commit that has its room and not all of its bytes."""
 
-    call: Put | Commit
+    call: PutSamples | CommitClaim
     ticket: int
 
     @property

@@ -7,21 +7,16 @@ from tests.core.claim_machine.partition import PartitionModel
 from tests.core.claim_machine.refusals import No, refuse_if
 from tests.core.claim_machine.things import Claim, Write
 
-from dataplane_server.core.calls.messages import (
-    Commit,
-    CommitResult,
-    Put,
-    PutResult,
-)
+from dataplane_server.core.calls import CommitClaim, CommitResult, PutResult, PutSamples
 from dataplane_server.core.calls.refusal import Reason
 
 
 class Writes(Claims):
-    def begin_put(self, put: Put) -> None:
-        self._check_put(put)
+    def begin_put(self, put: PutSamples) -> None:
         self._supersede_write(put.request_id)
+        self._check_put(put)
 
-    def finish_put(self, put: Put) -> PutResult:
+    def finish_put(self, put: PutSamples) -> PutResult:
         self._check_put(put)
         partition = self.partition(put.partition_id)
         if put.shared:
@@ -32,7 +27,7 @@ class Writes(Claims):
         self.serve(partition)
         return PutResult(created, Write(put, 0).size)
 
-    def _check_put(self, put: Put) -> None:
+    def _check_put(self, put: PutSamples) -> None:
         partition = self.partition(put.partition_id)
         if put.reservation_id:
             self._check_own_group(put)
@@ -45,7 +40,7 @@ class Writes(Claims):
         if reasons:
             raise No(*reasons)
 
-    def _why_not_generations(self, partition: PartitionModel, put: Put) -> set[Reason]:
+    def _why_not_generations(self, partition: PartitionModel, put: PutSamples) -> set[Reason]:
         reasons: set[Reason] = set()
         if put.generations is None:
             return reasons
@@ -57,7 +52,7 @@ class Writes(Claims):
                 reasons.add(Reason.ROW_REPLACED)
         return reasons
 
-    def _why_not_write_back(self, put: Put) -> set[Reason]:
+    def _why_not_write_back(self, put: PutSamples) -> set[Reason]:
         try:
             claim = self.claim_of(put.claim_id)
         except No as no:
@@ -69,7 +64,7 @@ class Writes(Claims):
         missing = {Reason.SAMPLE_NOT_FOUND} if len(there) < len(put.sample_ids) else set()
         return missing | {Reason.INVALID_REQUEST}
 
-    def _check_own_group(self, put: Put) -> None:
+    def _check_own_group(self, put: PutSamples) -> None:
         group = self.group_of(put.reservation_id)
         own = {row.sample_id for row in group.rows}
         strange = group.partition_id != put.partition_id or not set(put.sample_ids) <= own
@@ -84,17 +79,15 @@ class Writes(Claims):
             self.writes.remove(write)
             self.effects.failed.append((write.ticket, {Reason.SUPERSEDED}))
 
-    def begin_commit(self, commit: Commit) -> CommitResult | None:
+    def begin_commit(self, commit: CommitClaim) -> CommitResult | None:
         """None when its columns have yet to come."""
-        if not commit.columns:
-            result = self._committed_before(commit) or self._commit(self.claim_of(commit.claim_id))
-            self._supersede_write(commit.request_id)
-            return result
-        self._check_columns(commit)
         self._supersede_write(commit.request_id)
+        if not commit.columns:
+            return self._committed_before(commit) or self._commit(self.claim_of(commit.claim_id))
+        self._check_columns(commit)
         return None
 
-    def finish_commit(self, commit: Commit) -> CommitResult:
+    def finish_commit(self, commit: CommitClaim) -> CommitResult:
         claim = self._check_columns(commit)
         partition = self.partitions[claim.partition_id]
         partition.write(claim.rows, commit.columns)
@@ -103,7 +96,7 @@ class Writes(Claims):
         self.serve(partition)
         return result
 
-    def _check_columns(self, commit: Commit) -> Claim:
+    def _check_columns(self, commit: CommitClaim) -> Claim:
         claim = self.claim_of(commit.claim_id)
         for spec in commit.columns:
             assert spec.lengths is not None
@@ -111,7 +104,7 @@ class Writes(Claims):
         refuse_if((len(claim.left()) < len(claim.rows), Reason.SAMPLE_NOT_FOUND))
         return claim
 
-    def _committed_before(self, commit: Commit) -> CommitResult | None:
+    def _committed_before(self, commit: CommitClaim) -> CommitResult | None:
         """A shard is committed by all who hold it, and the first one does."""
         for claim in self.claims:
             if claim.claim_id == commit.claim_id and claim.shard is not None and claim.ended == "committed":

@@ -84,12 +84,11 @@ class Answers:
 def _pack(put: PutResult) -> _PackedPut:
     generations = put.generations
     begins = (generations[1:] - generations[:-1] != 1).nonzero()[0] + 1
+    starts, lengths = generations[:1].copy(), np.array([len(generations)])  # of one range, or none
     if len(begins):
         begins = np.concatenate([[0], begins])
-        return _PackedPut(
-            put.created_rows, put.size_bytes, generations[begins], np.diff(begins, append=len(generations))
-        )
-    return _PackedPut(put.created_rows, put.size_bytes, generations[:1].copy(), np.array([len(generations)]))
+        starts, lengths = generations[begins], np.diff(begins, append=len(generations))
+    return _PackedPut(put.created_rows, put.size_bytes, starts, lengths[: len(starts)])
 
 
 def _unpack(put: _PackedPut) -> PutResult:

@@ -79,7 +79,7 @@ class State:
         """Refusal LIMIT_REACHED if the server cannot hold so many more rows."""
         held, most = self.total_rows, self.limits.max_rows
         if new and held + new > most:
-            message = f"the server holds {held} rows and its limit is {most}; clear some first"
+            message = f"the server holds {held} rows and may hold at most {most}; clear some first"
             raise Refusal(Reason.LIMIT_REACHED, message, max_rows=most)
 
     def fail(self, ticket: int, refusal: Refusal) -> None:

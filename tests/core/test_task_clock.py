@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_server.core.tasks.time_in_state import TASK_STATES, TaskClock, TaskState
+from dataplane_server.core.tasks.task import TaskClock
+from dataplane_server.core.tasks.task_states import TASK_STATES, TaskState
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 CHANGES = st.lists(st.tuples(st.sampled_from(TASK_STATES), st.integers(0, 50)), max_size=30)

@@ -1,0 +1,147 @@
+"""The history beside a list of all calls: it tells the same story, as long as it remembers."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane_server.core.calls import SampleEvent
+from dataplane_server.core.state.state import Fact
+from dataplane_server.core.stats.history import History
+
+PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+LEAST_CELLS = 8
+"""As many rows count a call with fewer."""
+
+
+def whats(history: History, sample_id: str, partition_id: str = "p") -> list[str]:
+    return [event.what for event in history.events(partition_id, sample_id)]
+
+
+def test_a_story_tells_all_that_was_noted_oldest_first() -> None:
+    history = History(64)
+    history.note(Fact("put", "p", ["a", "b"], who="worker", fields=("x", "y")), 1.0)
+    history.note(Fact("claimed", "p", ["b", "c"], who="trainer", task="train", claim_id="c-7"), 2.0)
+    history.note(Fact("released", "p", ["b"], task="train", claim_id="c-7", reason="no room"), 3.5)
+    assert history.events("p", "b") == (
+        SampleEvent(1.0, "put", "worker", "", "", ("x", "y"), ""),
+        SampleEvent(2.0, "claimed", "trainer", "train", "c-7", (), ""),
+        SampleEvent(3.5, "released", "", "train", "c-7", (), "no room"),
+    )
+    assert whats(history, "a") == ["put"]
+    assert whats(history, "unknown") == []
+
+
+def test_samples_of_one_id_in_two_partitions_have_two_stories() -> None:
+    history = History(64)
+    history.note(Fact("put", "p", ["a"]), 1.0)
+    history.note(Fact("reserved", "q", ["a"]), 2.0)
+    assert whats(history, "a", "p") == ["put"]
+    assert whats(history, "a", "q") == ["reserved"]
+
+
+@settings(PROFILE)
+@given(
+    calls=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 30), st.integers(1, 20)), max_size=40),
+    limit=st.integers(0, 60),
+)
+def test_the_last_calls_are_remembered_and_no_others(calls: list[tuple[int, int, int]], limit: int) -> None:
+    """The model keeps all calls, and forgets from the front while what is left is too much."""
+    history, kept = History(limit), list[tuple[str, str, list[str]]]()
+    for number, (partition, first, rows) in zip(count(), calls, strict=False):
+        call = (f"what{number}", f"p{partition}", [f"s{first + row}" for row in range(rows)][-limit or rows :])
+        history.note(Fact(call[0], call[1], [f"s{first + row}" for row in range(rows)]), float(number))
+        kept.append(call)
+    while sum(max(len(ids), LEAST_CELLS) for _, _, ids in kept) > limit:
+        kept.pop(0)
+    for partition_id in ("p0", "p1"):
+        for sample_id in (f"s{number}" for number in range(52)):
+            told = [what for what, place, ids in kept if place == partition_id and sample_id in ids]
+            assert whats(history, sample_id, partition_id) == told
+
+
+def test_calls_of_one_row_each_are_forgotten_as_calls_of_eight() -> None:
+    history = History(80)
+    for number in range(100):
+        history.note(Fact(f"what{number}", "p", ["a"]), float(number))
+    assert whats(history, "a") == [f"what{number}" for number in range(90, 100)]
+
+
+def test_of_a_long_story_the_last_events_are_told() -> None:
+    history = History(1 << 15)
+    for number in range(2000):
+        history.note(Fact(f"what{number}", "p", ["a"]), float(number))
+    assert whats(history, "a") == [f"what{number}" for number in range(2000 - 1024, 2000)]
+
+
+def test_words_that_calls_repeat_are_kept_once() -> None:
+    history = History(64)
+    for _ in range(2):
+        history.note(Fact("put", "p", ["a"], who=b"worker".decode(), fields=(b"prompt".decode(),)), 1.0)
+    first, second = history.events("p", "a")
+    assert first.who is second.who
+    assert first.fields is second.fields
+
+
+def test_words_are_still_told_after_more_kinds_of_calls_than_are_kept_once() -> None:
+    history = History(1 << 16)
+    for number in range(5000):
+        history.note(Fact("released", "p", [f"s{number}"], reason=f"reason {number}"), 1.0)
+    for number in (0, 4095, 4096, 4999):
+        assert [event.reason for event in history.events("p", f"s{number}")] == [f"reason {number}"]
+
+
+# -- whole partitions --------------------------------------------------------------------------------------------------
+
+
+def test_what_happens_to_a_whole_partition_happens_to_every_row_in_it() -> None:
+    history = History(64)
+    history.note(Fact("put", "p", ["a"]), 1.0)
+    history.note(Fact("put", "q", ["a"]), 1.0)
+    history.note(Fact("reset", "p", None, who="operator", task="train", reason="epoch 2"), 2.0)
+    assert history.events("p", "a")[1] == SampleEvent(2.0, "reset", "operator", "train", "", (), "epoch 2")
+    assert whats(history, "a", "q") == ["put"]
+
+
+@pytest.mark.parametrize("birth", ["put", "reserved"])
+@pytest.mark.parametrize("end", ["cleared", "rolled_back"])
+def test_what_happened_before_a_row_came_or_after_it_went_is_not_its_story(birth: str, end: str) -> None:
+    history = History(200)
+    history.note(Fact("reset", "p", None), 0.0)
+    history.note(Fact(birth, "p", ["a"]), 1.0)
+    history.note(Fact("reset", "p", None), 2.0)
+    history.note(Fact(end, "p", ["a"]), 3.0)
+    history.note(Fact("reset", "p", None), 4.0)
+    history.note(Fact("fenced", "p", ["a"]), 5.0)
+    history.note(Fact("cleared", "p", None), 6.0)
+    history.note(Fact(birth, "p", ["a"]), 7.0)
+    history.note(Fact("cleared", "p", None), 8.0)
+    history.note(Fact("cleared", "p", None), 9.0)
+    assert [event.at for event in history.events("p", "a")] == [1.0, 2.0, 3.0, 5.0, 7.0, 8.0]
+
+
+def test_a_row_whose_put_is_forgotten_was_there_when_it_was_claimed() -> None:
+    history = History(64)
+    history.note(Fact("claimed", "p", ["a"]), 1.0)
+    history.note(Fact("cleared", "p", None), 2.0)
+    assert whats(history, "a") == ["claimed", "cleared"]
+
+
+def test_calls_on_whole_partitions_are_forgotten_as_calls_of_eight_rows() -> None:
+    history = History(16)
+    history.note(Fact("put", "p", ["a"]), 1.0)
+    history.note(Fact("reset", "p", None), 2.0)
+    assert whats(history, "a") == ["put", "reset"]
+    history.note(Fact("reset", "q", None), 3.0)
+    assert whats(history, "a") == []
+
+
+def test_a_history_without_room_remembers_nothing() -> None:
+    history = History(0)
+    history.note(Fact("put", "p", ["a"]), 1.0)
+    history.note(Fact("reset", "p", None), 2.0)
+    assert history.events("p", "a") == ()
