@@ -91,7 +91,7 @@ def test_reserved_rows_can_be_read_by_whoever_knows_them(caller: Caller) -> None
         pytest.param("h", ["a", "b", "c", "d", "e"], Reason.INVALID_REQUEST, ("5 rows", "1 to 4"), id="many rows"),
         pytest.param("h", ["s9", ""], Reason.INVALID_REQUEST, ("sample id",), id="malformed row"),
         pytest.param("h", ["s9", "s9"], Reason.DUPLICATE, ("'s9'",), id="a row twice"),
-        pytest.param("h", ["w", "x", "y", "z"], Reason.LIMIT_REACHED, ("6 are kept",), id="too many rows in all"),
+        pytest.param("h", ["w", "x", "y", "z"], Reason.LIMIT_REACHED, ("at most 6",), id="too many rows in all"),
     ],
 )
 @pytest.mark.parametrize("finished", [False, True])
