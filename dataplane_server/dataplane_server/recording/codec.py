@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from dataplane_server.core.calls import Call, Definition, RepeatableCall
+from dataplane_server.core.calls import Call, Definition, requests
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
@@ -59,7 +59,5 @@ def _restored(code: int, data: bytes) -> Any:
     raise ValueError(f"unknown record in a recording: {parts[0] if code == _RECORD else code!r}")
 
 
-_CALLS = (*Call.__subclasses__(), *RepeatableCall.__subclasses__())
-_RECORDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (*_CALLS, Definition, ColumnSpec, Shape, Limits) if dataclasses.is_dataclass(kind)
-}
+_CALLS = [kind for kind in vars(requests).values() if isinstance(kind, type) and issubclass(kind, Call)]
+_RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (*_CALLS, Definition, ColumnSpec, Shape, Limits)}
