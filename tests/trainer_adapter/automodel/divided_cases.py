@@ -29,9 +29,6 @@ from tests.trainer_adapter.automodel.train_worker import older_loss
 from transformers.utils.logging import disable_progress_bar
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel._context_parallel import context_parallel_contexts, dealt_positions
-from trainer_adapter.automodel._device_mesh import rank_device
-from trainer_adapter.automodel._ring_attention import attending_in_a_ring
 from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import DistributedContext, TrainingSamplingParams
 from trainer_adapter.automodel.data import (
@@ -40,6 +37,9 @@ from trainer_adapter.automodel.data import (
     get_microbatch_iterator,
     process_global_batch,
 )
+from trainer_adapter.automodel.parallel.context import context_parallel_contexts, dealt_positions
+from trainer_adapter.automodel.parallel.ring_attention import attending_in_a_ring
+from trainer_adapter.automodel.rank import rank_device
 from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
 from trainer_adapter.automodel.train import (
     LogprobsPostProcessor,

@@ -23,9 +23,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from trainer_adapter.automodel._nemo_automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import ModelAndOptimizerState
+from trainer_adapter.automodel.models.automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
 
 SGD = {"name": "torch.optim.SGD", "kwargs": {"lr": 0.5}}

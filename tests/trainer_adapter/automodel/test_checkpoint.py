@@ -14,8 +14,8 @@ from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import ADAM, SGD, policy_config, set_up, train_step
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer_adapter.automodel._plain_state import read_plain, write_plain
 from trainer_adapter.automodel.checkpoint import CheckpointManager, _infer_checkpoint_root, detect_checkpoint_format
+from trainer_adapter.automodel.checkpoint._files import read_plain, write_plain
 from trainer_adapter.automodel.config import ModelAndOptimizerState
 
 pytestmark = pytest.mark.usefixtures("only_rank")

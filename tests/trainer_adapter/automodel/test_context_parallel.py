@@ -13,17 +13,17 @@ from tests.trainer_adapter.automodel.setup_cases import SHAPE
 from tests.trainer_adapter.automodel.tiny_policy import TOKENIZER, batch_of
 from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from trainer_adapter.automodel._context_parallel import (
+from trainer_adapter.automodel.choices import context_parallel_attention
+from trainer_adapter.automodel.data import ProcessedInputs, process_microbatch
+from trainer_adapter.automodel.parallel.context import (
     check_attention,
     context_parallel_contexts,
     dealt_positions,
     register_attention,
 )
-from trainer_adapter.automodel._gathered_attention import attending_to, dealt_sequence, gathered_attention
-from trainer_adapter.automodel._model_backend import context_parallel_attention
-from trainer_adapter.automodel._ring_attention import ring_attention
-from trainer_adapter.automodel._sequence_parallel import sequence_shard
-from trainer_adapter.automodel.data import ProcessedInputs, process_microbatch
+from trainer_adapter.automodel.parallel.gathered_attention import attending_to, dealt_sequence, gathered_attention
+from trainer_adapter.automodel.parallel.ring_attention import ring_attention
+from trainer_adapter.automodel.parallel.sequence import sequence_shard
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compares with what is computed on the CPU")
 CONFIG = {"dtensor_cfg": {"device": "cpu"}}

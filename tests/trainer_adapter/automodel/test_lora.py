@@ -17,8 +17,8 @@ from tests.trainer_adapter.automodel.setup_cases import BATCH, policy_config, se
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trainer_adapter.automodel._lora import adapted_layers, add_adapters, initial_adapters
-from trainer_adapter.automodel._lora_config import PeftConfig, peft_config
+from trainer_adapter.automodel.adapters.config import PeftConfig, peft_config
+from trainer_adapter.automodel.adapters.layers import adapted_layers, add_adapters, initial_adapters
 from trainer_adapter.automodel.checkpoint import detect_checkpoint_format
 
 pytestmark = pytest.mark.usefixtures("only_rank")

@@ -14,11 +14,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from trainer_adapter.automodel._force_hf import _maybe_set_force_hf
-from trainer_adapter.automodel._model_backend import resolve_model_class, reward_model_class
-from trainer_adapter.automodel._nemo_automodel import from_package, is_installed
-from trainer_adapter.automodel._nemo_automodel_model import _adapters, _model_kwargs
-from trainer_adapter.automodel.setup import get_tokenizer, validate_and_prepare_config
+from trainer_adapter.automodel.models.automodel_model import _adapters, _model_kwargs
+from trainer_adapter.automodel.models.backend import resolve_model_class, reward_model_class
+from trainer_adapter.automodel.packages import from_package, is_installed
+from trainer_adapter.automodel.setup import _maybe_set_force_hf, get_tokenizer, validate_and_prepare_config
 
 pytestmark = [
     pytest.mark.usefixtures("only_rank"),

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from trainer_adapter.automodel._flash_attention_kwargs import get_flash_attention_kwargs
-from trainer_adapter.automodel._packed_rows import pack_sequences
+from trainer_adapter.automodel.data import get_flash_attention_kwargs, pack_sequences
 
 IDS = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [6, 7, 8, 9]])
 LENGTHS = torch.tensor([3, 2, 4])

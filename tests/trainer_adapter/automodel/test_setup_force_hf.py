@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from trainer_adapter.automodel._force_hf import force_hf_with_tensor_parallelism
-from trainer_adapter.automodel._nemo_automodel import is_installed
+from trainer_adapter.automodel.models.force_hf import force_hf_with_tensor_parallelism
+from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.setup import _maybe_set_force_hf
 
 ABSTRACT = (

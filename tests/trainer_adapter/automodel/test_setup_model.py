@@ -14,11 +14,12 @@ from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from trainer_adapter.automodel._device_mesh import parallel_sizes
-from trainer_adapter.automodel._optimizer import build_optimizer, build_scheduler
-from trainer_adapter.automodel._tensor_parallel import parallelize_tensors
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
+from trainer_adapter.automodel.parallel.mesh import parallel_sizes
+from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
 from trainer_adapter.automodel.setup import (
+    build_optimizer,
+    build_scheduler,
     setup_distributed,
     setup_model_and_optimizer,
     setup_reference_model_state,

@@ -14,9 +14,9 @@ import torch
 import torch._inductor.config
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
-from trainer_adapter.automodel._model_backend import require_model_backend, resolve_model_class
-from trainer_adapter.automodel._nemo_automodel import is_installed
 from trainer_adapter.automodel.config import RuntimeConfig, TrainingSamplingParams
+from trainer_adapter.automodel.models.backend import require_model_backend, resolve_model_class
+from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.setup import STRING_TO_DTYPE, validate_and_prepare_config
 
 PACKED = {"sequence_packing": {"enabled": True}}

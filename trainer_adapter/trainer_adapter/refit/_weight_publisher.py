@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from trainer_adapter.automodel._failing_together import failing_together
+from trainer_adapter.automodel.rank import failing_together
 from trainer_adapter.refit._endpoints import stream_endpoint
 from trainer_adapter.refit._generation_parameters import RefitInfo, generation_parameters, refit_info
 from trainer_adapter.refit._weight_collective import WeightCollective

@@ -12,8 +12,6 @@ import torch
 from torch.distributed import ProcessGroup
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel._context_parallel import context_parallel_contexts
-from trainer_adapter.automodel._device_mesh import rank_device
 from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import (
     DistributedContext,
@@ -23,6 +21,8 @@ from trainer_adapter.automodel.config import (
     required,
 )
 from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch, get_microbatch_iterator
+from trainer_adapter.automodel.parallel.context import context_parallel_contexts
+from trainer_adapter.automodel.rank import rank_device
 from trainer_adapter.automodel.setup import (
     get_tokenizer,
     setup_distributed,

@@ -17,7 +17,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs
-from trainer_adapter.automodel._device import compute_device
+from trainer_adapter.automodel.rank import compute_device
 from trainer_adapter.microbatch_args import Stage, dynamic_batching_args, sequence_packing_args
 
 

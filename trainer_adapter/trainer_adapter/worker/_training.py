@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel._device import to_compute_device
 from trainer_adapter.automodel.config import required
 from trainer_adapter.automodel.data import check_sequence_dim, process_global_batch
+from trainer_adapter.automodel.rank import to_compute_device
 from trainer_adapter.losses import LossFunction
 from trainer_adapter.worker._inference import planned
 from trainer_adapter.worker._loaded_policy import LoadedPolicy

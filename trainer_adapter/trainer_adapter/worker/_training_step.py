@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel._nemo_automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.data import ProcessedMicrobatch
+from trainer_adapter.automodel.models.automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.train import (
     LossPostProcessor,
     aggregate_training_statistics,
