@@ -37,8 +37,8 @@ from trainer_adapter.automodel.data import (
     get_microbatch_iterator,
     process_global_batch,
 )
-from trainer_adapter.automodel.parallel.context import context_parallel_contexts, dealt_positions
-from trainer_adapter.automodel.parallel.ring_attention import attending_in_a_ring
+from trainer_adapter.automodel.parallel.context import context_parallel_contexts, positions_of_ranks
+from trainer_adapter.automodel.parallel.ring_attention import attend_in_ring
 from trainer_adapter.automodel.rank import rank_device
 from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
 from trainer_adapter.automodel.train import (
@@ -193,8 +193,8 @@ class Rank:
     def torch_deals(self) -> list[list[int]]:
         """Which positions of a row torch's context_parallel would give this rank, and which it gets."""
         inputs, mesh = self.microbatches()[0].processed_inputs, self.context.device_mesh["cp"]
-        with attending_in_a_ring(inputs, mesh) as own:
-            dealt = dealt_positions(inputs.seq_len, mesh.size(), torch.device("cpu"))
+        with attend_in_ring(inputs, mesh) as own:
+            dealt = positions_of_ranks(inputs.seq_len, mesh.size(), torch.device("cpu"))
             return [own.tolist(), dealt[mesh.get_local_rank()].tolist()]
 
     def step(self, loss: Any) -> tuple[float, float]:

@@ -18,10 +18,10 @@ from trainer_adapter.automodel.data import ProcessedInputs, process_microbatch
 from trainer_adapter.automodel.parallel.context import (
     check_attention,
     context_parallel_contexts,
-    dealt_positions,
+    positions_of_ranks,
     register_attention,
 )
-from trainer_adapter.automodel.parallel.gathered_attention import attending_to, dealt_sequence, gathered_attention
+from trainer_adapter.automodel.parallel.gathered_attention import attend_to, gathered_attention, shard_sequence
 from trainer_adapter.automodel.parallel.ring_attention import ring_attention
 from trainer_adapter.automodel.parallel.sequence import sequence_shard
 
@@ -50,7 +50,7 @@ def inputs_of(width: int, cp_size: int = 2) -> ProcessedInputs:
     ],
 )
 def test_every_rank_gets_an_early_and_a_late_stretch(length: int, ranks: int, positions: list[list[int]]) -> None:
-    assert [own.tolist() for own in dealt_positions(length, ranks, torch.device("cpu"))] == positions
+    assert [own.tolist() for own in positions_of_ranks(length, ranks, torch.device("cpu"))] == positions
 
 
 def test_a_rank_alone_needs_no_context() -> None:
@@ -148,11 +148,11 @@ def is_seen(query: int, key: int, bounds: list[int] | None, window: int | None) 
 def test_positions_see_what_is_before_them_in_their_sequence_and_window(
     bounds: list[int] | None, window: int | None
 ) -> None:
-    dealt = dealt_positions(12, 2, torch.device("cpu"))
+    dealt = positions_of_ranks(12, 2, torch.device("cpu"))
     group: Any = None
     for rank, own in enumerate(dealt):
         packed = None if bounds is None else torch.tensor(bounds, dtype=torch.int32)
-        mask = dealt_sequence(dealt, rank, packed, group).mask(window)
+        mask = shard_sequence(dealt, rank, packed, group).mask(window)
         keys = torch.cat(dealt).tolist()
         assert mask.tolist() == [[is_seen(query, key, bounds, window) for key in keys] for query in own.tolist()]
 
@@ -186,7 +186,7 @@ def test_a_model_gives_the_same_logits_whatever_order_it_gets_its_positions_in(
             logits.append(model(input_ids=ids, use_cache=False).logits[:, order])
         else:
             group: Any = torch.distributed.group.WORLD
-            with attending_to(dealt_sequence([order], 0, None, group)):
+            with attend_to(shard_sequence([order], 0, None, group)):
                 shuffled = {"input_ids": ids[:, order], "position_ids": order.expand(2, -1)}
                 logits.append(model(**shuffled, use_cache=False).logits)
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-5, atol=1e-5)

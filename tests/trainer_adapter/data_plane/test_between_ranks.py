@@ -263,9 +263,9 @@ def test_what_does_not_travel_is_refused_by_name_on_all_ranks(played: Played) ->
     for rank, (odd, nothing, gathered) in enumerate(played.seen("refused")):
         leader = rank // 2 * 2
         told = "" if rank == leader else f"rank {leader}: "
-        assert odd == f"NotCarried: {told}value 'odd': set does not travel"
-        assert nothing == f"NotCarried: {told}values are a mapping, got NoneType"
-        assert gathered == f"NotCarried: {'rank 0: ' if rank == 1 else ''}value 'odd': set does not travel"
+        assert odd == f"UnsupportedValue: {told}value 'odd': set does not travel"
+        assert nothing == f"UnsupportedValue: {told}values are a mapping, got NoneType"
+        assert gathered == f"UnsupportedValue: {'rank 0: ' if rank == 1 else ''}value 'odd': set does not travel"
 
 
 def test_what_making_the_values_raises_is_raised_on_all_ranks(played: Played) -> None:

@@ -20,7 +20,7 @@ from dataplane_client.packed_tensor import PackedTensor
 from dataplane_server.testing import running_server
 from trainer_adapter.worker import AutomodelPolicyWorker
 from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, WorkerFailed
-from trainer_adapter.worker_groups._ray_waiting import results_of
+from trainer_adapter.worker_groups._ray_waiting import wait_for_results
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.usefixtures("ray_cluster")]
@@ -139,7 +139,7 @@ def test_a_rank_that_is_killed_is_named(replicas: RayWorkerGroup) -> None:
 def test_a_method_that_lasts_too_long_is_told_of_with_its_ranks() -> None:
     sleeping = ray.remote(lambda: time.sleep(60)).options(num_cpus=0).remote()
     with pytest.raises(WorkerFailed, match=r"nap: rank\(s\) 1 did not end within 0.2 s; the group is broken"):
-        results_of([ray.put(None), sleeping], "nap", timeout_s=0.2, grace_s=1)
+        wait_for_results([ray.put(None), sleeping], "nap", timeout_s=0.2, grace_s=1)
     ray.cancel(sleeping, force=True)
 
 

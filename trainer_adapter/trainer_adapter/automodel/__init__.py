@@ -2,8 +2,8 @@
 
 The model runs under FSDP2 with tensor, sequence and context parallelism.
 
-Users import `config`, `data`, `train`, `setup`, `checkpoint` and `qkv_calibration`, whose names mirror NeMo-RL's. All else
-is implementation. A part imports only parts listed above it:
+Users import `config`, `data`, `train`, `setup`, `checkpoint` and `qkv_calibration`, whose names mirror NeMo-RL's.
+Everything else is implementation. A part imports only parts that are listed above it:
 
     config           the policy's configuration, and the values that set-up derives from it
     choices          the device and the attention that the configuration asks for

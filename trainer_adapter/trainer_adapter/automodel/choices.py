@@ -1,4 +1,8 @@
-"""DOC"""
+"""The device and the attention that a policy's configuration chooses.
+
+The installed hardware never changes them: a job that asks for GPUs and finds none must fail, because training on the
+CPU would be a thousand times slower.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from trainer_adapter.automodel.config import required
 
 
 def _choice(config: Mapping[str, Any], key: str, allowed: tuple[str, str]) -> str:
-    """The value of dtensor_cfg.<key>; the first of `allowed` is its default."""
+    """Return dtensor_cfg.<key>; the first of `allowed` is the default. ValueError for a value that is not allowed."""
     value: str = required(config, "dtensor_cfg").get(key, allowed[0])
     if value not in allowed:
         raise ValueError(f"dtensor_cfg.{key} must be one of {', '.join(allowed)}, not {value!r}")
@@ -17,11 +21,15 @@ def _choice(config: Mapping[str, Any], key: str, allowed: tuple[str, str]) -> st
 
 
 def device_type(config: Mapping[str, Any]) -> str:
+    """Return dtensor_cfg.device, "cuda" (default) or "cpu"."""
     return _choice(config, "device", ("cuda", "cpu"))
 
 
 def context_parallel_attention(config: Mapping[str, Any]) -> str:
-    """How layers attend over sequences that are dealt out: "torch" on GPUs, else "gathered", unless it is chosen."""
+    """Return dtensor_cfg.context_parallel_attention; the default is "torch" on GPUs and "gathered" on the CPU.
+
+    Raises ValueError for "torch" on the CPU.
+    """
     if device_type(config) == "cuda":
         return _choice(config, "context_parallel_attention", ("torch", "gathered"))
     chosen = _choice(config, "context_parallel_attention", ("gathered", "torch"))

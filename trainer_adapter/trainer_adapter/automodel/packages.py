@@ -1,7 +1,8 @@
-"""What is used of NeMo Automodel, imported when its backend was chosen: the import takes 6 to 9 s.
+"""Optional packages: transformers and NeMo Automodel, and errors that name the extra to install.
 
-Releases move and rename their parts. Ours are where 0.7 has them; another release is told apart by what it lacks, and
-not by its number, so that a patched one will do.
+NeMo Automodel is imported only when its backend is chosen, because the import takes 6 to 9 s. Its releases move and
+rename their parts. The paths used here are those of 0.7; another release is recognised by the parts that it lacks, not
+by its version number, so a patched release works as well.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _SUPPORTED = "0.7"
 
 
 def is_installed() -> bool:
-    """Found out without importing it."""
+    """Whether nemo_automodel is installed; does not import it."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 def from_package(module: str, name: str) -> Any:
-    """`name` of nemo_automodel.<module>; ImportError naming the extra to install, or the release that has it."""
+    """Return `name` of nemo_automodel.<module>. ImportError naming the extra to install, or the supported release."""
     if not is_installed():
         raise ImportError(f"this needs {PACKAGE}: pip install 'rl-dataplane[automodel]'")
     try:
@@ -38,7 +39,7 @@ def from_package(module: str, name: str) -> Any:
 
 
 def require_transformers() -> Any:
-    """The package; ImportError naming the extra to install."""
+    """Return the package transformers. ImportError naming the extra to install."""
     if transformers is None:
         raise ImportError("this needs transformers: pip install 'rl-dataplane[trainer]'")
     return transformers

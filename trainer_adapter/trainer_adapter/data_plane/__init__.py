@@ -9,14 +9,14 @@ from __future__ import annotations
 from trainer_adapter.data_plane._claim import ReplicaClaim
 from trainer_adapter.data_plane._fields import LOGPROB_FIELDS, TRAIN_FIELDS
 from trainer_adapter.data_plane._replica import ReplicaGroup, replica_group
-from trainer_adapter.data_plane._side import DataPlaneSide, FetchPolicy
+from trainer_adapter.data_plane._replica_data_plane import FetchPolicy, ReplicaDataPlane
 
 __all__ = [
     "LOGPROB_FIELDS",
     "TRAIN_FIELDS",
-    "DataPlaneSide",
     "FetchPolicy",
     "ReplicaClaim",
+    "ReplicaDataPlane",
     "ReplicaGroup",
     "replica_group",
 ]

@@ -16,12 +16,12 @@ from dataplane_client.client import Claim
 from dataplane_client.errors import ClaimFencedError
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter._exchange import gather_values
-from trainer_adapter.data_plane._columns import packed_columns
-from trainer_adapter.data_plane._replica import ReplicaGroup, by_leader
+from trainer_adapter.data_plane._columns import pack_columns
+from trainer_adapter.data_plane._replica import ReplicaGroup, run_on_leader
 
 
 class ReplicaClaim:
-    """Rows in the hands of a replica; made by `DataPlaneSide.claim_shard`. All its methods are collective calls of the
+    """Rows in the hands of a replica; made by `ReplicaDataPlane.claim_shard`. All its methods are collective calls of the
     replica's ranks. As a context manager it commits on a clean exit of all ranks; when any of them leaves with an
     exception it is released as failed, and RuntimeError is raised on the others.
 
@@ -29,10 +29,10 @@ class ReplicaClaim:
     """
 
     def __init__(
-        self, held: Claim | None, claim_id: str, meta: KVBatchMeta, replica: ReplicaGroup, device: torch.device
+        self, claim: Claim | None, claim_id: str, meta: KVBatchMeta, replica: ReplicaGroup, device: torch.device
     ) -> None:
         """held: the claim itself, on the leader."""
-        self._held = held
+        self._claim = claim
         self._replica = replica
         self._device = device
         self.claim_id = claim_id
@@ -53,8 +53,8 @@ class ReplicaClaim:
         if kind is None:
             self.commit()
             return
-        self._meet("leave", kind.__name__)
-        self._give_back(kind)
+        self._agree_on_end("leave", kind.__name__)
+        self._release_failed(kind)
 
     def commit(self, columns: Mapping[str, Any] | None = None, *, timeout_s: float | None = None) -> int:
         """End the claim: its rows are consumed, once and for all. How many still existed.
@@ -65,26 +65,26 @@ class ReplicaClaim:
 
         Raises on all ranks what Claim.commit raises; ValueError of the leader's columns is RuntimeError on the others.
         """
-        self._meet_or_give_back("commit")
+        self._agree_or_release("commit")
 
-        def end(held: Claim) -> int:
-            fields = None if columns is None else packed_columns(self.meta, columns)
-            return held.commit(fields, timeout_s=timeout_s)
+        def end(claim: Claim) -> int:
+            fields = None if columns is None else pack_columns(self.meta, columns)
+            return claim.commit(fields, timeout_s=timeout_s)
 
         return self._end(end)
 
     def release(self, *, delay_s: float = 0.0, reason: str = "", timeout_s: float | None = None) -> int:
         """End the claim: its rows go back to the task. Arguments and errors as Claim.release, errors on all ranks."""
-        self._meet_or_give_back("release")
-        return self._end(lambda held: held.release(delay_s=delay_s, reason=reason, timeout_s=timeout_s))
+        self._agree_or_release("release")
+        return self._end(lambda claim: claim.release(delay_s=delay_s, reason=reason, timeout_s=timeout_s))
 
-    def _meet_or_give_back(self, intent: str) -> None:
-        failure = self._meet(intent, None)
+    def _agree_or_release(self, intent: str) -> None:
+        failure = self._agree_on_end(intent, None)
         if failure is not None:
-            self._give_back(RuntimeError)
+            self._release_failed(RuntimeError)
             raise RuntimeError(f"claim {self.claim_id} was released, since another rank failed with {failure}")
 
-    def _meet(self, intent: str, failure: str | None) -> str | None:
+    def _agree_on_end(self, intent: str, failure: str | None) -> str | None:
         """All ranks say what they mean to do; the first failure among them. RuntimeError where they disagree."""
         own = {"intent": intent, "failure": failure}
         group = self._replica.group
@@ -95,18 +95,18 @@ class ReplicaClaim:
             raise RuntimeError(f"the ranks of the replica end claim {self.claim_id} in different ways: {intents}")
         return failures[0] if failures else None
 
-    def _give_back(self, kind: type[BaseException]) -> None:
+    def _release_failed(self, kind: type[BaseException]) -> None:
         """Release for an error that matters more than whether this can be said to the server now."""
 
-        def end(held: Claim) -> int:
-            held.__exit__(kind, None, None)
-            return held.meta.size
+        def end(claim: Claim) -> int:
+            claim.__exit__(kind, None, None)
+            return claim.meta.size
 
         self._end(end)
 
     def _end(self, end: Callable[[Claim], int]) -> int:
         try:
-            outcome = by_leader(lambda: self._ended(end), self._replica, self._device)
+            outcome = run_on_leader(lambda: self._end_on_leader(end), self._replica, self._device)
         except ClaimFencedError:
             self.state = "fenced"
             raise
@@ -114,7 +114,7 @@ class ReplicaClaim:
         rows: int = outcome["rows"]
         return rows
 
-    def _ended(self, end: Callable[[Claim], int]) -> dict[str, Any]:
-        if self._held is None:
+    def _end_on_leader(self, end: Callable[[Claim], int]) -> dict[str, Any]:
+        if self._claim is None:
             raise RuntimeError(f"claim {self.claim_id} is held by rank {self._replica.leader}")
-        return {"rows": end(self._held), "state": self._held.state}
+        return {"rows": end(self._claim), "state": self._claim.state}

@@ -13,7 +13,7 @@ from dataplane_client.meta import KVBatchMeta
 
 
 def result_column(meta: KVBatchMeta, result: object, result_key: str) -> torch.Tensor:
-    """The tensor of a worker's result, packed as `packed_column` does.
+    """The tensor of a worker's result, packed as `pack_column` does.
 
     The meta's sequence_lengths say which tokens are real; the result's own input_lengths where the meta has none.
     RuntimeError for a result without the key, TypeError for what is no tensor, ValueError for other rows.
@@ -25,18 +25,18 @@ def result_column(meta: KVBatchMeta, result: object, result_key: str) -> torch.T
     value = result[result_key]
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"write-back of {result_key!r}: expected a tensor, got {type(value).__name__}")
-    return packed_column(meta, result_key, value, result.get("input_lengths"))
+    return pack_column(meta, result_key, value, result.get("input_lengths"))
 
 
-def packed_columns(meta: KVBatchMeta, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors packed as `packed_column` does, object arrays as they are."""
+def pack_columns(meta: KVBatchMeta, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors packed as `pack_column` does, object arrays as they are."""
     return {
-        name: value if isinstance(value, np.ndarray) else packed_column(meta, name, value, columns.get("input_lengths"))
+        name: value if isinstance(value, np.ndarray) else pack_column(meta, name, value, columns.get("input_lengths"))
         for name, value in columns.items()
     }
 
 
-def packed_column(meta: KVBatchMeta, name: str, value: torch.Tensor, input_lengths: object) -> torch.Tensor:
+def pack_column(meta: KVBatchMeta, name: str, value: torch.Tensor, input_lengths: object) -> torch.Tensor:
     """(N, ...) for the meta's N rows without its padding, detached; (N,) as it is.
 
     It stays on its device, so that what crosses the bus is ragged already. ValueError for other than N rows, for

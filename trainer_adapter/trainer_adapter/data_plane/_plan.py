@@ -23,14 +23,14 @@ def attach_plan(batch: BatchedDataDict[Any], meta: KVBatchMeta) -> None:
     plan = {key: meta.extra_info.get(key) for key in PLAN_KEYS}
     if all(part is None for part in plan.values()):
         return
-    complaint = _complaint(plan, meta.size)
-    if complaint:
-        raise ValueError(f"partition {meta.partition_id!r}: the plan of microbatches does not fit: {complaint}")
+    problem = _find_problem(plan, meta.size)
+    if problem:
+        raise ValueError(f"partition {meta.partition_id!r}: the plan of microbatches does not fit: {problem}")
     for key, part in plan.items():
         setattr(batch, key, part)
 
 
-def _complaint(plan: dict[str, Any], n_rows: int) -> str | None:
+def _find_problem(plan: dict[str, Any], n_rows: int) -> str | None:
     indices, lengths, counts = plan[_INDICES], plan[_LENGTHS], plan[_COUNTS]
     if indices is None or lengths is None:
         return f"{_INDICES} and {_LENGTHS} come together"
@@ -38,7 +38,7 @@ def _complaint(plan: dict[str, Any], n_rows: int) -> str | None:
         return "its parts are nested lists of integers"
     if [len(chunk) for chunk in indices] != [len(chunk) for chunk in lengths]:
         return f"{_INDICES} and {_LENGTHS} are of different microbatches"
-    return _complaint_about_rows(indices, counts, n_rows)
+    return _find_row_problem(indices, counts, n_rows)
 
 
 def _is_table(part: object, depth: int) -> bool:
@@ -47,7 +47,7 @@ def _is_table(part: object, depth: int) -> bool:
     return isinstance(part, list | tuple) and all(_is_table(inner, depth - 1) for inner in part)
 
 
-def _complaint_about_rows(indices: list[list[list[int]]], counts: list[int] | None, n_rows: int) -> str | None:
+def _find_row_problem(indices: list[list[list[int]]], counts: list[int] | None, n_rows: int) -> str | None:
     for number, chunk in enumerate(indices):
         bounds = list(chain.from_iterable(chunk))
         if any(len(span) != 2 for span in chunk) or bounds[:1] != [0] or bounds[1:-1:2] != bounds[2::2]:

@@ -14,7 +14,7 @@ import torch.distributed
 from torch.distributed import ProcessGroup
 
 from trainer_adapter._exchange import broadcast_outcome, gather_values
-from trainer_adapter._told_failures import text_of
+from trainer_adapter._remote_errors import describe_error
 from trainer_adapter.automodel.config import DistributedContext
 
 T = TypeVar("T")
@@ -44,21 +44,21 @@ def replica_group(context: DistributedContext) -> ReplicaGroup:
     return ReplicaGroup(mesh.get_group(), leader, own == leader)
 
 
-def by_leader(make: Callable[[], Mapping[str, Any]], replica: ReplicaGroup, device: torch.device) -> dict[str, Any]:
+def run_on_leader(make: Callable[[], Mapping[str, Any]], replica: ReplicaGroup, device: torch.device) -> dict[str, Any]:
     """What the leader makes, on every rank of the replica; tensors on device. Failures as broadcast_outcome."""
     if replica.group is None:
         return dict(make())
     return broadcast_outcome(make, source=replica.leader, group=replica.group, device=device)
 
 
-def by_each(make: Callable[[], T], replica: ReplicaGroup, device: torch.device) -> T:
+def run_on_each_rank(make: Callable[[], T], replica: ReplicaGroup, device: torch.device) -> T:
     """What this rank makes, once all of the replica have; RuntimeError on those that did well when another did not."""
     if replica.group is None:
         return make()
     try:
         made = make()
     except BaseException as error:
-        gather_values({"failure": text_of(error)}, group=replica.group, device=device)
+        gather_values({"failure": describe_error(error)}, group=replica.group, device=device)
         raise
     accounts = gather_values({"failure": None}, group=replica.group, device=device)
     failures = [account["failure"] for account in accounts if account["failure"] is not None]

@@ -17,7 +17,7 @@ class _JaggedTensor(Protocol):
     def offsets(self) -> torch.Tensor: ...
 
 
-def agreed_longest(longest: int, dp_group: ProcessGroup | None, device: torch.device) -> int:
+def agree_on_longest(longest: int, dp_group: ProcessGroup | None, device: torch.device) -> int:
     """Tokens of the longest row of all ranks of the group (None: of this one); one all-reduce.
 
     RuntimeError where another rank could not read its rows.
@@ -30,8 +30,8 @@ def agreed_longest(longest: int, dp_group: ProcessGroup | None, device: torch.de
     return agreed
 
 
-def tell_unreadable(dp_group: ProcessGroup | None, device: torch.device) -> None:
-    """Take part in agreed_longest for a rank that could not read its rows."""
+def report_unreadable(dp_group: ProcessGroup | None, device: torch.device) -> None:
+    """Take part in agree_on_longest for a rank that could not read its rows."""
     if dp_group is not None:
         _largest(_UNREADABLE, dp_group, device)
 

@@ -11,7 +11,7 @@ Per token, with ratio r = exp(logprob - prev_logprob) and advantage A:
   tokens is never quite the model that trains; truncated at C the weight is min(., C) (Ionides, "Truncated Importance
   Sampling", 2008; arXiv:1802.01561). It is data: no gradient flows through it. With sequence-level ratios it is exp of
   a mean over the row likewise, so that weight and ratio together are GSPO's ratio against the engine.
-- KL to the reference:  + reference_policy_kl_penalty * estimate (see _kl), as GRPO does (arXiv:2402.03300).
+- KL to the reference:  + reference_policy_kl_penalty * estimate (see _log_ratios), as GRPO does (arXiv:2402.03300).
 
 The mean is over all tokens of the global batch (DAPO), or over rows of each row's mean (GRPO).
 """
@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from trainer_adapter.losses._interface import LossInputType, LossResult, LossType
-from trainer_adapter.losses._kl import KLEstimator, estimate_kl
-from trainer_adapter.losses._log_ratios import exp_of_log_ratio
+from trainer_adapter.losses._log_ratios import KLEstimator, estimate_kl, exp_of_log_ratio
 from trainer_adapter.losses._masking import masked_column, masked_mean, require, row_means, token_weights
 from trainer_adapter.losses._metrics import as_floats, masked_max, masked_min
 

@@ -11,7 +11,7 @@ methods are then collective calls of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -26,10 +26,8 @@ from trainer_adapter.interfaces import (
     TopkLogitsOutputSpec,
 )
 from trainer_adapter.losses import LossFunction
-from trainer_adapter.microbatch_args import dynamic_batching_args, sequence_packing_args
-from trainer_adapter.policy._batch_shards import dealt_for_inference, dealt_for_training
-from trainer_adapter.policy._meta_shards import metas_by_rank
-from trainer_adapter.policy._reports import training_report
+from trainer_adapter.microbatch_args import microbatch_args
+from trainer_adapter.policy._shards import shard_for_inference, shard_for_training, shard_meta
 from trainer_adapter.worker_groups import WorkerGroup
 
 if TYPE_CHECKING:
@@ -44,8 +42,7 @@ class DataPlanePolicy(ColocatablePolicyInterface):
     """
 
     def __init__(self, config: PolicyConfig, workers: WorkerGroup) -> None:
-        dynamic_batching_args(config, "train")
-        sequence_packing_args(config, "train")
+        microbatch_args(config, "train")  # raises for settings that exclude each other
         self._config = config
         self._workers = workers
 
@@ -86,15 +83,15 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         include_q: bool = False,
     ) -> dict[str, Any]:
         """See PolicyInterface. Where rows do not divide, the last one counts several times."""
-        shards = dealt_for_inference(data, self._config, self._workers.dp_size).shards
+        shards = shard_for_inference(data, self._config, self._workers.dp_size).shards
         settings = {"percentile": percentile, "margin": margin, "include_q": include_q}
         method = "calibrate_qkv_fp8_scales"
         found = self._workers.run_on_shards(method, {"data": shards}, micro_batch_size=micro_batch_size, **settings)
         return dict(found[0])
 
     def _infer(self, method: str, data: BatchedDataDict[Any], **settings: Any) -> BatchedDataDict[Any]:
-        dealt = dealt_for_inference(data, self._config, self._workers.dp_size)
-        return dealt.whole(self._workers.run_on_shards(method, {"data": dealt.shards}, **settings))
+        sharded = shard_for_inference(data, self._config, self._workers.dp_size)
+        return sharded.concat_results(self._workers.run_on_shards(method, {"data": sharded.shards}, **settings))
 
     # --- training on batches ---
 
@@ -115,7 +112,7 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         gbs; nothing has been trained then.
         """
         size = self._global_batch_size(gbs)
-        shards = dealt_for_training(data, self._config, self._workers.dp_size, size)
+        shards = shard_for_training(data, self._config, self._workers.dp_size, size)
         return self._report("train", {"data": shards}, loss_fn=loss_fn, eval_mode=eval_mode, gbs=size, mbs=mbs)
 
     def begin_train_step(
@@ -138,7 +135,7 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         """Add the gradients of these rows to the open step's; the metrics of the microbatches of all data-parallel
         ranks, one rank's after the other's. AssertionError unless the ranks divide the rows.
         """
-        shards = dealt_for_training(data, self._config, self._workers.dp_size, None)
+        shards = shard_for_training(data, self._config, self._workers.dp_size, None)
         found = self._workers.run_on_shards("train_microbatches", {"data": shards}, mbs=mbs)
         return [metrics for own in found for metrics in own]
 
@@ -151,7 +148,7 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         self._workers.run_everywhere("abort_train_step")
 
     def _report(self, method: str, shards: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
-        return training_report(self._workers.run_on_shards(method, shards, **settings))
+        return _merge_reports(self._workers.run_on_shards(method, shards, **settings))
 
     def _global_batch_size(self, gbs: int | None) -> int:
         return int(required(self._config, "train_global_batch_size")) if gbs is None else gbs
@@ -180,17 +177,17 @@ class DataPlanePolicy(ColocatablePolicyInterface):
     ) -> dict[str, Any]:
         """`train` on the meta's rows: on the fields that it names, or on those of training where it names none."""
         size = self._global_batch_size(gbs)
-        metas = metas_by_rank(meta, self._config, self._workers.dp_size, "train", size)
+        metas = shard_meta(meta, self._config, self._workers.dp_size, "train", size)
         return self._report("train_from_meta", {"meta": metas}, loss_fn=loss_fn, eval_mode=eval_mode, gbs=size, mbs=mbs)
 
     def train_microbatches_from_meta(self, meta: KVBatchMeta, mbs: int | None = None) -> list[dict[str, Any]]:
         """`train_microbatches` on the meta's rows, of the fields that train_from_meta reads."""
-        metas = metas_by_rank(meta, self._config, self._workers.dp_size, "train", None)
+        metas = shard_meta(meta, self._config, self._workers.dp_size, "train", None)
         found = self._workers.run_on_shards("train_microbatches_from_meta", {"meta": metas}, mbs=mbs)
         return [metrics for own in found for metrics in own]
 
     def _infer_from_meta(self, method: str, meta: KVBatchMeta, micro_batch_size: int | None) -> None:
-        metas = metas_by_rank(meta, self._config, self._workers.dp_size, "logprob", None)
+        metas = shard_meta(meta, self._config, self._workers.dp_size, "logprob", None)
         self._workers.run_on_shards(method, {"meta": metas}, micro_batch_size=micro_batch_size)
 
     # --- checkpoints ---
@@ -271,3 +268,16 @@ class DataPlanePolicy(ColocatablePolicyInterface):
     def shutdown(self) -> bool:
         """End the workers; whether that went well. A second call does nothing."""
         return self._workers.shutdown()
+
+
+def _merge_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the leaders' reports, given by data-parallel rank, into one.
+
+    Ranks report `global_loss` and `grad_norm` summed over all ranks, so the first report has them. The lists of
+    `all_mb_metrics` are concatenated.
+    """
+    metrics: dict[str, list[Any]] = {}
+    for report in reports:
+        for name, values in report["all_mb_metrics"].items():
+            metrics.setdefault(name, []).extend(values)
+    return {"loss": reports[0]["global_loss"], "grad_norm": reports[0]["grad_norm"], "all_mb_metrics": metrics}

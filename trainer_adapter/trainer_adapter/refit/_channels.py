@@ -17,7 +17,7 @@ try:
 except ImportError:  # pragma: no cover  # told by _zmq()
     zmq = None  # type: ignore[assignment]
 
-_LAST_WORDS_MS = 1000
+_LINGER_MS = 1000
 """How long a closing channel waits for its last answer to leave."""
 
 
@@ -28,7 +28,7 @@ class RequestChannel:
         """Raises zmq.ZMQError where the endpoint cannot be made, a path that is too long say."""
         self._endpoint, self._timeout_s = endpoint, timeout_s
         self._context, self._socket = _open(_zmq().REQ, timeout_s)
-        self._waits = False
+        self._awaits_answer = False
         self.usable = True
         self._file: int | None = None
         try:
@@ -43,21 +43,21 @@ class RequestChannel:
         try:
             self._socket.send(msgpack.packb(message))
         except zmq.Again:
-            raise self._lost("no engine came to") from None
-        self._waits = True
+            raise self._timeout_error("no engine came to") from None
+        self._awaits_answer = True
 
     def await_answer(self) -> None:
         """Wait until the last message is answered; back at once where it is, or where there was none.
 
         Raises TimeoutError where the engine is silent, RuntimeError with its reason where it refuses.
         """
-        if not self._waits:
+        if not self._awaits_answer:
             return
         try:
             error = msgpack.unpackb(self._socket.recv())["error"]
         except zmq.Again:
-            raise self._lost("no answer from the engine at") from None
-        self._waits = False
+            raise self._timeout_error("no answer from the engine at") from None
+        self._awaits_answer = False
         if error is not None:
             self.usable = False
             raise RuntimeError(f"the engine at {self._endpoint} refused the weights: {error}")
@@ -68,7 +68,7 @@ class RequestChannel:
             _path(self._endpoint).unlink(missing_ok=True)
         self._context.destroy(linger=0)
 
-    def _lost(self, what: str) -> TimeoutError:
+    def _timeout_error(self, what: str) -> TimeoutError:
         self.usable = False
         return TimeoutError(f"{what} {self._endpoint} within {self._timeout_s} s")
 
@@ -80,7 +80,7 @@ class AnswerChannel:
         self._endpoint, self._timeout_s = endpoint, timeout_s
         self._context, self._socket = _open(_zmq().REP, timeout_s)
         self._socket.connect(endpoint)
-        self.waits = False
+        self.has_unanswered = False
 
     def receive(self) -> dict[str, Any]:
         """Raises TimeoutError where the trainer is silent, ValueError for what is no message."""
@@ -89,7 +89,7 @@ class AnswerChannel:
         except zmq.Again:
             text = f"no message from the trainer at {self._endpoint} within {self._timeout_s} s"
             raise TimeoutError(text) from None
-        self.waits = True
+        self.has_unanswered = True
         message = msgpack.unpackb(body)
         if not isinstance(message, dict):
             raise ValueError(f"the trainer at {self._endpoint} sent {message!r:.80}, which is no message")
@@ -98,11 +98,11 @@ class AnswerChannel:
     def answer(self, error: str | None) -> None:
         """error: why the weights are refused; None: the message is done with."""
         self._socket.send(msgpack.packb({"error": error}))
-        self.waits = False
+        self.has_unanswered = False
 
     def close(self) -> None:
         """Back when the last answer has left."""
-        self._context.destroy(linger=_LAST_WORDS_MS)
+        self._context.destroy(linger=_LINGER_MS)
 
 
 def _open(kind: int, timeout_s: float) -> tuple[zmq.Context[Any], zmq.Socket[Any]]:

@@ -33,10 +33,10 @@ class DeadlineGroup:
         self._name = f"the group for weights at {ip}:{port}"
         timeout = timedelta(seconds=timeout_s)
         self._group: Any = None
-        self._under_way: dict[int, Any] = {}
+        self._pending: dict[int, Any] = {}
         self._started = 0
         try:
-            self._store: Any = _connected_store(ip, port, world_size, rank, timeout)
+            self._store: Any = _connect_store(ip, port, world_size, rank, timeout)
             self._group = _backend(self._store, rank, world_size, device, timeout)
             self.any_failed(False)  # backends connect when they are first used
         except (RuntimeError, ConnectionError) as error:
@@ -52,15 +52,15 @@ class DeadlineGroup:
         """From rank 0. Returns what to `wait` for; until then the tensor belongs to the group."""
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor, options.asyncOp = 0, 0, True
-        return self._keep(self._open_group().broadcast([tensor], options))
+        return self._track(self._open_group().broadcast([tensor], options))
 
     def wait(self, started: int) -> None:
         """Raises ConnectionError where a rank is gone or not there in time; the group is closed then."""
         try:
             if self.device.type == "cuda":
                 self._poll(started)
-            self._under_way[started].wait()
-            del self._under_way[started]
+            self._pending[started].wait()
+            del self._pending[started]
         except RuntimeError as error:
             self._abort()
             text = f"a rank of {self._name} is gone, or was silent for {self._timeout_s} s"
@@ -72,12 +72,12 @@ class DeadlineGroup:
         options = torch.distributed.AllreduceOptions()
         options.reduceOp = torch.distributed.ReduceOp.MAX  # type: ignore[assignment]  # an enum's member in the stubs
         options.asyncOp = True
-        self.wait(self._keep(self._open_group().allreduce([flag], options)))
+        self.wait(self._track(self._open_group().allreduce([flag], options)))
         return bool(flag.item())
 
     def close(self) -> None:
         """May be called again."""
-        self._under_way.clear()
+        self._pending.clear()
         group, self._group, self._store = self._group, None, None
         if group is not None and self.device.type == "cuda":
             group.shutdown()
@@ -87,15 +87,15 @@ class DeadlineGroup:
             raise RuntimeError(f"{self._name} is closed")
         return self._group
 
-    def _keep(self, work: Any) -> int:
+    def _track(self, work: Any) -> int:
         self._started += 1
-        self._under_way[self._started] = work
+        self._pending[self._started] = work
         return self._started
 
     def _poll(self, started: int) -> None:
         """NCCL's own wait only queues behind the work, and its watchdog would end the whole process."""
         deadline = time.monotonic() + self._timeout_s
-        while not self._under_way[started].is_completed():
+        while not self._pending[started].is_completed():
             if time.monotonic() > deadline:
                 raise RuntimeError("not completed in time")
             time.sleep(_POLL_S)
@@ -104,11 +104,11 @@ class DeadlineGroup:
         """Without waiting for what is under way: it will never be over."""
         if self._group is not None:
             self._group.abort()
-        self._under_way.clear()
+        self._pending.clear()
         self._group = self._store = None
 
 
-def _connected_store(ip: str, port: int, world_size: int, rank: int, timeout: timedelta) -> Any:
+def _connect_store(ip: str, port: int, world_size: int, rank: int, timeout: timedelta) -> Any:
     store_class = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but not to type checkers
     return store_class(ip, port, world_size, rank == 0, timeout=timeout)
 

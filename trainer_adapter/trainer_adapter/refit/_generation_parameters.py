@@ -30,34 +30,34 @@ def generation_parameters(model: nn.Module, dtype: torch.dtype) -> Iterator[tupl
     A layer X with an adapter gives X.weight + lora_B.weight @ lora_A.weight * X.scale, added in float32 or wider. A
     model that has a `state_dict_adapter` (NeMo AutoModel) gives what that makes of each entry.
     """
-    return _entries(model, dtype, _whole)
+    return _entries(model, dtype, _gather)
 
 
 def refit_info(model: nn.Module, dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Names, full shapes and dtypes of generation_parameters, in its order. No collective, no memory for weights."""
-    return {name: (value.shape, value.dtype) for name, value in _entries(model, dtype, _without_values)}
+    return {name: (value.shape, value.dtype) for name, value in _entries(model, dtype, _on_meta)}
 
 
 def _entries(model: nn.Module, dtype: torch.dtype, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     state = model.state_dict()
     for name in state:
         if _is_sent(name):
-            yield from _adapted(model, state, name, dtype, gather)  # whose locals are gone before the next entry
+            yield from _convert_entry(model, state, name, dtype, gather)  # whose locals are gone before the next entry
 
 
 def _is_sent(name: str) -> bool:
     return not name.endswith(EXTRA_STATE) and not {"lora_A", "lora_B"} & set(name.split("."))
 
 
-def _adapted(
+def _convert_entry(
     model: nn.Module, state: Mapping[str, Tensor], name: str, dtype: torch.dtype, gather: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """The entry as engines know it, in several tensors where its layout differs from theirs."""
-    for sent_name, value in _renamed(model, name, _merged(model, state, name, gather)):
+    for sent_name, value in _rename(model, name, _merge_adapter(model, state, name, gather)):
         yield sent_name, value.to(dtype if value.is_floating_point() else value.dtype).contiguous()
 
 
-def _renamed(model: nn.Module, name: str, value: Tensor) -> list[tuple[str, Tensor]]:
+def _rename(model: nn.Module, name: str, value: Tensor) -> list[tuple[str, Tensor]]:
     adapter = getattr(model, "state_dict_adapter", None)
     if adapter is None:
         return [(name, value)]
@@ -67,7 +67,9 @@ def _renamed(model: nn.Module, name: str, value: Tensor) -> list[tuple[str, Tens
     return converted
 
 
-def _merged(model: nn.Module, state: Mapping[str, Tensor], name: str, gather: Callable[[Tensor], Tensor]) -> Tensor:
+def _merge_adapter(
+    model: nn.Module, state: Mapping[str, Tensor], name: str, gather: Callable[[Tensor], Tensor]
+) -> Tensor:
     weight = gather(state[name])
     layer, _, last = name.rpartition(".")
     a, b = state.get(f"{layer}.lora_A.weight"), state.get(f"{layer}.lora_B.weight")
@@ -78,12 +80,12 @@ def _merged(model: nn.Module, state: Mapping[str, Tensor], name: str, gather: Ca
     return torch.addmm(weight.to(exact), gather(b).to(exact), gather(a).to(exact), alpha=scale)
 
 
-def _whole(value: Tensor) -> Tensor:
+def _gather(value: Tensor) -> Tensor:
     if not isinstance(value, DTensor):
         return value
     # Weights that are kept on the CPU are gathered where their ranks can talk to each other.
     return cast("DTensor", value.to(value.device_mesh.device_type)).full_tensor()
 
 
-def _without_values(value: Tensor) -> Tensor:
+def _on_meta(value: Tensor) -> Tensor:
     return torch.empty(value.shape, dtype=value.dtype, device="meta")

@@ -32,7 +32,7 @@ class SharedBuffer:
             descriptor = os.memfd_create("dataplane-weights", os.MFD_CLOEXEC)
             weakref.finalize(self, os.close, descriptor)
             os.ftruncate(descriptor, max(size_bytes, 1))
-            self.tensor = _mapped(descriptor)[:size_bytes]
+            self.tensor = _map_file(descriptor)[:size_bytes]
             self.handle = ["memory", os.getpid(), descriptor]
 
 
@@ -62,11 +62,11 @@ def _open_memory(path: str) -> Tensor:
             "process must be visible from here"
         ) from error
     try:
-        return _mapped(descriptor)
+        return _map_file(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _mapped(descriptor: int) -> Tensor:
+def _map_file(descriptor: int) -> Tensor:
     """Of the whole file; torch has no read-only tensors, so it can be written to."""
     return torch.frombuffer(mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED), dtype=torch.uint8)

@@ -38,7 +38,7 @@ def receive_streamed_weights(
         yield stream.weights()
         stream.finish()
     except BaseException as error:
-        if channel.waits:
+        if channel.has_unanswered:
             channel.answer(f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -62,7 +62,7 @@ class _IncomingStream:
             self._index += 1
             self._check_message()
         if self._missing:
-            raise ValueError(f"the trainer did not send {_listed(self._missing)}")
+            raise ValueError(f"the trainer did not send {_join_names(self._missing)}")
         self._complete = True
 
     def finish(self) -> None:
@@ -84,14 +84,14 @@ class _IncomingStream:
             raise ValueError(f"expected message {self._index} of this stream of weights, not {found[1]} of another one")
 
     def _read_group(self) -> Iterator[tuple[str, Tensor]]:
-        group = Group(tuple(self._checked_place(weight) for weight in self._message["weights"]))
+        group = Group(tuple(self._check_place(weight) for weight in self._message["weights"]))
         used = self._buffer()[: self._message["used_bytes"]]
         for place in group.places:
             if not 0 <= place.start <= place.end <= used.numel():
                 raise ValueError(f"weight {place.name!r} would lie outside the {used.numel()} bytes used")
         return group.weights_in(used)
 
-    def _checked_place(self, weight: list[Any]) -> Place:
+    def _check_place(self, weight: list[Any]) -> Place:
         name, dtype, shape, start = weight
         place = Place(name, torch.Size(shape), torch_dtype(dtype), start)
         expected = self._missing.pop(name, None)
@@ -112,6 +112,6 @@ class _IncomingStream:
         return self._known_buffers[turn]
 
 
-def _listed(names: dict[str, Any]) -> str:
+def _join_names(names: dict[str, Any]) -> str:
     shown = ", ".join(list(names)[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -73,13 +73,13 @@ class WeightCollective:
         for index, group in enumerate(transfer.groups):
             buffer = transfer.free_buffer(index)
             if self._group.rank > 0 or error is not None:
-                failed = _error_of(skip, group, parameters)
+                failed = _catch_error(skip, group, parameters)
             else:
-                failed = _error_of(fill, buffer, group, parameters)
+                failed = _catch_error(fill, buffer, group, parameters)
             error = error or failed
             transfer.start(index, buffer)
         transfer.finish()
-        self._conclude(error or _error_of(expect_end, parameters))
+        self._conclude(error or _catch_error(expect_end, parameters))
 
     @contextmanager
     def receive(self, info: RefitInfo) -> Iterator[Iterator[tuple[str, Tensor]]]:
@@ -143,7 +143,7 @@ class _Transfer:
         self._group = group
         self.groups = plan_groups(info, limit_bytes, alignment=1)
         self._buffers = AlternateBuffers(self.groups, limit_bytes, self._new_buffer)
-        self._under_way: dict[int, tuple[int, Tensor]] = {}
+        self._pending: dict[int, tuple[int, Tensor]] = {}
 
     def free_buffer(self, index: int) -> Tensor:
         """For group `index`, as long as that; waits until nobody needs what was in it."""
@@ -151,17 +151,17 @@ class _Transfer:
         return self._buffers.of(index)[: self.groups[index].size_bytes]
 
     def start(self, index: int, buffer: Tensor) -> None:
-        self._under_way[index % 2] = (self._group.start_broadcast(buffer), buffer)
+        self._pending[index % 2] = (self._group.start_broadcast(buffer), buffer)
 
     def finish(self) -> None:
-        for turn in list(self._under_way):
+        for turn in list(self._pending):
             self._finish_turn(turn)
 
     def incoming(self) -> Iterator[tuple[str, Tensor]]:
         self._ask_for(0)
         for index, group in enumerate(self.groups):
             self._ask_for(index + 1)
-            buffer = self._under_way[index % 2][1]
+            buffer = self._pending[index % 2][1]
             self._finish_turn(index % 2)
             yield from group.weights_in(buffer)
 
@@ -170,8 +170,8 @@ class _Transfer:
             self.start(index, self.free_buffer(index))
 
     def _finish_turn(self, turn: int) -> None:
-        if turn in self._under_way:
-            self._group.wait(self._under_way.pop(turn)[0])
+        if turn in self._pending:
+            self._group.wait(self._pending.pop(turn)[0])
 
     def _new_buffer(self, size_bytes: int) -> Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._group.device)
@@ -182,7 +182,7 @@ def _digest(info: RefitInfo) -> bytes:
     return hashlib.sha256(msgpack.packb(described)).digest()
 
 
-def _error_of(step: Any, *arguments: Any) -> Exception | None:
+def _catch_error(step: Any, *arguments: Any) -> Exception | None:
     try:
         step(*arguments)
     except Exception as error:  # noqa: BLE001  # raised when all others know

@@ -105,11 +105,11 @@ def _put(buffer: Tensor, place: Place, item: tuple[str, Tensor] | None) -> None:
     expected = (place.name, place.shape, place.dtype)
     found = None if item is None else (item[0], item[1].shape, item[1].dtype)
     if item is None or found != expected:
-        raise ValueError(f"the next weight should be {_told(expected)}, as announced, but is {_told(found)}")
+        raise ValueError(f"the next weight should be {_describe(expected)}, as announced, but is {_describe(found)}")
     buffer[place.start : place.end].copy_(item[1].reshape(-1).view(torch.uint8))
 
 
-def _told(weight: tuple[str, torch.Size, torch.dtype] | None) -> str:
+def _describe(weight: tuple[str, torch.Size, torch.dtype] | None) -> str:
     return "missing" if weight is None else f"{weight[0]!r} {tuple(weight[1])} {weight[2]}"
 
 

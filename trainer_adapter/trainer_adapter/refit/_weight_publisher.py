@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from trainer_adapter.automodel.rank import failing_together
+from trainer_adapter.automodel.rank import fail_together
 from trainer_adapter.refit._endpoints import stream_endpoint
 from trainer_adapter.refit._generation_parameters import RefitInfo, generation_parameters, refit_info
 from trainer_adapter.refit._weight_collective import WeightCollective
@@ -65,7 +65,7 @@ class WeightPublisher:
             endpoint = stream_endpoint(self._device, self._rank, self._folder)
             self._stream = WeightStream(endpoint, self._device, self._timeout_s)
         stream = self._stream
-        self._hand_over(lambda info, parameters: stream.stream(info, parameters, size))
+        self._send(lambda info, parameters: stream.stream(info, parameters, size))
 
     def init_collective(self, ip: str, port: int, world_size: int, *, train_world_size: int) -> None:
         """Join a group of world_size ranks that meets at ip:port, train_world_size trainers first, engines after them.
@@ -89,7 +89,7 @@ class WeightPublisher:
         _refuse_scales(kv_scales)
         if self._collective is None:
             raise RuntimeError("there is no group to broadcast in: init_collective comes first")
-        self._hand_over(self._collective.broadcast)
+        self._send(self._collective.broadcast)
 
     def close(self) -> None:
         """May be called again."""
@@ -102,7 +102,7 @@ class WeightPublisher:
             self._collective.close()
             self._collective = None
 
-    def _hand_over(self, send: Callable[[RefitInfo, Iterator[tuple[str, Tensor]]], None]) -> None:
+    def _send(self, send: Callable[[RefitInfo, Iterator[tuple[str, Tensor]]], None]) -> None:
         info, parameters = self.prepare_refit_info(), generation_parameters(self._model, self._dtype)
         with _all_trainers():
             try:
@@ -115,7 +115,7 @@ class WeightPublisher:
 def _all_trainers() -> AbstractContextManager[None]:
     if not torch.distributed.is_initialized():
         return nullcontext()
-    return failing_together("handing weights to engines")
+    return fail_together("handing weights to engines")
 
 
 def _refuse_scales(kv_scales: Mapping[str, float] | None) -> None:

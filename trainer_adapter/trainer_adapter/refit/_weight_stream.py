@@ -57,7 +57,7 @@ class WeightStream:
         try:
             self._send(self._channel, groups, buffers, parameters)
         except BaseException as error:
-            _tell(self._channel, error)
+            _send_failure(self._channel, error)
             self.close()
             raise
 
@@ -81,14 +81,14 @@ class WeightStream:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # the engine reads in another stream of another process
             channel.await_answer()
-            channel.send({"stream": stream, "index": index, **_described(buffer, group, buffers.is_shared(group))})
+            channel.send({"stream": stream, "index": index, **_describe_group(buffer, group, buffers.is_shared(group))})
         expect_end(parameters)
         channel.await_answer()
         channel.send({"stream": stream, "index": len(groups), "complete": True})
         channel.await_answer()
 
 
-def _described(buffer: SharedBuffer, group: Group, used_again: bool) -> dict[str, Any]:
+def _describe_group(buffer: SharedBuffer, group: Group, used_again: bool) -> dict[str, Any]:
     weights = [[place.name, dtype_name(place.dtype), list(place.shape), place.start] for place in group.places]
     return {
         "handle": buffer.handle,
@@ -98,7 +98,7 @@ def _described(buffer: SharedBuffer, group: Group, used_again: bool) -> dict[str
     }
 
 
-def _tell(channel: RequestChannel, error: BaseException) -> None:
+def _send_failure(channel: RequestChannel, error: BaseException) -> None:
     """The engine waits for the next message: let it be this error, unless the engine itself is what failed."""
     with contextlib.suppress(TimeoutError, RuntimeError):
         if isinstance(error, Exception) and channel.usable:

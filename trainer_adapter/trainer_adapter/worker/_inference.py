@@ -20,7 +20,7 @@ from trainer_adapter.automodel.train import (
 )
 from trainer_adapter.microbatch_args import Stage
 from trainer_adapter.worker._loaded_policy import LoadedPolicy
-from trainer_adapter.worker._planning import with_microbatches
+from trainer_adapter.worker._planning import plan_microbatches
 
 Watcher: TypeAlias = Callable[[Iterator[ProcessedMicrobatch], int], Iterator[ProcessedMicrobatch]]
 """The same microbatches, of which the first so many are real."""
@@ -33,7 +33,9 @@ def logprobs(
     sampling_params: TrainingSamplingParams | None,
 ) -> Tensor:
     """[B,S] float32 on the CPU; column 0 and padding are 0."""
-    return _asked(policy, data, micro_batch_size, _logprobs_processor(policy, sampling_params), sampling_params)[0]
+    return _run_inference(
+        policy, data, micro_batch_size, _logprobs_processor(policy, sampling_params), sampling_params
+    )[0]
 
 
 def topk_logits(
@@ -45,14 +47,14 @@ def topk_logits(
     processor = TopkLogitsPostProcessor(
         policy.config, mesh, policy.mesh("cp"), policy.mesh("tp"), cp_size, k, enable_seq_packing=packs
     )
-    values, ids = _asked(policy, data, micro_batch_size, processor, policy.runtime.sampling_params)
+    values, ids = _run_inference(policy, data, micro_batch_size, processor, policy.runtime.sampling_params)
     return values, ids
 
 
 def scores(policy: LoadedPolicy, data: BatchedDataDict[Any]) -> Tensor:
     """[B] float32 on the CPU."""
     size = min(required(policy.config, "batch_size"), data.size)
-    return _asked(policy, data, size, ScorePostProcessor(policy.config), None)[0]
+    return _run_inference(policy, data, size, ScorePostProcessor(policy.config), None)[0]
 
 
 def fp8_scales(
@@ -61,7 +63,7 @@ def fp8_scales(
     """What calibration makes of forward passes over the batch."""
     processor = _logprobs_processor(policy, None)
     with calibration:
-        _asked(policy, data, micro_batch_size, processor, None, calibration.watched)
+        _run_inference(policy, data, micro_batch_size, processor, None, calibration.watched)
     return calibration.scales(policy.context.device_mesh)
 
 
@@ -77,7 +79,7 @@ def _logprobs_processor(policy: LoadedPolicy, sampling_params: TrainingSamplingP
     )
 
 
-def _asked(
+def _run_inference(
     policy: LoadedPolicy,
     data: BatchedDataDict[Any],
     micro_batch_size: int | None,
@@ -87,11 +89,11 @@ def _asked(
 ) -> tuple[Tensor, ...]:
     """The tensors that `processor` makes of every microbatch, as whole ones."""
     _, width = check_sequence_dim(data)
-    batch, order = planned(policy, data, "logprob")
+    batch, order = plan_batch(policy, data, "logprob")
     policy.model.eval()
     mbs = micro_batch_size or required(policy.config, "logprob_batch_size")
     found: list[tuple[Tensor, ...]] = []
-    for part, size in _evenly_divided(batch, mbs):
+    for part, size in _split_evenly(batch, mbs):
         microbatches, real = policy.microbatches(part, size)
         results = automodel_forward_backward(
             policy.model,
@@ -104,10 +106,10 @@ def _asked(
             train_context_fn=policy.forward_contexts(),
         )
         found += [result if isinstance(result, tuple) else (result,) for result, _ in results[:real]]
-    return tuple(_whole(list(column), width, order) for column in zip(*found, strict=True))
+    return tuple(_concat_results(list(column), width, order) for column in zip(*found, strict=True))
 
 
-def _evenly_divided(batch: BatchedDataDict[Any], mbs: int) -> list[tuple[BatchedDataDict[Any], int]]:
+def _split_evenly(batch: BatchedDataDict[Any], mbs: int) -> list[tuple[BatchedDataDict[Any], int]]:
     """Parts of the batch and the rows of a microbatch that divide each: what is left of a batch without a plan makes
     one smaller microbatch.
     """
@@ -117,25 +119,25 @@ def _evenly_divided(batch: BatchedDataDict[Any], mbs: int) -> list[tuple[Batched
     return [(batch.slice(0, even), mbs), (batch.slice(even, batch.size), batch.size - even)]
 
 
-def planned(
+def plan_batch(
     policy: LoadedPolicy, data: BatchedDataDict[Any], stage: Stage, batch_size: int | None = None
 ) -> tuple[BatchedDataDict[Any], list[int] | None]:
     """The batch on the device of this rank, with the plan of its microbatches and the order that it is in, see
-    with_microbatches; the caller's own stays as it is.
+    plan_microbatches; the caller's own stays as it is.
     """
-    return with_microbatches(_on_device(data, policy), policy.config, stage, policy.dp_group, batch_size)
+    return plan_microbatches(_move_to_device(data, policy), policy.config, stage, policy.dp_group, batch_size)
 
 
-def _on_device(data: BatchedDataDict[Any], policy: LoadedPolicy) -> BatchedDataDict[Any]:
+def _move_to_device(data: BatchedDataDict[Any], policy: LoadedPolicy) -> BatchedDataDict[Any]:
     moved: BatchedDataDict[Any] = BatchedDataDict(data.get_dict())
     moved.micro_batch_indices, moved.micro_batch_lengths = data.micro_batch_indices, data.micro_batch_lengths
     moved.elem_counts_per_gb = data.elem_counts_per_gb
     return moved.to(policy.device)
 
 
-def _whole(parts: list[Tensor], width: int, order: list[int] | None) -> Tensor:
+def _concat_results(parts: list[Tensor], width: int, order: list[int] | None) -> Tensor:
     """One tensor on the CPU, in the order of the batch, of which `order` tells how it was changed."""
-    rows = torch.cat([_widened(part, width).cpu() for part in parts])
+    rows = torch.cat([_pad_to_width(part, width).cpu() for part in parts])
     if order is None:
         return rows
     restored = torch.empty_like(rows)
@@ -143,7 +145,7 @@ def _whole(parts: list[Tensor], width: int, order: list[int] | None) -> Tensor:
     return restored
 
 
-def _widened(part: Tensor, width: int) -> Tensor:
+def _pad_to_width(part: Tensor, width: int) -> Tensor:
     """[b,S,...] with zeros behind [b,s,...]; one number a row stays so."""
     if part.ndim == 1:
         return part

@@ -77,7 +77,7 @@ class LoadedPolicy:
         autocasts = self.state.autocast_enabled and self.runtime.dtype != torch.float32
 
         @contextmanager
-        def entered(inputs: ProcessedInputs) -> Iterator[None]:
+        def enter(inputs: ProcessedInputs) -> Iterator[None]:
             with ExitStack() as stack:
                 if divided is not None:
                     stack.enter_context(divided(inputs))
@@ -85,7 +85,7 @@ class LoadedPolicy:
                     stack.enter_context(torch.autocast(self.device.type, self.runtime.dtype))
                 yield
 
-        return entered
+        return enter
 
 
 def load_policy(

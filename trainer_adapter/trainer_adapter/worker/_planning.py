@@ -18,10 +18,10 @@ from torch.distributed import ProcessGroup
 
 from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs
 from trainer_adapter.automodel.rank import compute_device
-from trainer_adapter.microbatch_args import Stage, dynamic_batching_args, sequence_packing_args
+from trainer_adapter.microbatch_args import Stage, microbatch_args
 
 
-def with_microbatches(
+def plan_microbatches(
     data: BatchedDataDict[Any],
     config: Mapping[str, Any],
     stage: Stage,
@@ -36,20 +36,20 @@ def with_microbatches(
     """
     if data.micro_batch_indices is not None:
         return data, None
-    dynamic, packing = dynamic_batching_args(config, stage), sequence_packing_args(config, stage)
-    if packing is not None:
-        shards, order = data.shard_by_batch_size(1, batch_size=batch_size, sequence_packing_args=packing)
-        return shards[0], order
-    if dynamic is not None:
-        return _planned_together(data, dynamic, dp_group, batch_size)
-    return data, None
+    args = microbatch_args(config, stage)
+    if args.dynamic is not None:
+        return _plan_dynamic_together(data, args.dynamic, dp_group, batch_size)
+    if args.packing is None:
+        return data, None
+    shards, order = args.shard(data, 1, batch_size)
+    return shards[0], order
 
 
-def _planned_together(
+def _plan_dynamic_together(
     data: BatchedDataDict[Any], args: DynamicBatchingArgs, dp_group: ProcessGroup | None, batch_size: int | None
 ) -> tuple[BatchedDataDict[Any], list[int]]:
     rows, width = data[args["input_key"]].shape[:2]
-    _check_alike(rows, width, dp_group)
+    _check_same_shape(rows, width, dp_group)
     shards, order = data.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
     if dp_group is None or dp_group.size() == 1:
         return shards[0], order
@@ -66,7 +66,7 @@ def _planned_together(
     return shards[0], order
 
 
-def _check_alike(rows: int, width: int, dp_group: ProcessGroup | None) -> None:
+def _check_same_shape(rows: int, width: int, dp_group: ProcessGroup | None) -> None:
     if dp_group is None or dp_group.size() == 1:
         return
     extremes = torch.tensor([rows, -rows, width, -width], device=compute_device())

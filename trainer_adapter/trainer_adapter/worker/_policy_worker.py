@@ -19,7 +19,7 @@ from dataplane_client import KVBatchMeta, connect
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import PolicyConfig, required
 from trainer_adapter.automodel.qkv_calibration import QkvCalibration
-from trainer_adapter.data_plane import TRAIN_FIELDS, DataPlaneSide, ReplicaClaim, replica_group
+from trainer_adapter.data_plane import TRAIN_FIELDS, ReplicaClaim, ReplicaDataPlane, replica_group
 from trainer_adapter.interfaces import (
     GenerationDatumSpec,
     LogprobOutputSpec,
@@ -32,13 +32,13 @@ from trainer_adapter.microbatch_args import width_multiple
 from trainer_adapter.refit import WeightPublisher
 from trainer_adapter.worker import _inference
 from trainer_adapter.worker._loaded_policy import LoadedPolicy, load_policy
-from trainer_adapter.worker._reference import weights_in_place
-from trainer_adapter.worker._residency import move_model, move_optimizer, offload_model, offload_optimizer
-from trainer_adapter.worker._training import finished, train
+from trainer_adapter.worker._training import finish_steps, train
 from trainer_adapter.worker._training_step import TrainingStep
+from trainer_adapter.worker._weights import move_model, move_optimizer, swap_weights
 
 _log = logging.getLogger("trainer_adapter")
-_READ_FOR_LOGPROBS = ("input_ids", "input_lengths")
+_CPU = torch.device("cpu")
+_LOGPROB_INPUTS = ("input_ids", "input_lengths")
 
 
 class AutomodelPolicyWorker:
@@ -67,7 +67,7 @@ class AutomodelPolicyWorker:
         )
         replica = replica_group(self._policy.context)
         self._client = connect(data_plane) if data_plane is not None and replica.is_leader else None
-        self._columns = DataPlaneSide(
+        self._columns = ReplicaDataPlane(
             self._client,
             replica=replica,
             dp_group=self._policy.dp_group,
@@ -115,7 +115,7 @@ class AutomodelPolicyWorker:
             raise RuntimeError("this policy was set up without reference weights (init_reference_model=False)")
         params = self._policy.runtime.sampling_params
         unfiltered = None if params is None else replace(params, top_k=None, top_p=1.0)
-        with weights_in_place(self._policy.model, self._policy.reference):
+        with swap_weights(self._policy.model, self._policy.reference):
             found = _inference.logprobs(self._policy, data, micro_batch_size, unfiltered)
         return BatchedDataDict(reference_logprobs=found)
 
@@ -188,13 +188,13 @@ class AutomodelPolicyWorker:
 
         When it raises, the step is still open and its gradients are not usable: abort it.
         """
-        planned, _ = _inference.planned(self._policy, data, "train")
-        return self._open_step().microbatches(planned, mbs or required(self._policy.config, "train_micro_batch_size"))
+        batch, _ = _inference.plan_batch(self._policy, data, "train")
+        return self._open_step().microbatches(batch, mbs or required(self._policy.config, "train_micro_batch_size"))
 
     def finish_train_step(self) -> dict[str, Any]:
         """Clip and apply the open step's gradients; what `train` returns."""
         step, self._step = self._open_step(), None
-        return finished(self._policy, [step], step.update())
+        return finish_steps(self._policy, [step], step.update())
 
     def abort_train_step(self) -> None:
         """Forget the open step: weights and optimizer are as before it. Without one, nothing happens."""
@@ -237,12 +237,12 @@ class AutomodelPolicyWorker:
 
     def get_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
         """get_logprobs of the meta's rows, written back as their `prev_logprobs`."""
-        result = self.get_logprobs(self._columns.fetch(meta, _READ_FOR_LOGPROBS), micro_batch_size)
+        result = self.get_logprobs(self._columns.fetch(meta, _LOGPROB_INPUTS), micro_batch_size)
         self._columns.write_back(meta, result, result_key="logprobs", field="prev_logprobs")
 
     def get_reference_policy_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
         """The same under the reference weights, written back as `reference_policy_logprobs`."""
-        data = self._columns.fetch(meta, _READ_FOR_LOGPROBS)
+        data = self._columns.fetch(meta, _LOGPROB_INPUTS)
         result = self.get_reference_policy_logprobs(data=data, micro_batch_size=micro_batch_size)
         self._columns.write_back(meta, result, result_key="reference_logprobs", field="reference_policy_logprobs")
 
@@ -306,18 +306,18 @@ class AutomodelPolicyWorker:
         self._weights_to_device()
         self._policy.model.eval()
         if self._policy.runtime.offload_optimizer_for_logprob:
-            offload_optimizer(self._policy.state.optimizer)
+            move_optimizer(self._policy.state.optimizer, _CPU)
 
     def finish_training(self) -> None:
         """Nothing is left to be done."""
 
     def offload_before_refit(self) -> None:
         """Optimizer state to the CPU."""
-        offload_optimizer(self._policy.state.optimizer)
+        move_optimizer(self._policy.state.optimizer, _CPU)
 
     def offload_after_refit(self) -> None:
         """Weights and optimizer state to the CPU, evaluation mode."""
-        offload_model(self._policy.model)
+        move_model(self._policy.model, _CPU)
         self._policy.model.eval()
         self.offload_before_refit()
 

@@ -13,7 +13,7 @@ from trainer_adapter.automodel.config import required
 from trainer_adapter.automodel.data import check_sequence_dim, process_global_batch
 from trainer_adapter.automodel.rank import to_compute_device
 from trainer_adapter.losses import LossFunction
-from trainer_adapter.worker._inference import planned
+from trainer_adapter.worker._inference import plan_batch
 from trainer_adapter.worker._loaded_policy import LoadedPolicy
 from trainer_adapter.worker._training_step import TrainingStep, report
 
@@ -32,9 +32,9 @@ def train(
     evenly or that the data does not fill.
     """
     size = gbs or required(policy.config, "train_global_batch_size")
-    own, batches = _shares(policy, data.size, size)
+    own, batches = _count_batches(policy, data.size, size)
     check_sequence_dim(data)
-    rows, _ = planned(policy, _used(data, own * batches), "train", own)
+    rows, _ = plan_batch(policy, _whole_global_batches(data, own * batches), "train", own)
     steps: list[TrainingStep] = []
     grad_norm: Tensor | None = None
     for index in range(batches):
@@ -44,10 +44,10 @@ def train(
         step.microbatches(batch["batch"], mbs or required(policy.config, "train_micro_batch_size"))
         grad_norm = step.update()
         steps.append(step)
-    return finished(policy, steps, grad_norm)
+    return finish_steps(policy, steps, grad_norm)
 
 
-def finished(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Tensor | None) -> dict[str, Any]:
+def finish_steps(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Tensor | None) -> dict[str, Any]:
     """The report of a call. The learning rate's schedule goes on by one for each call, however many global batches it
     had, unless no step was applied.
     """
@@ -58,7 +58,7 @@ def finished(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Ten
     return report(policy, steps, grad_norm)
 
 
-def _shares(policy: LoadedPolicy, rows: int, gbs: int) -> tuple[int, int]:
+def _count_batches(policy: LoadedPolicy, rows: int, gbs: int) -> tuple[int, int]:
     """Rows of a global batch on this rank, and how many global batches all ranks' rows make."""
     ranks = policy.context.dp_size
     if gbs < 1 or gbs % ranks:
@@ -70,7 +70,7 @@ def _shares(policy: LoadedPolicy, rows: int, gbs: int) -> tuple[int, int]:
     return gbs // ranks, int(total) // gbs
 
 
-def _used(data: BatchedDataDict[Any], rows: int) -> BatchedDataDict[Any]:
+def _whole_global_batches(data: BatchedDataDict[Any], rows: int) -> BatchedDataDict[Any]:
     """Without the rows behind the last whole global batch, which no plan could place. Planned data is whole already:
     a plan may give the ranks different numbers of rows.
     """

@@ -73,7 +73,7 @@ class TrainingStep:
         microbatches, real = policy.microbatches(data, mbs)
         results = automodel_forward_backward(
             policy.model,
-            _syncing_last(microbatches, _gradient_sync(policy)) if self._differentiates else microbatches,
+            _sync_on_last(microbatches, _gradient_sync(policy)) if self._differentiates else microbatches,
             self._processor,
             forward_only=not self._differentiates,
             is_reward_model=policy.runtime.is_reward_model,
@@ -86,15 +86,15 @@ class TrainingStep:
             num_global_batches=self._num_global_batches,
             train_context_fn=policy.forward_contexts(),
             num_valid_microbatches=real,
-            on_microbatch_start=_cache_clearing(policy),
+            on_microbatch_start=_cache_clearer(policy),
         )
         counted = [(loss, metrics) for loss, metrics in results[:real] if metrics["num_valid_samples"] > 0]
         self.loss += sum(loss for loss, _ in counted)
-        own = [{**metrics, **self._circumstances()} for _, metrics in counted]
+        own = [{**metrics, **self._step_metrics()} for _, metrics in counted]
         self.metrics += own
         return own
 
-    def _circumstances(self) -> dict[str, Any]:
+    def _step_metrics(self) -> dict[str, Any]:
         seqs, toks = self._valid
         optimizer = self._policy.state.optimizer
         rate = {} if optimizer is None else {"lr": optimizer.param_groups[0]["lr"]}
@@ -156,7 +156,7 @@ def _loss_processor(policy: LoadedPolicy, loss_fn: LossFunction) -> LossPostProc
     )
 
 
-def _cache_clearing(policy: LoadedPolicy) -> Callable[[int], None] | None:
+def _cache_clearer(policy: LoadedPolicy) -> Callable[[int], None] | None:
     every = policy.config["dtensor_cfg"].get("clear_cache_every_n_steps")
     if not every or policy.device.type != "cuda":
         return None
@@ -178,7 +178,7 @@ def _gradient_sync(policy: LoadedPolicy) -> Callable[[bool], None]:
     return switch
 
 
-def _syncing_last(
+def _sync_on_last(
     microbatches: Iterator[ProcessedMicrobatch], sync: Callable[[bool], None]
 ) -> Iterator[ProcessedMicrobatch]:
     """The same microbatches; `sync` is told before each whether it is the last."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter._parcel import Parcel, packed_parcel, unpacked_parcel
+from trainer_adapter._collective_message import CollectiveMessage, pack_message, unpack_message
 from trainer_adapter.sharding import PLAN_KEYS
 
 _CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ _CPU = torch.device("cpu")
 class ArrayBatch(NamedTuple):
     """A BatchedDataDict as a parcel, and the plan of its microbatches."""
 
-    message: bytes
+    header: bytes
     buffers: list[npt.NDArray[np.uint8]]
     plan: list[Any]
 
@@ -33,8 +33,8 @@ def to_arrays(value: Any) -> Any:
     """
     if not isinstance(value, BatchedDataDict):
         return value
-    message, buffers = packed_parcel(value, _CPU)
-    return ArrayBatch(message, [buffer.numpy() for buffer in buffers], [getattr(value, name) for name in PLAN_KEYS])
+    header, buffers = pack_message(value, _CPU)
+    return ArrayBatch(header, [buffer.numpy() for buffer in buffers], [getattr(value, name) for name in PLAN_KEYS])
 
 
 def from_arrays(value: Any) -> Any:
@@ -42,7 +42,7 @@ def from_arrays(value: Any) -> Any:
     if not isinstance(value, ArrayBatch):
         return value
     buffers = [torch.from_numpy(buffer.copy()) for buffer in value.buffers]
-    batch: BatchedDataDict[Any] = BatchedDataDict(unpacked_parcel(Parcel(value.message, buffers)))
+    batch: BatchedDataDict[Any] = BatchedDataDict(unpack_message(CollectiveMessage(value.header, buffers)))
     for name, part in zip(PLAN_KEYS, value.plan, strict=True):
         setattr(batch, name, part)
     return batch

@@ -32,7 +32,7 @@ def _parts(value: Any) -> Iterator[bytes]:
     if isinstance(value, KVBatchMeta):
         value = [value.partition_id, value.task_name, value.sample_ids, value.sequence_lengths, value.extra_info]
     if isinstance(value, Tensor):
-        yield from _parts_of_tensor(value)
+        yield from _tensor_parts(value)
     elif isinstance(value, _PLAIN):
         yield repr(value).encode()
     elif isinstance(value, Mapping):
@@ -48,7 +48,7 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield f"{type(value).__module__}.{type(value).__qualname__}".encode()
 
 
-def _parts_of_tensor(tensor: Tensor) -> Iterator[bytes]:
+def _tensor_parts(tensor: Tensor) -> Iterator[bytes]:
     elements = (tensor.values() if tensor.is_nested else tensor).detach().reshape(-1)
     yield f"{tensor.dtype} {tuple(elements.shape if tensor.is_nested else tensor.shape)}".encode()
     step = max(1, elements.numel() // _SAMPLED)

@@ -23,7 +23,7 @@ _LOST_KINDS = ("DistBackendError", "DistNetworkError")
 """What NCCL's failures are."""
 _BROKEN = "; the group is broken, shut it down"
 
-TOLD = 800
+MAX_TEXT = 800
 """Characters of an exception's text that are told, to the other ranks as well, so that all judge by the same."""
 
 
@@ -50,26 +50,26 @@ class Failure:
     died: bool = False
 
     @property
-    def has_lost_another(self) -> bool:
+    def lost_a_rank(self) -> bool:
         """Whether the rank was waiting for one that is gone, or came too late."""
         return self.kind in _LOST_KINDS or _LOST.search(self.text) is not None
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        return cls(type(error).__qualname__[:TOLD], str(error)[:TOLD], error)
+        return cls(type(error).__qualname__[:MAX_TEXT], str(error)[:MAX_TEXT], error)
 
 
-def failed_together(failures: Mapping[int, Failure], world_size: int) -> BaseException | None:
+def common_error(failures: Mapping[int, Failure], world_size: int) -> BaseException | None:
     """What to raise where every rank has come out of the method with a failure, the first real one that is known here;
     None where some have not, or have lost another.
     """
-    if len(failures) < world_size or any(failure.died or failure.has_lost_another for failure in failures.values()):
+    if len(failures) < world_size or any(failure.died or failure.lost_a_rank for failure in failures.values()):
         return None
     known = [failure for failure in failures.values() if failure.error is not None]
     return min(known, key=_priority).error if known else None
 
 
-def worker_failed(method: str, failures: Mapping[int, Failure], unanswered: Sequence[int] = ()) -> WorkerFailed:
+def failed_error(method: str, failures: Mapping[int, Failure], unanswered: Sequence[int] = ()) -> WorkerFailed:
     """The error to raise. failures: in the order in which they became known, at least one. unanswered: ranks that had
     not ended when nobody waited any longer.
     """
@@ -84,12 +84,12 @@ def worker_failed(method: str, failures: Mapping[int, Failure], unanswered: Sequ
     return found
 
 
-def worker_late(method: str, ranks: Sequence[int], timeout_s: float) -> WorkerFailed:
+def late_error(method: str, ranks: Sequence[int], timeout_s: float) -> WorkerFailed:
     """No rank has failed, but these have not ended."""
     return WorkerFailed(f"{method}: rank(s) {_numbers(ranks)} did not end within {timeout_s:g} s{_BROKEN}", min(ranks))
 
 
-def worker_gone(method: str, error: BaseException) -> WorkerFailed:
+def lost_rank_error(method: str, error: BaseException) -> WorkerFailed:
     """error: of the connection to a rank, nobody knows which."""
     found = WorkerFailed(f"{method}: another rank has gone: {error}{_BROKEN}")
     found.__cause__ = error
@@ -100,7 +100,7 @@ def _priority(failure: Failure) -> int:
     """The death of a rank explains all else, an echo nothing. min() keeps the first of equals."""
     if failure.died:
         return 0
-    return 2 if failure.has_lost_another or _ECHO.match(failure.text) else 1
+    return 2 if failure.lost_a_rank or _ECHO.match(failure.text) else 1
 
 
 def _numbers(ranks: Sequence[int]) -> str:

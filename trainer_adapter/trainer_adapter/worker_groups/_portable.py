@@ -11,7 +11,7 @@ from torch import Tensor
 from dataplane_client.batched_data_dict import BatchedDataDict
 
 
-def portable(result: Any) -> Any:
+def make_portable(result: Any) -> Any:
     """Tensors that are values of a mapping stay, detached and on the CPU; deeper ones, metrics of one element, become
     Python numbers and dtypes their names. A BatchedDataDict stays one.
     """

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainer_adapter.worker_groups._failures import TOLD, Failure, failed_together, worker_failed, worker_gone
+from trainer_adapter.worker_groups._failures import MAX_TEXT, Failure, common_error, failed_error, lost_rank_error
 
 _LENGTH = 8
-_RECORD = 2 * 4 * TOLD + 64
-"""Bytes: room for the kind and the text of a failure, TOLD characters each of at most 4 bytes."""
+_RECORD = 2 * 4 * MAX_TEXT + 64
+"""Bytes: room for the kind and the text of a failure, MAX_TEXT characters each of at most 4 bytes."""
 
 
 def check_same_call(digest: bytes, method: str, group: ProcessGroup) -> None:
@@ -27,9 +27,9 @@ def check_same_call(digest: bytes, method: str, group: ProcessGroup) -> None:
     is gone, or does not come within the group's timeout.
     """
     try:
-        found = _gathered(torch.frombuffer(bytearray(digest), dtype=torch.uint8), group)
+        found = _gather(torch.frombuffer(bytearray(digest), dtype=torch.uint8), group)
     except RuntimeError as lost:
-        raise worker_gone(method, lost) from lost
+        raise lost_rank_error(method, lost) from lost
     others = [rank for rank, theirs in enumerate(found) if not torch.equal(theirs, found[0])]
     if others:
         raise ValueError(
@@ -47,19 +47,21 @@ def agree_on_outcome(error: Exception | None, method: str, group: ProcessGroup, 
     rank = torch.distributed.get_rank(group)
     own = {} if error is None else {rank: Failure.of(error)}
     try:
-        records = _gathered(_record_of(own.get(rank)), group, grace_s if own else None)
+        records = _gather(_encode_record(own.get(rank)), group, grace_s if own else None)
     except RuntimeError as lost:
         if not own:
-            raise worker_gone(method, lost) from lost
+            raise lost_rank_error(method, lost) from lost
         others = [other for other in range(group.size()) if other != rank]
-        raise worker_failed(method, own, others) from error
-    told = {other: failure for other, record in enumerate(records) if (failure := _failure_in(record)) is not None}
-    failures = {**told, **own}
+        raise failed_error(method, own, others) from error
+    reported = {
+        other: failure for other, record in enumerate(records) if (failure := _decode_record(record)) is not None
+    }
+    failures = {**reported, **own}
     if failures:
-        raise failed_together(failures, group.size()) or worker_failed(method, dict(sorted(failures.items())))
+        raise common_error(failures, group.size()) or failed_error(method, dict(sorted(failures.items())))
 
 
-def _gathered(record: Tensor, group: ProcessGroup, timeout_s: float | None = None) -> list[Tensor]:
+def _gather(record: Tensor, group: ProcessGroup, timeout_s: float | None = None) -> list[Tensor]:
     found = [torch.empty_like(record) for _ in range(group.size())]
     work = torch.distributed.all_gather(found, record, group=group, async_op=True)
     if timeout_s is None:
@@ -69,14 +71,14 @@ def _gathered(record: Tensor, group: ProcessGroup, timeout_s: float | None = Non
     return found
 
 
-def _record_of(failure: Failure | None) -> Tensor:
-    told = None if failure is None else [failure.kind, failure.text]
-    message = msgpack.packb(told, unicode_errors="replace")
+def _encode_record(failure: Failure | None) -> Tensor:
+    content = None if failure is None else [failure.kind, failure.text]
+    message = msgpack.packb(content, unicode_errors="replace")
     record = len(message).to_bytes(_LENGTH, "little") + message
     return torch.frombuffer(bytearray(record.ljust(_RECORD, b"\0")), dtype=torch.uint8)
 
 
-def _failure_in(record: Tensor) -> Failure | None:
+def _decode_record(record: Tensor) -> Failure | None:
     data = record.numpy().tobytes()
-    told = msgpack.unpackb(data[_LENGTH : _LENGTH + int.from_bytes(data[:_LENGTH], "little")])
-    return None if told is None else Failure(kind=told[0], text=told[1])
+    content = msgpack.unpackb(data[_LENGTH : _LENGTH + int.from_bytes(data[:_LENGTH], "little")])
+    return None if content is None else Failure(kind=content[0], text=content[1])

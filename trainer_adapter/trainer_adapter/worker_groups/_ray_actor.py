@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer_adapter.worker_groups._array_batches import from_arrays, to_arrays
-from trainer_adapter.worker_groups._portable import portable
+from trainer_adapter.worker_groups._portable import make_portable
 from trainer_adapter.worker_groups._ray_placement import require_ray
 
 
@@ -18,7 +18,7 @@ class RankActor:
     def __init__(self) -> None:
         self._worker: Any = None
 
-    def meeting_point(self) -> tuple[str, int]:
+    def rendezvous_address(self) -> tuple[str, int]:
         """This node's address and a port that is free just now. Another process may take the port before the ranks
         meet; they then fail to start, with an error that says so.
         """
@@ -39,7 +39,7 @@ class RankActor:
 
     def call_as_leader(self, method: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
         """The method's result, portable and as arrays."""
-        return to_arrays(portable(self.call(method, common, own)))
+        return to_arrays(make_portable(self.call(method, common, own)))
 
     def call_as_replica(self, method: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Nothing: the leader has the same result."""

@@ -12,7 +12,7 @@ from trainer_adapter.worker_groups._interface import AgreedT
 from trainer_adapter.worker_groups._ray_actor import RankActor
 from trainer_adapter.worker_groups._ray_options import RayGroupOptions
 from trainer_adapter.worker_groups._ray_placement import Seat, actor_options, require_ray, reserve
-from trainer_adapter.worker_groups._ray_waiting import results_of
+from trainer_adapter.worker_groups._ray_waiting import wait_for_results
 from trainer_adapter.worker_groups._replicas import Replicas
 
 _log = logging.getLogger("trainer_adapter")
@@ -39,7 +39,7 @@ class RayWorkerGroup:
         try:
             self._make_actors(seats)
             self._make_workers(worker, arguments, seats)
-            self._replicas = Replicas.of_layouts(self._wait(self._start("layout", {}), "layout"))
+            self._replicas = Replicas.from_layouts(self._wait(self._start("layout", {}), "layout"))
         except BaseException as error:
             self._health.end(error)  # workers that were never made cannot be asked to shut down
             self.shutdown()
@@ -52,10 +52,10 @@ class RayWorkerGroup:
 
     def _make_workers(self, worker: Callable[..., Any], arguments: Mapping[str, Any], seats: Sequence[Seat]) -> None:
         limit = self._options.start_timeout_s
-        meeting_point = self._wait([self._actors[0].meeting_point.remote()], "meeting_point", limit)[0]
+        address = self._wait([self._actors[0].rendezvous_address.remote()], "rendezvous_address", limit)[0]
         given = [self._ray.put(worker), self._ray.put(dict(arguments))]
         started = [
-            actor.start.remote(_environment(rank, len(seats), seats[rank], *meeting_point), *given)
+            actor.start.remote(_environment(rank, len(seats), seats[rank], *address), *given)
             for rank, actor in enumerate(self._actors)
         ]
         self._wait(started, "start", limit)
@@ -109,7 +109,7 @@ class RayWorkerGroup:
     def _wait(self, refs: Sequence[Any], method: str, timeout_s: float | None = None) -> list[Any]:
         limit = self._options.call_timeout_s if timeout_s is None else timeout_s
         try:
-            return results_of(refs, method, timeout_s=limit, grace_s=self._options.failure_grace_s)
+            return wait_for_results(refs, method, timeout_s=limit, grace_s=self._options.failure_grace_s)
         except WorkerFailed as error:
             self._health.end(error)
             raise
@@ -118,7 +118,7 @@ class RayWorkerGroup:
         """See WorkerGroup. Workers of a group that is not broken are asked to shut down first, then all actors are
         killed and the placement group is removed.
         """
-        went_well = not self._actors or self._workers_shut_down()
+        went_well = not self._actors or self._shut_down_workers()
         actors, self._actors = self._actors, []
         placement, self._placement = self._placement, None
         if self._ray.is_initialized():  # else they went with it
@@ -129,7 +129,7 @@ class RayWorkerGroup:
         self._health.end("it was shut down")
         return went_well
 
-    def _workers_shut_down(self) -> bool:
+    def _shut_down_workers(self) -> bool:
         if not self._health.is_good:
             return False
         try:

@@ -44,14 +44,14 @@ def reserve(options: RayGroupOptions) -> tuple[Any, list[Seat]]:
     group = ray.util.placement_group([options.bundle] * options.num_workers, strategy=options.strategy)
     try:
         if not group.wait(timeout_seconds=options.placement_timeout_s):
-            raise TimeoutError(_no_room(ray, options))
-        return group, seats(ray.util.placement_group_table(group)["bundles_to_node_id"])
+            raise TimeoutError(_describe_shortage(ray, options))
+        return group, assign_seats(ray.util.placement_group_table(group)["bundles_to_node_id"])
     except BaseException:
         ray.util.remove_placement_group(group)
         raise
 
 
-def _no_room(ray: Any, options: RayGroupOptions) -> str:
+def _describe_shortage(ray: Any, options: RayGroupOptions) -> str:
     return (
         f"no room for {options.num_workers} workers of {_resources(options.bundle)} each ({options.strategy}) within "
         f"{options.placement_timeout_s:g} s; the cluster has {_resources(ray.cluster_resources())}, of which "
@@ -63,7 +63,7 @@ def _resources(found: Mapping[str, float]) -> str:
     return ", ".join(f"{found.get(name, 0.0):g} {name}" for name in ("GPU", "CPU") if name == "CPU" or name in found)
 
 
-def seats(node_of_bundle: Mapping[int, str]) -> list[Seat]:
+def assign_seats(node_of_bundle: Mapping[int, str]) -> list[Seat]:
     """By rank: all bundles of the node of the first bundle, then those of the next node, and so on."""
     nodes: dict[str, list[int]] = {}
     for bundle in sorted(node_of_bundle):

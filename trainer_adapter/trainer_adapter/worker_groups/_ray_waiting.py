@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainer_adapter.worker_groups._failures import Failure, failed_together, worker_failed, worker_late
+from trainer_adapter.worker_groups._failures import Failure, common_error, failed_error, late_error
 from trainer_adapter.worker_groups._ray_placement import require_ray
 
 
-def results_of(refs: Sequence[Any], method: str, *, timeout_s: float, grace_s: float) -> list[Any]:
+def wait_for_results(refs: Sequence[Any], method: str, *, timeout_s: float, grace_s: float) -> list[Any]:
     """By rank. Raises a rank's own exception where all failed, and WorkerFailed where some did, or where some have not
     ended within timeout_s. Once a rank has failed, the others have grace_s to end.
     """
@@ -28,9 +28,9 @@ def results_of(refs: Sequence[Any], method: str, *, timeout_s: float, grace_s: f
                 deadline = min(deadline, time.monotonic() + grace_s) if not failures else deadline
                 failures[rank] = _failure_of(ray, error)
     if failures:
-        raise failed_together(failures, len(refs)) or worker_failed(method, failures, list(waiting.values()))
+        raise common_error(failures, len(refs)) or failed_error(method, failures, list(waiting.values()))
     if waiting:
-        raise worker_late(method, list(waiting.values()), timeout_s)
+        raise late_error(method, list(waiting.values()), timeout_s)
     return [results[rank] for rank in range(len(refs))]
 
 

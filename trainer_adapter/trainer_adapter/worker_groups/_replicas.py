@@ -18,7 +18,7 @@ class Replicas:
     leaders: tuple[int, ...]
 
     @classmethod
-    def of_layouts(cls, layouts: Sequence[Mapping[str, int]]) -> Replicas:
+    def from_layouts(cls, layouts: Sequence[Mapping[str, int]]) -> Replicas:
         """Of what the workers' `layout()` answered, by rank. ValueError where ranks contradict each other."""
         leaders: dict[int, int] = {}
         for rank, layout in enumerate(layouts):

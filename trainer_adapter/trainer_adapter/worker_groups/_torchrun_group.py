@@ -29,7 +29,7 @@ from trainer_adapter._exchange import broadcast_values, gather_values
 from trainer_adapter.worker_groups._digest import digest_of_call
 from trainer_adapter.worker_groups._failures import Health, WorkerFailed
 from trainer_adapter.worker_groups._interface import AgreedT
-from trainer_adapter.worker_groups._portable import portable
+from trainer_adapter.worker_groups._portable import make_portable
 from trainer_adapter.worker_groups._rank_outcomes import agree_on_outcome, check_same_call
 from trainer_adapter.worker_groups._replicas import Replicas
 
@@ -60,7 +60,7 @@ class TorchrunWorkerGroup:
             backend="gloo", timeout=timedelta(seconds=call_timeout_s)
         )
         self._rank = torch.distributed.get_rank()
-        self._replicas = Replicas.of_layouts(
+        self._replicas = Replicas.from_layouts(
             gather_values(self._worker.layout(), group=self._open_group(), device=_CPU)
         )
 
@@ -80,8 +80,8 @@ class TorchrunWorkerGroup:
         Values are those that `_exchange` carries; TypeError on every rank for others.
         """
         self._health.check("from_driver")
-        sent = _message_of(value) if self.is_driver else None
-        return cast("AgreedT", _value_of(broadcast_values(sent, source=0, group=self._open_group(), device=_CPU)))
+        sent = _encode_value(value) if self.is_driver else None
+        return cast("AgreedT", _decode_value(broadcast_values(sent, source=0, group=self._open_group(), device=_CPU)))
 
     def run_everywhere(self, method: str, **arguments: Any) -> Any:
         """See WorkerGroup; the result is this rank's own."""
@@ -90,7 +90,7 @@ class TorchrunWorkerGroup:
     def run_on_shards(self, method: str, shards: Mapping[str, Sequence[Any]], **common: Any) -> list[Any]:
         """See WorkerGroup. Results are gathered, so that every rank returns those of all leaders."""
         own = {name: shards[name][self._replicas.dp_rank_of[self._rank]] for name in shards}
-        result = self._run(method, {**common, **own}, {**common, **shards}, portable)
+        result = self._run(method, {**common, **own}, {**common, **shards}, make_portable)
         leads = self._rank in self._replicas.leaders
         found = gather_values({"result": result} if leads else {}, group=self._open_group(), device=_CPU)
         return [found[leader]["result"] for leader in self._replicas.leaders]
@@ -101,16 +101,18 @@ class TorchrunWorkerGroup:
         done.set_result(self.run_everywhere(method, **arguments))
         return [done] * len(self._replicas.dp_rank_of)
 
-    def _run(self, method: str, own: Mapping[str, Any], told: Mapping[str, Any], finished: Callable[[Any], Any]) -> Any:
+    def _run(
+        self, method: str, own: Mapping[str, Any], shared: Mapping[str, Any], convert: Callable[[Any], Any]
+    ) -> Any:
         """own: the arguments of this rank. told: those of all ranks, which must be the same on all. finished: what
         becomes of the result.
         """
         self._health.check(method)
         result, error = None, None
         try:
-            check_same_call(digest_of_call(method, told), method, self._open_group())
+            check_same_call(digest_of_call(method, shared), method, self._open_group())
             try:
-                result = finished(getattr(self._worker, method)(**own))
+                result = convert(getattr(self._worker, method)(**own))
             except Exception as raised:  # noqa: BLE001  # the others must learn of it, whatever it is
                 error = raised
             agree_on_outcome(error, method, self._open_group(), self._failure_grace_s)
@@ -143,13 +145,13 @@ class TorchrunWorkerGroup:
 _META = tuple(field.name for field in fields(KVBatchMeta))
 
 
-def _message_of(value: Mapping[str, Any] | KVBatchMeta | None) -> dict[str, Any]:
+def _encode_value(value: Mapping[str, Any] | KVBatchMeta | None) -> dict[str, Any]:
     if isinstance(value, KVBatchMeta):
         return {"meta": {name: getattr(value, name) for name in _META}}
     return {} if value is None else {"values": dict(value)}
 
 
-def _value_of(message: Mapping[str, Any]) -> Mapping[str, Any] | KVBatchMeta | None:
+def _decode_value(message: Mapping[str, Any]) -> Mapping[str, Any] | KVBatchMeta | None:
     if "meta" in message:
         return KVBatchMeta(**message["meta"])
     values: Mapping[str, Any] | None = message.get("values")

@@ -1,1 +1,1 @@
-"""DOC"""
+"""LoRA adapters: their settings, their layers and their files."""

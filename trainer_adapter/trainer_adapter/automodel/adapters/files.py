@@ -1,10 +1,10 @@
-"""Adapters on disk, in the layout of the peft library, which serving engines load beside the base model.
+"""Adapters on disk in the layout of the peft library, which serving engines load beside the base model.
 
     adapter_model.safetensors   A and B, whole, as base_model.model.<layer>.lora_A.weight and so on
     adapter_config.json         rank, alpha and the names of the layers
 
-The files are small beside a model, so rank 0 writes and reads them for all. The numbers of another adapter can be
-loaded, but not its shape: the model's configuration has to ask for the same layers, rank and scale.
+The files are small, so rank 0 reads and writes them for all ranks. Loading replaces the values of adapters, not their
+shape: the model's configuration must have the same layers, rank and scale.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
 from trainer_adapter.automodel.adapters.layers import adapted_layers, adapter_weights
-from trainer_adapter.automodel.rank import failing_together
+from trainer_adapter.automodel.rank import fail_together
 
 _WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."
 _RESCALED = ("use_rslora", "alpha_pattern")
-"""Settings of peft under which alpha / r is not what its layers are scaled by."""
+"""Settings of peft that scale layers by something else than alpha / r."""
 
 
 def write_adapters(folder: Path, model: nn.Module) -> None:
-    """The folder exists; every rank calls this.
+    """Write the adapters to an existing folder; a collective call of all ranks.
 
-    Raises ValueError for a model that trains more than adapters, which would be lost.
+    Raises ValueError for a model that trains other weights too, which would be lost.
     """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if others := sorted(trained - adapter_weights(model)):
-        raise ValueError(f"only adapters can be saved, but the model trains more, the first one: {others[0]}")
+        raise ValueError(f"the model trains more than adapters ({others[0]} first), and only adapters would be saved")
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     state = get_model_state_dict(model, options=options)
-    with failing_together("writing the adapters"):
+    with fail_together("writing the adapters"):
         if torch.distributed.get_rank() == 0:
             weights: dict[str, Any] = {_PREFIX + name: state[name] for name in adapter_weights(model)}
             save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
-            (folder / _CONFIG).write_text(json.dumps(_description(model), indent=2))
+            (folder / _CONFIG).write_text(json.dumps(_describe(model), indent=2))
 
 
 def read_adapters(folder: Path, model: nn.Module) -> None:
-    """Into the model's adapters; its other weights stay. Every rank calls this.
+    """Load the model's adapters; its other weights stay unchanged. A collective call of all ranks.
 
-    Raises on rank 0 ValueError naming what does not fit the model, OSError for files that are missing or cannot be
-    read, safetensors' own error for broken ones; RuntimeError elsewhere.
+    Rank 0 raises ValueError naming the mismatch with the model, OSError for missing or unreadable files, safetensors'
+    own error for corrupt ones; other ranks raise RuntimeError.
     """
-    with failing_together(f"reading the adapters in {folder}"):
-        weights: dict[str, Any] = _checked_weights(folder, model) if torch.distributed.get_rank() == 0 else {}
+    with fail_together(f"reading the adapters in {folder}"):
+        weights: dict[str, Any] = _read_weights(folder, model) if torch.distributed.get_rank() == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
     set_model_state_dict(model, weights, options=options)
 
 
-def _description(model: nn.Module) -> dict[str, Any]:
+def _describe(model: nn.Module) -> dict[str, Any]:
     layers = adapted_layers(model)
     rank, alpha = _rank_and_alpha(layers)
     return {
@@ -71,11 +71,11 @@ def _description(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _checked_weights(folder: Path, model: nn.Module) -> dict[str, Tensor]:
+def _read_weights(folder: Path, model: nn.Module) -> dict[str, Tensor]:
     _check_scale(folder / _CONFIG, *_rank_and_alpha(adapted_layers(model)))
     weights = {name.removeprefix(_PREFIX): value for name, value in load_file(folder / _WEIGHTS).items()}
     if odd := sorted(weights.keys() ^ adapter_weights(model)):
-        raise ValueError(f"{folder}: the adapters are for other layers than the model's, the first one: {odd[0]}")
+        raise ValueError(f"{folder}: the adapted layers differ from the model's ({odd[0]} first)")
     for name, value in weights.items():
         expected = tuple(model.get_parameter(name).shape)
         if tuple(value.shape) != expected:
@@ -84,21 +84,21 @@ def _checked_weights(folder: Path, model: nn.Module) -> dict[str, Tensor]:
 
 
 def _rank_and_alpha(layers: dict[str, Any]) -> tuple[int, float]:
-    """The same in all layers."""
+    """The rank and alpha, which are the same in all layers."""
     layer = next(iter(layers.values()))
     rank: int = layer.lora_A.weight.shape[0]
     alpha = round(layer.scale * rank, 9)
-    return rank, int(alpha) if alpha.is_integer() else alpha  # others expect a whole number where it is one
+    return rank, int(alpha) if alpha.is_integer() else alpha  # peft expects an int for whole numbers
 
 
 def _check_scale(path: Path, rank: int, alpha: float) -> None:
     described = json.loads(path.read_text())
     if not isinstance(described, dict) or described.get("peft_type") != "LORA":
-        raise ValueError(f"{path} does not describe adapters of low rank")
+        raise ValueError(f"{path}: peft_type must be LORA")
     if rescaled := [key for key in _RESCALED if described.get(key)]:
-        raise ValueError(f"{path}: adapters with {rescaled[0]} are not supported")
+        raise ValueError(f"{path}: {rescaled[0]} is not supported")
     if described.get("lora_alpha") != alpha or described.get("r") != rank:
         raise ValueError(
-            f"{path}: r={described.get('r')} and lora_alpha={described.get('lora_alpha')} do not fit "
-            f"dtensor_cfg.lora_cfg, where dim={rank} and alpha={alpha}"
+            f"{path}: r={described.get('r')} and lora_alpha={described.get('lora_alpha')} differ from "
+            f"dtensor_cfg.lora_cfg, which has dim={rank} and alpha={alpha}"
         )

@@ -1,12 +1,12 @@
-"""Adapters of low rank beside frozen linear layers (LoRA, arXiv:2106.09685): only they are trained and saved.
+"""Low-rank adapters beside frozen linear layers (LoRA, arXiv:2106.09685); only the adapters are trained and saved.
 
-A layer becomes one with an adapter in place, and keeps its name, its weight's name and its hooks, after tensor
-parallelism has divided it and before FSDP2 does. Its hooks make inputs DTensors and sum the outputs of ranks, so the
-adapter computes between them and is summed with the layer, once. A weight that is divided by rows has a B that is
-divided so and a whole A; one that is divided by columns has such an A and a whole B.
+A linear layer is given an adapter in place. It keeps its name, its weight's name and its hooks. This happens after
+tensor parallelism and before FSDP2. The layer's hooks turn inputs into DTensors and sum outputs over ranks; the adapter
+computes between these hooks, so its output is summed once, with the layer's. For a weight sharded by rows, B is sharded
+the same way and A is whole; for a weight sharded by columns, A is sharded and B is whole.
 
-No pretrained model has values for adapters. Rank 0 draws them and sends them with the pretrained weights, so that they
-are the same however the ranks are arranged.
+Pretrained models have no values for adapters. Rank 0 draws them and sends them with the pretrained weights, so they are
+the same for every arrangement of ranks.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from trainer_adapter.automodel.adapters.config import PeftConfig
 
 class LoraLinear(nn.Linear):
     """y = x @ (W + B @ A * scale).T + bias, where W is [out,in], A is lora_A.weight [dim,in], B is lora_B.weight
-    [out,dim] and scale is alpha / dim. Made of a linear layer by add_adapters.
+    [out,dim] and scale is alpha / dim. add_adapters makes it from a linear layer.
     """
 
     adapter: PeftConfig
     scale: float
-    lora_A: nn.Linear  # noqa: N815  # so are adapters called in every checkpoint
+    lora_A: nn.Linear  # noqa: N815  # the name in checkpoints
     lora_B: nn.Linear  # noqa: N815
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # named by torch
-        update = self.lora_B(self.lora_A(self._dropped(input, "pre"))) * self.scale
-        return super().forward(input) + self._dropped(update, "post")
+        update = self.lora_B(self.lora_A(self._drop(input, "pre"))) * self.scale
+        return super().forward(input) + self._drop(update, "post")
 
-    def _dropped(self, values: Tensor, position: str) -> Tensor:
+    def _drop(self, values: Tensor, position: str) -> Tensor:
         if self.adapter.dropout == 0 or self.adapter.dropout_position != position:
             return values
         return nn.functional.dropout(values, self.adapter.dropout, self.training)
 
 
 def add_adapters(model: nn.Module, config: PeftConfig) -> None:
-    """Freeze the model and give the layers that config names their adapters, without values yet.
+    """Freeze the model and add adapters, without values, to the layers that config names.
 
-    Raises ValueError where config names no linear layer, or one that shares its weight with another, whose adapter
-    could not be merged into it; TypeError for a linear layer of a special kind. Nothing is changed then.
+    Raises ValueError if config names no linear layer, or one that shares its weight with another, whose adapter could
+    not be merged; TypeError for a linear layer of a special kind. The model is unchanged then.
     """
-    names = _adapted(model, config)
+    names = _select_layers(model, config)
     _check_layers(model, names)
     model.requires_grad_(False)
     for name in names:
@@ -57,9 +57,7 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> None:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """By their names, layers that have lora_A, lora_B and scale, those of NeMo Automodel included; empty for a model
-    without adapters.
-    """
+    """Layers with lora_A, lora_B and scale by name, those of NeMo Automodel included; empty without adapters."""
     return {name: layer for name, layer in model.named_modules() if _has_adapter(layer)}
 
 
@@ -73,27 +71,27 @@ def adapter_weights(model: nn.Module) -> set[str]:
 
 
 def initial_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """Whole A and B of every LoraLinear, float32 on the CPU, as training begins.
+    """The initial whole A and B of every LoraLinear, float32 on the CPU.
 
-    The generator is one of its own, which torch's seed decides: what a process draws from torch's stays the same with
-    and without adapters, and rank 0 draws no more than the others.
+    They come from a separate generator, seeded with torch's seed: torch's own random stream is the same with and
+    without adapters, and rank 0 draws no more from it than other ranks.
     """
     generator = torch.Generator().manual_seed(torch.initial_seed())
     weights = {}
     for name, layer in adapted_layers(model).items():
-        weights[f"{name}.lora_A.weight"] = _initial_a(layer, generator)
+        weights[f"{name}.lora_A.weight"] = _draw_a(layer, generator)
         weights[f"{name}.lora_B.weight"] = torch.zeros(layer.lora_B.weight.shape, device="cpu")
     return weights
 
 
-def _initial_a(layer: LoraLinear, generator: torch.Generator) -> Tensor:
+def _draw_a(layer: LoraLinear, generator: torch.Generator) -> Tensor:
     weight = torch.empty(layer.lora_A.weight.shape, device="cpu")
     if layer.adapter.lora_A_init == "xavier":
         return nn.init.xavier_normal_(weight, generator=generator)
     return nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
 
 
-def _adapted(model: nn.Module, config: PeftConfig) -> list[str]:
+def _select_layers(model: nn.Module, config: PeftConfig) -> list[str]:
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     for pattern in config.target_modules:
         if not any(_matches(name, pattern) for name in linear):
@@ -124,18 +122,20 @@ def _check_layers(model: nn.Module, names: list[str]) -> None:
     for name in names:
         layer = model.get_submodule(name)
         if type(layer) is not nn.Linear:
-            raise TypeError(f"dtensor_cfg.lora_cfg: {name} is a {type(layer).__name__}, which cannot have an adapter")
+            raise TypeError(
+                f"dtensor_cfg.lora_cfg: {name} is a {type(layer).__name__}; only torch.nn.Linear can have an adapter"
+            )
         if uses[id(layer.weight)] > 1:
             raise ValueError(f"dtensor_cfg.lora_cfg: {name} shares its weight with another layer; exclude it")
 
 
 def _adapt(layer: nn.Module, config: PeftConfig) -> None:
-    """In place, since the layer carries the hooks of tensor parallelism."""
+    """Change the layer in place, because it carries the hooks of tensor parallelism."""
     layer.__class__ = LoraLinear
-    _give_adapter(cast("LoraLinear", layer), config)
+    _add_adapter(cast("LoraLinear", layer), config)
 
 
-def _give_adapter(layer: LoraLinear, config: PeftConfig) -> None:
+def _add_adapter(layer: LoraLinear, config: PeftConfig) -> None:
     layer.adapter = config
     layer.scale = config.alpha / config.dim
     layer.lora_A = nn.Linear(layer.in_features, config.dim, bias=False, device="meta")
@@ -143,9 +143,9 @@ def _give_adapter(layer: LoraLinear, config: PeftConfig) -> None:
     if isinstance(layer.weight, DTensor):
         by_columns = layer.weight.placements == (Shard(1),)
         by_rows = layer.weight.placements == (Shard(0),)
-        _divide(layer.lora_A, layer.weight, Shard(1) if by_columns else Replicate())
-        _divide(layer.lora_B, layer.weight, Shard(0) if by_rows else Replicate())
+        _shard_like(layer.lora_A, layer.weight, Shard(1) if by_columns else Replicate())
+        _shard_like(layer.lora_B, layer.weight, Shard(0) if by_rows else Replicate())
 
 
-def _divide(adapter: nn.Linear, like: DTensor, placement: Placement) -> None:
+def _shard_like(adapter: nn.Linear, like: DTensor, placement: Placement) -> None:
     adapter.weight = nn.Parameter(distribute_tensor(adapter.weight.detach(), like.device_mesh, [placement]))

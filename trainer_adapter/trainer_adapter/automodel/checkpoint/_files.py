@@ -1,4 +1,9 @@
-"""State made of numbers, strings, lists and dictionaries, in a file that runs no code when it is read (MessagePack)."""
+"""The files of a checkpoint: plain values as MessagePack, sharded tensors as safetensors, and the formats of others.
+
+Every rank writes the tensors that it holds to a file of its own, with the place of each piece in the whole tensor;
+ranks with another layout read the pieces that they need. Torch's own file format is not used: reading its index
+unpickles, which can run code.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +19,31 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 
 def write_plain(path: Path, state: Any) -> None:
-    """Raises TypeError for a value of another kind, a tensor or a function say."""
+    """Write numbers, strings, lists and dictionaries. TypeError for a value of another kind, such as a tensor."""
     path.write_bytes(msgpack.packb(state))
 
 
 def read_plain(path: Path, like: Any) -> Any:
-    """The state in the file. MessagePack has one kind of list and of dictionary; `like`, a state of the same structure,
-    tells which were tuples and counters.
+    """Read the state. MessagePack has one kind of list and one of dictionary; `like`, a state of the same structure,
+    says which were tuples and counters.
     """
-    return _retyped(msgpack.unpackb(path.read_bytes(), strict_map_key=False), like)
+    return _restore_types(msgpack.unpackb(path.read_bytes(), strict_map_key=False), like)
 
 
-def _retyped(value: Any, like: Any) -> Any:
+def _restore_types(value: Any, like: Any) -> Any:
     if isinstance(value, dict) and isinstance(like, dict):
-        items = {key: _retyped(item, like.get(key)) for key, item in value.items()}
+        items = {key: _restore_types(item, like.get(key)) for key, item in value.items()}
         return Counter(items) if isinstance(like, Counter) else items
     if isinstance(value, list) and isinstance(like, list | tuple) and len(value) == len(like):
-        items_ = [_retyped(item, old) for item, old in zip(value, like, strict=True)]
+        items_ = [_restore_types(item, old) for item, old in zip(value, like, strict=True)]
         return tuple(items_) if isinstance(like, tuple) else items_
     return value
 
 
 def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], consolidated: bool) -> None:
-    """consolidated: the ranks' files go to <folder>/sharded, and files of whole tensors, as others read them, to the
-    folder itself.
+    """Write this rank's tensors; a collective call.
+
+    consolidated: the ranks' files go to <folder>/sharded, and whole tensors, for other programs, to the folder itself.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=consolidated)
     save(tensors, storage_writer=writer)
@@ -49,10 +55,10 @@ def read_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def detect_checkpoint_format(weights_path: str) -> tuple[str, bool]:
-    """The format, "safetensors" or "torch_save", and whether the weights are those of an adapter.
+    """Return the format, "safetensors" or "torch_save", and whether the weights are those of an adapter.
 
-    Looks at the files of all subfolders. A folder that holds no weights, or does not exist, counts as "safetensors",
-    the format in which checkpoints are written.
+    Looks at the names of the files in all subfolders and opens none. A folder that has no weights or does not exist
+    counts as "safetensors", the format in which checkpoints are written.
     """
     files = [path for path in Path(weights_path).rglob("*") if path.is_file()]
     suffixes = {path.suffix for path in files}
@@ -61,6 +67,6 @@ def detect_checkpoint_format(weights_path: str) -> tuple[str, bool]:
 
 
 def _infer_checkpoint_root(weights_path: str) -> str:
-    """The folder of the whole checkpoint, for a path like <root>/weights/model or <root>/model."""
+    """The folder of the whole checkpoint, for a path such as <root>/weights/model or <root>/model."""
     parent = Path(weights_path).parent
     return str(parent.parent if parent.name.endswith("weights") else parent)

@@ -1,6 +1,6 @@
-"""An optimizer's state on disk: its tensors divided like the parameters they belong to, the rest as plain numbers.
+"""The state of an optimizer on disk: tensors sharded like the parameters they belong to, and plain numbers.
 
-States are told apart by parameter names, so a checkpoint can be loaded where parameters are divided otherwise.
+States are keyed by parameter names, so ranks with another layout can load the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.optim import Optimizer
 
 from trainer_adapter.automodel.checkpoint._files import read_plain, read_tensors, write_plain, write_tensors
-from trainer_adapter.automodel.rank import failing_together
+from trainer_adapter.automodel.rank import fail_together
 
 _NUMBERS = "numbers.msgpack"
 
 
 def write_optimizer(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -> None:
-    """The folder exists and is empty; every rank calls this."""
-    tensors, numbers = _divided(get_optimizer_state_dict(model, optimizer))
+    """Write the state to an existing, empty folder; a collective call of all ranks."""
+    tensors, numbers = _split_state(get_optimizer_state_dict(model, optimizer))
     write_tensors(folder, tensors, consolidated=False)
-    with failing_together("writing the optimizer's numbers"):
+    with fail_together("writing the optimizer's numbers"):
         if torch.distributed.get_rank() == 0:
             write_plain(folder / _NUMBERS, numbers)
 
 
 def read_optimizer(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -> None:
-    """Every rank calls this. ValueError where the state is that of another optimizer or of other parameters."""
+    """Load the state; a collective call of all ranks. ValueError for the state of another optimizer or of other
+    parameters.
+    """
     current: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
-    tensors, numbers = _divided(current)
+    tensors, numbers = _split_state(current)
     saved = read_plain(folder / _NUMBERS, like=numbers)
-    if _kinds(saved) != _kinds(numbers):
-        raise ValueError(f"{folder}: this is the state of another optimizer, or of other parameters")
+    if _signature(saved) != _signature(numbers):
+        raise ValueError(f"{folder} has the state of another optimizer, or of other parameters")
     read_tensors(folder, tensors)
     state: dict[str, Any] = {name: dict(values) for name, values in current["state"].items()}
     for name, values in saved["scalars"].items():
@@ -41,8 +43,8 @@ def read_optimizer(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -
     set_optimizer_state_dict(model, optimizer, {"state": state, "param_groups": saved["param_groups"]})
 
 
-def _divided(state_dict: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors by "<parameter>.<key>"; scalars (the number of steps) and groups, which are the same on all ranks."""
+def _split_state(state_dict: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Split into tensors by "<parameter>.<key>", and scalars (step counts) and groups, which are the same on all ranks."""
     tensors: dict[str, torch.Tensor] = {}
     scalars: dict[str, dict[str, float]] = {}
     for name, values in state_dict["state"].items():
@@ -51,7 +53,7 @@ def _divided(state_dict: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[
     return tensors, {"scalars": scalars, "param_groups": state_dict["param_groups"]}
 
 
-def _kinds(numbers: dict[str, Any]) -> Any:
-    """What the states of one optimizer over the same parameters have in common, whatever its values."""
+def _signature(numbers: dict[str, Any]) -> Any:
+    """The part of the state that two states of one optimizer over the same parameters share."""
     groups = [(group["params"], sorted(group)) for group in numbers["param_groups"]]
     return groups, {name: sorted(values) for name, values in numbers["scalars"].items()}

@@ -1,4 +1,4 @@
-"""DOC"""
+"""From a batch to the inputs of a forward pass: microbatches, packed or not, and the counts that losses are divided by."""
 
 from trainer_adapter.automodel.data._global_batch import check_sequence_dim, process_global_batch
 from trainer_adapter.automodel.data._inputs import FlashAttentionKwargs, ProcessedInputs, ProcessedMicrobatch
@@ -11,7 +11,7 @@ from trainer_adapter.automodel.data._packing import (
     get_flash_attention_kwargs,
     pack_sequences,
     sequence_bounds,
-    unpacked,
+    unpack_rows,
 )
 
 __all__ = [
@@ -26,5 +26,5 @@ __all__ = [
     "process_global_batch",
     "process_microbatch",
     "sequence_bounds",
-    "unpacked",
+    "unpack_rows",
 ]

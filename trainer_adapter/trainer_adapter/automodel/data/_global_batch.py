@@ -1,4 +1,4 @@
-"""DOC"""
+"""Global batches: the rows of one optimizer step, and the counts that its loss is divided by."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def process_global_batch(
     batch_idx: int,
     batch_size: int,
 ) -> dict[str, Any]:
-    """Global batch batch_idx of this rank's data, and what a loss over it is divided by; a collective call.
+    """Return global batch batch_idx of this rank's data and the divisors of its loss; a collective call.
 
-    batch_size: samples per rank; of packed data the plan says how many. dp_group: the data-parallel ranks, over which
-    the counts are summed; None: this rank is alone.
+    batch_size: samples per rank; for packed data the plan gives the number instead.
+    dp_group: the data-parallel ranks, over which the counts are summed; None: this rank is alone.
 
     Returns `batch`, and 0-d `global_valid_seqs` and `global_valid_toks`: the sums of sample_mask [B] and of token_mask
-    [B,S] over valid samples, without its first column, since nothing predicts a first token. Without a token_mask all S
-    tokens of a valid sample count. int64, or float32 when a mask is floating point.
+    [B,S] over valid samples, without column 0, because nothing predicts a first token. Without a token_mask all S
+    tokens of a valid sample count. int64, or float32 if a mask is floating point.
 
-    AssertionError without a sample_mask, and for a token-level loss without a token_mask.
+    Raises AssertionError without a sample_mask, and for a token-level loss without a token_mask.
     """
     batch = data.get_batch(batch_idx=batch_idx, batch_size=batch_size)
     if "sample_mask" not in batch:
-        raise AssertionError("sample_mask must be present in the data: it tells which samples count")
+        raise AssertionError("sample_mask must be present in the data: it marks the valid samples")
     counts = to_compute_device(_count_valid(batch))
     if dp_group is not None:
         torch.distributed.all_reduce(counts, group=dp_group)
@@ -45,7 +45,7 @@ def process_global_batch(
 
 
 def _count_valid(batch: BatchedDataDict[Any]) -> torch.Tensor:
-    """[valid samples, valid tokens] of this rank. Counted in float64 or int64: float32 miscounts from 2**24 on."""
+    """[valid samples, valid tokens] of this rank, in float64 or int64: float32 miscounts from 2**24 on."""
     sample_mask, token_mask = batch["sample_mask"], batch.get("token_mask")
     if sample_mask.ndim != 1:
         raise ValueError(f"sample_mask must have shape (B,), got {tuple(sample_mask.shape)}")
@@ -59,9 +59,9 @@ def _count_valid(batch: BatchedDataDict[Any]) -> torch.Tensor:
 
 
 def check_sequence_dim(data: Mapping[str, Any], *, skip_keys: Collection[str] | None = None) -> tuple[int, int]:
-    """(1, S): the dimension along which every tensor of two or more dimensions has the S positions of input_ids.
+    """Return (1, S) if every tensor of two or more dimensions has the S positions of input_ids in dim 1.
 
-    AssertionError for one that has not, unless skip_keys holds its name.
+    Raises AssertionError for any other tensor, unless skip_keys contains its name.
     """
     width = data["input_ids"].shape[1]
     for key, value in data.items():

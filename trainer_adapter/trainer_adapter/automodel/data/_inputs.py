@@ -1,4 +1,4 @@
-"""DOC"""
+"""The inputs of one forward pass, and the microbatch that they were made from."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from dataplane_client.batched_data_dict import BatchedDataDict
 
 @dataclass
 class FlashAttentionKwargs:
-    """Sequence i of N is at positions [cu_seqlens[i], cu_seqlens[i + 1]) of the packed row.
+    """The bounds of packed sequences, as arguments of FlashAttention's variable-length kernels.
 
-    cu_seqlens_q, cu_seqlens_k: [N + 1] int32, which the kernels insist on; equal values in separate storage.
+    Sequence i of N is at positions [cu_seqlens[i], cu_seqlens[i + 1]) of the packed row.
+    cu_seqlens_q, cu_seqlens_k: [N + 1] int32, as the kernels require; equal values in separate storage.
     max_seqlen_q, max_seqlen_k: tokens of the longest sequence.
     """
 
@@ -26,16 +27,17 @@ class FlashAttentionKwargs:
 
 @dataclass
 class ProcessedInputs:
-    """What one forward pass takes. B rows of S tokens; a packed microbatch is one row, B = 1.
+    """The inputs of one forward pass: B rows of S tokens. A packed microbatch is one row, B = 1.
 
     input_ids: [B,S] int64.
     seq_len: S.
-    attention_mask: [B,S] bool, all true; None when packed or context parallel.
-    position_ids: [B,S] int64; None when the model computes its own (multimodal).
-    flash_attn_kwargs: bounds of the packed sequences; empty when not packed.
-    vlm_kwargs: tensors of images and the like, by the names the model gives them.
+    attention_mask: [B,S] bool, all true; None for packed or context-parallel inputs.
+    position_ids: [B,S] int64; None if the model computes its own (multimodal).
+    flash_attn_kwargs: bounds of the packed sequences; empty if not packed.
+    vlm_kwargs: tensors of images and similar, by the model's argument names.
     cp_buffers: the tensors that context parallelism shards along dim 1; empty without it.
-    seq_index: [1,S] int64, 0 to S - 1, from which a shard's original positions are known; None without it.
+    seq_index: [1,S] int64, 0 to S - 1; a shard of it gives the original positions of that shard. None without context
+    parallelism.
     """
 
     input_ids: torch.Tensor
@@ -64,8 +66,8 @@ class ProcessedInputs:
 class ProcessedMicrobatch:
     """A microbatch and its inputs.
 
-    data_dict: the microbatch itself, the very object that was cut from the batch.
-    original_batch_size, original_seq_len: rows and columns of its input_ids, before packing.
+    data_dict: the microbatch, the same object that was cut from the batch.
+    original_batch_size, original_seq_len: rows and columns of its input_ids before packing.
     """
 
     data_dict: BatchedDataDict[Any]

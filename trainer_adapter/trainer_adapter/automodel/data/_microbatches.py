@@ -1,11 +1,11 @@
-"""From a batch to what a model's forward pass takes: microbatches, packed or not, and the counts losses divide by.
+"""The microbatches of a batch, and their inputs.
 
-All ranks must run the same number of forward passes, because the passes of a sharded model are collective: a rank with
-fewer packed microbatches repeats its own as dummies. The iterator yields them after the real ones and the length
-returned beside it counts the real ones only, so an item at index >= length is a dummy: run it, count it for nothing.
+All ranks must run the same number of forward passes, because the passes of a sharded model are collective. A rank with
+fewer packed microbatches repeats its own as dummies. The iterator yields dummies after the real ones, and the length
+returned with it counts the real ones only: an item at index >= length must be run, and its result must be ignored.
 
-Tensors go to the CUDA device when there is one and otherwise stay where they are. A tensor that is already there stays
-the same object, because context parallelism later finds a microbatch's tensors in `cp_buffers` by identity.
+Tensors move to the compute device. A tensor that is already there stays the same object, because context parallelism
+later identifies a microbatch's tensors in `cp_buffers`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make_processed_microbatch_iterator(
     cfg: Mapping[str, Any],
     cp_size: int,
 ) -> Iterator[ProcessedMicrobatch]:
-    """Each microbatch with its inputs, made when it is asked for; packed when cfg enables sequence_packing."""
+    """Yield each microbatch with its inputs, made on demand; packed if cfg enables sequence_packing."""
     packs = _is_enabled(cfg, "sequence_packing")
     for microbatch in raw_iterator:
         rows, columns = microbatch["input_ids"].shape[:2]
@@ -50,14 +50,15 @@ def get_microbatch_iterator(
     tokenizer: PreTrainedTokenizerBase,
     cp_size: int = 1,
 ) -> tuple[Iterator[ProcessedMicrobatch], int]:
-    """The microbatches of one global batch on this rank, dummies last, and how many of them are real.
+    """Return the microbatches of one global batch on this rank, dummies last, and the number of real ones.
 
-    data carries the plan of its microbatches when cfg enables dynamic_batching or sequence_packing, the former winning;
-    without either a microbatch is mbs samples (AssertionError at the first next() when they do not divide).
+    If cfg enables dynamic_batching or sequence_packing (the former takes precedence), data must have the plan of its
+    microbatches. Otherwise a microbatch is mbs samples; if mbs does not divide the batch, the first next() raises
+    AssertionError.
 
     With sequence packing this is a collective call over the default process group, unless dp_mesh is None: ranks may
-    hold different numbers of microbatches and learn here how many dummies each must add. All ranks of one model hold
-    the same number, so the whole world agrees on what the data-parallel ranks would.
+    have different numbers of microbatches and agree here on the number of dummies. All ranks of one model have the same
+    number, so the agreement of the whole world is that of the data-parallel ranks.
     """
     raw, length = _raw_microbatches(data, cfg, mbs, dp_mesh)
     return make_processed_microbatch_iterator(raw, tokenizer, cfg, cp_size), length
@@ -69,27 +70,27 @@ def _raw_microbatches(
     if required(cfg, "dynamic_batching.enabled"):
         return data.make_microbatch_iterator_with_dynamic_shapes(), data.get_microbatch_iterator_dynamic_shapes_len()
     if _is_enabled(cfg, "sequence_packing"):
-        return _with_dummies(data, dp_mesh)
+        return _add_dummies(data, dp_mesh)
     if mbs < 1:
-        raise ValueError(f"a microbatch is at least one sample, got mbs {mbs}")
+        raise ValueError(f"mbs must be at least 1 sample, got {mbs}")
     return data.make_microbatch_iterator(mbs), data.size // mbs
 
 
 def _is_enabled(cfg: Mapping[str, Any], block: str) -> bool:
-    """Whether an optional block of the configuration is there and enabled."""
+    """Whether an optional block of the configuration is present and enabled."""
     return bool((cfg.get(block) or {}).get("enabled", False))
 
 
-def _with_dummies(data: BatchedDataDict[Any], dp_mesh: DeviceMesh | None) -> tuple[Iterator[BatchedDataDict[Any]], int]:
-    """The packable microbatches, then as many of them again as the rank with most has more; the number without."""
+def _add_dummies(data: BatchedDataDict[Any], dp_mesh: DeviceMesh | None) -> tuple[Iterator[BatchedDataDict[Any]], int]:
+    """Return the packed microbatches followed by this rank's dummies, and the number of real ones."""
     microbatches = data.make_microbatch_iterator_for_packable_sequences()
     length = data.get_microbatch_iterator_for_packable_sequences_len()[0]
-    dummies = _largest_of_all_ranks(length, dp_mesh) - length
+    dummies = _max_over_ranks(length, dp_mesh) - length
     repeated = cycle(data.make_microbatch_iterator_for_packable_sequences())
     return chain(microbatches, islice(repeated, dummies)), length
 
 
-def _largest_of_all_ranks(count: int, dp_mesh: DeviceMesh | None) -> int:
+def _max_over_ranks(count: int, dp_mesh: DeviceMesh | None) -> int:
     if dp_mesh is None:
         return count
     largest = torch.tensor([count], device=compute_device())
@@ -104,21 +105,23 @@ def process_microbatch(
     cfg: Mapping[str, Any],
     cp_size: int,
 ) -> ProcessedInputs:
-    """The inputs of one forward pass over mb, whose input_ids are [B,S] int64, right-padded.
+    """Make the inputs of one forward pass over mb, whose input_ids are [B,S] int64, right-padded.
 
-    Unpacked, nothing masks the padding: attention is causal, so no real token looks at it, and what is computed on it
-    is dropped afterwards. Packed, all rows become one of at least sequence_packing.train_mb_tokens tokens, padded with
-    the tokenizer's end-of-sequence token, because the backward pass under tensor parallelism fails on shorter rows. It
-    is rounded up to what context or sequence parallelism can divide; of unpacked rows the caller takes care.
+    Unpacked: padding is not masked. Attention is causal, so no real token attends to it, and results at padding are
+    dropped later.
 
-    AssertionError where multimodal data meets packing, sequence parallelism or context parallelism; ValueError where
+    Packed: all rows become one row of at least sequence_packing.train_mb_tokens tokens, padded with the tokenizer's
+    end-of-sequence token, because the backward pass under tensor parallelism fails on shorter rows. The width is
+    rounded up so that context or sequence parallelism can divide it. For unpacked rows the caller ensures this.
+
+    Raises AssertionError for multimodal data with packing, sequence parallelism or context parallelism; ValueError if
     packing has no token to pad with.
     """
     input_ids = to_compute_device(mb["input_ids"])
     if enable_seq_packing:
-        inputs = _packed(input_ids, to_compute_device(mb["input_lengths"]), tokenizer, cfg, cp_size)
+        inputs = _pack_rows(input_ids, to_compute_device(mb["input_lengths"]), tokenizer, cfg, cp_size)
     else:
-        inputs = _unpacked(input_ids)
+        inputs = _pad_rows(input_ids)
     inputs.vlm_kwargs = mb.get_multimodal_dict(as_tensors=True, device=input_ids.device)
     if inputs.is_multimodal:
         _check_multimodal(enable_seq_packing, cfg)
@@ -128,8 +131,10 @@ def process_microbatch(
     return inputs
 
 
-def _unpacked(input_ids: torch.Tensor) -> ProcessedInputs:
-    """Positions are spelled out for every row, because sharding over tensor-parallel ranks gets implied ones wrong."""
+def _pad_rows(input_ids: torch.Tensor) -> ProcessedInputs:
+    """Inputs of padded rows. Positions are explicit for every row, because tensor parallelism shards implied ones
+    wrongly.
+    """
     rows, columns = input_ids.shape
     return ProcessedInputs(
         input_ids=input_ids,
@@ -139,16 +144,18 @@ def _unpacked(input_ids: torch.Tensor) -> ProcessedInputs:
     )
 
 
-def _packed(
+def _pack_rows(
     input_ids: torch.Tensor,
     input_lengths: torch.Tensor,
     tokenizer: PreTrainedTokenizerBase,
     cfg: Mapping[str, Any],
     cp_size: int,
 ) -> ProcessedInputs:
-    """No mask: kernels that pack tell sequences apart by position ids or bounds, and any mask would override that."""
+    """Inputs of one packed row, without a mask: kernels separate sequences by position ids or bounds, and any mask
+    would override that.
+    """
     if tokenizer.eos_token_id is None:
-        raise ValueError("sequence packing pads with the tokenizer's eos_token_id, which is not set")
+        raise ValueError("sequence packing needs the tokenizer's eos_token_id as padding; set it")
     width = max(int(input_lengths.sum()), required(cfg, "sequence_packing.train_mb_tokens"))
     packed_ids, position_ids, _ = pack_sequences(
         input_ids=input_ids,
@@ -156,7 +163,7 @@ def _packed(
         packed_sequence_size=[input_ids.shape[0]],
         padding_value=tokenizer.eos_token_id,
         return_attention_mask=False,
-        min_seq_len=_rounded_up(width, _shares(cfg, cp_size)),
+        min_seq_len=_rounded_up(width, _token_divisor(cfg, cp_size)),
     )
     return ProcessedInputs(
         input_ids=packed_ids,
@@ -166,9 +173,9 @@ def _packed(
     )
 
 
-def _shares(cfg: Mapping[str, Any], cp_size: int) -> int:
-    """Into how many equal parts a packed row's tokens are divided: two stretches a context-parallel rank, or one part a
-    rank of sequence parallelism. Only one of them can be on.
+def _token_divisor(cfg: Mapping[str, Any], cp_size: int) -> int:
+    """The number of equal parts of a packed row: two stretches for each context-parallel rank, or one part for each
+    rank of sequence parallelism. At most one of them is enabled.
     """
     layout = cfg.get("dtensor_cfg") or {}
     if cp_size > 1:
@@ -190,7 +197,7 @@ def _check_multimodal(enable_seq_packing: bool, cfg: Mapping[str, Any]) -> None:
 
 
 def _prepare_context_parallel(inputs: ProcessedInputs) -> None:
-    """Buffers to shard, and no mask: attention over shards is causal by itself and refuses to be given one."""
+    """Set the buffers to shard and remove the mask: attention over shards is causal by itself and accepts none."""
     if inputs.position_ids is None:
         raise AssertionError(
             f"multimodal kwargs {sorted(inputs.vlm_kwargs)} are not supported for context parallel: "

@@ -1,4 +1,4 @@
-"""Several sequences laid end to end in one row, without the padding between them."""
+"""Packing: several sequences concatenated into one row without padding between them, and results split into rows again."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ def pack_sequences(
     return_attention_mask: bool = True,
     min_seq_len: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Packed ids [R,L], position ids [R,L] int64, and a causal mask [R,L,L] bool when asked for, else None.
+    """Return packed ids [R,L], position ids [R,L] int64, and a causal mask [R,L,L] bool (None if not asked for).
 
-    input_ids: [B,S], right-padded. input_lengths: [B], each 0 to S. packed_sequence_size: how many consecutive
-    sequences each of the R rows takes, B in all. L: tokens of the fullest row, at least min_seq_len. Rows are padded on
-    the right, ids with padding_value and positions with 0.
+    input_ids: [B,S], right-padded.
+    input_lengths: [B], each from 0 to S.
+    packed_sequence_size: how many consecutive sequences each of the R rows takes; they sum to B.
+    L is the token count of the fullest row, at least min_seq_len. Rows are padded on the right: ids with padding_value,
+    positions with 0.
 
-    Position ids begin at 0 with every sequence, and by them models tell the sequences apart: the mask is one triangle
-    over all tokens of a row and keeps nobody from looking into the sequence before. ValueError for lengths or sizes
-    that do not fit.
+    Position ids restart at 0 with every sequence. Models separate the sequences by them; the mask does not, because it
+    is one triangle over all tokens of a row. Raises ValueError for lengths or sizes that do not fit.
     """
     lengths: list[int] = input_lengths.tolist()
     _check_fit(input_ids, lengths, packed_sequence_size)
@@ -48,16 +49,16 @@ def _check_fit(input_ids: torch.Tensor, lengths: list[int], sizes: Sequence[int]
         if not 0 <= length <= width:
             raise ValueError(f"input_lengths: length {length} of row {row} is not between 0 and the width {width}")
     if any(size < 0 for size in sizes) or sum(sizes) != rows:
-        raise ValueError(f"packed_sequence_size must share out {rows} rows, got {list(sizes)}")
+        raise ValueError(f"packed_sequence_size must be non-negative and sum to {rows} rows, got {list(sizes)}")
 
 
 def _sums(lengths: list[int], sizes: Sequence[int]) -> list[int]:
-    """Tokens of each packed row."""
+    """Return the token count of each packed row."""
     return [sum(lengths[start:end]) for start, end in pairwise(accumulate(sizes, initial=0))]
 
 
 def _rows(tokens: torch.Tensor, row_lengths: list[int], padding: int, min_width: int) -> torch.Tensor:
-    """The tokens cut into rows of these lengths, padded on the right to the longest."""
+    """Cut the tokens into rows of these lengths, padded on the right to the longest."""
     if not row_lengths:
         return tokens.new_full((0, min_width), padding)
     rows = pad_sequence(list(tokens.split(row_lengths)), batch_first=True, padding_value=padding)
@@ -71,9 +72,9 @@ def _causal_mask(row_lengths: list[int], ids: torch.Tensor) -> torch.Tensor:
 
 
 def get_flash_attention_kwargs(input_lengths: torch.Tensor) -> FlashAttentionKwargs:
-    """For sequences of input_lengths [N] tokens laid end to end; on their device, one transfer to the host.
+    """Return the bounds of sequences of input_lengths [N] tokens that are concatenated, on the same device.
 
-    The padding behind the last sequence belongs to none.
+    Padding after the last sequence belongs to no sequence. Copies one number to the host.
     """
     cu_seqlens = torch.nn.functional.pad(input_lengths.cumsum(0, dtype=torch.int32), (1, 0))
     longest = int(input_lengths.max()) if input_lengths.numel() else 0
@@ -81,17 +82,21 @@ def get_flash_attention_kwargs(input_lengths: torch.Tensor) -> FlashAttentionKwa
 
 
 def sequence_bounds(microbatch: ProcessedMicrobatch) -> Tensor:
-    """[N+1] int32: sequence i of a packed microbatch is at positions [bounds[i], bounds[i + 1]) of its one row."""
+    """[N+1] int32: sequence i of a packed microbatch is at positions [bounds[i], bounds[i + 1]) of its row.
+
+    Raises ValueError for a microbatch that was not packed.
+    """
     kwargs = microbatch.processed_inputs.flash_attn_kwargs
     if not isinstance(kwargs, FlashAttentionKwargs):
         raise ValueError(
-            "enable_seq_packing is set, but the microbatch was not packed: its flash_attn_kwargs are empty"
+            "enable_seq_packing is set, but the microbatch is not packed (its flash_attn_kwargs are empty): process it "
+            "with sequence_packing.enabled=true"
         )
     return kwargs.cu_seqlens_q
 
 
-def unpacked(packed: Tensor, microbatch: ProcessedMicrobatch) -> Tensor:
-    """[N,S,...] with zeros behind each sequence, from packed [1,L,...]; S as the rows were wide before packing."""
+def unpack_rows(packed: Tensor, microbatch: ProcessedMicrobatch) -> Tensor:
+    """Split packed [1,L,...] into [N,S,...] with zeros after each sequence; S is the width before packing."""
     bounds = sequence_bounds(microbatch).tolist()
     shape = (microbatch.original_batch_size, microbatch.original_seq_len, *packed.shape[2:])
     rows = packed.new_zeros(shape)

@@ -1,1 +1,1 @@
-"""DOC"""
+"""Loading pretrained models with transformers or NeMo Automodel, and their tokenizers."""

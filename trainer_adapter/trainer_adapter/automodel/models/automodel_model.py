@@ -1,8 +1,8 @@
-"""A pretrained model that NeMo Automodel loads and divides, of its own implementation where there is one.
+"""Loading a pretrained model with NeMo Automodel, in its own implementation if it has one.
 
-On GPUs the package does everything: its from_pretrained makes the model without memory, adds adapters, divides it and
-loads each rank's part. That cannot be called without CUDA. So on the CPU every rank reads the whole model of
-transformers, which the package then divides by the same rules; that is for tests and for trying a configuration out.
+On GPUs the package does everything: from_pretrained makes the model without memory, adds adapters, shards it and loads
+each rank's part. That requires CUDA. On the CPU every rank reads the whole model of transformers, and the package
+shards it by the same rules; this is for tests and for trying configurations.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from trainer_adapter.automodel.config import DistributedContext, PolicyConfig, R
 from trainer_adapter.automodel.models.automodel_ranks import mark_norms_of_heads
 from trainer_adapter.automodel.models.force_hf import _maybe_set_force_hf, force_hf_with_tensor_parallelism
 from trainer_adapter.automodel.packages import from_package, require_transformers
-from trainer_adapter.automodel.rank import failing_together, report
+from trainer_adapter.automodel.rank import fail_together, report
 
 
 def load_automodel(
     config: PolicyConfig, runtime_config: RuntimeConfig, context: DistributedContext
 ) -> tuple[Any, Any, bool]:
-    """The model in float32, its weights loaded; its adapters' PeftConfig, or None; whether it is of transformers.
+    """Return the model in float32 with its weights, its adapters' PeftConfig or None, and whether it is of
+    transformers.
 
-    Weights are frozen beside adapters. Every rank must call this.
+    Base weights are frozen with adapters. A collective call of all ranks.
 
     Raises NotImplementedError for context parallelism and, on the CPU, for expert parallelism; RuntimeError for
-    force_hf=False with a model that cannot be trained so; ValueError for adapters that cannot be.
+    force_hf=False with a model that cannot be trained so; ValueError for invalid settings of adapters.
     """
     on_cpu = device_type(config) == "cpu"
     _check_sizes(config["dtensor_cfg"], context, on_cpu)
-    adapters = _adapters(config["dtensor_cfg"], context.tp_size)
+    adapters = _adapter_config(config["dtensor_cfg"], context.tp_size)
     arguments = _model_kwargs(config, runtime_config, context.tp_size, on_cpu)
     is_hf_model = from_package("_transformers.model_init", "get_is_hf_model")(
         runtime_config.model_config, bool(arguments.get("force_hf"))
@@ -51,12 +52,12 @@ def _check_sizes(dtensor_cfg: Mapping[str, Any], context: DistributedContext, on
         raise NotImplementedError("dtensor_cfg.context_parallel_size > 1 needs model_backend=transformers")
     if on_cpu and int(dtensor_cfg.get("expert_parallel_size", 1)) > 1:
         raise NotImplementedError(
-            "dtensor_cfg.expert_parallel_size > 1 needs device=cuda: the package makes models with experts there only"
+            "dtensor_cfg.expert_parallel_size > 1 needs device=cuda: NeMo Automodel has no experts on the CPU"
         )
 
 
-def _adapters(dtensor_cfg: Mapping[str, Any], tp_size: int) -> Any:
-    """The package's PeftConfig, float32 as all weights; None where dtensor_cfg.lora_cfg enables none."""
+def _adapter_config(dtensor_cfg: Mapping[str, Any], tp_size: int) -> Any:
+    """The package's PeftConfig, in float32 like all weights; None if dtensor_cfg.lora_cfg is not enabled."""
     lora_cfg = dict(dtensor_cfg.get("lora_cfg") or {})
     if not lora_cfg.pop("enabled", False):
         return None
@@ -70,7 +71,7 @@ def _adapters(dtensor_cfg: Mapping[str, Any], tp_size: int) -> Any:
 
 
 def _model_kwargs(config: PolicyConfig, runtime_config: RuntimeConfig, tp_size: int, on_cpu: bool) -> dict[str, Any]:
-    """dtensor_cfg.automodel_kwargs, completed; the user's own stays as it is."""
+    """dtensor_cfg.automodel_kwargs with defaults; the user's own mapping is unchanged."""
     chosen: dict[str, Any] = {"use_liger_kernel": False, **(config["dtensor_cfg"].get("automodel_kwargs") or {})}
     if on_cpu:
         if chosen.get("force_hf") is False:
@@ -83,13 +84,15 @@ def _model_kwargs(config: PolicyConfig, runtime_config: RuntimeConfig, tp_size: 
     if backend is None:
         return chosen
     if chosen.get("force_hf"):
-        report("WARNING: dtensor_cfg.automodel_kwargs.backend is for NeMo Automodel's own models, and not used")
+        report(
+            "WARNING: dtensor_cfg.automodel_kwargs.backend is ignored: it applies to NeMo Automodel's own models only"
+        )
         return chosen
-    return {**chosen, "backend": _made(backend)}
+    return {**chosen, "backend": _instantiate(backend)}
 
 
-def _made(backend: Mapping[str, Any]) -> Any:
-    """What `_target_` names, called with the other keys."""
+def _instantiate(backend: Mapping[str, Any]) -> Any:
+    """Call `_target_` with the other keys."""
     resolve = from_package("components.config.loader", "_resolve_target")
     return resolve(backend["_target_"])(**{key: value for key, value in backend.items() if key != "_target_"})
 
@@ -114,7 +117,7 @@ def _load_on_cpu(
     name: str, runtime_config: RuntimeConfig, context: DistributedContext, adapters: Any, _arguments: dict[str, Any]
 ) -> Any:
     model_class = getattr(require_transformers(), runtime_config.model_class.__name__.removeprefix("NeMo"))
-    with failing_together(f"loading {name}"):
+    with fail_together(f"loading {name}"):
         model = model_class.from_pretrained(
             name, dtype=torch.float32, use_safetensors=True, **_config_kwargs(runtime_config)
         )
@@ -126,14 +129,14 @@ def _load_on_cpu(
 
 
 def _send_adapters(model: torch.nn.Module) -> None:
-    """Rank 0's to all: each rank drew its own."""
+    """Send rank 0's adapters to all ranks, because each rank drew its own."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.distributed.broadcast(parameter.data, src=0)
 
 
 def _config_kwargs(runtime_config: RuntimeConfig) -> dict[str, Any]:
-    """What changes the model's configuration; the attention is left out where the choice is the model's."""
+    """Arguments that change the model's configuration; the attention is left out if the model chooses it."""
     kwargs = {"trust_remote_code": True, **runtime_config.hf_config_overrides}
     if runtime_config.is_reward_model:
         kwargs["num_labels"] = runtime_config.model_config.num_labels
@@ -143,7 +146,11 @@ def _config_kwargs(runtime_config: RuntimeConfig) -> dict[str, Any]:
 
 
 def _sdpa_method(activation_checkpointing: bool) -> list[SDPBackend] | None:
-    """Kernels to choose from; None: all. cuDNN's may be chosen in the forward pass and not when it is repeated."""
+    """Attention kernels to choose from; None: all.
+
+    With activation checkpointing cuDNN's kernel is excluded: the repeated forward pass may choose another kernel than
+    the first.
+    """
     if not activation_checkpointing:
         return None
     torch.backends.cuda.enable_cudnn_sdp(False)

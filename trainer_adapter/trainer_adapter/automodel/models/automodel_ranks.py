@@ -1,13 +1,13 @@
-"""Ranks as NeMo Automodel arranges them, and gradients of what tensor-parallel ranks hold in common.
+"""The device meshes of NeMo Automodel, and gradients of parameters that tensor-parallel ranks replicate.
 
-The package has a mesh of its own, in which data-parallel ranks are two dimensions and experts a mesh beside it. All
-else knows the dimensions "dp", "cp" and "tp" only. So there is a second mesh with these, made of the package's process
-groups: no communicator exists twice.
+The package has its own mesh, in which data-parallel ranks are two dimensions, and a second mesh for experts. All other
+code uses the dimensions "dp", "cp" and "tp". So a view with these dimensions is made of the package's process groups;
+no communicator exists twice.
 
-With tensor parallelism some parameters are whole on every rank, and after a backward pass each rank has a gradient of
-its own for them. Norms of attention heads see one rank's heads only, so that the gradient is the sum; other norms see
-all there is, and it is the mean, in which ranks may differ by rounding. The package leaves both to the training loop:
-without it, norms of heads would learn from some heads only, and ranks would drift apart.
+With tensor parallelism some parameters are replicated, and after a backward pass each rank has its own gradient for
+them. Norms of attention heads see one rank's heads only, so their gradient is the sum over ranks. Other norms see
+everything, and their gradient is the mean, because ranks may differ by rounding. The package leaves both to the
+training loop. Without it norms of heads would learn from some heads only, and ranks would drift apart.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from trainer_adapter.automodel.parallel.mesh import ParallelSizes
 
 @dataclass(frozen=True)
 class AutomodelLayout(FSDP2Config):
-    """How NeMo Automodel divides a model. setup: its DistributedSetup, which says the same and has its meshes."""
+    """The layout of a NeMo Automodel model. setup: its DistributedSetup, with the same settings and the package's
+    meshes.
+    """
 
     setup: Any
 
 
 def arrange_ranks(dtensor_cfg: Mapping[str, Any], sizes: ParallelSizes, config: FSDP2Config) -> DistributedContext:
-    """The package's meshes over all ranks; config: as for the transformers backend. A collective call.
+    """Make the package's meshes over all ranks; a collective call. config: as for the transformers backend.
 
-    Ranks among which experts are divided are data-parallel ranks as well, so they count in dp_size.
+    Expert-parallel ranks are data-parallel ranks as well, so they count in dp_size.
     """
     experts = int(dtensor_cfg.get("expert_parallel_size", 1))
     moe_config = _moe_config(dtensor_cfg) if experts > 1 else None
@@ -49,7 +51,7 @@ def arrange_ranks(dtensor_cfg: Mapping[str, Any], sizes: ParallelSizes, config: 
         activation_checkpointing=config.activation_checkpointing,
         world_size=torch.distributed.get_world_size(),
     )
-    mesh = _in_three_dimensions(setup.mesh_context.device_mesh)
+    mesh = _view_in_three_dimensions(setup.mesh_context.device_mesh)
     return DistributedContext(
         device_mesh=mesh,
         moe_mesh=setup.mesh_context.moe_mesh,
@@ -62,10 +64,10 @@ def arrange_ranks(dtensor_cfg: Mapping[str, Any], sizes: ParallelSizes, config: 
 
 
 def prepare_gradients(model: torch.nn.Module, context: DistributedContext) -> None:
-    """Make the gradients of a step right on every rank; a collective call of tensor-parallel ranks.
+    """Combine the gradients of replicated parameters; a collective call of tensor-parallel ranks.
 
-    Exactly once an optimizer step, after its last backward pass and before gradients are clipped: a second call would
-    sum sums. Does nothing for models of the transformers backend, whose gradients are right as they are.
+    Call it exactly once for each optimizer step, after the last backward pass and before clipping: a second call would
+    sum sums. It does nothing for models of the transformers backend.
     """
     layout = context.fsdp2_config
     if isinstance(layout, AutomodelLayout) and context.tp_size > 1:
@@ -74,9 +76,9 @@ def prepare_gradients(model: torch.nn.Module, context: DistributedContext) -> No
 
 
 def mark_norms_of_heads(model: torch.nn.Module) -> None:
-    """Have prepare_gradients sum over tensor-parallel ranks where a norm is of heads that are divided among them.
+    """Mark norms of sharded heads, so that prepare_gradients sums their gradients over tensor-parallel ranks.
 
-    The package does so for the models that it has written plans for, and not where it takes the model's own.
+    The package marks them for models with plans of its own, not for models that it shards by the model's plan.
     """
     mark = from_package("components.distributed.tp_replicas", "mark_tp_replica_gradient_reduction")
     for module in model.modules():
@@ -109,13 +111,13 @@ def _moe_config(dtensor_cfg: Mapping[str, Any]) -> Any:
     return config(**(dtensor_cfg.get("moe_parallelizer") or {}))
 
 
-def _in_three_dimensions(mesh: DeviceMesh) -> DeviceMesh:
-    """The same ranks, in the same order, with the groups that they have already."""
+def _view_in_three_dimensions(mesh: DeviceMesh) -> DeviceMesh:
+    """The same ranks in the same order, with their existing groups, as a mesh of "dp", "cp" and "tp"."""
     flat = from_package("components.distributed.mesh_utils", "get_flat_mesh")
     groups = [flat(mesh, name).get_group() for name in ("dp", "cp", "tp")]
     shape = [torch.distributed.get_world_size(group) for group in groups]
     view = DeviceMesh.from_group(
         groups, mesh.device_type, mesh=mesh.mesh.reshape(shape), mesh_dim_names=("dp", "cp", "tp")
     )
-    view["dp", "cp"]._flatten("dp_cp")  # noqa: SLF001  # torch documents it and has no other name for it
+    view["dp", "cp"]._flatten("dp_cp")  # noqa: SLF001  # torch's documented name
     return view

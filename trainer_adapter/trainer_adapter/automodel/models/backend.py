@@ -1,9 +1,7 @@
-"""Who builds the model and where it computes: two choices of the user's, never made by what happens to be installed.
+"""The package that builds the model, and its classes.
 
-`dtensor_cfg.model_backend` is "transformers" (the default: models of Hugging Face, laid out over the ranks by this
-package) or "automodel" (NeMo Automodel, which does both by itself). `dtensor_cfg.device` is "cuda" (the default) or
-"cpu". A job that asked for GPUs and found none must fail rather than train a thousand times slower. The device also
-decides how layers attend over sequences that are dealt out, unless `dtensor_cfg.context_parallel_attention` does.
+`dtensor_cfg.model_backend` is "transformers" (default: models of Hugging Face, sharded by this package) or "automodel"
+(NeMo Automodel, which loads and shards by itself). Installed packages never change the choice.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ _IMAGE_TEXT_MODELS = frozenset(
 
 
 def require_model_backend(config: Mapping[str, Any]) -> str:
-    """The chosen backend; ImportError naming the extra to install.
+    """Return the chosen backend. ImportError naming the extra to install.
 
-    nemo_automodel is looked for and not imported: that takes 6 s.
+    Does not import nemo_automodel, which takes 6 s.
     """
     backend = _choice(config, "model_backend", ("transformers", "automodel"))
     require_transformers()
@@ -34,7 +32,7 @@ def require_model_backend(config: Mapping[str, Any]) -> str:
 
 
 def resolve_model_class(model_type: str, backend: str = "transformers") -> Any:
-    """The backend's class whose from_pretrained loads models of this type, letters of any case."""
+    """The backend's class whose from_pretrained loads models of this type; the case of letters is ignored."""
     if model_type.lower() in _IMAGE_TEXT_MODELS:
         return _auto_class("AutoModelForImageTextToText", backend)
     if model_type.lower() == "qwen2_5_omni":
@@ -43,9 +41,9 @@ def resolve_model_class(model_type: str, backend: str = "transformers") -> Any:
 
 
 def reward_model_class(reward_model_type: str, backend: str = "transformers") -> Any:
-    """The backend's class for models whose output is one score a sequence; ValueError for an unknown type."""
+    """The backend's class for models that output one score for each sequence. ValueError for an unknown type."""
     if reward_model_type != "bradley_terry":
-        raise ValueError(f"Unknown reward model type: {reward_model_type}")
+        raise ValueError(f"Unknown reward model type: {reward_model_type}; it must be bradley_terry")
     return _auto_class("AutoModelForSequenceClassification", backend)
 
 

@@ -1,11 +1,11 @@
-"""Whether a custom model of NeMo Automodel can be trained here, and its weights be handed on.
+"""Whether a custom model of NeMo Automodel can be trained here and its weights be sent to engines.
 
-Custom implementations keep weights in a layout of their own (fused projections, say) and translate with a state-dict
-adapter to the names that generation engines know. Weights are sent one tensor at a time, so the adapter must be able to
-translate one tensor. That is found out from the adapter's class, before minutes are spent on loading the model.
+Custom implementations keep weights in their own layout, such as fused projections, and have a state-dict adapter that
+translates to the names of generation engines. Weights are sent one tensor at a time, so the adapter must be able to
+translate a single tensor. This is checked on the adapter's class, before the model is loaded, which takes minutes.
 
-Two of release 0.7 compute a wrong gradient of the embeddings between tensor-parallel ranks (it is off by two thirds of
-its norm); no attribute tells, so they are known by name.
+Two models of release 0.7 compute a wrong gradient of the embeddings with tensor parallelism (off by two thirds of its
+norm). No attribute shows this, so they are listed by name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _WRONG_WITH_TENSOR_PARALLELISM = frozenset(["LlamaForCausalLM", "Qwen2ForCausalL
 
 
 def _maybe_set_force_hf(automodel_kwargs: dict[str, Any], model_config: Any) -> None:
-    """Set `automodel_kwargs["force_hf"]` where only the Hugging Face implementation of the model can be used.
+    """Set `automodel_kwargs["force_hf"]` if only the Hugging Face implementation of the model can be used.
 
-    Raises RuntimeError where the user forbade that with force_hf=False, ImportError without nemo_automodel.
+    Raises RuntimeError if the user set force_hf=False for such a model, ImportError without nemo_automodel.
     """
     if automodel_kwargs.get("force_hf") is True:
         return
@@ -35,7 +35,7 @@ def _maybe_set_force_hf(automodel_kwargs: dict[str, Any], model_config: Any) -> 
         return
     if automodel_kwargs.get("force_hf") is False:
         raise RuntimeError(
-            f"force_hf=False, but the weights of {architecture} cannot be sent: its state-dict adapter has no "
+            f"force_hf=False, but the weights of {architecture} cannot be sent to engines: its state-dict adapter has no "
             f"{_TRANSLATOR}. Set policy.dtensor_cfg.automodel_kwargs.force_hf=true or file an issue with NeMo Automodel"
         )
     report(f"WARNING: the state-dict adapter of {architecture} has no {_TRANSLATOR}; using force_hf=True")
@@ -43,9 +43,9 @@ def _maybe_set_force_hf(automodel_kwargs: dict[str, Any], model_config: Any) -> 
 
 
 def force_hf_with_tensor_parallelism(automodel_kwargs: dict[str, Any], model_config: Any) -> None:
-    """Set `automodel_kwargs["force_hf"]` for a model whose gradients would be wrong between tensor-parallel ranks.
+    """Set `automodel_kwargs["force_hf"]` for a model whose gradients are wrong with tensor parallelism.
 
-    Raises RuntimeError where the user forbade that with force_hf=False.
+    Raises RuntimeError if the user set force_hf=False for such a model.
     """
     architecture = _architecture(model_config)
     if automodel_kwargs.get("force_hf") is True or architecture not in _WRONG_WITH_TENSOR_PARALLELISM:
@@ -73,7 +73,7 @@ def _registered_classes() -> dict[str, type]:
 
 
 def _adapter_module(model_class: type) -> ModuleType | None:
-    """The module `state_dict_adapter` beside the model's; None where a model is laid out otherwise."""
+    """The module `state_dict_adapter` beside the model's; None if the package has none."""
     package = model_class.__module__.rpartition(".")[0]
     try:
         return importlib.import_module(f"{package}.state_dict_adapter")
@@ -82,7 +82,7 @@ def _adapter_module(model_class: type) -> ModuleType | None:
 
 
 def _translates(module: ModuleType | None) -> bool:
-    """Whether the module's first adapter, by name, can translate one tensor; true where there is no adapter."""
+    """Whether the module's first adapter, by name, can translate one tensor; true if there is no adapter."""
     if module is None:
         return True
     classes = inspect.getmembers(module, inspect.isclass)

@@ -1,4 +1,4 @@
-"""The tokenizer or processor of a worker, as `tokenizer` in the policy's configuration describes it."""
+"""The tokenizer or processor of a worker, from `tokenizer` in the policy's configuration."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _SHARED_ATTRIBUTES = (
 
 
 def get_tokenizer(tokenizer_config: Mapping[str, Any], get_processor: bool = False) -> Any:
-    """The configured tokenizer, or with get_processor the processor around it, on which the same tokens are set.
+    """Load the tokenizer, or with get_processor the processor around it, with the same tokens.
 
-    NeMo Automodel's tokenizers where it is installed, those of transformers otherwise. A tokenizer without a padding
-    token pads with end-of-sequence. Code that comes with the tokenizer is run: load only names that you trust.
-    Raises AssertionError for chat_template_kwargs that are no dictionary, ImportError naming the extra to install.
+    Uses NeMo Automodel's tokenizers if installed, otherwise those of transformers. A tokenizer without a padding token
+    pads with end-of-sequence. Code that comes with the tokenizer is run: load only names that you trust.
+
+    Raises AssertionError if chat_template_kwargs is not a dictionary, ImportError naming the extra to install.
     """
     name = tokenizer_config["name"]
     processor = None
@@ -52,7 +53,7 @@ def _load(name: str) -> Any:
     tokenizers = from_package("_transformers.auto_tokenizer", "NeMoAutoTokenizer")
     tokenizer = tokenizers.from_pretrained(name, trust_remote_code=True)
     if tokenizer.pad_token_id == 0 and plain.from_pretrained(name, trust_remote_code=True).pad_token is None:
-        tokenizer.pad_token = None  # token 0 is the package's choice where there is none; it may well be a word
+        tokenizer.pad_token = None  # the package pads with token 0 if there is no pad token; token 0 may be a word
     return tokenizer
 
 
@@ -65,7 +66,7 @@ def _set_chat_template(tokenizer: Any, config: Mapping[str, Any]) -> None:
     elif config["chat_template"].lower() == "default":
         report("Using tokenizer's default chat template")
     else:
-        tokenizer.chat_template = _written_template(config["chat_template"])
+        tokenizer.chat_template = _read_template(config["chat_template"])
     kwargs = config.get("chat_template_kwargs")
     if kwargs is not None:
         if not isinstance(kwargs, dict):
@@ -73,7 +74,7 @@ def _set_chat_template(tokenizer: Any, config: Mapping[str, Any]) -> None:
         tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **kwargs)
 
 
-def _written_template(template: str) -> str:
+def _read_template(template: str) -> str:
     if not template.endswith(".jinja"):
         report("Using custom chat template")
         return template

@@ -1,9 +1,9 @@
 """Collectives inside a forward pass whose result every rank of the group uses in the same way.
 
-A loss over logits that lie in parts on several ranks is computed by all of them from the same numbers, and counts once.
-So what a rank owes its own part is the gradient that all of them hold alike: the backward pass hands it on, cut to the
-own part, and communicates nothing. Torch's own differentiable collectives sum the gradients of all ranks instead, which
-is right for results that ranks use differently; here it would make gradients too large by the size of the group.
+All ranks compute a loss over sharded logits from the same numbers, and the loss counts once. So the gradient of a
+rank's part is the gradient that all ranks hold, cut to this part: the backward pass communicates nothing. Torch's own
+differentiable collectives sum the gradients of all ranks. That is right for results that ranks use differently; here
+gradients would be too large by the size of the group.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 
-def summed(part: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum of all ranks' parts, which are of one shape. Differentiable."""
+def sum_over(part: Tensor, group: ProcessGroup) -> Tensor:
+    """Sum all ranks' parts, which have the same shape. Differentiable."""
     total: Tensor = _Sum.apply(part, group)  # type: ignore[no-untyped-call]
     return total
 
 
-def concatenated(part: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """All ranks' parts, which are of one shape, side by side along dim in rank order. Differentiable."""
+def concat_over(part: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Concatenate all ranks' parts, which have the same shape, along dim in rank order. Differentiable."""
     whole: Tensor = _Concatenation.apply(part, dim, group)  # type: ignore[no-untyped-call]
     return whole
 
 
-def largest(part: Tensor, group: ProcessGroup) -> Tensor:
-    """The elementwise maximum of all ranks' parts, as a constant."""
+def max_over(part: Tensor, group: ProcessGroup) -> Tensor:
+    """The elementwise maximum of all ranks' parts. Not differentiable: a constant."""
     peak = part.detach().clone(memory_format=torch.contiguous_format)
     torch.distributed.all_reduce(peak, op=torch.distributed.ReduceOp.MAX, group=group)
     return peak

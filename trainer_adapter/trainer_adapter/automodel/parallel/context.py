@@ -1,11 +1,11 @@
-"""Sequences dealt out over ranks: which positions a rank computes, and the attention that sees those of the others.
+"""Context parallelism: the positions of a sequence that a rank computes, and attention over those of all ranks.
 
-A sequence is cut into 2 * cp stretches, of which rank r gets number r and, from the end, number r: causal attention
-costs the more the later a position is, and so all ranks have the same to do. The deal exists during the forward and
-backward pass of one microbatch only; before and after it the microbatch's tensors are whole.
+A sequence is cut into 2 * cp stretches. Rank r gets stretch r and the r-th from the end: causal attention costs more
+for later positions, so all ranks do equal work. A microbatch is sharded only during its forward and backward pass;
+before and after, its tensors are whole.
 
-Models reach attention by a name registered with transformers, and no mask goes with that name: transformers would take
-positions that jump for packed sequences and mask the early stretch from the late one.
+Models find the attention by a name registered with transformers. No mask is registered under that name: transformers
+would take a jump of positions for a new packed sequence and mask the early stretch from the late one.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from trainer_adapter.automodel.choices import context_parallel_attention
 from trainer_adapter.automodel.config import DistributedContext
 from trainer_adapter.automodel.data import FlashAttentionKwargs, ProcessedInputs
 from trainer_adapter.automodel.packages import require_transformers
-from trainer_adapter.automodel.parallel.gathered_attention import attending_to, dealt_sequence, gathered_attention
-from trainer_adapter.automodel.parallel.ring_attention import attending_in_a_ring, ring_attention
+from trainer_adapter.automodel.parallel.gathered_attention import attend_to, gathered_attention, shard_sequence
+from trainer_adapter.automodel.parallel.ring_attention import attend_in_ring, ring_attention
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _ATTENTIONS = {"gathered": gathered_attention, "torch": ring_attention}
-Deal: TypeAlias = Callable[[ProcessedInputs, "DeviceMesh"], AbstractContextManager[Tensor]]
-"""Inside it, attention sees all ranks; it gives the positions [S_own] of this one."""
+EnterAttention: TypeAlias = Callable[[ProcessedInputs, "DeviceMesh"], AbstractContextManager[Tensor]]
+"""A context in which attention sees the positions of all ranks. It yields this rank's positions [S_own]."""
 
 
 def register_attention(config: Mapping[str, Any]) -> str:
-    """The configured attention's name for transformers, under which it is known from now on."""
+    """Register the configured attention with transformers and return its name."""
     kind = context_parallel_attention(config)
     name = f"rl_dataplane_{kind}"
     require_transformers().AttentionInterface.register(name, _ATTENTIONS[kind])
@@ -41,9 +41,9 @@ def register_attention(config: Mapping[str, Any]) -> str:
 
 
 def check_attention(model: Any) -> None:
-    """NotImplementedError for a model whose layers do not all attend by a registered function.
+    """Raise NotImplementedError for a model with layers that do not use a registered attention function.
 
-    They would take a rank's positions for all there are, and no error would tell.
+    Such layers would silently treat a rank's positions as the whole sequence.
     """
     kinds = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds or not getattr(model, "_supports_attention_backend", False):
@@ -56,39 +56,42 @@ def check_attention(model: Any) -> None:
 def context_parallel_contexts(
     context: DistributedContext, config: Mapping[str, Any]
 ) -> Callable[[ProcessedInputs], AbstractContextManager[None]] | None:
-    """For the inputs of a microbatch the context of its forward and backward pass; None where nothing is dealt out.
+    """Return a function from a microbatch's inputs to the context of its forward and backward pass; None if cp_size is
+    1.
 
-    Inside it the tensors of cp_buffers, the same objects, hold this rank's S / cp_size positions; afterwards they are
-    whole again, also after an exception. ValueError for inputs that were not prepared for context parallelism, and for
-    a length that does not divide.
+    Inside the context the tensors of cp_buffers, the same objects, hold this rank's S / cp_size positions. Afterwards
+    they are whole again, also after an exception. The context raises ValueError for inputs that were not prepared for
+    context parallelism and for a width that is not a multiple of 2 * cp_size.
     """
     if context.cp_size == 1:
         return None
     mesh = context.device_mesh["cp"]
-    deal: Deal = {"gathered": _attending_to_gathered, "torch": attending_in_a_ring}[context_parallel_attention(config)]
+    enter_attention: EnterAttention = {"gathered": _attend_to_gathered, "torch": attend_in_ring}[
+        context_parallel_attention(config)
+    ]
 
     @contextmanager
-    def entered(inputs: ProcessedInputs) -> Iterator[None]:
+    def enter(inputs: ProcessedInputs) -> Iterator[None]:
         _check_inputs(inputs, mesh.size())
-        with deal(inputs, mesh) as own, _holding(inputs.cp_buffers, own):
+        with enter_attention(inputs, mesh) as shard, _shard_buffers(inputs.cp_buffers, shard):
             yield
 
-    return entered
+    return enter
 
 
 def _check_inputs(inputs: ProcessedInputs, ranks: int) -> None:
     if not inputs.has_context_parallel:
-        raise ValueError(f"the microbatch was not prepared for context parallelism: process it with cp_size={ranks}")
+        raise ValueError(f"the microbatch is not prepared for context parallelism: process it with cp_size={ranks}")
     if inputs.seq_len % (2 * ranks):
         raise ValueError(
-            f"input_ids: {inputs.seq_len} tokens a row cannot be dealt out over context_parallel_size={ranks} in an "
+            f"input_ids: rows of {inputs.seq_len} tokens cannot be divided over context_parallel_size={ranks} into an "
             f"early and a late stretch each: set make_sequence_length_divisible_by to a multiple of {2 * ranks}"
         )
 
 
 @contextmanager
-def _holding(buffers: list[Tensor], positions: Tensor) -> Iterator[None]:
-    """The tensors hold these positions of their dim 1; their memory, often a part of a batch, is not touched."""
+def _shard_buffers(buffers: list[Tensor], positions: Tensor) -> Iterator[None]:
+    """Make the tensors hold these positions of dim 1. Their memory, often a part of a batch, is not written."""
     whole = [buffer.data for buffer in buffers]
     try:
         for buffer in buffers:
@@ -100,16 +103,16 @@ def _holding(buffers: list[Tensor], positions: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _attending_to_gathered(inputs: ProcessedInputs, mesh: DeviceMesh) -> Iterator[Tensor]:
-    dealt = dealt_positions(inputs.seq_len, mesh.size(), inputs.input_ids.device)
+def _attend_to_gathered(inputs: ProcessedInputs, mesh: DeviceMesh) -> Iterator[Tensor]:
+    positions = positions_of_ranks(inputs.seq_len, mesh.size(), inputs.input_ids.device)
     packed = inputs.flash_attn_kwargs
     bounds = packed.cu_seqlens_q if isinstance(packed, FlashAttentionKwargs) else None
     rank = mesh.get_local_rank()
-    with attending_to(dealt_sequence(dealt, rank, bounds, mesh.get_group())):
-        yield dealt[rank]
+    with attend_to(shard_sequence(positions, rank, bounds, mesh.get_group())):
+        yield positions[rank]
 
 
-def dealt_positions(length: int, ranks: int, device: torch.device) -> list[Tensor]:
-    """For each rank its positions, [length / ranks] int64; 2 * ranks divides length."""
+def positions_of_ranks(length: int, ranks: int, device: torch.device) -> list[Tensor]:
+    """The positions of each rank, [length / ranks] int64 each; 2 * ranks must divide length."""
     stretches = torch.arange(length, device=device).chunk(2 * ranks)
     return [torch.cat([stretches[rank], stretches[-1 - rank]]) for rank in range(ranks)]

@@ -1,7 +1,7 @@
-"""How parameters are divided over data-parallel ranks: FSDP2, one group a decoder layer and one for the rest.
+"""Sharding parameters over data-parallel ranks with FSDP2: one group for each decoder layer and one for the rest.
 
-Weights, gradients and optimizer state are kept in float32; layers compute in the configured precision and gradients
-are summed in float32.
+Weights, gradients and optimizer state are float32. Layers compute in the configured precision; gradients are summed in
+float32.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 @dataclass(frozen=True)
 class FSDP2Config:
-    """How the transformers backend lays out a model; the fields are named as in NeMo Automodel's class of this name.
+    """The layout of a model of the transformers backend; the fields are named as in NeMo Automodel's class of this
+    name.
 
-    mp_policy is that of the whole model; its layers' policy is the same without output_dtype, since only what leaves
-    the model is to be float32. defer_fsdp_grad_sync: sum gradients over ranks once a step, not once a microbatch.
+    mp_policy: of the whole model. Its layers use the same policy without output_dtype, because only the model's output
+    must be float32.
+    defer_fsdp_grad_sync: sum gradients over ranks once for each step, not for each microbatch.
     """
 
     sequence_parallel: bool
@@ -33,7 +35,7 @@ class FSDP2Config:
 
 
 def fsdp2_config(dtensor_cfg: Mapping[str, Any], dtype: torch.dtype, cpu_offload: bool, backend: str) -> FSDP2Config:
-    """dtype: in which layers compute; backend: of the collectives."""
+    """Build the layout. dtype: the precision of the layers. backend: of the collectives."""
     return FSDP2Config(
         sequence_parallel=dtensor_cfg["sequence_parallel"],
         tp_plan=dtensor_cfg.get("custom_parallel_plan"),
@@ -46,7 +48,7 @@ def fsdp2_config(dtensor_cfg: Mapping[str, Any], dtype: torch.dtype, cpu_offload
 
 
 def shard_weights(model: torch.nn.Module, mesh: DeviceMesh, config: FSDP2Config) -> None:
-    """Divide the model in place, after tensor parallelism and before its weights are loaded."""
+    """Shard the model in place. Call it after tensor parallelism and before the weights are loaded."""
     offload = config.offload_policy or OffloadPolicy()
     inner = MixedPrecisionPolicy(param_dtype=config.mp_policy.param_dtype, reduce_dtype=config.mp_policy.reduce_dtype)
     whole = set(getattr(model, "_no_split_modules", None) or [])

@@ -1,7 +1,7 @@
-"""Causal attention of a rank's own positions by torch's context_parallel: keys and values of one other rank at a time.
+"""Causal attention of a rank's positions with torch's context_parallel, which passes keys and values from rank to rank.
 
-It needs CUDA, where it has FlashAttention's and the memory-efficient kernel, and it knows one causal sequence a row:
-neither packed sequences nor sliding windows. The positions of a rank are those that torch deals it.
+It needs CUDA, where it uses FlashAttention or the memory-efficient kernel. It supports one causal sequence for each
+row: neither packed sequences nor sliding windows. Torch decides the positions of a rank.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def attending_in_a_ring(inputs: ProcessedInputs, mesh: DeviceMesh) -> Iterator[Tensor]:
-    """Torch deals out a copy of seq_index, and this rank's part [S_own] of it is given."""
+def attend_in_ring(inputs: ProcessedInputs, mesh: DeviceMesh) -> Iterator[Tensor]:
+    """Torch shards a copy of seq_index; yield this rank's part [S_own] of it."""
     if inputs.seq_index is None:
-        raise ValueError("a microbatch prepared for context parallelism has a seq_index")
+        raise ValueError("the microbatch has no seq_index: process it with cp_size > 1")
     index = inputs.seq_index.clone()
-    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]  # of the others torch has no ring
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]  # torch has no ring for the others
     with context_parallel(mesh, buffers=[index], buffer_seq_dims=[1]), sdpa_kernel(kernels):
         yield index[0].clone()
 
@@ -44,13 +44,14 @@ def ring_attention(
     sliding_window: int | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls its attention functions: query [B,H,S_own,D], key and value [B,H_kv,S_own,D], no mask.
+    """An attention function of transformers: query [B,H,S_own,D], key and value [B,H_kv,S_own,D], no mask.
 
-    Returns [B,S_own,H,D]. Grouped heads are repeated, since the memory-efficient kernel knows no groups.
+    Returns [B,S_own,H,D]. Grouped heads are repeated, because the memory-efficient kernel does not support groups.
     """
     if sliding_window is not None:
         raise NotImplementedError(
-            "torch's context parallelism has no sliding windows: set dtensor_cfg.context_parallel_attention=gathered"
+            "torch's context parallelism does not support sliding windows: set "
+            "dtensor_cfg.context_parallel_attention=gathered"
         )
     refuse_unusual(attention_mask, arguments)
     groups = query.shape[1] // key.shape[1]

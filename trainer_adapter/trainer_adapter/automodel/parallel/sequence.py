@@ -1,7 +1,7 @@
-"""Tensors whose positions are dealt out over context-parallel ranks.
+"""Tensors whose positions are sharded over context-parallel ranks.
 
-Which positions a rank holds is known from its shard of `seq_index`, and from nothing else: causal attention is balanced
-by giving every rank one early and one late stretch, so a shard is not a range.
+A rank's shard of `seq_index` is the only record of its positions. For balanced causal attention every rank has one
+early and one late stretch, so a shard is not a range.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainer_adapter.automodel.data import ProcessedInputs
-from trainer_adapter.automodel.parallel.collectives import concatenated
+from trainer_adapter.automodel.parallel.collectives import concat_over
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -21,20 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SequenceShard:
-    """positions: [S_own] int64, the places in the sequence that this rank holds. group: the ranks with the others, of
-    which each holds S_own as well.
+    """This rank's positions of a sequence.
+
+    positions: [S_own] int64.
+    group: the ranks that share the sequence; each has S_own positions.
     """
 
     positions: Tensor
     group: ProcessGroup
 
-    def whole(self, own: Tensor) -> Tensor:
-        """[B,S,...] in order on every rank, from this rank's [B,S_own,...]. Differentiable."""
-        order = concatenated(self.positions, 0, self.group).argsort()
-        return concatenated(own, 1, self.group).index_select(1, order)
+    def gather(self, own: Tensor) -> Tensor:
+        """Gather [B,S,...] in order on every rank, from this rank's [B,S_own,...]. Differentiable."""
+        order = concat_over(self.positions, 0, self.group).argsort()
+        return concat_over(own, 1, self.group).index_select(1, order)
 
     def next_tokens(self, input_ids: Tensor) -> Tensor:
-        """For each position of this rank the token after it, [B,S_own]; the first token for the last position.
+        """The token after each position of this rank, [B,S_own]; the first token for the last position.
 
         input_ids: [B,S], the whole sequence.
         """
@@ -42,14 +44,14 @@ class SequenceShard:
 
 
 def sequence_shard(inputs: ProcessedInputs, cp_mesh: DeviceMesh | None) -> SequenceShard | None:
-    """Which positions of inputs this rank of cp_mesh holds; None: all, since nothing was prepared to be dealt out."""
+    """This rank's shard of the inputs; None if they were not prepared for context parallelism."""
     if not inputs.has_context_parallel:
         return None
     if cp_mesh is None or inputs.seq_index is None:
-        raise ValueError("a microbatch prepared for context parallelism needs a cp_mesh and its seq_index")
+        raise ValueError("the microbatch is prepared for context parallelism: pass a cp_mesh, and keep its seq_index")
     if inputs.seq_index.shape[1] * cp_mesh.size() != inputs.seq_len:
         raise ValueError(
             f"seq_index has {inputs.seq_index.shape[1]} positions of {inputs.seq_len} on each of {cp_mesh.size()} "
-            "ranks: the forward pass and what is made of it need context_parallel_contexts around them"
+            "ranks: run the forward pass and its post-processing inside context_parallel_contexts"
         )
     return SequenceShard(inputs.seq_index[0], cp_mesh.get_group())

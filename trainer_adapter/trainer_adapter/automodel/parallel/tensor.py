@@ -1,14 +1,14 @@
-"""How layers are divided over tensor-parallel ranks (Megatron-LM, arXiv:1909.08053), by the names of their modules.
+"""Tensor parallelism: layers divided over ranks (Megatron-LM, arXiv:1909.08053), by the names of their modules.
 
-The first projection of attention and of the MLP gives every rank some heads or columns, the second one sums over ranks.
-Embeddings and logits are divided by vocabulary: the model returns logits as a DTensor [B,S,V] sharded on V. Whatever
-no rule names (norms, a score head) becomes a DTensor too, with a whole copy on each rank, so that all parameters live
-on one mesh: optimizers and gradient clipping refuse a mixture.
+The first projection of attention and of the MLP gives every rank some heads or columns; the second sums over ranks.
+Embeddings and logits are sharded by vocabulary: the model returns logits as a DTensor [B,S,V] sharded on V. Modules
+without a rule (norms, a score head) become DTensors too, replicated on every rank: optimizers and gradient clipping
+need all parameters on one mesh.
 
-With sequence parallelism (arXiv:2205.05198) a rank keeps, between these blocks, its own tokens only: embeddings leave
-as a DTensor [B,S,H] sharded on S, norms and residual sums work on the shards, a block gathers the tokens once for all
-its first projections, and the sum over ranks leaves every rank its part. Hidden states stay DTensors all the way, so
-that the model sees S tokens and makes masks for S.
+With sequence parallelism (arXiv:2205.05198) a rank keeps only its own tokens between these blocks. The embedding
+returns a DTensor [B,S,H] sharded on S; norms and residual sums work on the shards; a block gathers the tokens once for
+all its first projections; and the sum over ranks returns each rank its part. Hidden states are DTensors throughout, so
+the model sees S tokens and makes masks for S.
 """
 
 from __future__ import annotations
@@ -36,43 +36,45 @@ Plan = Mapping[str, ParallelStyle]
 def parallelize_tensors(
     model: torch.nn.Module, mesh: DeviceMesh, custom_plan: Plan | None, sequence_parallel: bool = False
 ) -> None:
-    """Divide the model in place. custom_plan: styles by patterns of module names, instead of the built-in rules, which
-    are those of sequence parallelism if that is wanted.
+    """Divide the model in place.
 
-    Raises ValueError for a model that the rules do not fit and for sizes that mesh.size() does not divide, TypeError
-    for a custom plan of another kind.
+    custom_plan: styles by patterns of module names; replaces the built-in rules, including those of sequence
+    parallelism.
+
+    Raises ValueError for a model without matching rules and for sizes that mesh.size() does not divide, TypeError for a
+    custom plan of another kind.
     """
-    plan = _built_in_plan(model, mesh.size(), sequence_parallel) if custom_plan is None else _checked(custom_plan)
+    plan = _built_in_plan(model, mesh.size(), sequence_parallel) if custom_plan is None else _check_plan(custom_plan)
     parallelize_module(model, mesh, plan)
     for module in list(model.modules()):
         own = list(module.parameters(recurse=False))
         if own and not isinstance(own[0], DTensor):
-            _WholeCopy()._apply(module, mesh)  # noqa: SLF001  # parallelize_module takes names; here is the module
+            _WholeCopy()._apply(module, mesh)  # noqa: SLF001  # parallelize_module takes names only
 
 
-def _checked(plan: object) -> dict[str, ParallelStyle]:
+def _check_plan(plan: object) -> dict[str, ParallelStyle]:
     if not isinstance(plan, Mapping) or not all(isinstance(style, ParallelStyle) for style in plan.values()):
         raise TypeError("dtensor_cfg.custom_parallel_plan must map patterns of module names to ParallelStyle objects")
     return dict(plan)
 
 
 def _built_in_plan(model: torch.nn.Module, ranks: int, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """The rules that have a module: torch warns of others. Some models have no logits or no norms of heads."""
+    """The rules that match a module. Torch warns of the others; some models have no logits or no norms of heads."""
     names = {name for name, _ in model.named_modules()}
     _check_names(model, names)
     _check_sizes(model.config, ranks)
-    plan = _decoder_plan() | (_divided_by_tokens(names) if sequence_parallel else {})
+    plan = _decoder_plan() | (_sequence_plan(names) if sequence_parallel else {})
     return {pattern: style for pattern, style in plan.items() if pattern.replace("*", "0") in names}
 
 
 def _decoder_plan() -> dict[str, ParallelStyle]:
-    """For Llama, Mistral, Qwen2, Qwen3 and models whose modules have the same names."""
+    """Rules for Llama, Mistral, Qwen2, Qwen3 and models with the same module names."""
     layer = "model.layers.*"
     return {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
         **{f"{layer}.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
-        # Norms of single heads (Qwen3) see this rank's heads only: [B,S,heads,D] sharded on 2. Their weight's gradient
-        # is then a sum over ranks.
+        # Norms of single heads (Qwen3) see this rank's heads only: [B,S,heads,D] sharded on 2. The gradient of their
+        # weight is a sum over ranks.
         f"{layer}.self_attn.q_norm": SequenceParallel(sequence_dim=2, use_local_output=True),
         f"{layer}.self_attn.k_norm": SequenceParallel(sequence_dim=2, use_local_output=True),
         f"{layer}.self_attn.o_proj": RowwiseParallel(),
@@ -83,8 +85,8 @@ def _decoder_plan() -> dict[str, ParallelStyle]:
     }
 
 
-def _divided_by_tokens(names: set[str]) -> dict[str, ParallelStyle]:
-    """What sequence parallelism changes in the plan."""
+def _sequence_plan(names: set[str]) -> dict[str, ParallelStyle]:
+    """The rules that sequence parallelism changes."""
     layer = "model.layers.*"
     norms = [name.replace(".0.", ".*.") for name in names if re.fullmatch(r"model\.layers\.0\.\w*norm\w*", name)]
     tokens, whole = Shard(1), Replicate()
@@ -102,7 +104,7 @@ def _divided_by_tokens(names: set[str]) -> dict[str, ParallelStyle]:
 
 
 class _TokenEmbedding(RowwiseParallel):
-    """An embedding that leaves every rank its tokens."""
+    """An embedding that returns every rank its own tokens."""
 
     def __init__(self) -> None:
         super().__init__(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False)
@@ -116,7 +118,7 @@ def _check_tokens(ranks: int, _module: torch.nn.Module, inputs: tuple[torch.Tens
     tokens = inputs[0].shape[1]
     if tokens % ranks:
         raise ValueError(
-            f"input_ids: dtensor_cfg.sequence_parallel cannot divide {tokens} tokens a row by "
+            f"input_ids: dtensor_cfg.sequence_parallel cannot divide rows of {tokens} tokens by "
             f"tensor_parallel_size={ranks}: set make_sequence_length_divisible_by to a multiple of {ranks}"
         )
 
@@ -131,8 +133,8 @@ def _check_names(model: torch.nn.Module, names: set[str]) -> None:
     missing = [name for name in _MODULES if f"model.layers.0.{name}" not in names]
     if missing:
         raise ValueError(
-            f"there is no tensor-parallel plan for {type(model).__name__}: its layers have no {', '.join(missing)}. "
-            "Give dtensor_cfg.custom_parallel_plan, or set tensor_parallel_size=1"
+            f"no tensor-parallel plan for {type(model).__name__}: its layers have no {', '.join(missing)}. "
+            "Set dtensor_cfg.custom_parallel_plan, or tensor_parallel_size=1"
         )
 
 
@@ -147,15 +149,15 @@ class _WholeCopy(ParallelStyle):
     """A module that computes on whole tensors, the same on every rank."""
 
     def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
-        prepare: Any = _to_copies  # it returns what the module gets instead, though torch's annotation says None
+        prepare: Any = _replicate_inputs  # its result replaces the module's inputs, though torch's annotation says None
         return distribute_module(module, device_mesh, input_fn=prepare, output_fn=_to_local)
 
 
-def _to_copies(_module: torch.nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-    return tuple(_to_copy(value, mesh) if isinstance(value, torch.Tensor) else value for value in inputs)
+def _replicate_inputs(_module: torch.nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+    return tuple(_replicate(value, mesh) if isinstance(value, torch.Tensor) else value for value in inputs)
 
 
-def _to_copy(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def _replicate(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         return tensor.redistribute(placements=[Replicate()])
     return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)

@@ -1,12 +1,12 @@
-"""Logits whose vocabulary may be dealt out over tensor-parallel ranks, and what can be had from them without gathering.
+"""Logits whose vocabulary may be sharded over tensor-parallel ranks, and results computed from them without gathering.
 
-A rank holds a consecutive range of the vocabulary: all ranks ceil(V / ranks) entries, the last ones fewer or none when
-that does not divide, as DTensor deals it. Here short ranges are filled up with -inf, which has probability 0, so that
-all ranks send tensors of one shape.
+A rank holds a consecutive range of the vocabulary: ceil(V / ranks) entries on every rank, fewer or none on the last
+ones, as DTensor shards it. Short ranges are padded with -inf, which has probability 0, so all ranks send tensors of one
+shape.
 
 With m the largest logit and Z the sum of exp(logit - m), both over all ranks, the log-probability of token t is
-logit[t] - m - log Z, where only the rank that holds t knows the first term: log-softmax costs one MAX and one SUM of
-two numbers a position instead of V.
+logit[t] - m - log Z. Only the rank that holds t knows the first term. So log-softmax costs one MAX and one SUM of two
+numbers for each position instead of V.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, Replicate
 
-from trainer_adapter.automodel.parallel.collectives import concatenated, largest, summed
+from trainer_adapter.automodel.parallel.collectives import concat_over, max_over, sum_over
 
 
 @dataclass(frozen=True)
 class VocabShard:
     """A rank's range of the vocabulary.
 
-    own: [..., V_own], differentiable; V_own is the same on all ranks. vocab_size: V, without what was filled up.
-    group: the ranks that hold the other ranges; None: own is all there is.
+    own: [..., V_own], differentiable; V_own is the same on all ranks.
+    vocab_size: V, without padding.
+    group: the ranks that hold the other ranges; None: own is the whole vocabulary.
     """
 
     own: Tensor
@@ -37,27 +38,27 @@ class VocabShard:
         """Positions start to end along dim 1."""
         return VocabShard(self.own[:, start:end], self.vocab_size, self.group)
 
-    def whole(self) -> Tensor:
-        """[..., V] on every rank. Differentiable."""
+    def gather(self) -> Tensor:
+        """Gather [..., V] on every rank. Differentiable."""
         if self.group is None:
             return self.own
-        return concatenated(self.own, self.own.ndim - 1, self.group)[..., : self.vocab_size]
+        return concat_over(self.own, self.own.ndim - 1, self.group)[..., : self.vocab_size]
 
     def logprobs(self, tokens: Tensor) -> Tensor:
         """Log-probabilities [...], float32, of tokens [...] int64 in [0, V). Differentiable."""
         logits = self.own.float()
         if self.group is None:
             return torch.log_softmax(logits, dim=-1).gather(-1, tokens[..., None]).squeeze(-1)
-        shifted = logits - largest(logits.amax(dim=-1), self.group)[..., None]
+        shifted = logits - max_over(logits.amax(dim=-1), self.group)[..., None]
         here = tokens - self._first()
         is_here = (here >= 0) & (here < shifted.shape[-1])
         chosen = shifted.gather(-1, here.where(is_here, 0)[..., None]).squeeze(-1)
         normaliser = shifted.exp().sum(dim=-1)
-        sums = summed(torch.stack([normaliser, chosen.where(is_here, 0.0)]), self.group)
+        sums = sum_over(torch.stack([normaliser, chosen.where(is_here, 0.0)]), self.group)
         return sums[1] - sums[0].log()
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        """The min(k, V) largest logits, float32, largest first, and their int64 vocabulary ids; [..., min(k, V)] both.
+        """The min(k, V) largest logits, float32, largest first, and their int64 vocabulary ids; both [..., min(k, V)].
 
         Not differentiable with several ranks.
         """
@@ -69,17 +70,17 @@ class VocabShard:
         return values, candidates[1].gather(-1, places)
 
     def _gathered_topk(self, k: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-        """Each rank's k largest logits, or all that it holds, and their vocabulary ids.
+        """Each rank's k largest logits (all of a shorter range) and their vocabulary ids.
 
-        What was filled up is taken out by its place, since a real logit may be -inf as well.
+        Padding is removed by its place, because a real logit may also be -inf.
         """
         width = min(k, self.own.shape[-1])
         counts = [min(width, self._held_by(rank)) for rank in range(group.size())]
         own = self.own.detach()[..., : self._held_by(torch.distributed.get_rank(group))].float()
         values, ids = own.topk(min(width, own.shape[-1]), dim=-1)
         short = (0, width - values.shape[-1])
-        values = concatenated(torch.nn.functional.pad(values, short), values.ndim - 1, group)
-        ids = concatenated(torch.nn.functional.pad(ids + self._first(), short), ids.ndim - 1, group)
+        values = concat_over(torch.nn.functional.pad(values, short), values.ndim - 1, group)
+        ids = concat_over(torch.nn.functional.pad(ids + self._first(), short), ids.ndim - 1, group)
         real = [rank * width + place for rank, count in enumerate(counts) for place in range(count)]
         return values[..., real], ids[..., real]
 
@@ -95,22 +96,24 @@ class VocabShard:
 def vocab_shard(logits: Tensor) -> VocabShard:
     """This rank's range of the vocabulary, the last dimension of logits [..., V].
 
-    A DTensor may be dealt out in any way over its mesh: what is not dealt out along the vocabulary is gathered first.
+    A DTensor may be sharded in any way over its mesh; other dimensions than the vocabulary are gathered first.
     """
     if not isinstance(logits, DTensor):
         return VocabShard(logits, logits.shape[-1], None)
     mesh, vocab = logits.device_mesh, logits.ndim - 1
-    dealt = [axis for axis, placement in enumerate(logits.placements) if placement.is_shard(vocab)][-1:]
-    placements = [kept if axis in dealt else Replicate() for axis, kept in enumerate(logits.placements)]
+    vocab_axis = [axis for axis, placement in enumerate(logits.placements) if placement.is_shard(vocab)][-1:]
+    placements = [kept if axis in vocab_axis else Replicate() for axis, kept in enumerate(logits.placements)]
     own = logits.redistribute(placements=placements).to_local()
-    if not dealt:
+    if not vocab_axis:
         return VocabShard(own, logits.shape[-1], None)
     return VocabShard(
-        _filled_up(own, -(-logits.shape[-1] // mesh.size(dealt[0]))), logits.shape[-1], mesh.get_group(dealt[0])
+        _pad_vocab(own, -(-logits.shape[-1] // mesh.size(vocab_axis[0]))),
+        logits.shape[-1],
+        mesh.get_group(vocab_axis[0]),
     )
 
 
-def _filled_up(own: Tensor, width: int) -> Tensor:
+def _pad_vocab(own: Tensor, width: int) -> Tensor:
     if own.shape[-1] == width:
         return own
     return torch.nn.functional.pad(own, (0, width - own.shape[-1]), value=float("-inf"))

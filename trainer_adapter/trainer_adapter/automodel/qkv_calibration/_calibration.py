@@ -1,15 +1,15 @@
-"""FP8 scales for an engine's quantised KV cache, found by watching queries, keys and values while the trainer's model
-reads a batch: the cached number is the activation divided by its scale, and must stay within float8_e4m3fn.
+"""QkvCalibration: samples queries, keys and values of forward passes and computes FP8 scales from them.
 
-Every microbatch gives one sample a tensor, the largest absolute value among its real tokens: padding never reaches a
-cache. A percentile of the samples leaves out microbatches that are unlike all others, and a margin makes room for what
-the batch did not show. Ranks that hold parts of one sample (heads, stretches of a sequence) agree on the largest.
+A cached number is the activation divided by its scale, and must be within float8_e4m3fn. Every microbatch gives one
+sample for each tensor: the largest absolute value at its real tokens, because padding never reaches a cache. A
+percentile over the samples excludes outlier microbatches; a margin allows for values that the batch did not show. Ranks
+that hold parts of one sample (heads, stretches of a sequence) take the largest.
 
-Values are cached as they are projected, but queries and keys are watched before their rotary embedding, since models
-rotate inside attention, where no module ends. A rotation by the embedding mixes elements in pairs, whichever they are:
-cos * a - sin * b is at most sqrt(a^2 + b^2), so at most sqrt(2) times the larger. Scales of queries and keys have that
-factor, and the embedding's own for stretched contexts (attention_scaling); half a bit of an exponent's range is
-little beside a saturated key. Norms of heads come before the rotation and are watched behind.
+Values are cached as projected. Queries and keys are sampled before their rotary embedding, because models rotate inside
+attention, where no module ends. A rotation mixes elements in pairs: cos * a - sin * b is at most sqrt(a^2 + b^2), so at
+most sqrt(2) times the larger element. Scales of queries and keys have that factor, and the embedding's factor for
+stretched contexts (attention_scaling). This costs half a bit of the exponent's range, which is better than a saturated
+key. Norms of heads precede the rotation, and samples are taken after them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer_adapter.automodel.data import FlashAttentionKwargs, ProcessedMicrobatch
 from trainer_adapter.automodel.qkv_calibration._projections import KINDS, qkv_sources
-from trainer_adapter.automodel.qkv_calibration._samples import samples_of_all_ranks
+from trainer_adapter.automodel.qkv_calibration._samples import gather_samples
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -37,28 +37,33 @@ _LEFT_OUT = -1.0
 
 
 class _Current(NamedTuple):
-    """The microbatch that the model reads now, its tokens that are no padding, and where its sample goes."""
+    """The microbatch that the model reads now, its real tokens, and the sample it goes to."""
 
     microbatch: ProcessedMicrobatch
     is_real: Tensor
     sample: dict[tuple[str, str], Tensor] | None
 
     def real_here(self) -> Tensor:
-        """Context parallelism keeps the positions that a rank computes in seq_index while the model runs."""
+        """The real tokens at this rank's positions; context parallelism keeps these in seq_index while the
+        model runs.
+        """
         positions = self.microbatch.processed_inputs.seq_index
         return self.is_real if positions is None else self.is_real[:, positions[0]]
 
 
 class QkvCalibration:
-    """Watches a model's forward passes inside `with`; outside it the model is as it was.
+    """Samples a model's forward passes inside `with`; the model itself is unchanged.
 
         with QkvCalibration(model, percentile, margin, include_q) as calibration:
             for microbatch in calibration.watched(microbatches):
                 ...  # one forward pass, of the whole model
         return calibration.scales(device_mesh)
 
-    percentile: of the microbatches' largest values, in (0, 100], interpolated linearly. margin: a factor, positive.
-    include_q: for queries too. Raises ValueError for others and for a model whose keys and values cannot be told.
+    percentile: of the microbatches' largest values, in (0, 100], interpolated linearly.
+    margin: a positive factor.
+    include_q: sample queries too.
+
+    Raises ValueError for other values, and for a model whose keys and values cannot be located.
     """
 
     def __init__(
@@ -67,12 +72,12 @@ class QkvCalibration:
         if not 0 < percentile <= 100:
             raise ValueError(f"percentile must be above 0 and at most 100, got {percentile}")
         if not (margin > 0 and math.isfinite(margin)):
-            raise ValueError(f"margin must be a positive number, got {margin}")
+            raise ValueError(f"margin must be positive and finite, got {margin}")
         self._percentile, self._margin = percentile, margin
         self._kinds = KINDS if include_q else KINDS[1:]
         self._sources = qkv_sources(model)
         self._tensors = [(layer, kind) for layer in self._sources for kind in self._kinds]
-        self._rotation = _largest_growth(model)
+        self._rotation = _max_rotation_growth(model)
         self._samples: list[dict[tuple[str, str], Tensor]] = []
         self._current: _Current | None = None
         self._hooks: list[RemovableHandle] = []
@@ -95,10 +100,10 @@ class QkvCalibration:
     def watched(
         self, microbatches: Iterable[ProcessedMicrobatch], num_valid_microbatches: int | None = None
     ) -> Iterator[ProcessedMicrobatch]:
-        """The same microbatches; a forward pass after one was taken, before the next, is a sample of it.
+        """Yield the same microbatches; the forward pass after each is its sample.
 
-        Those from number num_valid_microbatches on are dummies and give no sample; None: none are. Neither does one
-        without a token.
+        Microbatches from index num_valid_microbatches on are dummies and give no sample (None: there are none). A
+        microbatch without real tokens gives none either.
         """
         for number, microbatch in enumerate(microbatches):
             is_real = real_tokens(microbatch)
@@ -111,20 +116,22 @@ class QkvCalibration:
         self._current = None
 
     def scales(self, mesh: DeviceMesh | None = None) -> dict[str, Any]:
-        """`format` "fp8_e4m3", `percentile`, `margin`, `include_q`, `num_samples` of all ranks, and `layers`: for each
-        attention layer, by its name, `k_scale` and `v_scale`, and `q_scale` where it was asked for. An activation is
-        about its FP8 number times the scale. The same on all ranks.
+        """Compute the scales; the same on all ranks.
 
-        mesh: of all ranks, with dimensions dp, cp and tp; each of them calls this, with as many samples as the others
-        that share its dp coordinate. None: this process is alone.
+        mesh: of all ranks, with dimensions dp, cp and tp. All ranks call this, and ranks with the same dp coordinate
+        have the same number of samples. None: this process is alone.
 
-        Raises ValueError where no rank has a sample, where a layer took no part in a forward pass, and for activations
-        that are not finite; a tensor that was always 0 has scale 1.
+        Returns `format` "fp8_e4m3", `percentile`, `margin`, `include_q`, `num_samples` of all ranks, and `layers`: by
+        the name of each attention layer `k_scale` and `v_scale`, and `q_scale` if asked for. An activation is about its
+        FP8 number times the scale. A tensor that was always 0 has scale 1.
+
+        Raises ValueError if no rank has a sample, if a layer was not part of a forward pass, and for activations that
+        are not finite.
         """
-        samples = samples_of_all_ranks(self._stacked(), mesh)
+        samples = gather_samples(self._stack_samples(), mesh)
         if not len(samples):
-            raise ValueError("calibration needs at least one microbatch with a token, there was none on any rank")
-        self._check(samples == _LEFT_OUT, "took no part in a forward pass")
+            raise ValueError("calibration needs at least one microbatch with a real token, and no rank had one")
+        self._check(samples == _LEFT_OUT, "was not part of a forward pass")
         self._check(~samples.isfinite(), "is not finite")
         layers: dict[str, dict[str, float]] = {layer: {} for layer in self._sources}
         for (layer, kind), largest in zip(self._tensors, self._percentiles(samples), strict=True):
@@ -147,8 +154,8 @@ class QkvCalibration:
         is_real = self._current.real_here()
         if values.shape[:2] != is_real.shape:
             raise ValueError(
-                f"calibration: {type(module).__name__} of {layer} gives shape {tuple(values.shape)} for inputs of "
-                f"shape {tuple(is_real.shape)}; rows and positions must come first"
+                f"calibration: {type(module).__name__} of {layer} outputs shape {tuple(values.shape)} for inputs of "
+                f"shape {tuple(is_real.shape)}; the first two dimensions must be rows and positions"
             )
         sample = self._current.sample
         if sample is None:
@@ -158,13 +165,15 @@ class QkvCalibration:
             largest = torch.where(is_real, largest, 0).max()
             sample[layer, kind] = torch.maximum(sample.get((layer, kind), largest), largest)
 
-    def _stacked(self) -> Tensor:
+    def _stack_samples(self) -> Tensor:
         """[samples, tensors] float32 of this rank."""
         rows = [[float(sample.get(tensor, _LEFT_OUT)) for tensor in self._tensors] for sample in self._samples]
         return torch.tensor(rows).reshape(-1, len(self._tensors))
 
     def _check(self, is_wrong: Tensor, what: str) -> None:
-        """After all ranks came together: an error before would leave those waiting that do not have it."""
+        """Raise only after the ranks' samples are gathered: an earlier error on one rank would leave the others
+        waiting.
+        """
         for (layer, kind), is_bad in zip(self._tensors, is_wrong.any(0).tolist(), strict=True):
             if is_bad:
                 raise ValueError(f"calibration: the {kind} of {layer} {what}")
@@ -180,7 +189,9 @@ class QkvCalibration:
 
 
 def real_tokens(microbatch: ProcessedMicrobatch) -> Tensor:
-    """[B,S] bool, as the microbatch's input_ids are before ranks share out its positions: true where no padding is."""
+    """[B,S] bool: true at tokens that are not padding. The shape is that of the microbatch's input_ids before
+    sharding.
+    """
     inputs = microbatch.processed_inputs
     rows = inputs.input_ids.shape[0]
     columns = torch.arange(inputs.seq_len, device=inputs.input_ids.device).expand(rows, -1)
@@ -190,8 +201,8 @@ def real_tokens(microbatch: ProcessedMicrobatch) -> Tensor:
     return columns < lengths.to(columns.device)[:, None]
 
 
-def _largest_growth(model: nn.Module) -> float:
-    """By which factor a rotary embedding makes an element larger at most."""
+def _max_rotation_growth(model: nn.Module) -> float:
+    """The largest factor by which a rotary embedding can increase an element."""
     settings = [setting for module in model.modules() for setting in vars(module).items()]
     scalings = [float(value) for name, value in settings if name.endswith("attention_scaling")]
     return math.sqrt(2) * max(scalings, default=1.0)

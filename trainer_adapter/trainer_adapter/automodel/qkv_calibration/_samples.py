@@ -1,4 +1,4 @@
-"""Samples that ranks took of one model, brought together: parts of the same sample, and samples of other batches."""
+"""Gathering the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def samples_of_all_ranks(own: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """[all samples, tensors] float32, from [samples, tensors] of each rank; a collective call.
+def gather_samples(own: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Gather [samples, tensors] of each rank into [all samples, tensors] float32; a collective call.
 
-    Ranks that differ in cp and tp only have seen parts of the same samples, of which the largest counts; those along dp
-    have samples of their own, in numbers of their own. NaN becomes infinite, which no maximum hides.
+    Ranks that differ only in cp and tp have parts of the same samples, of which the largest counts; ranks along dp have
+    different samples, in any number. NaN becomes infinity, which a maximum keeps.
     """
     largest = own.nan_to_num(nan=torch.inf, posinf=torch.inf)
     if mesh is None:
@@ -25,11 +25,11 @@ def samples_of_all_ranks(own: Tensor, mesh: DeviceMesh | None) -> Tensor:
     largest = largest.to(rank_device(mesh.device_type))
     for name in ("cp", "tp"):
         torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, mesh.get_group(name))
-    return _gathered(largest, mesh["dp"])
+    return _gather_unequal(largest, mesh["dp"])
 
 
-def _gathered(own: Tensor, dp: DeviceMesh) -> Tensor:
-    """Gathered in tables of one size, since collectives take no other."""
+def _gather_unequal(own: Tensor, dp: DeviceMesh) -> Tensor:
+    """Gather tables of different lengths, padded to one size because collectives require that."""
     count = torch.tensor([len(own)], device=own.device)
     counts = [torch.empty_like(count) for _ in range(dp.size())]
     torch.distributed.all_gather(counts, count, dp.get_group())

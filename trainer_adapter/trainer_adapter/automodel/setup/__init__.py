@@ -1,4 +1,9 @@
-"""DOC"""
+"""From a policy's configuration to the model on this rank and its optimizer.
+
+A worker calls, in this order: get_tokenizer, validate_and_prepare_config, setup_distributed, setup_model_and_optimizer,
+and setup_reference_model_state if it needs the initial weights later. Every rank of the job calls each of them. They
+print their choices to standard output.
+"""
 
 from trainer_adapter.automodel.models.force_hf import _maybe_set_force_hf
 from trainer_adapter.automodel.models.tokenizer import get_tokenizer

@@ -1,4 +1,4 @@
-"""DOC"""
+"""The process group of all ranks, and their meshes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from trainer_adapter.automodel.models.automodel_ranks import arrange_ranks
 from trainer_adapter.automodel.models.backend import require_model_backend
 from trainer_adapter.automodel.parallel.fsdp import fsdp2_config
 from trainer_adapter.automodel.parallel.mesh import create_mesh, parallel_sizes
-from trainer_adapter.automodel.rank import rank_device, report, settle_device
+from trainer_adapter.automodel.rank import choose_device, rank_device, report
 
 
 def setup_distributed(config: PolicyConfig, runtime_config: RuntimeConfig) -> DistributedContext:
     """Start the process group of all ranks and arrange them.
 
-    The group's collectives are NCCL's, with gloo's for tensors on the CPU where weights are offloaded; gloo's alone
-    with dtensor_cfg.device=cpu. Rank and world size come from the environment (RANK, WORLD_SIZE, MASTER_ADDR,
-    MASTER_PORT), and the GPU is the one of LOCAL_RANK among those that the process sees.
+    Collectives use NCCL, and gloo for tensors on the CPU if weights are offloaded; with dtensor_cfg.device=cpu they use
+    gloo only. Rank and world size come from the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). The GPU is
+    number LOCAL_RANK of the visible ones.
 
-    Raises ValueError where the ranks cannot be divided as configured, NotImplementedError for offloading on a single
-    rank, RuntimeError where GPUs are asked for and there is none.
+    Raises ValueError if the ranks cannot be divided as configured, NotImplementedError for offloading on a single rank,
+    RuntimeError if GPUs are configured and there is none.
     """
     device = device_type(config)
     backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo" if runtime_config.cpu_offload else "nccl"
@@ -39,7 +39,7 @@ def setup_distributed(config: PolicyConfig, runtime_config: RuntimeConfig) -> Di
     else:
         mesh = create_mesh(device, sizes)
         context = DistributedContext(mesh, None, layout, None, sizes.dp, sizes.tp, sizes.cp)
-    settle_device(rank_device(device))
+    choose_device(rank_device(device))
     layout_text = f"dp {context.dp_size}, tp {context.tp_size}, cp {context.cp_size}"
     report(f"[Rank {torch.distributed.get_rank()}] {device}, {backend}: {layout_text}")
     return context
@@ -52,5 +52,5 @@ def _start_process_group(device: str, backend: str) -> None:
         torch.distributed.init_process_group(backend=backend)
     except (RuntimeError, ValueError) as error:
         if device == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError("there is no CUDA device; dtensor_cfg.device=cpu asks for training without") from error
+            raise RuntimeError("no CUDA device found; set dtensor_cfg.device=cpu to train without one") from error
         raise

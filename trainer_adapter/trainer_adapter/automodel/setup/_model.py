@@ -1,9 +1,7 @@
-"""From a policy's configuration to a model on this rank and the optimizer that trains it.
+"""The model on this rank, its optimizer, and a copy of its initial weights.
 
-A worker calls, in this order, get_tokenizer, validate_and_prepare_config, setup_distributed and
-setup_model_and_optimizer, and setup_reference_model_state where it needs the weights that training began with. Every
-rank of the job calls each of them; what they choose is written to standard output. The model is divided by FSDP2 and by
-DTensor tensor parallelism: one of transformers by this package, or by NeMo Automodel, which also has models of its own.
+FSDP2 and DTensor tensor parallelism shard the model: models of transformers by this package, all others by NeMo
+Automodel.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from trainer_adapter.automodel.config import (
 )
 from trainer_adapter.automodel.models.automodel_model import load_automodel
 from trainer_adapter.automodel.models.backend import require_model_backend
-from trainer_adapter.automodel.models.transformers_model import load_divided_model
+from trainer_adapter.automodel.models.transformers_model import load_transformers_model
 from trainer_adapter.automodel.parallel.context import register_attention
 from trainer_adapter.automodel.rank import report
 from trainer_adapter.automodel.setup._optimizer import build_optimizer, build_scheduler
@@ -34,8 +32,10 @@ if TYPE_CHECKING:
 
 
 def setup_reference_model_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of this rank's part of every entry of the model's state dict, on the CPU, which later training leaves as
-    it is. The memory is pinned where there is a GPU, so that copies to it need no detour.
+    """Copy this rank's part of every entry of the model's state dict to the CPU; later training does not change the
+    copy.
+
+    The memory is pinned if there is a GPU, so that copies to it are direct.
     """
     pin = torch.cuda.is_available()
     return {name: _cpu_copy(value, pin) for name, value in model.state_dict().items()}
@@ -57,27 +57,27 @@ def setup_model_and_optimizer(
     weights_path: str | None = None,
     optimizer_path: str | None = None,
 ) -> ModelAndOptimizerState:
-    """Load the pretrained model, divide it over the ranks and build what trains it.
+    """Load the pretrained model, shard it over the ranks and build its optimizer.
 
-    weights_path, optimizer_path: a checkpoint to go on from, for `checkpoint_manager.load_checkpoint`. The optimizer
-    holds the parameters that need a gradient; with init_optimizer=False there is no optimizer and no scheduler.
+    weights_path, optimizer_path: a checkpoint to continue from, for `checkpoint_manager.load_checkpoint`.
+    init_optimizer: False builds neither optimizer nor scheduler. The optimizer has the parameters that need a gradient.
 
     Raises AssertionError, NotImplementedError or ValueError for a model or a layout that is not supported, RuntimeError
-    where another rank failed to read the model's files.
+    if another rank failed to read the model's files.
     """
     backend = require_model_backend(config)
     _check_layout(config, runtime_config, distributed_context, is_vlm)
     load = load_automodel if backend == "automodel" else _load_transformers
     model, adapters, is_hf_model = load(config, runtime_config, distributed_context)
-    report(f"[Rank {torch.distributed.get_rank()}] {type(model).__name__} of {backend}, divided by FSDP2 and DTensor")
+    report(f"[Rank {torch.distributed.get_rank()}] {type(model).__name__} of {backend}, sharded by FSDP2 and DTensor")
     if getattr(model.config, "pad_token_id", None) is None:
-        model.config.pad_token_id = tokenizer.pad_token_id  # type: ignore[attr-defined]  # AutoTokenizer stands for all
+        model.config.pad_token_id = tokenizer.pad_token_id  # type: ignore[attr-defined]  # AutoTokenizer is typed as a factory
     optimizer = scheduler = None
     if init_optimizer:
         optimizer = build_optimizer(model, required(config, "optimizer"))
         scheduler = build_scheduler(optimizer, config.get("scheduler"))
     if weights_path is None:
-        report("No weights path provided; the weights are the pretrained ones")
+        report("No weights path provided; using the pretrained weights")
     else:
         checkpoint_manager.load_checkpoint(
             model=model,
@@ -104,12 +104,12 @@ def setup_model_and_optimizer(
 def _load_transformers(
     config: PolicyConfig, runtime: RuntimeConfig, context: DistributedContext
 ) -> tuple[Any, PeftConfig | None, bool]:
-    """As load_automodel: the model, its adapters, whether it is of transformers."""
+    """Like load_automodel: the model, its adapters, and whether it is of transformers."""
     if context.cp_size > 1:
         runtime = runtime._replace(attn_impl=register_attention(config))
     adapters = peft_config(config["dtensor_cfg"], context.tp_size, device_type(config))
     replicas = int(config["dtensor_cfg"].get("dp_replicate_size", 1))
-    return load_divided_model(config["model_name"], runtime, context, replicas, adapters), adapters, True
+    return load_transformers_model(config["model_name"], runtime, context, replicas, adapters), adapters, True
 
 
 def _check_layout(config: PolicyConfig, runtime: RuntimeConfig, context: DistributedContext, is_vlm: bool) -> None:
@@ -117,7 +117,10 @@ def _check_layout(config: PolicyConfig, runtime: RuntimeConfig, context: Distrib
         sequence_parallel = context.tp_size > 1 and context.fsdp2_config.sequence_parallel
         _check_context_parallel(runtime, sequence_parallel, is_vlm)
     if runtime.is_reward_model and (config["dtensor_cfg"].get("lora_cfg") or {}).get("enabled"):
-        raise NotImplementedError("dtensor_cfg.lora_cfg: the head of a reward model would be neither trained nor saved")
+        raise NotImplementedError(
+            "dtensor_cfg.lora_cfg: adapters are not supported for reward models, whose head would be neither trained "
+            "nor saved"
+        )
 
 
 def _check_context_parallel(runtime: RuntimeConfig, sequence_parallel: bool, is_vlm: bool) -> None:
@@ -125,7 +128,7 @@ def _check_context_parallel(runtime: RuntimeConfig, sequence_parallel: bool, is_
     if model_type == "gemma3":
         raise AssertionError("Context parallel is not supported for Gemma3ForCausalLM")
     if sequence_parallel:
-        raise AssertionError("context parallel can't be used together with sequence parallel: set one of them off")
+        raise AssertionError("context parallel can't be used together with sequence parallel: disable one of them")
     if is_vlm:
         raise AssertionError("Context parallel is yet not supported for VLM models")
     if model_type == "qwen3_5":

@@ -1,4 +1,4 @@
-"""DOC"""
+"""Forward and backward passes over microbatches, and what is computed from their logits."""
 
 from trainer_adapter.automodel.train._forward import apply_temperature_scaling, extract_logits, model_forward
 from trainer_adapter.automodel.train._gradient_norm import clip_grad_norm

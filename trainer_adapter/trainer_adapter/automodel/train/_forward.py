@@ -1,8 +1,8 @@
-"""One forward pass: the arguments a model is called with, and the logits in what it returns.
+"""One forward pass: the arguments of the model, and the logits in its output.
 
-use_cache is off, always: with a cache, models take a packed row for one long sequence, and tokens see those of the
-sequences before theirs without any error. What only FlashAttention or only multimodal models understand is passed when
-it is set and not otherwise, so that a model whose forward knows nothing of it can be trained as well.
+use_cache is always off: with a cache, models treat a packed row as one long sequence, and tokens silently attend to
+earlier sequences. Arguments that only FlashAttention or only multimodal models accept are passed only if they are set,
+so that other models can be trained too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def model_forward(
     is_reward_model: bool = False,
     allow_flash_attn_args: bool = True,
 ) -> Any:
-    """What model returns for processed_inputs.
+    """Call the model with processed_inputs and return its output.
 
-    flash_attn_kwargs are passed for packed inputs, unless the model is multimodal, a reward model or one of those that
-    refuse them (allow_flash_attn_args false).
+    flash_attn_kwargs are passed for packed inputs, unless the model is multimodal, a reward model, or does not accept
+    them (allow_flash_attn_args=False).
     """
     arguments: dict[str, Any] = {
         "input_ids": processed_inputs.input_ids,
@@ -43,12 +43,12 @@ def model_forward(
 
 
 def _needs_token_types(model: torch.nn.Module) -> bool:
-    """Gemma 3 refuses to train without being told which tokens stand for images, also where none does."""
+    """Gemma 3 requires in training the types of tokens (image or text), also without images."""
     return getattr(getattr(model, "config", None), "model_type", None) == "gemma3"
 
 
 def extract_logits(model: torch.nn.Module, outputs: Any) -> Tensor:
-    """The logits in what model returned: the tensor itself, its `logits`, or its last hidden state through lm_head."""
+    """The logits of a model's output: the tensor itself, its `logits`, or its last hidden state through lm_head."""
     if isinstance(outputs, Tensor):
         return outputs
     if hasattr(outputs, "logits"):
@@ -58,9 +58,9 @@ def extract_logits(model: torch.nn.Module, outputs: Any) -> Tensor:
 
 
 def apply_temperature_scaling(logits: Tensor, sampling_params: TrainingSamplingParams | None) -> Tensor:
-    """logits, divided in place by the temperature; ValueError for one that is not positive.
+    """Divide logits in place by the temperature and return them. ValueError if it is not positive.
 
-    In place, because the logits are often the largest tensor of a step.
+    It works in place because logits are often the largest tensor of a step.
     """
     if sampling_params is None or sampling_params.temperature == 1.0:
         return logits

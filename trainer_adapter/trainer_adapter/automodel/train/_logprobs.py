@@ -1,7 +1,7 @@
-"""Log-probabilities of the tokens that follow, from logits in whatever way they are dealt out over ranks.
+"""Log-probabilities of the next tokens, from logits that may be sharded over ranks.
 
-Everything is computed in float32. A chunk of positions at a time gives the same numbers with less memory at once, since
-each position is normalised by itself.
+Computed in float32. Computing a chunk of positions at a time gives the same numbers with less peak memory, because each
+position is normalised by itself.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ def next_token_logprobs(
 ) -> Tensor:
     """[B,S-1] float32: column i is the log-probability of token i + 1 given those before it. Differentiable.
 
-    logits: [B,S,V], divided by the temperature, or this rank's positions of them when `sequence` tells which; a DTensor
-    may be dealt out along V. input_ids: [B,S] int64, always whole. sampling_params: of them only top_k and top_p count
-    here; the log-probability of a token that they rule out is -inf. chunk_size: positions at a time; None: all.
+    logits: [B,S,V] divided by the temperature, or this rank's positions of them if `sequence` is given; a DTensor may
+    be sharded along V.
+    input_ids: [B,S] int64, always whole.
+    sampling_params: only top_k and top_p are used; a token that they exclude has log-probability -inf.
+    chunk_size: positions at a time; None: all.
     """
     if sequence is not None:
         own = _logprobs(vocab_shard(logits), sequence.next_tokens(input_ids), sampling_params, chunk_size)
-        return sequence.whole(own)[:, :-1]
+        return sequence.gather(own)[:, :-1]
     shard = vocab_shard(logits)
     return _logprobs(shard.piece(0, input_ids.shape[1] - 1), input_ids[:, 1:], sampling_params, chunk_size)
 
@@ -38,7 +40,7 @@ def next_token_logprobs(
 def _logprobs(
     shard: VocabShard, tokens: Tensor, params: TrainingSamplingParams | None, chunk_size: int | None
 ) -> Tensor:
-    """[B,P] float32: the log-probability of each of tokens [B,P] at its position of shard."""
+    """[B,P] float32: the log-probability of each of tokens [B,P] at its position of the shard."""
     positions = tokens.shape[1]
     if positions == 0:
         return shard.own.new_zeros(tokens.shape, dtype=torch.float32)
@@ -51,7 +53,7 @@ def _logprobs(
 
 def _part(shard: VocabShard, tokens: Tensor, params: TrainingSamplingParams | None) -> Tensor:
     if params is not None and _sampling_filter.is_filtering(params):
-        # Which tokens are ruled out is known from the whole vocabulary only.
-        logits = _sampling_filter.filtered(shard.whole().float(), params)
+        # The filter needs the whole vocabulary.
+        logits = _sampling_filter.filter_logits(shard.gather().float(), params)
         shard = VocabShard(logits, shard.vocab_size, None)
     return shard.logprobs(tokens)

@@ -1,7 +1,7 @@
-"""The loss of a microbatch, whatever the layout of its logits.
+"""The loss of a microbatch for any layout of its logits.
 
-The loss sees rows and positions as they were in the batch. A loss that asks for log-probabilities gets them without any
-rank gathering the vocabulary; one that works on logits gets them whole, which costs V floats a position on every rank.
+The loss sees rows and positions as in the batch. A loss over log-probabilities gets them without gathering the
+vocabulary on any rank; a loss over logits gets them whole, which costs V floats for each position on every rank.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 
 class LossPostProcessor:
-    """Logits to the loss and its metrics.
+    """From logits to the loss and its metrics.
 
-    loss_fn: of either shape, see trainer_adapter.losses. cp_mesh: the ranks that share a sequence; needed when
-    microbatches are prepared for context parallelism. enable_seq_packing: microbatches are packed, and the loss is
-    called sequence by sequence. sampling_params: with top_k or top_p, a loss over log-probabilities gets -inf for
-    tokens that they rule out. The other arguments describe the same layout once more; the logits and inputs of each
-    microbatch say what is needed of it.
+    loss_fn: of either shape, see trainer_adapter.losses.
+    cp_mesh: the ranks that share a sequence; required if microbatches are prepared for context parallelism.
+    enable_seq_packing: microbatches are packed, and the loss is called once for each sequence.
+    sampling_params: with top_k or top_p, a loss over log-probabilities gets -inf for excluded tokens.
+    The other arguments are accepted for compatibility; logits and inputs of each microbatch give their layout.
     """
 
     def __init__(
@@ -68,56 +68,60 @@ class LossPostProcessor:
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
     ) -> LossResult:
-        """The microbatch's share of the loss, 0-d, and metrics. logits: [B,S,V], [1,L,V] packed, or a shard of them."""
+        """Return the microbatch's share of the loss, 0-d, and metrics. logits: [B,S,V], [1,L,V] packed, or a shard of
+        them.
+        """
         inputs, data = processed_mb.processed_inputs, processed_mb.data_dict
         sequence = sequence_shard(inputs, self._cp_mesh)
         if sequence is not None and not self._is_packing:
-            # The batch's own input_ids are one of the buffers that were dealt out.
-            data = BatchedDataDict({**data, "input_ids": sequence.whole(inputs.input_ids)})
+            # The batch's own input_ids are one of the sharded buffers.
+            data = BatchedDataDict({**data, "input_ids": sequence.gather(inputs.input_ids)})
         if not hasattr(self._loss_fn, "input_type"):
-            logits, sequence = _whole(logits, sequence), None
+            logits, sequence = _gather_logits(logits, sequence), None
 
         def prepare(logits: Tensor, data: Mapping[str, Any], loss_fn: LossFunction) -> dict[str, Any]:
-            return _prepared(logits, data, loss_fn, sequence, self._sampling_params)
+            return _prepare(logits, data, loss_fn, sequence, self._sampling_params)
 
         if not self._is_packing:
             return call_loss(self._loss_fn, logits, data, global_valid_seqs, global_valid_toks, prepare_fn=prepare)
         bounds = sequence_bounds(processed_mb)
         prepare_cut: PrepareFunction = prepare
         if sequence is not None:
-            # A rank's positions are no range of the packed row, so what they give is put in order before it is cut.
-            logits, prepare_cut = self._in_order(logits, inputs, sequence)
+            # A rank's positions are not a range of the packed row, so the results are reordered before the row is cut.
+            logits, prepare_cut = self._reorder(logits, inputs, sequence)
         packed_loss = SequencePackingLossWrapper(self._loss_fn, bounds, bounds, prepare_fn=prepare_cut)
         return packed_loss(logits, data, global_valid_seqs, global_valid_toks)
 
-    def _in_order(
+    def _reorder(
         self, logits: Tensor, inputs: ProcessedInputs, sequence: SequenceShard
     ) -> tuple[Tensor, PrepareFunction]:
-        """A packed row as the loss will have it cut, and what makes the loss's input of a piece.
+        """Return a packed row in order, and the function that prepares the loss's input of a piece of it.
 
-        Log-probabilities [1,L] for a loss that asks for them, whose last column of a piece looks into the next one;
-        logits [1,L,V] for any other.
+        For a loss over log-probabilities the row is [1,L]; the last column of each piece predicts the next piece's
+        first token. For any other loss it is the logits [1,L,V].
         """
         if not _asks_for_logprobs(self._loss_fn):
             params = self._sampling_params
-            return _whole(logits, sequence), lambda piece, data, loss_fn: _prepared(piece, data, loss_fn, None, params)
-        input_ids = sequence.whole(inputs.input_ids)
+            return _gather_logits(logits, sequence), lambda piece, data, loss_fn: _prepare(
+                piece, data, loss_fn, None, params
+            )
+        input_ids = sequence.gather(inputs.input_ids)
         found = next_token_logprobs(logits, input_ids, sequence, self._sampling_params)
         return torch.nn.functional.pad(found, (0, 1)), lambda piece, *_: {"next_token_logprobs": piece[:, :-1]}
 
 
-def _prepared(
+def _prepare(
     logits: Tensor,
     data: Mapping[str, Any],
     loss_fn: LossFunction,
     sequence: SequenceShard | None,
     params: TrainingSamplingParams | None,
 ) -> dict[str, Any]:
-    """The input that loss_fn asks for; where logits are whole and nothing is ruled out, as any loss would get it."""
+    """The input that loss_fn asks for; prepare_loss_input makes it if the logits are whole and nothing is filtered."""
     is_plain = sequence is None and not isinstance(logits, DTensor) and not is_filtering(params)
     if _asks_for_logprobs(loss_fn) and not is_plain:
         return {"next_token_logprobs": next_token_logprobs(logits, data["input_ids"], sequence, params)}
-    return prepare_loss_input(_whole(logits, sequence), data, loss_fn)
+    return prepare_loss_input(_gather_logits(logits, sequence), data, loss_fn)
 
 
 def _asks_for_logprobs(loss_fn: LossFunction) -> bool:
@@ -125,7 +129,7 @@ def _asks_for_logprobs(loss_fn: LossFunction) -> bool:
     return getattr(kind, "value", kind) == LossInputType.LOGPROB.value
 
 
-def _whole(logits: Tensor, sequence: SequenceShard | None) -> Tensor:
-    """[B,S,V] on every rank."""
-    logits = vocab_shard(logits).whole()
-    return logits if sequence is None else sequence.whole(logits)
+def _gather_logits(logits: Tensor, sequence: SequenceShard | None) -> Tensor:
+    """Gather [B,S,V] on every rank."""
+    logits = vocab_shard(logits).gather()
+    return logits if sequence is None else sequence.gather(logits)

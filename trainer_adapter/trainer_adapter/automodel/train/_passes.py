@@ -1,12 +1,12 @@
-"""Running a model over microbatches: forward passes, what is made of their logits, and backward passes.
+"""Running a model over microbatches: forward passes, post-processing of logits, backward passes.
 
 The passes of a sharded model are collective: every rank runs as many, forward and backward, as the rank with most
-microbatches. A rank's dummies go through everything a real microbatch goes through, but their loss counts as 0 and
-their logits get gradients of exactly 0, whatever the loss is. Multiplying it by 0 would not do: 0 * NaN is NaN.
+microbatches. A rank's dummies are processed like real microbatches, but their loss counts as 0 and their logits get
+gradients of exactly 0. Multiplying the loss by 0 would not be enough: 0 * NaN is NaN.
 
-A loss is the microbatch's share of a mean over the global batch, so gradients are to be summed over ranks and
-microbatches. FSDP averages them over the dp * cp ranks among which it shards, hence the factor before the backward
-pass.
+A loss is the microbatch's share of a mean over the global batch, so gradients must be summed over ranks and
+microbatches. FSDP averages them over the dp * cp ranks that share the weights; a factor before the backward pass undoes
+this.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def forward_with_post_processing_fn(
     global_valid_toks: Tensor | None = None,
     sampling_params: TrainingSamplingParams | None = None,
 ) -> tuple[Any, dict[str, Any], ProcessedMicrobatch]:
-    """One forward pass: what post_processing_fn makes of the logits, metrics (empty but for a loss), and processed_mb.
+    """Run one forward pass. Returns the post-processed result, metrics (empty except for a loss), and processed_mb.
 
-    Logits are divided by the temperature of sampling_params, scores are not. global_valid_seqs, global_valid_toks:
-    needed for a loss, see process_global_batch. TypeError for another kind of post_processing_fn.
+    Logits are divided by the temperature of sampling_params; scores are not. A loss needs global_valid_seqs and
+    global_valid_toks, see process_global_batch. TypeError for another kind of post_processing_fn.
     """
     _check_kind(post_processing_fn)
     logits = _logits(model, processed_mb, is_reward_model, allow_flash_attn_args)
     valid = (global_valid_seqs, global_valid_toks)
-    result, metrics = _post_processed(logits, post_processing_fn, processed_mb, valid, sampling_params)
+    result, metrics = _post_process(logits, post_processing_fn, processed_mb, valid, sampling_params)
     return result, metrics, processed_mb
 
 
@@ -71,16 +71,17 @@ def automodel_forward_backward(
     num_valid_microbatches: int | None = None,
     on_microbatch_start: Callable[[int], None] | None = None,
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """(result, metrics) of every item of data_iterator, dummies included.
+    """Run all items of data_iterator, dummies included. Returns (result, metrics) for each.
 
-    Losses are differentiated, unless forward_only; whatever else is asked for runs without autograd. Gradients are
-    added to those the parameters have. A loss comes back detached and without the factor of its backward pass. Its
-    metrics are divided by num_global_batches, so that a step's sums are means over its global batches; names with
-    `_min` or `_max` are left alone, and so are dummies.
+    Losses are differentiated unless forward_only is set; everything else runs without autograd. Gradients are added to
+    existing ones. A returned loss is detached and has no backward factor. Its metrics are divided by
+    num_global_batches, so that the sums of a step are means over its global batches; metrics with `_min` or `_max` in
+    their name, and those of dummies, are not divided.
 
-    num_valid_microbatches: items from this index on are dummies; None: none are. train_context_fn: gives for the
-    inputs of a microbatch the context in which its forward and backward passes run. on_microbatch_start: called with
-    each index first. The rest is as for forward_with_post_processing_fn.
+    num_valid_microbatches: items from this index on are dummies; None: there are none.
+    train_context_fn: returns, for the inputs of a microbatch, the context of its forward and backward pass.
+    on_microbatch_start: called with each index before its pass.
+    The other arguments are those of forward_with_post_processing_fn.
     """
     _check_kind(post_processing_fn)
     has_loss = isinstance(post_processing_fn, LossPostProcessor)
@@ -94,11 +95,11 @@ def automodel_forward_backward(
         with _contexts(differentiates, train_context_fn, processed_mb.processed_inputs):
             logits = _logits(model, processed_mb, is_reward_model, allow_flash_attn_args)
             if is_dummy and differentiates:
-                logits = _without_gradient(logits)
-            result, metrics = _post_processed(logits, post_processing_fn, processed_mb, valid, sampling_params)
+                logits = _block_gradient(logits)
+            result, metrics = _post_process(logits, post_processing_fn, processed_mb, valid, sampling_params)
             if differentiates:
                 (result * (dp_size * cp_size)).backward()
-        results.append(_reported(result, metrics, is_dummy, num_global_batches) if has_loss else (result, metrics))
+        results.append(_report(result, metrics, is_dummy, num_global_batches) if has_loss else (result, metrics))
     return results
 
 
@@ -106,7 +107,7 @@ def _check_kind(post_processing_fn: object) -> None:
     if not isinstance(post_processing_fn, PostProcessor):
         raise TypeError(
             f"Unknown post-processing function type {type(post_processing_fn).__name__}: "
-            "it must be one of those of trainer_adapter.automodel.train"
+            "it must be a post-processor of trainer_adapter.automodel.train"
         )
 
 
@@ -117,7 +118,7 @@ def _logits(
     return extract_logits(model, outputs)
 
 
-def _post_processed(
+def _post_process(
     logits: Tensor,
     post_processing_fn: PostProcessor,
     processed_mb: ProcessedMicrobatch,
@@ -131,7 +132,7 @@ def _post_processed(
         return post_processing_fn(logits, processed_mb), {}
     seqs, toks = valid
     if seqs is None or toks is None:
-        raise ValueError("a loss needs global_valid_seqs and global_valid_toks")
+        raise ValueError("a loss needs global_valid_seqs and global_valid_toks; pass both")
     return post_processing_fn(logits, processed_mb, seqs, toks)
 
 
@@ -146,7 +147,7 @@ def _contexts(
         yield
 
 
-def _reported(
+def _report(
     loss: Tensor, metrics: dict[str, Any], is_dummy: bool, num_global_batches: int
 ) -> tuple[Tensor, dict[str, Any]]:
     if is_dummy:
@@ -156,13 +157,13 @@ def _reported(
     return loss.detach(), shares
 
 
-def _without_gradient(logits: Tensor) -> Tensor:
-    """The same numbers, from which the backward pass goes on with zeros, whatever arrives."""
-    closed: Tensor = _NoGradient.apply(logits)  # type: ignore[no-untyped-call]
+def _block_gradient(logits: Tensor) -> Tensor:
+    """Return the same numbers; the backward pass continues with zeros, whatever arrives."""
+    closed: Tensor = _BlockGradient.apply(logits)  # type: ignore[no-untyped-call]
     return closed
 
 
-class _NoGradient(torch.autograd.Function):
+class _BlockGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
         return logits.clone()

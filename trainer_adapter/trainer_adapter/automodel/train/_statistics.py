@@ -1,4 +1,4 @@
-"""What a worker reports of a training call."""
+"""The report of a training call."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def aggregate_training_statistics(
     dp_group: ProcessGroup | None,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """The report of this rank; a collective call over dp_group (None: this rank is alone).
+    """Build this rank's report; a collective call over dp_group (None: this rank is alone).
 
-    losses: this rank's shares of the loss of each global batch. all_mb_metrics: metrics of each real microbatch.
-    grad_norm: None when nothing was trained. dtype: of the model.
+    losses: this rank's shares of the loss of each global batch.
+    all_mb_metrics: metrics of each real microbatch.
+    grad_norm: None if nothing was trained.
+    dtype: of the model.
 
-    Returns `global_loss` (float32 on the CPU, one entry a global batch, summed over the ranks), `grad_norm`, `rank`,
-    `gpu_name` ("cpu" without one), `model_dtype`, and `all_mb_metrics`, one list for each metric, numbers as Python
-    numbers.
+    Returns `global_loss` (float32 on the CPU, one entry for each global batch, summed over the ranks), `grad_norm`,
+    `rank`, `gpu_name` ("cpu" without a GPU), `model_dtype`, and `all_mb_metrics`, a list of Python numbers for each
+    metric.
     """
     device = compute_device()
     global_loss = torch.tensor([float(loss) for loss in losses], dtype=torch.float32, device=device)
@@ -38,11 +40,11 @@ def aggregate_training_statistics(
         "rank": torch.distributed.get_rank() if torch.distributed.is_initialized() else 0,
         "gpu_name": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "model_dtype": dtype,
-        "all_mb_metrics": _as_lists(all_mb_metrics),
+        "all_mb_metrics": _collect_lists(all_mb_metrics),
     }
 
 
-def _as_lists(all_mb_metrics: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _collect_lists(all_mb_metrics: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     lists: dict[str, list[Any]] = {}
     for metrics in all_mb_metrics:
         for name, value in metrics.items():

@@ -17,7 +17,7 @@ from dataplane_client.columns import kv_first_write
 from dataplane_client.errors import ClaimFencedError, InvalidArgumentError, NotFoundError, ReplacedError
 from dataplane_client.meta import KVBatchMeta
 from dataplane_server.testing import running_server
-from trainer_adapter.data_plane import LOGPROB_FIELDS, TRAIN_FIELDS, DataPlaneSide, ReplicaGroup
+from trainer_adapter.data_plane import LOGPROB_FIELDS, TRAIN_FIELDS, ReplicaDataPlane, ReplicaGroup
 
 ALONE = ReplicaGroup(None, 0, is_leader=True)
 ROWS = [4, 1, 6]
@@ -35,17 +35,17 @@ def client() -> Iterator[DataPlaneClient]:
         yield client
 
 
-def side_of(client: DataPlaneClient | None, device: str = "cpu", **changes: Any) -> DataPlaneSide:
+def side_of(client: DataPlaneClient | None, device: str = "cpu", **changes: Any) -> ReplicaDataPlane:
     settings: dict[str, Any] = {"replica": ALONE, "dp_group": None, "pad_token_id": PAD, "pad_multiple": 4, **changes}
-    return DataPlaneSide(client, device=torch.device(device), **settings)
+    return ReplicaDataPlane(client, device=torch.device(device), **settings)
 
 
-def claim_of(side: DataPlaneSide, **options: Any) -> Any:
+def claim_of(side: ReplicaDataPlane, **options: Any) -> Any:
     return side.claim_shard("p", "train", ["input_ids"], 8, step=0, dp_rank=0, dp_world=1, timeout_s=5, **options)
 
 
 @pytest.fixture
-def side(client: DataPlaneClient) -> DataPlaneSide:
+def side(client: DataPlaneClient) -> ReplicaDataPlane:
     return side_of(client)
 
 
@@ -63,7 +63,7 @@ def test_only_ids_are_padded_with_the_pad_token(client: DataPlaneClient, known: 
     assert batch["token_mask"].tolist() == [[token < LENGTHS[row] for token in range(8)] for row in ROWS]
 
 
-def test_a_minted_width_is_taken_as_it_is(side: DataPlaneSide) -> None:
+def test_a_minted_width_is_taken_as_it_is(side: ReplicaDataPlane) -> None:
     meta = replace(meta_of("p", ROWS), extra_info={"global_forward_pad_seqlen": 9})
     assert side.fetch(meta)["input_ids"].shape == (3, 9)
 
@@ -87,13 +87,13 @@ def test_the_fields_of_a_stage_are_those_of_the_schema() -> None:
     ],
 )
 def test_a_fetch_that_cannot_be_is_refused(
-    side: DataPlaneSide, arguments: dict[str, Any], error: type[Exception], fragment: str
+    side: ReplicaDataPlane, arguments: dict[str, Any], error: type[Exception], fragment: str
 ) -> None:
     with pytest.raises(error, match=re.escape(fragment)):
         side.fetch(meta_of("p", ROWS), **arguments)
 
 
-def test_rows_longer_than_the_minted_width_are_refused(side: DataPlaneSide) -> None:
+def test_rows_longer_than_the_minted_width_are_refused(side: ReplicaDataPlane) -> None:
     meta = replace(meta_of("p", ROWS), extra_info={"global_forward_pad_seqlen": 6})
     with pytest.raises(ValueError, match="rows of up to 7 tokens do not fit the width 6"):
         side.fetch(meta)
@@ -118,7 +118,7 @@ def test_a_multiple_below_one_is_refused() -> None:
 
 @pytest.mark.parametrize("width", [7, 8, 20])
 def test_padding_is_not_stored_however_wide_the_result(
-    client: DataPlaneClient, side: DataPlaneSide, width: int
+    client: DataPlaneClient, side: ReplicaDataPlane, width: int
 ) -> None:
     values = torch.rand(3, width, requires_grad=True)
     side.write_back(meta_of("p", ROWS), {"logprobs": values}, result_key="logprobs", field="prev_logprobs")
@@ -146,7 +146,7 @@ def test_padding_is_not_stored_however_wide_the_result(
     ],
 )
 def test_a_result_of_other_rows_is_refused_and_nothing_written(
-    client: DataPlaneClient, side: DataPlaneSide, result: Any, known: bool, error: type[Exception], fragment: str
+    client: DataPlaneClient, side: ReplicaDataPlane, result: Any, known: bool, error: type[Exception], fragment: str
 ) -> None:
     with pytest.raises(error, match=re.escape(fragment)):
         side.write_back(meta_of("p", ROWS, known), result, result_key="logprobs", field="prev_logprobs")
@@ -154,12 +154,12 @@ def test_a_result_of_other_rows_is_refused_and_nothing_written(
         client.get_samples([IDS[ROWS[0]]], "p", ["prev_logprobs"])
 
 
-def test_a_scalar_for_each_row_needs_no_lengths(client: DataPlaneClient, side: DataPlaneSide) -> None:
+def test_a_scalar_for_each_row_needs_no_lengths(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
     side.write_back(meta_of("p", ROWS, known=False), {"s": torch.arange(3.0)}, result_key="s", field="score")
     assert client.get_samples([IDS[ROWS[2]]], "p", ["score"])["score"].tolist() == [2.0]
 
 
-def test_a_row_that_was_put_again_is_another_one(client: DataPlaneClient, side: DataPlaneSide) -> None:
+def test_a_row_that_was_put_again_is_another_one(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
     meta = claim_of(side).meta
     client.clear_samples(["s2"], "p")
     client.put_samples(["s2"], "p", {"sample_mask": torch.ones(1)})
@@ -170,7 +170,7 @@ def test_a_row_that_was_put_again_is_another_one(client: DataPlaneClient, side: 
 # --- claims ---
 
 
-def test_a_claim_commits_columns_and_rows_in_one_step(client: DataPlaneClient, side: DataPlaneSide) -> None:
+def test_a_claim_commits_columns_and_rows_in_one_step(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
     notes = np.empty(8, object)
     notes[:] = list(range(8))
     with claim_of(side) as claim:
@@ -182,14 +182,14 @@ def test_a_claim_commits_columns_and_rows_in_one_step(client: DataPlaneClient, s
     assert list(stored["notes"]) == list(range(8))
 
 
-def test_a_claim_is_released_with_the_error_as_its_reason(client: DataPlaneClient, side: DataPlaneSide) -> None:
+def test_a_claim_is_released_with_the_error_as_its_reason(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
     with pytest.raises(ZeroDivisionError), claim_of(side) as claim:
         raise ZeroDivisionError
     assert claim.state == "released"
     assert "ZeroDivisionError" in str(client.sample("p", "s0"))
 
 
-def test_columns_that_do_not_fit_leave_the_claim_open(side: DataPlaneSide) -> None:
+def test_columns_that_do_not_fit_leave_the_claim_open(side: ReplicaDataPlane) -> None:
     claim = claim_of(side)
     with pytest.raises(ValueError, match=re.escape("column 'score' has shape (3,), but the meta has 8 rows")):
         claim.commit({"score": torch.zeros(3)})
@@ -198,7 +198,7 @@ def test_columns_that_do_not_fit_leave_the_claim_open(side: DataPlaneSide) -> No
 
 @pytest.mark.parametrize("end", [lambda client: client.reset("p", "train"), lambda client: client.drop_partition("p")])
 def test_a_claim_that_the_server_has_ended_is_fenced(
-    client: DataPlaneClient, side: DataPlaneSide, end: Callable[[DataPlaneClient], object]
+    client: DataPlaneClient, side: ReplicaDataPlane, end: Callable[[DataPlaneClient], object]
 ) -> None:
     claim = claim_of(side)
     end(client)

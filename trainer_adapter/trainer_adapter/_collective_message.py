@@ -1,7 +1,7 @@
-"""Named values as one msgpack message and a list of byte tensors, for the collectives of `_exchange`.
+"""Named values as one msgpack header and a list of byte tensors, for the collectives of `_exchange`.
 
-The message says everything about a tensor but its elements, so whoever receives it can make room for all of them and
-needs no further word. Elements travel as bytes, since collectives know few element types and bytes are all of them.
+The header has all names, plain values, and the shapes and dtypes of the tensors, so a receiver can allocate all buffers
+from it. Elements are sent as bytes, because collectives support few element types.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ _TENSOR, _OBJECTS, _PACKED_TENSOR = 1, 2, 3  # msgpack's extension types
 _Row = list[Any]
 
 
-class NotCarried(TypeError):
-    """A value that msgpack does not carry."""
+class UnsupportedValue(TypeError):
+    """A value that cannot be sent to other ranks."""
 
 
-class Parcel(NamedTuple):
-    """message: names, plain values and what the tensors look like. buffers: their elements, (bytes,) uint8 each."""
+class CollectiveMessage(NamedTuple):
+    """header: names, plain values, and the shapes and dtypes of the tensors.
+    buffers: the tensors' elements, (bytes,) uint8 each.
+    """
 
-    message: bytes
+    header: bytes
     buffers: list[torch.Tensor]
 
 
@@ -38,34 +40,38 @@ class _JaggedTensor(Protocol):
     def lengths(self) -> torch.Tensor | None: ...
 
 
-def packed_parcel(values: Mapping[str, Any] | None, device: torch.device) -> Parcel:
-    """The values with their elements on device; tensors that lie there already share their memory.
+def pack_message(values: Mapping[str, Any] | None, device: torch.device) -> CollectiveMessage:
+    """Pack the values with their elements on device; tensors that are already there share their memory with the
+    message.
 
-    Raises NotCarried, naming the value.
+    Raises UnsupportedValue naming the value.
     """
     if not isinstance(values, Mapping):
-        raise NotCarried(f"values are a mapping, got {type(values).__name__}")
+        raise UnsupportedValue(f"values must be a mapping, got {type(values).__name__}")
     tensors = _Tensors(device)
-    packed = {_checked_key(key): _named(key, tensors.pack, value) for key, value in values.items()}
-    return Parcel(msgpack.packb([packed, tensors.table]), tensors.buffers)
+    packed = {_check_key(key): _name_errors(key, tensors.pack, value) for key, value in values.items()}
+    return CollectiveMessage(msgpack.packb([packed, tensors.table]), tensors.buffers)
 
 
-def _checked_key(key: object) -> str:
+def _check_key(key: object) -> str:
     if not isinstance(key, str):
-        raise NotCarried(f"value {key!r} is named by a {type(key).__name__}, only a str travels")
+        raise UnsupportedValue(f"value name {key!r} must be a str, got {type(key).__name__}")
     return key
 
 
-def _named(key: object, step: Any, value: Any) -> Any:
+def _name_errors(key: object, step: Any, value: Any) -> Any:
+    """Run a step; its errors become UnsupportedValue naming the value."""
     try:
         return step(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise NotCarried(f"value {key!r}: {error}") from error
+        raise UnsupportedValue(f"value {key!r}: {error}") from error
 
 
 class _Tensors:
-    """What was met of tensors while values were packed. table: a row [dtype, shape, lengths] each; a nested tensor's
-    shape is that of its values, and its lengths are those of its rows.
+    """Collects the tensors of values while these are packed.
+
+    table: one row [dtype, shape, lengths] for each tensor. A nested tensor has the shape of its values and the lengths
+    of its rows.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -79,7 +85,7 @@ class _Tensors:
 
     def _extension(self, value: object) -> object:
         if isinstance(value, torch.Tensor):
-            return msgpack.ExtType(_TENSOR, msgpack.packb(self._number(value)))
+            return msgpack.ExtType(_TENSOR, msgpack.packb(self._add(value)))
         if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
             return msgpack.ExtType(_OBJECTS, self.pack(value.tolist()))
         if isinstance(value, PackedTensor):
@@ -88,30 +94,32 @@ class _Tensors:
             return value.item()
         if isinstance(value, Mapping):
             return dict(value)
-        raise TypeError(f"{_kind_of(value)} does not travel")
+        raise TypeError(f"unsupported value type {_describe(value)}")
 
-    def _number(self, tensor: torch.Tensor) -> int:
-        """Of the tensor in the table, which it is added to."""
-        values, lengths = _rows_of(tensor) if tensor.is_nested else (tensor, None)
+    def _add(self, tensor: torch.Tensor) -> int:
+        """Add a tensor to the table and return its index."""
+        values, lengths = _values_and_lengths(tensor) if tensor.is_nested else (tensor, None)
         if type(values) not in (torch.Tensor, torch.nn.Parameter) or values.layout is not torch.strided:
-            raise TypeError(f"a {type(values).__name__} of layout {values.layout} does not travel; make it dense first")
+            raise TypeError(
+                f"unsupported tensor: {type(values).__name__} of layout {values.layout}; make it dense first"
+            )
         if values.is_meta:
-            raise TypeError("a tensor on the meta device has no elements that could travel")
+            raise TypeError("unsupported tensor: it is on the meta device and has no elements")
         self.table.append([dtype_name(values.dtype), list(values.shape), lengths])
         flat = values.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        # Towards the host the copy has to be done before its bytes are read.
+        # A copy to the host must be done before its bytes are read, so only copies to CUDA are asynchronous.
         self.buffers.append(flat.view(torch.uint8).to(self._device, non_blocking=self._device.type == "cuda"))
         return len(self.table) - 1
 
 
-def _kind_of(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} array of shape {value.shape}"
     return "an int beyond 64 bits" if isinstance(value, int) else type(value).__name__
 
 
-def _rows_of(nested: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-    """The entries of the rows, one row after the other, and the lengths of the rows."""
+def _values_and_lengths(nested: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """The values of the rows, one row after the other, and the lengths of the rows."""
     sizes: list[object] = list(nested.shape) if nested.layout is torch.jagged else []
     if len(sizes) < 2 or not isinstance(sizes[1], torch.SymInt):
         raise TypeError("a nested tensor must have layout torch.jagged and be ragged in dim 1")
@@ -125,9 +133,9 @@ def _rows_of(nested: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     return torch.cat([values[:0], *rows]), lengths
 
 
-def buffers_for(message: bytes, device: torch.device) -> list[torch.Tensor]:
-    """Room for the elements of the tensors that a message announces."""
-    _, table = _unpacked(message)
+def allocate_buffers(header: bytes, device: torch.device) -> list[torch.Tensor]:
+    """Allocate memory for the elements of the tensors in a header."""
+    _, table = _unpack_header(header)
     return [torch.empty(_nbytes(dtype, shape), dtype=torch.uint8, device=device) for dtype, shape, _ in table]
 
 
@@ -135,29 +143,31 @@ def _nbytes(dtype: str, shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=np.int64)) * torch_dtype(dtype).itemsize
 
 
-def unpacked_parcel(parcel: Parcel) -> dict[str, Any]:
-    """The values; tensors live in the buffers. Raises NotCarried for a mapping with keys that cannot be looked up."""
-    packed, table = _unpacked(parcel.message)
-    reader = _Reader(_tensors(table, parcel.buffers))
-    return {key: _named(key, reader.unpack, data) for key, data in packed.items()}
+def unpack_message(message: CollectiveMessage) -> dict[str, Any]:
+    """Return the values; tensors live in the buffers. Raises UnsupportedValue for a mapping with unhashable keys."""
+    packed, table = _unpack_header(message.header)
+    reader = _Unpacker(_tensors(table, message.buffers))
+    return {key: _name_errors(key, reader.unpack, data) for key, data in packed.items()}
 
 
-def _unpacked(message: bytes) -> tuple[dict[str, bytes], list[_Row]]:
-    packed, table = msgpack.unpackb(message)
+def _unpack_header(header: bytes) -> tuple[dict[str, bytes], list[_Row]]:
+    packed, table = msgpack.unpackb(header)
     return packed, table
 
 
 def _tensors(table: list[_Row], buffers: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Nested tensors with equal rows share one offsets tensor, without which torch would not combine them."""
+    """View the buffers as tensors. Nested tensors with equal rows share one offsets tensor; torch requires that to
+    combine them.
+    """
     offsets: dict[tuple[int, ...], torch.Tensor] = {}
     tensors = []
     for (dtype, shape, lengths), buffer in zip(table, buffers, strict=True):
         values = buffer.view(torch_dtype(dtype)).reshape(shape)
-        tensors.append(values if lengths is None else _nested(values, lengths, offsets))
+        tensors.append(values if lengths is None else _nest(values, lengths, offsets))
     return tensors
 
 
-def _nested(values: torch.Tensor, lengths: list[int], known: dict[tuple[int, ...], torch.Tensor]) -> torch.Tensor:
+def _nest(values: torch.Tensor, lengths: list[int], known: dict[tuple[int, ...], torch.Tensor]) -> torch.Tensor:
     ends = known.get(tuple(lengths))
     if ends is None:
         ends = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64)).to(values.device)
@@ -167,7 +177,7 @@ def _nested(values: torch.Tensor, lengths: list[int], known: dict[tuple[int, ...
     )
 
 
-class _Reader:
+class _Unpacker:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = tensors
 
@@ -182,6 +192,6 @@ class _Reader:
             dim_to_pack, rows = content
             return PackedTensor(rows, dim_to_pack) if rows else PackedTensor([None], dim_to_pack).slice([])
         objects = np.empty(len(content), object)
-        for row, item in enumerate(content):  # by index: numpy would look into lists
+        for row, item in enumerate(content):  # one by one: numpy would convert lists
             objects[row] = item
         return objects

@@ -23,8 +23,8 @@ from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.data_plane._claim import ReplicaClaim
 from trainer_adapter.data_plane._columns import result_column
 from trainer_adapter.data_plane._plan import attach_plan
-from trainer_adapter.data_plane._replica import ReplicaGroup, by_each, by_leader
-from trainer_adapter.data_plane._width import agreed_longest, longest_row, tell_unreadable
+from trainer_adapter.data_plane._replica import ReplicaGroup, run_on_each_rank, run_on_leader
+from trainer_adapter.data_plane._width import agree_on_longest, longest_row, report_unreadable
 from trainer_adapter.pad_target import pad_target, rounded_up
 
 FetchPolicy: TypeAlias = Literal["auto", "leader_broadcast", "independent"]
@@ -37,7 +37,7 @@ _ID_FIELDS = ("input_ids", "prompt_ids_for_adv")
 """Fields that are padded with the pad token; all others with 0."""
 
 
-class DataPlaneSide:
+class ReplicaDataPlane:
     """One rank's side of the data plane."""
 
     def __init__(
@@ -107,12 +107,12 @@ class DataPlaneSide:
 
         def read() -> BatchedDataDict[Any]:
             batch = self._read(meta, names or [], layout, self._dp_group if dp_aligned_seq_len else None)
-            return batch if preprocess is None else _preprocessed(preprocess, batch, meta)
+            return batch if preprocess is None else _preprocess(preprocess, batch, meta)
 
         if fetch_policy == "independent":
-            batch = by_each(read, self._replica, self._device)
+            batch = run_on_each_rank(read, self._replica, self._device)
         else:
-            batch = BatchedDataDict(by_leader(read, self._replica, self._device))
+            batch = BatchedDataDict(run_on_leader(read, self._replica, self._device))
         attach_plan(batch, meta)
         return batch
 
@@ -155,13 +155,13 @@ class DataPlaneSide:
             ragged = self.require_client().read_columns(meta, names, layout="jagged", device=self._device)
             longest = longest_row(ragged)
         except BaseException:
-            tell_unreadable(dp_group, self._device)
+            report_unreadable(dp_group, self._device)
             raise
         width = self._width(longest, dp_group)
         return materialize(TensorDict(ragged.get_dict(), batch_size=[meta.size]), "padded", self._pad_values, width)
 
     def _width(self, longest: int, dp_group: ProcessGroup | None) -> int:
-        return rounded_up(agreed_longest(longest, dp_group, self._device), self._pad_multiple)
+        return rounded_up(agree_on_longest(longest, dp_group, self._device), self._pad_multiple)
 
     # --- writing ---
 
@@ -185,7 +185,7 @@ class DataPlaneSide:
                 )
             return {}
 
-        by_leader(write, self._replica, self._device)
+        run_on_leader(write, self._replica, self._device)
 
     # --- claiming ---
 
@@ -222,12 +222,12 @@ class DataPlaneSide:
             held.append(claim)
             return {"claim_id": claim.claim_id, "meta": _as_mapping(claim.meta)}
 
-        taken = by_leader(take, self._replica, self._device)
+        taken = run_on_leader(take, self._replica, self._device)
         meta = KVBatchMeta(**taken["meta"])
         return ReplicaClaim(held[0] if held else None, taken["claim_id"], meta, self._replica, self._device)
 
 
-def _preprocessed(preprocess: Preprocess, batch: BatchedDataDict[Any], meta: KVBatchMeta) -> BatchedDataDict[Any]:
+def _preprocess(preprocess: Preprocess, batch: BatchedDataDict[Any], meta: KVBatchMeta) -> BatchedDataDict[Any]:
     done = preprocess(batch)
     if done.size != meta.size:
         raise ValueError(f"preprocess made {done.size} rows of {meta.size}: the plan and write-backs go by the meta's")

@@ -1,4 +1,4 @@
-"""A failure is told to other ranks as data, and raised there as what it was where its class is known."""
+"""A failure is encode_error to other ranks as data, and raised there as what it was where its class is known."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import msgpack
 import pytest
 
 from dataplane_client import errors
-from trainer_adapter._parcel import NotCarried
-from trainer_adapter._told_failures import heard, told
+from trainer_adapter._collective_message import UnsupportedValue
+from trainer_adapter._remote_errors import decode_error, encode_error
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DataPlaneError)]
 
 
 def passed_on(error: BaseException) -> Exception:
-    account: list[Any] = msgpack.unpackb(msgpack.packb(told(error)))
-    return heard(account, 3)
+    account: list[Any] = msgpack.unpackb(msgpack.packb(encode_error(error)))
+    return decode_error(account, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -31,7 +31,11 @@ def test_an_error_of_the_data_plane_keeps_its_class_and_what_it_says(kind: type[
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (NotCarried("value 'x': set does not travel"), NotCarried, "rank 3: value 'x': set does not travel"),
+        (
+            UnsupportedValue("value 'x': set does not travel"),
+            UnsupportedValue,
+            "rank 3: value 'x': set does not travel",
+        ),
         (KeyError("x"), RuntimeError, "rank 3 failed: KeyError: 'x'"),
         (KeyboardInterrupt(), RuntimeError, "rank 3 failed: KeyboardInterrupt: "),
         (OSError("\ud800"), RuntimeError, "rank 3 failed: OSError: ?"),

@@ -13,7 +13,7 @@ from tests.trainer_adapter.data_plane.exchanged_values import equal, mapping_of,
 
 from dataplane_client.dtypes import WIRE_DTYPES
 from dataplane_client.packed_tensor import PackedTensor
-from trainer_adapter._parcel import Parcel, buffers_for, packed_parcel, unpacked_parcel
+from trainer_adapter._collective_message import CollectiveMessage, allocate_buffers, pack_message, unpack_message
 
 CPU = torch.device("cpu")
 RAGGED_IN_DIM_2 = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), torch.tensor([0, 1, 3])).transpose(1, 2)
@@ -21,11 +21,11 @@ RAGGED_IN_DIM_2 = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), torch
 
 def received(values: dict[str, Any]) -> dict[str, Any]:
     """As another rank gets them."""
-    parcel = packed_parcel(values, CPU)
-    buffers = buffers_for(parcel.message, CPU)
+    parcel = pack_message(values, CPU)
+    buffers = allocate_buffers(parcel.message, CPU)
     for target, source in zip(buffers, parcel.buffers, strict=True):
         target.copy_(source)
-    return unpacked_parcel(Parcel(parcel.message, buffers))
+    return unpack_message(CollectiveMessage(parcel.message, buffers))
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -121,4 +121,4 @@ def test_what_does_not_travel_is_refused_by_name(value: object, fragment: str) -
 )
 def test_what_has_no_names_is_refused(values: Any, fragment: str) -> None:
     with pytest.raises(TypeError, match=fragment):
-        packed_parcel(values, CPU)
+        pack_message(values, CPU)
