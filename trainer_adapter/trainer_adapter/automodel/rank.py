@@ -1,4 +1,6 @@
-"""This process as one rank of a job: the device it computes on, its notices, and steps that fail on all ranks together."""
+"""This process as one rank of a job: the device it computes on, its notices, and steps that fail on all ranks
+together.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A worker's side of the data plane: it reads its rows, writes its results back, and claims and commits.
+"""A worker's access to the data plane: reading its rows, writing its results, claiming and committing.
 
-The tensor- and context-parallel ranks of one data-parallel rank work on the same rows. They are a replica; its leader
-alone talks to the server and tells the others.
+The tensor- and context-parallel ranks of one data-parallel rank work on the same rows. They are a replica. Only its
+leader talks to the server; it sends the results to the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a worker does at the data plane: fetch its rows as a batch, write results back, claim its shard.
+"""A replica's access to the data plane: fetch rows as a batch, write results back, claim a shard.
 
-All calls are collective over the replica. Its leader alone talks to the server, so N ranks cost one read and one write,
-and see the very same bytes. Calls to the server have the client's deadlines; the other ranks wait for the leader for as
-long as their group's timeout allows, which has to be longer.
+All calls are collective over the replica. Only its leader talks to the server, so N ranks cost one read and one write,
+and all get the same bytes. Calls to the server have the client's deadlines. The other ranks wait for the leader until
+their group's timeout, which must be longer.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from trainer_adapter.data_plane._width import agree_on_longest, longest_row, rep
 from trainer_adapter.pad_target import pad_target, rounded_up
 
 FetchPolicy: TypeAlias = Literal["auto", "leader_broadcast", "independent"]
-"""Who reads: "auto" the leader, for all where there are others; "leader_broadcast" the same, and there must be others;
-"independent" every rank for itself."""
+"""Which ranks read: "auto": the leader, for all ranks; "leader_broadcast": the same, but the replica must have other
+ranks; "independent": every rank for itself.
+"""
 
 Preprocess: TypeAlias = Callable[[BatchedDataDict[Any]], BatchedDataDict[Any]]
 
 _ID_FIELDS = ("input_ids", "prompt_ids_for_adv")
-"""Fields that are padded with the pad token; all others with 0."""
+"""Fields that are padded with the pad token; all others are padded with 0."""
 
 
 class ReplicaDataPlane:
-    """One rank's side of the data plane."""
+    """One rank's access to the data plane."""
 
     def __init__(
         self,
@@ -50,10 +51,11 @@ class ReplicaDataPlane:
         pad_token_id: int | None,
         pad_multiple: int,
     ) -> None:
-        """client: needed by leaders only, unless ranks read independently; not closed here. dp_group: the ranks that
-        hold this rank's place in other replicas; None: there are none. device: where batches are wanted, and over which
-        the groups communicate. pad_token_id: None pads ids with 0 like everything else. pad_multiple: of the widths
-        that ranks agree on, in tokens.
+        """client: required on leaders only, unless ranks read independently; not closed here.
+        dp_group: the ranks with this rank's place in other replicas; None: there are none.
+        device: of the batches, and of the groups' communication.
+        pad_token_id: None pads ids with 0.
+        pad_multiple: in tokens; divides the widths that ranks agree on.
         """
         if pad_multiple < 1:
             raise ValueError(f"pad_multiple must be at least 1, got {pad_multiple}")
@@ -65,9 +67,9 @@ class ReplicaDataPlane:
         self._pad_multiple = pad_multiple
 
     def require_client(self) -> DataPlaneClient:
-        """The client, or RuntimeError."""
+        """Return the client. RuntimeError if there is none."""
         if self._client is None:
-            raise RuntimeError("this worker has no client of the data plane, which this call needs")
+            raise RuntimeError("this worker has no data-plane client: pass data_plane to the worker")
         return self._client
 
     # --- reading ---
@@ -82,25 +84,27 @@ class ReplicaDataPlane:
         preprocess: Preprocess | None = None,
         dp_aligned_seq_len: bool = True,
     ) -> BatchedDataDict[Any]:
-        """The rows of a meta, in its order, on every rank of the replica, with the plan of microbatches it carries.
+        """Read the rows of a meta, in its order, on every rank of the replica, with the plan of microbatches it
+        carries.
 
-        fields: None for the meta's own. layout "padded": (N,S,...), ids filled up with the pad token, all else with 0;
-        "jagged": nested tensors. preprocess: applied once, by whoever reads, to the batch on this device; it must keep
-        the rows.
+        fields: None: the meta's own.
+        layout: "padded": (N,S,...), ids padded with the pad token, all else with 0; "jagged": nested tensors.
+        preprocess: applied once, by the rank that reads, to the batch on this device; it must keep the rows.
 
-        S is the width that the driver minted (`with_pad_target`). Where it has not, it is the longest row, rounded up
-        to pad_multiple: with dp_aligned_seq_len the longest of all data-parallel ranks, which all have to call and
-        agree on it in one all-reduce; else of this replica.
+        S is the width that the driver chose (`with_pad_target`). Without one it is the longest row, rounded up to
+        pad_multiple: with dp_aligned_seq_len the longest of all data-parallel ranks, which must all call and agree on
+        it in one all-reduce; otherwise the longest of this replica.
 
-        On CUDA, ragged values cross the bus from pinned memory without their padding, which is added on the device, and
-        the broadcast is of what lies there. All of it is queued on the current stream and may be under way when this
-        returns; what is launched there next waits for it. The hosts of the other ranks wait for the leader's message,
-        which tells them the shapes. To overlap with compute on another stream, call it under a stream of its own
-        (`torch.cuda.stream`) and let the other wait for that one.
+        On CUDA, ragged values are copied from pinned memory without padding, which is added on the device, and the
+        broadcast uses the device tensors. All of it is queued on the current stream and may be unfinished when this
+        returns; later work on that stream waits for it. The hosts of the other ranks wait for the leader's header,
+        which has the shapes. To overlap with compute on another stream, call this under its own stream
+        (`torch.cuda.stream`) and let the other stream wait for it.
 
-        A read that fails raises on all ranks of the replica: errors of the data plane as they are, others as they are
-        where they happened and as RuntimeError elsewhere. ValueError for an unknown policy or layout, no fields, and a
-        minted width or a plan that does not fit the rows; RuntimeError for "leader_broadcast" on a single rank.
+        A read that fails raises on all ranks of the replica: errors of the data plane as they are; other errors as they
+        are on the failing rank and as RuntimeError elsewhere. ValueError for an unknown policy or layout, for no
+        fields, and for a width or a plan that does not fit the rows; RuntimeError for "leader_broadcast" on a single
+        rank.
         """
         names = meta.fields if fields is None else list(fields)
         self._check(meta, names, layout, fetch_policy)
@@ -123,14 +127,14 @@ class ReplicaDataPlane:
             raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
         if policy == "leader_broadcast" and self._replica.group is None:
             raise RuntimeError(
-                "fetch_policy 'leader_broadcast' needs a replica group, and this rank is a replica alone"
+                "fetch_policy 'leader_broadcast' needs a replica of several ranks; use 'auto' on a single rank"
             )
         if not names:
-            raise ValueError(f"fetch from {meta.partition_id!r}: neither fields nor meta.fields names a field")
+            raise ValueError(f"fetch from {meta.partition_id!r}: no fields; set fields or meta.fields")
         width, longest = pad_target(meta), max(meta.sequence_lengths or [0])
         if width is not None and width < longest:
             raise ValueError(
-                f"fetch from {meta.partition_id!r}: rows of up to {longest} tokens do not fit the width {width}"
+                f"fetch from {meta.partition_id!r}: a row has {longest} tokens, more than the width {width}"
             )
 
     def _read(
@@ -150,7 +154,7 @@ class ReplicaDataPlane:
     def _read_and_agree(
         self, meta: KVBatchMeta, names: Sequence[str], dp_group: ProcessGroup | None
     ) -> BatchedDataDict[Any]:
-        """For rows whose lengths nobody knows before they are read."""
+        """Read rows whose lengths are unknown before."""
         try:
             ragged = self.require_client().read_columns(meta, names, layout="jagged", device=self._device)
             longest = longest_row(ragged)
@@ -168,12 +172,11 @@ class ReplicaDataPlane:
     def write_back(self, meta: KVBatchMeta, result: object, *, result_key: str, field: str) -> None:
         """Store result[result_key] as a field of the meta's rows: (N,) or (N,S,...), row for row in the meta's order.
 
-        The leader writes, once, and the others' results are not looked at; without a client it does nothing. Padding is
-        not stored: the rows' lengths are the meta's sequence_lengths, or where it has none result["input_lengths"],
-        since a worker's result always lies beside the batch it came from, but the meta is what the rows were put with.
+        The leader writes once; the results of other ranks are ignored. Without a client it does nothing. Padding is not
+        stored: the rows' lengths are the meta's sequence_lengths or, without them, result["input_lengths"].
 
-        Raises on all ranks of the replica, as fetch does: RuntimeError for a result that is no mapping or lacks the
-        key, TypeError for what is no tensor, ValueError for other rows than the meta's or narrower ones, and
+        Raises on all ranks of the replica, as fetch does: RuntimeError for a result that is not a mapping or lacks the
+        key; TypeError for a value that is not a tensor; ValueError for a wrong number of rows or too few columns;
         ReplacedError or NotFoundError for a row that was cleared since (and put again or not).
         """
 
@@ -201,10 +204,10 @@ class ReplicaDataPlane:
         dp_world: int,
         **options: Any,
     ) -> ReplicaClaim:
-        """Take this data-parallel rank's rows of a step, for all ranks of the replica.
+        """Claim this data-parallel rank's rows of a step, for all ranks of the replica.
 
-        Arguments, options and errors as DataPlaneClient.claim_shard; errors are raised on all ranks. The claim lives as
-        long as the leader's client.
+        Arguments, options and errors are those of DataPlaneClient.claim_shard; errors are raised on all ranks. The
+        claim is open for as long as the leader's client is.
         """
         held: list[Claim] = []
 
@@ -230,7 +233,7 @@ class ReplicaDataPlane:
 def _preprocess(preprocess: Preprocess, batch: BatchedDataDict[Any], meta: KVBatchMeta) -> BatchedDataDict[Any]:
     done = preprocess(batch)
     if done.size != meta.size:
-        raise ValueError(f"preprocess made {done.size} rows of {meta.size}: the plan and write-backs go by the meta's")
+        raise ValueError(f"preprocess must keep the meta's {meta.size} rows, but returned {done.size}")
     return done
 
 

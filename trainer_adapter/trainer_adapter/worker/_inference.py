@@ -1,4 +1,4 @@
-"""What a model is asked without training it: one batch in, one tensor out, row for row in the order of the batch."""
+"""Inference on one batch: one tensor for the batch, row for row in its order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer_adapter.worker._loaded_policy import LoadedPolicy
 from trainer_adapter.worker._planning import plan_microbatches
 
 Watcher: TypeAlias = Callable[[Iterator[ProcessedMicrobatch], int], Iterator[ProcessedMicrobatch]]
-"""The same microbatches, of which the first so many are real."""
+"""Passes the microbatches through; the second argument is the number of real ones."""
 
 
 def logprobs(
@@ -41,7 +41,9 @@ def logprobs(
 def topk_logits(
     policy: LoadedPolicy, data: BatchedDataDict[Any], k: int, micro_batch_size: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Values [B,S,k] float32 and vocabulary ids [B,S,k] int64, on the CPU; 0 behind each row's microbatch."""
+    """Values [B,S,k] float32 and vocabulary ids [B,S,k] int64, on the CPU; 0 after the last position of a row's
+    microbatch.
+    """
     mesh, cp_size = policy.context.device_mesh, policy.context.cp_size
     packs = policy.runtime.enable_seq_packing
     processor = TopkLogitsPostProcessor(
@@ -60,7 +62,7 @@ def scores(policy: LoadedPolicy, data: BatchedDataDict[Any]) -> Tensor:
 def fp8_scales(
     policy: LoadedPolicy, data: BatchedDataDict[Any], micro_batch_size: int | None, calibration: QkvCalibration
 ) -> dict[str, Any]:
-    """What calibration makes of forward passes over the batch."""
+    """Run forward passes over the batch and compute the scales of `calibration`."""
     processor = _logprobs_processor(policy, None)
     with calibration:
         _run_inference(policy, data, micro_batch_size, processor, None, calibration.watched)
@@ -87,7 +89,7 @@ def _run_inference(
     sampling_params: TrainingSamplingParams | None,
     watched: Watcher | None = None,
 ) -> tuple[Tensor, ...]:
-    """The tensors that `processor` makes of every microbatch, as whole ones."""
+    """Run the model and `processor` over every microbatch, and concatenate each of its output tensors."""
     _, width = check_sequence_dim(data)
     batch, order = plan_batch(policy, data, "logprob")
     policy.model.eval()
@@ -110,8 +112,8 @@ def _run_inference(
 
 
 def _split_evenly(batch: BatchedDataDict[Any], mbs: int) -> list[tuple[BatchedDataDict[Any], int]]:
-    """Parts of the batch and the rows of a microbatch that divide each: what is left of a batch without a plan makes
-    one smaller microbatch.
+    """Parts of the batch, with a number of rows that divides each. The remainder of a batch without a plan becomes one
+    smaller microbatch.
     """
     even = batch.size - batch.size % mbs if mbs > 0 else 0
     if batch.micro_batch_indices is not None or even in (0, batch.size):
@@ -122,8 +124,9 @@ def _split_evenly(batch: BatchedDataDict[Any], mbs: int) -> list[tuple[BatchedDa
 def plan_batch(
     policy: LoadedPolicy, data: BatchedDataDict[Any], stage: Stage, batch_size: int | None = None
 ) -> tuple[BatchedDataDict[Any], list[int] | None]:
-    """The batch on the device of this rank, with the plan of its microbatches and the order that it is in, see
-    plan_microbatches; the caller's own stays as it is.
+    """Return a copy of the batch on this rank's device, with the plan of its microbatches, and its order.
+
+    See plan_microbatches for the order.
     """
     return plan_microbatches(_move_to_device(data, policy), policy.config, stage, policy.dp_group, batch_size)
 
@@ -136,7 +139,7 @@ def _move_to_device(data: BatchedDataDict[Any], policy: LoadedPolicy) -> Batched
 
 
 def _concat_results(parts: list[Tensor], width: int, order: list[int] | None) -> Tensor:
-    """One tensor on the CPU, in the order of the batch, of which `order` tells how it was changed."""
+    """Concatenate on the CPU and restore the order of the batch. order: see plan_microbatches."""
     rows = torch.cat([_pad_to_width(part, width).cpu() for part in parts])
     if order is None:
         return rows
@@ -146,7 +149,7 @@ def _concat_results(parts: list[Tensor], width: int, order: list[int] | None) ->
 
 
 def _pad_to_width(part: Tensor, width: int) -> Tensor:
-    """[b,S,...] with zeros behind [b,s,...]; one number a row stays so."""
+    """[b,S,...] with zeros after [b,s,...]; a tensor [b] is returned as it is."""
     if part.ndim == 1:
         return part
     return torch.nn.functional.pad(part, (*(0, 0) * (part.ndim - 2), 0, width - part.shape[1]))

@@ -1,7 +1,7 @@
-"""Batches as NumPy arrays of bytes, which Ray hands from process to process through shared memory.
+"""Batches as NumPy arrays of bytes, which Ray passes between processes through shared memory.
 
-Ray serialises torch tensors through copies of their bytes, but maps arrays where they lie, read-only. A mapped array
-that is written to ends the process, and torch has no read-only tensors, so the receiver copies once.
+Ray copies the bytes of torch tensors when it serialises them, but maps arrays in place, read-only. Writing to a mapped
+array ends the process, and torch has no read-only tensors, so the receiver copies once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CPU = torch.device("cpu")
 
 
 class ArrayBatch(NamedTuple):
-    """A BatchedDataDict as a parcel, and the plan of its microbatches."""
+    """A BatchedDataDict as a header and buffers (see CollectiveMessage), and the plan of its microbatches."""
 
     header: bytes
     buffers: list[npt.NDArray[np.uint8]]
@@ -28,8 +28,9 @@ class ArrayBatch(NamedTuple):
 
 
 def to_arrays(value: Any) -> Any:
-    """A batch as arrays, which share the memory of its tensors on the CPU; anything else as it is. TypeError, naming
-    the column, for a column that `_exchange` does not carry.
+    """Convert a batch to arrays, which share the memory of its tensors on the CPU; return any other value as it is.
+
+    TypeError naming the column for one that `_exchange` does not support.
     """
     if not isinstance(value, BatchedDataDict):
         return value
@@ -38,7 +39,7 @@ def to_arrays(value: Any) -> Any:
 
 
 def from_arrays(value: Any) -> Any:
-    """The inverse of to_arrays, with memory of its own."""
+    """The inverse of to_arrays; the result has its own memory."""
     if not isinstance(value, ArrayBatch):
         return value
     buffers = [torch.from_numpy(buffer.copy()) for buffer in value.buffers]

@@ -1,7 +1,7 @@
-"""A cheap fingerprint of a call, by which ranks find out that they were about to do different things.
+"""A cheap fingerprint of a call, which lets ranks detect that they are about to make different calls.
 
-It takes in all of metas, plain values and small tensors, and of large tensors dtype, shape and some thousand elements
-spread evenly. Ranks that claimed different rows, or whose scripts went different ways, differ in these.
+It covers metas, plain values and small tensors completely; of large tensors it covers dtype, shape and some thousand
+evenly spaced elements. Ranks that claimed different rows, or whose scripts diverged, differ in these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 def digest_of_call(method: str, arguments: Mapping[str, Any]) -> bytes:
-    """Equal for equal calls. Of objects of other kinds, losses say, only the type counts."""
+    """Equal for equal calls. For objects of other types, such as losses, only the type counts."""
     found = hashlib.blake2b(digest_size=16)
     for part in _parts({"method": method, **arguments}):
         found.update(len(part).to_bytes(8, "little"))

@@ -1,9 +1,8 @@
-"""How ranks that run one script learn, before a method and after it, how it stands with the others.
+"""Agreement of the ranks of one script, before a method and after it.
 
-All functions are collective over the group. They send one small record of fixed size each, so that a rank that has
-failed can tell so without knowing where the others are: it waits for them for a while and no longer, since they may be
-waiting for it in the midst of a collective call. It then ends with its own error, and whoever started the processes,
-torchrun say, ends the others.
+All functions are collective over the group. Each rank sends one small record of fixed size, so a rank that failed can
+report it without knowing where the others are. It waits for them for a limited time, because they may be waiting for it
+inside a collective call. Then it raises its own error, and the launcher (torchrun) ends the other processes.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from trainer_adapter.worker_groups._failures import MAX_TEXT, Failure, common_er
 
 _LENGTH = 8
 _RECORD = 2 * 4 * MAX_TEXT + 64
-"""Bytes: room for the kind and the text of a failure, MAX_TEXT characters each of at most 4 bytes."""
+"""Bytes: room for the kind and the text of a failure, at most MAX_TEXT characters of at most 4 bytes each."""
 
 
 def check_same_call(digest: bytes, method: str, group: ProcessGroup) -> None:
-    """ValueError on every rank, naming those that are about to do something else than rank 0; WorkerFailed where a rank
-    is gone, or does not come within the group's timeout.
+    """Check that all ranks make the same call. ValueError on every rank names those that differ from rank 0.
+
+    WorkerFailed if a rank is gone, or does not arrive within the group's timeout.
     """
     try:
         found = _gather(torch.frombuffer(bytearray(digest), dtype=torch.uint8), group)
@@ -34,15 +34,16 @@ def check_same_call(digest: bytes, method: str, group: ProcessGroup) -> None:
     if others:
         raise ValueError(
             f"{method}: rank(s) {', '.join(map(str, others))} were called with another method or other arguments than "
-            "rank 0; all ranks must call the same, and learn through from_driver what only one of them knows"
+            "rank 0; all ranks must make the same call, and share the driver's values through from_driver"
         )
 
 
 def agree_on_outcome(error: Exception | None, method: str, group: ProcessGroup, grace_s: float) -> None:
-    """Returns where no rank failed. Else raises this rank's own error where every rank failed, WorkerFailed otherwise.
+    """Return if no rank failed. Otherwise raise this rank's own error if every rank failed, WorkerFailed if only some
+    did.
 
-    error: of this rank. grace_s: how long a rank that failed waits for the others to come; they wait for each other
-    until the group's timeout.
+    error: of this rank.
+    grace_s: seconds that a failed rank waits for the others. Ranks that succeeded wait until the group's timeout.
     """
     rank = torch.distributed.get_rank(group)
     own = {} if error is None else {rank: Failure.of(error)}

@@ -82,7 +82,7 @@ def peft_config(dtensor_cfg: Mapping[str, Any], tp_size: int, device: str) -> Pe
 def _check_unchangeable(lora_cfg: Mapping[str, Any]) -> None:
     if lora_cfg.get("use_triton"):
         raise ValueError(
-            "dtensor_cfg.lora_cfg.use_triton: the transformers backend has no Triton kernels for adapters; set it to false"
+            "dtensor_cfg.lora_cfg.use_triton must be false: the transformers backend has no Triton kernels"
         )
     if str(lora_cfg.get("lora_dtype") or "float32") not in _FLOAT32:
         raise ValueError(

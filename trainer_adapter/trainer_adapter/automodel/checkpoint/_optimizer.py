@@ -44,7 +44,9 @@ def read_optimizer(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -
 
 
 def _split_state(state_dict: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Split into tensors by "<parameter>.<key>", and scalars (step counts) and groups, which are the same on all ranks."""
+    """Split into tensors by "<parameter>.<key>", and scalars (step counts) and groups, which are the same on
+    all ranks.
+    """
     tensors: dict[str, torch.Tensor] = {}
     scalars: dict[str, dict[str, float]] = {}
     for name, values in state_dict["state"].items():

@@ -1,4 +1,6 @@
-"""From a batch to the inputs of a forward pass: microbatches, packed or not, and the counts that losses are divided by."""
+"""From a batch to the inputs of a forward pass: microbatches, packed or not, and the counts that losses are
+divided by.
+"""
 
 from trainer_adapter.automodel.data._global_batch import check_sequence_dim, process_global_batch
 from trainer_adapter.automodel.data._inputs import FlashAttentionKwargs, ProcessedInputs, ProcessedMicrobatch

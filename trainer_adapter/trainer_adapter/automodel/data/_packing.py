@@ -1,4 +1,6 @@
-"""Packing: several sequences concatenated into one row without padding between them, and results split into rows again."""
+"""Packing: several sequences concatenated into one row without padding between them, and results split into
+rows again.
+"""
 
 from __future__ import annotations
 

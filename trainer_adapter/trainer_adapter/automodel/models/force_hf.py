@@ -35,7 +35,7 @@ def _maybe_set_force_hf(automodel_kwargs: dict[str, Any], model_config: Any) -> 
         return
     if automodel_kwargs.get("force_hf") is False:
         raise RuntimeError(
-            f"force_hf=False, but the weights of {architecture} cannot be sent to engines: its state-dict adapter has no "
+            f"force_hf=False, but engines cannot get the weights of {architecture}: its state-dict adapter has no "
             f"{_TRANSLATOR}. Set policy.dtensor_cfg.automodel_kwargs.force_hf=true or file an issue with NeMo Automodel"
         )
     report(f"WARNING: the state-dict adapter of {architecture} has no {_TRANSLATOR}; using force_hf=True")

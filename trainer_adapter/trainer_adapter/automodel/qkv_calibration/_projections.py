@@ -38,8 +38,8 @@ def qkv_sources(model: nn.Module) -> dict[str, list[Source]]:
     found = {name: sources for name, sources in layers.items() if sources}
     if not found:
         raise ValueError(
-            f"cannot calibrate keys and values of {type(model).__name__}: its layers have no q_proj, k_proj and v_proj, "
-            f"and a projection for all three is supported for {' and '.join(_FUSED)} only"
+            f"cannot calibrate keys and values of {type(model).__name__}: its layers have no q_proj, k_proj and "
+            f"v_proj, and a projection for all three is supported for {' and '.join(_FUSED)} only"
         )
     return found
 
