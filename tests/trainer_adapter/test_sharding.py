@@ -84,7 +84,7 @@ def test_every_row_goes_to_one_rank_with_its_length_and_tags_and_comes_back_in_o
 
 @pytest.mark.parametrize(
     ("meta", "fragment"),
-    [(meta_of([]), "without rows"), (meta_of(None, rows=2), "sequence_lengths")],
+    [(meta_of([]), "no rows"), (meta_of(None, rows=2), "sequence_lengths")],
     ids=["no rows", "no lengths"],
 )
 def test_a_meta_that_cannot_be_sharded_is_refused(meta: KVBatchMeta, fragment: str) -> None:

@@ -115,7 +115,7 @@ class _Tensors:
 def _describe(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} array of shape {value.shape}"
-    return "an int beyond 64 bits" if isinstance(value, int) else type(value).__name__
+    return "int beyond 64 bits" if isinstance(value, int) else type(value).__name__
 
 
 def _values_and_lengths(nested: torch.Tensor) -> tuple[torch.Tensor, list[int]]:

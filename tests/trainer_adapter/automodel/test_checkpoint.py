@@ -93,10 +93,10 @@ def test_the_weights_of_a_hugging_face_model_are_loaded_from_their_own_folder(fo
 @pytest.mark.parametrize(
     ("files", "error", "text"),
     [
-        ([], FileNotFoundError, "there are no weights in"),
-        (["model/__0_0.distcp"], ValueError, "holds pickled weights"),
-        (["model/pytorch_model.bin"], ValueError, "holds pickled weights"),
-        (["model/adapter_model.safetensors"], ValueError, "holds the weights of an adapter"),
+        ([], FileNotFoundError, "contains no weights"),
+        (["model/__0_0.distcp"], ValueError, "contains pickled weights"),
+        (["model/pytorch_model.bin"], ValueError, "contains pickled weights"),
+        (["model/adapter_model.safetensors"], ValueError, "contains the weights of an adapter"),
     ],
 )
 def test_weights_that_cannot_be_loaded_are_refused(

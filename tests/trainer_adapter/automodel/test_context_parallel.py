@@ -90,7 +90,10 @@ def test_a_microbatch_that_is_a_part_of_a_batch_leaves_the_rest_alone_also_after
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
-        (inputs_of(6), "6 tokens a row.*context_parallel_size=2.*make_sequence_length_divisible_by to a multiple of 4"),
+        (
+            inputs_of(6),
+            "rows of 6 tokens.*context_parallel_size=2.*make_sequence_length_divisible_by to a multiple of 4",
+        ),
         (inputs_of(8, cp_size=1), "not prepared for context parallelism: process it with cp_size=2"),
     ],
 )
@@ -193,16 +196,16 @@ def test_a_model_gives_the_same_logits_whatever_order_it_gets_its_positions_in(
 
 
 def test_a_forward_pass_without_its_context_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="needs context_parallel_contexts around it"):
+    with pytest.raises(RuntimeError, match="inside context_parallel_contexts"):
         gathered_attention(torch.nn.Module(), HEADS, HEADS, HEADS, None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"attention_mask": None, "softcap": 30.0}, "cannot give attention softcap"),
-        ({"attention_mask": None, "s_aux": HEADS}, "cannot give attention s_aux"),
-        ({"attention_mask": HEADS}, "cannot give attention a mask of the model"),
+        ({"attention_mask": None, "softcap": 30.0}, "does not support attention with softcap"),
+        ({"attention_mask": None, "s_aux": HEADS}, "does not support attention with s_aux"),
+        ({"attention_mask": HEADS}, "does not support attention with a mask of the model"),
     ],
 )
 def test_what_attention_would_leave_out_is_refused(arguments: dict[str, Any], text: str) -> None:
@@ -215,7 +218,7 @@ def test_what_attention_would_leave_out_is_refused(arguments: dict[str, Any], te
 
 
 def test_torchs_attention_has_no_sliding_windows() -> None:
-    with pytest.raises(NotImplementedError, match=r"no sliding windows: set .*context_parallel_attention=gathered"):
+    with pytest.raises(NotImplementedError, match=r"sliding windows: set .*context_parallel_attention=gathered"):
         ring_attention(torch.nn.Module(), HEADS, HEADS, HEADS, None, sliding_window=3)
 
 

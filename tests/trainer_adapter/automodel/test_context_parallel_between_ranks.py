@@ -30,7 +30,7 @@ def test_rows_that_cannot_be_dealt_out_are_refused_on_all_ranks(folder: Path, na
     first, last = CASES[name].ranks
     for seen in play_cases(folder, "cpu")[first : last + 1]:
         (text,) = seen[name][1]["refused"]
-        assert text.startswith("input_ids: 7 tokens a row cannot be dealt out")
+        assert text.startswith("input_ids: rows of 7 tokens cannot be divided")
         assert text.endswith(f"set make_sequence_length_divisible_by to a multiple of {multiple}")
 
 

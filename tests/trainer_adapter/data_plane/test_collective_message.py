@@ -21,11 +21,11 @@ RAGGED_IN_DIM_2 = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), torch
 
 def received(values: dict[str, Any]) -> dict[str, Any]:
     """As another rank gets them."""
-    parcel = pack_message(values, CPU)
-    buffers = allocate_buffers(parcel.message, CPU)
-    for target, source in zip(buffers, parcel.buffers, strict=True):
+    message = pack_message(values, CPU)
+    buffers = allocate_buffers(message.header, CPU)
+    for target, source in zip(buffers, message.buffers, strict=True):
         target.copy_(source)
-    return unpack_message(CollectiveMessage(parcel.message, buffers))
+    return unpack_message(CollectiveMessage(message.header, buffers))
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -95,19 +95,19 @@ def too_deep() -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "fragment"),
     [
-        ({1}, "set does not travel"),
-        ([object()], "object does not travel"),
-        (2**64, "an int beyond 64 bits does not travel"),
+        ({1}, "unsupported value type set"),
+        ([object()], "unsupported value type object"),
+        (2**64, "unsupported value type int beyond 64 bits"),
         ("\ud800", "surrogates not allowed"),
         (too_deep(), "recursion limit"),
         ({(1, 2): 3}, ""),
-        (torch.float32, "dtype does not travel"),
-        (np.zeros(3), "float64 array of shape (3,) does not travel"),
-        (np.empty((1, 1), object), "object array of shape (1, 1) does not travel"),
-        (torch.eye(2).to_sparse(), "layout torch.sparse_coo does not travel; make it dense first"),
+        (torch.float32, "unsupported value type dtype"),
+        (np.zeros(3), "unsupported value type float64 array of shape (3,)"),
+        (np.empty((1, 1), object), "unsupported value type object array of shape (1, 1)"),
+        (torch.eye(2).to_sparse(), "layout torch.sparse_coo; make it dense first"),
         (torch.empty(2, device="meta"), "meta device"),
         (RAGGED_IN_DIM_2, "must have layout torch.jagged and be ragged in dim 1"),
-        (PackedTensor([torch.eye(2).to_sparse()], 0), "does not travel"),
+        (PackedTensor([torch.eye(2).to_sparse()], 0), "make it dense first"),
     ],
 )
 def test_what_does_not_travel_is_refused_by_name(value: object, fragment: str) -> None:
@@ -117,7 +117,11 @@ def test_what_does_not_travel_is_refused_by_name(value: object, fragment: str) -
 
 @pytest.mark.parametrize(
     ("values", "fragment"),
-    [(None, "values are a mapping, got NoneType"), ([1], "got list"), ({1: 2}, "value 1 is named by a int")],
+    [
+        (None, "values must be a mapping, got NoneType"),
+        ([1], "got list"),
+        ({1: 2}, "value name 1 must be a str, got int"),
+    ],
 )
 def test_what_has_no_names_is_refused(values: Any, fragment: str) -> None:
     with pytest.raises(TypeError, match=fragment):

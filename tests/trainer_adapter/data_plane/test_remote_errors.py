@@ -32,9 +32,9 @@ def test_an_error_of_the_data_plane_keeps_its_class_and_what_it_says(kind: type[
     ("error", "kind", "text"),
     [
         (
-            UnsupportedValue("value 'x': set does not travel"),
+            UnsupportedValue("value 'x': unsupported value type set"),
             UnsupportedValue,
-            "rank 3: value 'x': set does not travel",
+            "rank 3: value 'x': unsupported value type set",
         ),
         (KeyError("x"), RuntimeError, "rank 3 failed: KeyError: 'x'"),
         (KeyboardInterrupt(), RuntimeError, "rank 3 failed: KeyboardInterrupt: "),

@@ -79,9 +79,9 @@ def test_the_fields_of_a_stage_are_those_of_the_schema() -> None:
     ("arguments", "error", "fragment"),
     [
         ({"fetch_policy": "leader"}, ValueError, "fetch_policy must be one of"),
-        ({"fetch_policy": "leader_broadcast"}, RuntimeError, "needs a replica group"),
+        ({"fetch_policy": "leader_broadcast"}, RuntimeError, "needs a replica of several ranks"),
         ({"layout": "packed"}, ValueError, "layout must be one of"),
-        ({"fields": []}, ValueError, "fetch from 'p': neither fields nor meta.fields names a field"),
+        ({"fields": []}, ValueError, "fetch from 'p': no fields"),
         ({"fields": ["nonsense"]}, InvalidArgumentError, "nonsense"),
         ({"fields": ["prev_logprobs"]}, NotFoundError, "prev_logprobs"),
     ],
@@ -95,15 +95,15 @@ def test_a_fetch_that_cannot_be_is_refused(
 
 def test_rows_longer_than_the_minted_width_are_refused(side: ReplicaDataPlane) -> None:
     meta = replace(meta_of("p", ROWS), extra_info={"global_forward_pad_seqlen": 6})
-    with pytest.raises(ValueError, match="rows of up to 7 tokens do not fit the width 6"):
+    with pytest.raises(ValueError, match="a row has 7 tokens, more than the width 6"):
         side.fetch(meta)
 
 
 def test_without_a_client_reading_is_refused_and_writing_does_nothing() -> None:
     side = side_of(None)
-    with pytest.raises(RuntimeError, match="no client of the data plane"):
+    with pytest.raises(RuntimeError, match="no data-plane client"):
         side.require_client()
-    with pytest.raises(RuntimeError, match="no client of the data plane"):
+    with pytest.raises(RuntimeError, match="no data-plane client"):
         side.fetch(meta_of("p", ROWS))
     side.write_back(meta_of("p", ROWS), None, result_key="logprobs", field="prev_logprobs")
 
@@ -131,17 +131,17 @@ def test_padding_is_not_stored_however_wide_the_result(
     ("result", "known", "error", "fragment"),
     [
         ([torch.zeros(3)], True, RuntimeError, "the result is a list, not a mapping"),
-        ({"logprob": torch.zeros(3, 8)}, True, RuntimeError, "the result has ['logprob'] only"),
+        ({"logprob": torch.zeros(3, 8)}, True, RuntimeError, "no such key, only ['logprob']"),
         ({"logprobs": [0.0, 0.0, 0.0]}, True, TypeError, "'logprobs': expected a tensor, got list"),
         ({"logprobs": torch.zeros(4, 8)}, True, ValueError, "shape (4, 8), but the meta has 3 rows"),
         ({"logprobs": torch.tensor(1.0)}, True, ValueError, "shape (), but the meta has 3 rows"),
         ({"logprobs": torch.zeros(3, 6)}, True, ValueError, "has 6 positions, but a row has 7 tokens"),
-        ({"logprobs": torch.zeros(3, 8)}, False, ValueError, "the lengths of the rows are not known"),
+        ({"logprobs": torch.zeros(3, 8)}, False, ValueError, "the lengths of the rows are unknown"),
         (
             {"logprobs": torch.zeros(3, 8), "input_lengths": torch.ones(2, dtype=torch.int64)},
             False,
             ValueError,
-            "nor from input_lengths (3,) beside it",
+            "or the result input_lengths (3,)",
         ),
     ],
 )

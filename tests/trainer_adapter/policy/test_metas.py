@@ -76,7 +76,7 @@ def test_inference_takes_all_rows_as_one_batch_under_its_own_budget() -> None:
 @pytest.mark.parametrize(
     ("meta", "error", "rule"),
     [
-        (meta_of([]), ValueError, "without rows"),
+        (meta_of([]), ValueError, "no rows"),
         (KVBatchMeta("train", "train", ["a"]), ValueError, "sequence_lengths"),
         (meta_of([1, 2, 3]), AssertionError, "is not a multiple of shards"),
     ],

@@ -70,12 +70,12 @@ def test_every_rank_announces_whole_shapes(ranks: list[dict[str, Any]], name: st
     [
         (
             "one_engine_refused",
-            ("RuntimeError: another rank failed: handing weights", "rank1.sock refused the weights: ValueError"),
+            ("RuntimeError: another rank failed: sending weights", "rank1.sock refused the weights: ValueError"),
         ),
         ("refused_in_collective", ("RuntimeError: another rank of the group", "RuntimeError: another rank of the")),
         ("engine_died", ("ConnectionError: a rank of the group", "ConnectionError: a rank of the group")),
         ("collective_closed", ("RuntimeError: the group for weights", "RuntimeError: the group for weights")),
-        ("no_engine", ("TimeoutError: no engine came to ipc://", "TimeoutError: no engine came to ipc://")),
+        ("no_engine", ("TimeoutError: no engine connected to ipc://", "TimeoutError: no engine connected to ipc://")),
     ],
 )
 def test_every_rank_is_told_that_an_engine_failed(

@@ -69,7 +69,7 @@ def test_no_weights_are_a_transfer_too() -> None:
     assert play(lambda group: group.broadcast({}, iter([])), taking({}, {})) == ["done", "done"]
 
 
-ANOTHER = "RuntimeError: another rank of the group for weights failed; its own error tells why"
+ANOTHER = "RuntimeError: another rank of the group for weights failed; see that rank's error"
 
 
 def raising(group: WeightCollective) -> None:
@@ -108,7 +108,7 @@ def send_more(group: WeightCollective) -> None:
         ),
         (
             (send, taking({}), taking({}, {**INFO, "steps": (torch.Size([2]), torch.int64)})),
-            (ANOTHER, ANOTHER, "ValueError: rank 0 has weights of other names, shapes or dtypes"),
+            (ANOTHER, ANOTHER, "ValueError: the weights of rank 0 have other names, shapes or dtypes than this rank's"),
         ),
         ((send_broken, send, taking({})), ("OSError: gathering failed", ANOTHER, ANOTHER)),
         ((send, send_broken, taking({})), (ANOTHER, "OSError: gathering failed", ANOTHER)),
@@ -146,7 +146,7 @@ def test_a_rank_that_leaves_ends_the_wait_of_the_others() -> None:
 
 
 def test_ranks_that_do_not_come_are_not_waited_for_longer_than_told() -> None:
-    with pytest.raises(TimeoutError, match="not all 2 ranks came to the group for weights at "):
+    with pytest.raises(TimeoutError, match="not all 2 ranks joined the group for weights at "):
         WeightCollective("127.0.0.1", free_port(), 2, 0, CPU, timeout_s=0.2)
 
 
@@ -161,11 +161,11 @@ def test_scales_of_a_quantised_cache_cannot_be_sent(method: str) -> None:
 
 
 def test_weights_cannot_be_broadcast_before_there_is_a_group() -> None:
-    with pytest.raises(RuntimeError, match="init_collective comes first"):
+    with pytest.raises(RuntimeError, match="call init_collective first"):
         publisher().broadcast_weights_for_collective()
 
 
 @pytest.mark.parametrize(("rank", "trainers", "world"), [(2, 2, 3), (0, 2, 2), (0, 3, 2)])
 def test_a_group_has_trainers_first_and_engines_after_them(rank: int, trainers: int, world: int) -> None:
-    with pytest.raises(ValueError, match="engines come after the trainers"):
+    with pytest.raises(ValueError, match="trainers have the first ranks, engines the following ones"):
         publisher(rank).init_collective("127.0.0.1", 1, world, train_world_size=trainers)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from tests.ranks import run_ranks
 
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.worker_groups._digest import digest_of_call
@@ -36,7 +37,7 @@ def test_the_failure_that_caused_the_others_is_named(failures: dict[int, Failure
     found = failed_error("train", failures, [7, 5])
     assert found.rank == first
     assert str(found).startswith(f"train: rank {first} failed: {failures[first].kind}: {failures[first].text}")
-    assert str(found).endswith("(rank(s) 5, 7 did not end); the group is broken, shut it down")
+    assert str(found).endswith("(rank(s) 5, 7 did not finish); the group is broken: shut it down")
 
 
 @pytest.mark.parametrize(
@@ -102,9 +103,9 @@ def test_the_leader_of_a_shard_is_the_rank_at_the_origin_of_its_replicas() -> No
 @pytest.mark.parametrize(
     ("layouts", "rule"),
     [
-        ([layout(1, 0), layout(0, 1)], "worker of rank 0 takes itself for rank 1"),
-        ([layout(0, 0), layout(1, 2)], "are no grid"),
-        ([layout(0, 0), layout(1, 1, 1)], "are no grid"),
+        ([layout(1, 0), layout(0, 1)], "worker of rank 0 reports rank 1"),
+        ([layout(0, 0), layout(1, 2)], "do not form a grid"),
+        ([layout(0, 0), layout(1, 1, 1)], "do not form a grid"),
     ],
 )
 def test_ranks_that_contradict_each_other_are_refused(layouts: list[dict[str, int]], rule: str) -> None:
@@ -138,8 +139,12 @@ def test_without_ray_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPat
         require_ray()
 
 
-def test_before_ray_init_a_group_says_what_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray")
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests may have started a cluster
+def require_ray_before_init() -> None:
     with pytest.raises(RuntimeError, match=r"call ray.init\(\)"):
         require_ray()
+
+
+def test_before_ray_init_a_group_says_what_to_call() -> None:
+    """In a new process, because other tests may have started a cluster in this one."""
+    pytest.importorskip("ray")
+    run_ranks(require_ray_before_init, [()], warning="default")

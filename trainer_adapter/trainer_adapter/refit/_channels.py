@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-try:
+if TYPE_CHECKING:
     import zmq
-except ImportError:  # pragma: no cover  # _zmq() raises
-    zmq = None  # type: ignore[assignment]
 
 _LINGER_MS = 1000
 """How long a closing channel waits for its last reply to be sent."""
@@ -27,7 +25,8 @@ class RequestChannel:
     def __init__(self, endpoint: str, timeout_s: float) -> None:
         """Raises zmq.ZMQError if the endpoint cannot be made, for example because its path is too long."""
         self._endpoint, self._timeout_s = endpoint, timeout_s
-        self._context, self._socket = _open(_zmq().REQ, timeout_s)
+        self._zmq = _require_zmq()
+        self._context, self._socket = _open(self._zmq, self._zmq.REQ, timeout_s)
         self._awaits_answer = False
         self.usable = True
         self._file: int | None = None
@@ -42,7 +41,7 @@ class RequestChannel:
         """Send a message. TimeoutError if no engine is connected."""
         try:
             self._socket.send(msgpack.packb(message))
-        except zmq.Again:
+        except self._zmq.Again:
             raise self._timeout_error("no engine connected to") from None
         self._awaits_answer = True
 
@@ -55,7 +54,7 @@ class RequestChannel:
             return
         try:
             error = msgpack.unpackb(self._socket.recv())["error"]
-        except zmq.Again:
+        except self._zmq.Again:
             raise self._timeout_error("no answer from the engine at") from None
         self._awaits_answer = False
         if error is not None:
@@ -80,7 +79,8 @@ class AnswerChannel:
 
     def __init__(self, endpoint: str, timeout_s: float) -> None:
         self._endpoint, self._timeout_s = endpoint, timeout_s
-        self._context, self._socket = _open(_zmq().REP, timeout_s)
+        self._zmq = _require_zmq()
+        self._context, self._socket = _open(self._zmq, self._zmq.REP, timeout_s)
         self._socket.connect(endpoint)
         self.has_unanswered = False
 
@@ -90,7 +90,7 @@ class AnswerChannel:
         """
         try:
             body = self._socket.recv()
-        except zmq.Again:
+        except self._zmq.Again:
             text = f"no message from the trainer at {self._endpoint} within {self._timeout_s} s"
             raise TimeoutError(text) from None
         self.has_unanswered = True
@@ -109,7 +109,7 @@ class AnswerChannel:
         self._context.destroy(linger=_LINGER_MS)
 
 
-def _open(kind: int, timeout_s: float) -> tuple[zmq.Context[Any], zmq.Socket[Any]]:
+def _open(zmq: ModuleType, kind: int, timeout_s: float) -> tuple[zmq.Context[Any], zmq.Socket[Any]]:
     context = zmq.Context()
     socket = context.socket(kind)
     socket.setsockopt(zmq.SNDTIMEO, int(timeout_s * 1000))
@@ -128,7 +128,9 @@ def _inode(endpoint: str) -> int | None:
         return None
 
 
-def _zmq() -> ModuleType:
-    if zmq is None:
-        raise ImportError("streaming weights needs pyzmq: install rl-dataplane[trainer]")
+def _require_zmq() -> ModuleType:
+    try:
+        import zmq  # optional
+    except ImportError as error:
+        raise ImportError("streaming weights needs pyzmq: install rl-dataplane[trainer]") from error
     return zmq

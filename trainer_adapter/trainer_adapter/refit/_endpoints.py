@@ -21,11 +21,12 @@ def stream_endpoint(device: torch.device, rank: int, folder: str | os.PathLike[s
     """
     if device.type == "cuda":
         return f"ipc:///tmp/GPU-{torch.cuda.get_device_properties(device).uuid}.sock"
-    return f"ipc://{_own_folder() if folder is None else Path(folder)}/rank{rank}.sock"
+    return f"ipc://{own_folder(Path(tempfile.gettempdir())) if folder is None else Path(folder)}/rank{rank}.sock"
 
 
-def _own_folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"rl-dataplane-{os.getuid()}"
+def own_folder(parent: Path) -> Path:
+    """Return this user's folder in `parent`; makes it if missing."""
+    folder = parent / f"rl-dataplane-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
