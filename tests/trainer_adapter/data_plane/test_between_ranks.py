@@ -266,9 +266,9 @@ def test_what_does_not_travel_is_refused_by_name_on_all_ranks(played: Played) ->
     for rank, (odd, nothing, gathered) in enumerate(played.seen("refused")):
         leader = rank // 2 * 2
         told = "" if rank == leader else f"rank {leader}: "
-        assert odd == f"UnsupportedValue: {told}value 'odd': set does not travel"
+        assert odd == f"UnsupportedValue: {told}value 'odd': unsupported value type set"
         assert nothing == f"UnsupportedValue: {told}values must be a mapping, got NoneType"
-        assert gathered == f"UnsupportedValue: {'rank 0: ' if rank == 1 else ''}value 'odd': set does not travel"
+        assert gathered == f"UnsupportedValue: {'rank 0: ' if rank == 1 else ''}value 'odd': unsupported value type set"
 
 
 def test_what_making_the_values_raises_is_raised_on_all_ranks(played: Played) -> None:

@@ -235,7 +235,7 @@ def test_pairs_cannot_be_packed(batch: Batch) -> None:
 def test_boundaries_that_do_not_fit_each_other_or_the_rows_are_refused(batch: Batch) -> None:
     with pytest.raises(ValueError, match="cu_seqlens_q has 2 sequences, cu_seqlens_q_padded 3"):
         SequencePackingLossWrapper(NLLLoss(), boundaries([1, 2]), boundaries([1, 2, 3]))
-    with pytest.raises(ValueError, match="bounds 0 sequences"):
+    with pytest.raises(ValueError, match="cu_seqlens_q has 0 sequences"):
         SequencePackingLossWrapper(NLLLoss(), boundaries([]))
     with pytest.raises(ValueError, match="bounds 2 sequences, the data has 6 rows"):
         SequencePackingLossWrapper(NLLLoss(), boundaries([1, 2]))(torch.zeros(1, 3, VOCAB), batch, *counts_of(batch))

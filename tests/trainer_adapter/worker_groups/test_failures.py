@@ -144,6 +144,7 @@ def require_ray_before_init() -> None:
         require_ray()
 
 
+@pytest.mark.xdist_group("ranks")  # where processes are forked anyway
 def test_before_ray_init_a_group_says_what_to_call() -> None:
     """In a new process, because other tests may have started a cluster in this one."""
     pytest.importorskip("ray")
