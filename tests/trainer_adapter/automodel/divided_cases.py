@@ -1,6 +1,6 @@
-"""Four real ranks on gloo that divide sequences, by context or by sequence parallelism: see the tests of both.
+"""Four real ranks on gloo that divide sequences by context or sequence parallelism; see the tests of both.
 
-Each plays every case of CASES that it is part of and writes what it got.
+Each rank runs every case of CASES that it belongs to and writes its results.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the tests of set-up and checkpoints share: tiny models, configurations, one training step, and the cases that
-two real ranks play.
+"""Shared by the tests of set-up and checkpoints: tiny models, configurations, one training step, and the cases of two
+real ranks.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def stepped(kind: str, **dtensor_cfg: Any) -> Callable[[int, Path, str], Any]:
 
 
 def part_of(parameter: Any) -> float:
-    """Which part of a parameter lies on this rank."""
+    """The part of a parameter that is on this rank."""
     return float(parameter.to_local().numel() / parameter.numel())
 
 

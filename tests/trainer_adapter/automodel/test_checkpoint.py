@@ -1,4 +1,4 @@
-"""Checkpoints of a single rank: what is written, found again and refused. Between ranks: test_setup_between_ranks."""
+"""Checkpoints of a single rank: written, found and refused. test_setup_between_ranks has several ranks."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_saving_needs_its_configuration_and_a_process_group(tmp_path: Path) -> N
         (["a/adapter_config.json", "a/model.bin"], ("torch_save", True)),
     ],
 )
-def test_the_format_is_told_by_names_in_all_subfolders(
+def test_the_format_is_known_from_names_in_all_subfolders(
     tmp_path: Path, files: list[str], expected: tuple[str, bool]
 ) -> None:
     for name in files:

@@ -1,4 +1,4 @@
-"""What context parallelism deals out, attends to, refuses and puts back, without other ranks."""
+"""Context parallelism without other ranks: sharding, attention, refusals and restored tensors."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_microbatch_that_is_a_part_of_a_batch_leaves_the_rest_alone_also_after
         (inputs_of(8, cp_size=1), "not prepared for context parallelism: process it with cp_size=2"),
     ],
 )
-def test_a_microbatch_that_cannot_be_dealt_out_is_refused(inputs: ProcessedInputs, text: str) -> None:
+def test_a_microbatch_that_cannot_be_divided_is_refused(inputs: ProcessedInputs, text: str) -> None:
     contexts = context_parallel_contexts(second_of_two(), CONFIG)
     assert contexts is not None
     with pytest.raises(ValueError, match=text), contexts(inputs):

@@ -1,4 +1,4 @@
-"""Microbatches: how a batch is cut into them, and what a forward pass gets of each."""
+"""Microbatches of a batch, and the inputs of their forward passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities equal those of rows that are alone in their batch, in whatever layout they are computed."""
+"""Log-probabilities equal those of each row in a batch by itself, for every layout."""
 
 from __future__ import annotations
 

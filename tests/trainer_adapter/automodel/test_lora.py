@@ -1,4 +1,4 @@
-"""Adapters on a single rank: which layers get one, how they begin, what is saved; between ranks: see lora_cases.py."""
+"""Adapters on a single rank: their layers, initial values and files. lora_cases.py has several ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_first_forward_pass_is_the_base_models(folder: Path, precision: str)
     assert torch.equal(*logits)
 
 
-def test_only_adapters_are_trained_and_the_configuration_is_told(folder: Path) -> None:
+def test_only_adapters_are_trained_and_the_configuration_is_returned(folder: Path) -> None:
     with set_up(lora_config(folder / "llama", SOME)) as state:
         assert state.peft_config == PeftConfig(dim=4, alpha=6, target_modules=("q_proj", "*.mlp.down_proj"))
         trained = {name for name, value in state.model.named_parameters() if value.requires_grad}

@@ -1,4 +1,4 @@
-"""NeMo Automodel itself, as one rank uses it: what is taken from it, its choices of a model, and its tokenizers."""
+"""NeMo Automodel itself on one rank: the parts used of it, its choices of models, and its tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences laid end to end, against a packer of Python lists, and the bounds that go with them."""
+"""Packed sequences, compared with a packer of Python lists, and their bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real model gives every token the logits it gives it unpacked, whatever shares the row with it."""
+"""A real model gives every token of a packed row the logits of the unpacked row."""
 
 from __future__ import annotations
 

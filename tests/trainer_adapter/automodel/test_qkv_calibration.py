@@ -1,4 +1,4 @@
-"""Scales of keys and values, on one process, against values computed row by row; see qkv_cases.py."""
+"""Scales of keys and values on one process, compared with values computed row by row; see qkv_cases.py."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_outputs_that_are_not_rows_of_positions_are_refused(one_layer: OneLayer)
                 one_layer(microbatch.processed_inputs.input_ids.T)
 
 
-def test_models_whose_keys_cannot_be_told_are_refused_by_name() -> None:
+def test_models_whose_keys_cannot_be_located_are_refused_by_name() -> None:
     codegen = AutoModelForCausalLM.from_config(
         CodeGenConfig(vocab_size=8, n_embd=16, n_layer=1, n_head=4, rotary_dim=4)
     )

@@ -1,4 +1,4 @@
-"""Real ranks that divide activations by tokens compute what one process does: see divided_cases.py."""
+"""Real ranks that divide activations by tokens compute what one process does; see divided_cases.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""When the Hugging Face implementation is forced: decided from the adapters of the registered models.
+"""When the Hugging Face implementation is forced, from the adapters of the registered models.
 
-nemo_automodel need not be installed here: a package of its name, with a registry and models of its layout, is imported
-in its place.
+nemo_automodel need not be installed: a package of its name, with a registry and models of its layout, is imported
+instead.
 """
 
 from __future__ import annotations

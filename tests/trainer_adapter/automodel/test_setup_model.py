@@ -1,4 +1,4 @@
-"""A single rank's process group, model, optimizer and schedule, and the layouts that are refused."""
+"""Process group, model, optimizer and schedule of a single rank, and the layouts that are refused."""
 
 from __future__ import annotations
 

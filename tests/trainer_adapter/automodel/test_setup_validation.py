@@ -1,4 +1,4 @@
-"""What validation refuses, says and settles, before any rank is started."""
+"""Validation before any rank starts: refusals, notices and derived values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_precisions_have_the_names_of_torch() -> None:
     assert expected == STRING_TO_DTYPE
 
 
-def test_a_plain_configuration_settles_everything(model: Path) -> None:
+def test_a_plain_configuration_determines_everything(model: Path) -> None:
     runtime = validated(model)
     assert runtime.model_class is AutoModelForCausalLM
     assert runtime.model_config.model_type == "qwen2"

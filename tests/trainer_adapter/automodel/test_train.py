@@ -1,4 +1,4 @@
-"""Losses and gradients over microbatches, against a forward pass for every row by itself."""
+"""Losses and gradients over microbatches, compared with a forward pass for each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of the group that test_train_between_ranks starts: plays every case, writes what it got as JSON."""
+"""One rank of the group of test_train_between_ranks: runs every case, writes its results as JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Four ranks, two replicas of two, that play every case against a real server; see test_between_ranks.py.
+"""Four ranks, two replicas of two, that run every case against a real server; see test_between_ranks.py.
 
-Each writes what it saw as JSON.
+Each rank writes its results as JSON.
 """
 
 from __future__ import annotations

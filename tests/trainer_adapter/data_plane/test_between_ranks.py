@@ -1,6 +1,7 @@
-"""Two replicas of two ranks on gloo, and a real server that counts: leaders alone talk to it, and all fail together.
+"""Two replicas of two ranks on gloo, and a real server that counts calls: only leaders call it, and all ranks fail
+together.
 
-The cases and their data stand in replica_cases.py.
+replica_cases.py has the cases and their data.
 """
 
 from __future__ import annotations
@@ -232,7 +233,7 @@ def test_a_claim_that_one_rank_leaves_with_an_error_is_released_for_all(played: 
     assert played.counts["dataplane_commits_total", "one_rank_fails"] == 0
 
 
-def test_ranks_that_would_end_a_claim_differently_are_told_and_keep_it(played: Played) -> None:
+def test_ranks_that_would_end_a_claim_differently_raise_and_keep_it(played: Played) -> None:
     refusal = "RuntimeError: the ranks of the replica end claim ID in different ways: ['commit', 'release']"
     for seen in played.seen("ranks_disagree"):
         assert seen == [refusal, "open", 4, "released"]
@@ -262,7 +263,7 @@ def test_whatever_is_gathered_comes_as_it_was_in_the_order_of_ranks(played: Play
     assert played.seen("gathered") == [15] * WORLD
 
 
-def test_what_does_not_travel_is_refused_by_name_on_all_ranks(played: Played) -> None:
+def test_an_unsupported_value_is_refused_by_name_on_all_ranks(played: Played) -> None:
     for rank, (odd, nothing, gathered) in enumerate(played.seen("refused")):
         leader = rank // 2 * 2
         told = "" if rank == leader else f"rank {leader}: "

@@ -1,4 +1,4 @@
-"""Values are packed for a journey between ranks, or refused by name before any of them leaves."""
+"""Values are packed for other ranks, or refused by name before anything is sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RAGGED_IN_DIM_2 = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), torch
 
 
 def received(values: dict[str, Any]) -> dict[str, Any]:
-    """As another rank gets them."""
+    """The values as another rank gets them."""
     message = pack_message(values, CPU)
     buffers = allocate_buffers(message.header, CPU)
     for target, source in zip(buffers, message.buffers, strict=True):
@@ -51,7 +51,7 @@ def test_every_element_type_of_the_data_plane_arrives(name: str) -> None:
         ({"a": np.float64(2.0)}, {"a": 2.0}),
     ],
 )
-def test_what_msgpack_has_no_word_for_comes_as_its_nearest(value: object, expected: object) -> None:
+def test_values_that_msgpack_lacks_arrive_as_the_nearest_type(value: object, expected: object) -> None:
     assert equal(received({"x": value}), {"x": expected})
 
 
@@ -110,7 +110,7 @@ def too_deep() -> list[Any]:
         (PackedTensor([torch.eye(2).to_sparse()], 0), "make it dense first"),
     ],
 )
-def test_what_does_not_travel_is_refused_by_name(value: object, fragment: str) -> None:
+def test_an_unsupported_value_is_refused_by_name(value: object, fragment: str) -> None:
     with pytest.raises(TypeError, match=rf"^value 'x': .*{re.escape(fragment)}"):
         received({"fine": 1, "x": value})
 

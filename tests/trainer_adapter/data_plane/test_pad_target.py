@@ -1,4 +1,4 @@
-"""One width for a step: minted once, kept by its parts, a multiple of all that has to divide it."""
+"""One width for a step: chosen once, kept by its parts, a multiple of every divisor."""
 
 from __future__ import annotations
 

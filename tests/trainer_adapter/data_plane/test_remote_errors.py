@@ -1,4 +1,4 @@
-"""A failure is encode_error to other ranks as data, and raised there as what it was where its class is known."""
+"""Errors are sent to other ranks as data and raised there with their own type if it is known."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainer_adapter._remote_errors import decode_error, encode_error
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DataPlaneError)]
 
 
-def passed_on(error: BaseException) -> Exception:
-    account: list[Any] = msgpack.unpackb(msgpack.packb(encode_error(error)))
-    return decode_error(account, 3)
+def sent_and_decoded(error: BaseException) -> Exception:
+    encoded: list[Any] = msgpack.unpackb(msgpack.packb(encode_error(error)))
+    return decode_error(encoded, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_of_the_data_plane_keeps_its_class_and_what_it_says(kind: type[errors.DataPlaneError]) -> None:
-    error = passed_on(kind("no room", reason="FULL", details={"field": "x"}, retry_after_s=0.5))
+    error = sent_and_decoded(kind("no room", reason="FULL", details={"field": "x"}, retry_after_s=0.5))
     assert type(error) is kind
     assert isinstance(error, errors.DataPlaneError)
     assert str(error) == "rank 3: no room"
@@ -42,14 +42,16 @@ def test_an_error_of_the_data_plane_keeps_its_class_and_what_it_says(kind: type[
         (errors.NotFoundError("\ud800"), errors.NotFoundError, "rank 3: ?"),
     ],
 )
-def test_any_other_is_told_in_words(error: BaseException, kind: type[Exception], text: str) -> None:
-    got = passed_on(error)
+def test_any_other_error_is_a_runtime_error_with_its_text(
+    error: BaseException, kind: type[Exception], text: str
+) -> None:
+    got = sent_and_decoded(error)
     assert type(got) is kind
     assert str(got) == text
 
 
-def test_an_error_that_only_this_rank_knows_is_told_in_words() -> None:
+def test_a_class_that_only_this_rank_knows_is_a_runtime_error() -> None:
     class OwnError(errors.DataPlaneError):
         pass
 
-    assert str(passed_on(OwnError("odd"))) == "rank 3 failed: OwnError: odd"
+    assert str(sent_and_decoded(OwnError("odd"))) == "rank 3 failed: OwnError: odd"

@@ -1,4 +1,4 @@
-"""A rank that is a replica by itself, against a real server: what is read, written and claimed, and what is refused."""
+"""A replica of one rank against a real server: reads, writes, claims and refusals."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_only_ids_are_padded_with_the_pad_token(client: DataPlaneClient, known: 
     assert batch["token_mask"].tolist() == [[token < LENGTHS[row] for token in range(8)] for row in ROWS]
 
 
-def test_a_minted_width_is_taken_as_it_is(side: ReplicaDataPlane) -> None:
+def test_a_chosen_width_is_used_unchanged(side: ReplicaDataPlane) -> None:
     meta = replace(meta_of("p", ROWS), extra_info={"global_forward_pad_seqlen": 9})
     assert side.fetch(meta)["input_ids"].shape == (3, 9)
 
@@ -93,7 +93,7 @@ def test_a_fetch_that_cannot_be_is_refused(
         side.fetch(meta_of("p", ROWS), **arguments)
 
 
-def test_rows_longer_than_the_minted_width_are_refused(side: ReplicaDataPlane) -> None:
+def test_rows_longer_than_the_chosen_width_are_refused(side: ReplicaDataPlane) -> None:
     meta = replace(meta_of("p", ROWS), extra_info={"global_forward_pad_seqlen": 6})
     with pytest.raises(ValueError, match="a row has 7 tokens, more than the width 6"):
         side.fetch(meta)

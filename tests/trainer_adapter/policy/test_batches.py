@@ -1,4 +1,4 @@
-"""Batches in memory: dealt out, answered, and in their own order again; see serial_group.py."""
+"""Batches in memory are sharded, and results are in the batch's order; see serial_group.py."""
 
 from __future__ import annotations
 

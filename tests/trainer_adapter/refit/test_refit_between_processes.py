@@ -1,4 +1,4 @@
-"""Two ranks with divided weights and an engine, each a process of its own, through both transports; see refit_cases."""
+"""Two ranks with sharded weights and an engine, in separate processes, over both transports; see refit_cases."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_rank_announces_whole_shapes(ranks: list[dict[str, Any]], name: st
         ("no_engine", ("TimeoutError: no engine connected to ipc://", "TimeoutError: no engine connected to ipc://")),
     ],
 )
-def test_every_rank_is_told_that_an_engine_failed(
+def test_every_rank_raises_when_an_engine_failed(
     ranks: list[dict[str, Any]], case: str, texts: tuple[str, str]
 ) -> None:
     for rank, text in zip(ranks, texts, strict=True):

@@ -1,4 +1,4 @@
-"""Weights from a trainer to engines elsewhere; ranks are threads here, each with its own end of the group."""
+"""Weights from a trainer to engines on other devices; ranks are threads, each with its own end of the group."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def send_more(group: WeightCollective) -> None:
     ],
     ids=["engine fails", "engine stops", "other weights", "rank 0 fails", "another trainer fails", "weight too many"],
 )
-def test_a_failure_of_one_rank_is_told_to_all_and_the_group_goes_on(
+def test_a_failure_of_one_rank_reaches_all_and_the_group_goes_on(
     ranks: tuple[Rank, ...], outcomes: tuple[str, ...]
 ) -> None:
     is_trainer = [rank in (send, send_broken, send_more) for rank in ranks]
@@ -145,7 +145,7 @@ def test_a_rank_that_leaves_ends_the_wait_of_the_others() -> None:
     assert all(outcome.startswith("ConnectionError: a rank of the group for weights at") for outcome in outcomes[::2])
 
 
-def test_ranks_that_do_not_come_are_not_waited_for_longer_than_told() -> None:
+def test_ranks_that_do_not_join_are_not_waited_for_longer_than_configured() -> None:
     with pytest.raises(TimeoutError, match="not all 2 ranks joined the group for weights at "):
         WeightCollective("127.0.0.1", free_port(), 2, 0, CPU, timeout_s=0.2)
 

@@ -1,4 +1,4 @@
-"""Which weights share a buffer, and where each lies."""
+"""Which weights share a buffer, and the place of each."""
 
 from __future__ import annotations
 

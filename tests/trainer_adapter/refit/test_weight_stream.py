@@ -1,4 +1,4 @@
-"""Weights from a trainer to an engine on the same device, and what each is told when the other fails."""
+"""Weights from a trainer to an engine on the same device, and the error on each side if the other fails."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ STEPS = INFO["steps"]
         ({**INFO, "another": STEPS}, "the trainer did not send another"),
     ],
 )
-def test_an_engine_that_was_told_otherwise_refuses(endpoint: str, info: Any, text: str) -> None:
+def test_an_engine_that_expects_other_weights_refuses(endpoint: str, info: Any, text: str) -> None:
     trainer, engine = both(sending(endpoint), taking(endpoint, {}, info))
     assert trainer.startswith(f"RuntimeError: the engine at {endpoint} refused the weights: ValueError: ")
     assert trainer.endswith(text)

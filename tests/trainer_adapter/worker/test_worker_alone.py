@@ -1,4 +1,4 @@
-"""A worker that is the only rank: what it keeps as it was, what it refuses, and what a step is made of."""
+"""A worker as the only rank: the state that it keeps, the calls that it refuses, and the parts of a step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the tests of the worker share: a tiny model on disk, configurations, a batch, and cases that real ranks play.
+"""Shared by the tests of the worker: a tiny model on disk, configurations, a batch, and the cases of real ranks.
 
-Each rank writes what it saw as safetensors and JSON.
+Each rank writes its results as safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def train_once(made: AutomodelPolicyWorker, rank: int, layout: Layout) -> float:
 
 
 def refitted(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Two ranks train a step and hand their weights to the third process, an engine, in both ways."""
+    """Two ranks train a step and send their weights to the third process, an engine, over both transports."""
     layout = Layout(dp=2)
     meeting = int(os.environ["MASTER_PORT"]) + 1
     if rank == layout.ranks:
@@ -248,7 +248,7 @@ def refitted(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def engine(folder: Path, rank: int, meeting: int) -> Tensors:
-    """The weights that came, by both ways; every rank of the trainer streams to an engine of its own."""
+    """The weights that arrived over both transports; every rank of the trainer streams to its own engine."""
     tempfile.tempdir = str(folder)  # where the sockets of this machine's engines lie
     info = _info(folder)
     streams = [stream_endpoint(CPU, trainer) for trainer in range(rank)]

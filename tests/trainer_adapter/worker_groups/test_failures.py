@@ -1,4 +1,4 @@
-"""Which of several failures is told, and what ranks must agree on."""
+"""Which of several failures is reported, and what ranks must agree on."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_all_ranks_learn_what_the_driver_knows(ranks: Seen) -> None:
         assert rank["agreed"]["nothing"]
 
 
-def test_what_does_not_travel_is_refused_on_every_rank(ranks: Seen) -> None:
+def test_an_unsupported_value_is_refused_on_every_rank(ranks: Seen) -> None:
     for rank in ranks:
         assert "unsupported value type builtin_function_or_method" in rank["agreed"]["refused"]
 

@@ -1,7 +1,4 @@
-"""What two processes do that each run this script, as torchrun starts them.
-
-Each plays every case of CASES and writes JSON.
-"""
+"""Two processes that each run this script, as torchrun starts them. Each runs every case of CASES and writes JSON."""
 
 from __future__ import annotations
 

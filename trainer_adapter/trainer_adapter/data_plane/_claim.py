@@ -101,7 +101,7 @@ class ReplicaClaim:
         return failures[0] if failures else None
 
     def _release_failed(self, kind: type[BaseException]) -> None:
-        """Release because of an error. That error matters more than whether the server can be told now."""
+        """Release because of an error. It matters more than whether the server can be reached now."""
 
         def end(claim: Claim) -> int:
             claim.__exit__(kind, None, None)

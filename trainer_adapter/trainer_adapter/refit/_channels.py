@@ -1,6 +1,6 @@
-"""One request at a time from a trainer to an engine, each with a reply: ZeroMQ's REQ and REP with deadlines.
+"""One request at a time from a trainer to an engine, each with an answer: ZeroMQ's REQ and REP with deadlines.
 
-Messages are MessagePack maps; nothing is pickled. A REQ socket without a reply to its request cannot send again, so a
+Messages are MessagePack maps; nothing is pickled. A REQ socket without an answer to its request cannot send again, so a
 failed channel is closed and a new one is made.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import zmq
 
 _LINGER_MS = 1000
-"""How long a closing channel waits for its last reply to be sent."""
+"""How long a closing channel waits for its last answer to be sent."""
 
 
 class RequestChannel:
@@ -46,9 +46,9 @@ class RequestChannel:
         self._awaits_answer = True
 
     def await_answer(self) -> None:
-        """Wait for the reply to the last message; returns at once if there is none to wait for.
+        """Wait for the answer to the last message; returns at once if there is none to wait for.
 
-        Raises TimeoutError if the engine does not reply in time, RuntimeError with its reason if it refuses.
+        Raises TimeoutError if the engine does not answer in time, RuntimeError with its reason if it refuses.
         """
         if not self._awaits_answer:
             return
@@ -75,7 +75,7 @@ class RequestChannel:
 
 
 class AnswerChannel:
-    """The engine's side. `has_unanswered`: the trainer waits for a reply."""
+    """The engine's side. `has_unanswered`: the trainer waits for an answer."""
 
     def __init__(self, endpoint: str, timeout_s: float) -> None:
         self._endpoint, self._timeout_s = endpoint, timeout_s
@@ -100,12 +100,12 @@ class AnswerChannel:
         return message
 
     def answer(self, error: str | None) -> None:
-        """Reply to the last message. error: why the weights are refused; None: the message is processed."""
+        """Answer the last message. error: why the weights are refused; None: the message is processed."""
         self._socket.send(msgpack.packb({"error": error}))
         self.has_unanswered = False
 
     def close(self) -> None:
-        """Close the channel; returns when the last reply is sent."""
+        """Close the channel; returns when the last answer is sent."""
         self._context.destroy(linger=_LINGER_MS)
 
 

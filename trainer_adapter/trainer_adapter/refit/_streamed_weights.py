@@ -1,4 +1,4 @@
-"""The engine's side of a weight stream: checks of the messages, and replies; see _weight_stream.py."""
+"""The engine's side of a weight stream: checks of the messages, and answers; see _weight_stream.py."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _IncomingStream:
         self._complete = True
 
     def finish(self) -> None:
-        """Reply to the last message, after all weights are in place."""
+        """Answer the last message, after all weights are in place."""
         if not self._complete:
             raise ValueError("the engine stopped before the last weight")
         self._accept()

@@ -37,7 +37,7 @@ class WeightPublisher:
         endpoint_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         """dtype: of the weights that engines get.
-        timeout_s: for each reply of an engine, and for engines to join.
+        timeout_s: for each answer of an engine, and for engines to join.
         endpoint_folder: of the sockets on the CPU, see stream_endpoint.
         """
         self._model, self._dtype, self._device, self._rank = model, dtype, device, rank
