@@ -194,8 +194,8 @@ class Rank:
         """Which positions of a row torch's context_parallel would give this rank, and which it gets."""
         inputs, mesh = self.microbatches()[0].processed_inputs, self.context.device_mesh["cp"]
         with attend_in_ring(inputs, mesh) as own:
-            dealt = positions_of_ranks(inputs.seq_len, mesh.size(), torch.device("cpu"))
-            return [own.tolist(), dealt[mesh.get_local_rank()].tolist()]
+            positions = positions_of_ranks(inputs.seq_len, mesh.size(), torch.device("cpu"))
+            return [own.tolist(), positions[mesh.get_local_rank()].tolist()]
 
     def step(self, loss: Any) -> tuple[float, float]:
         """One step; the loss of all ranks' rows and the gradients' norm."""

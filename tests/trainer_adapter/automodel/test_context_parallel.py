@@ -151,12 +151,12 @@ def is_seen(query: int, key: int, bounds: list[int] | None, window: int | None) 
 def test_positions_see_what_is_before_them_in_their_sequence_and_window(
     bounds: list[int] | None, window: int | None
 ) -> None:
-    dealt = positions_of_ranks(12, 2, torch.device("cpu"))
+    positions = positions_of_ranks(12, 2, torch.device("cpu"))
     group: Any = None
-    for rank, own in enumerate(dealt):
+    for rank, own in enumerate(positions):
         packed = None if bounds is None else torch.tensor(bounds, dtype=torch.int32)
-        mask = shard_sequence(dealt, rank, packed, group).mask(window)
-        keys = torch.cat(dealt).tolist()
+        mask = shard_sequence(positions, rank, packed, group).mask(window)
+        keys = torch.cat(positions).tolist()
         assert mask.tolist() == [[is_seen(query, key, bounds, window) for key in keys] for query in own.tolist()]
 
 

@@ -38,12 +38,14 @@ def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> No
         assert_close(found[name], torch.tensor(gradient))
 
 
-# --- the vocabulary dealt out, evenly (64), unevenly (7: 4 and 3), all to one rank (1) ---
+# --- the vocabulary sharded, evenly (64), unevenly (7: 4 and 3), all to one rank (1) ---
 
-dealt = pytest.mark.parametrize(("vocab", "packed"), [(v, packed) for v in (64, 7, 1) for packed in (False, True)])
+vocabularies = pytest.mark.parametrize(
+    ("vocab", "packed"), [(v, packed) for v in (64, 7, 1) for packed in (False, True)]
+)
 
 
-@dealt
+@vocabularies
 @pytest.mark.parametrize("loss", train_worker.LOSSES)
 def test_losses_and_their_gradients_over_a_sharded_vocabulary(
     ranks: Ranks, vocab: int, packed: bool, loss: str
@@ -61,7 +63,7 @@ def test_losses_and_their_gradients_over_a_sharded_vocabulary(
     assert bool(gradient.any()) is (vocab > 1)
 
 
-@dealt
+@vocabularies
 @pytest.mark.parametrize("how", ["logprobs", "chunked", "filtered"])
 def test_logprobs_over_a_sharded_vocabulary(ranks: Ranks, vocab: int, packed: bool, how: str) -> None:
     microbatch = processed(batch_of(train_worker.LENGTHS, vocab=vocab), packed)
@@ -71,7 +73,7 @@ def test_logprobs_over_a_sharded_vocabulary(ranks: Ranks, vocab: int, packed: bo
         assert_close(rank[f"vocab {vocab} {packed}"][how], expected)
 
 
-@dealt
+@vocabularies
 def test_the_largest_logits_of_a_sharded_vocabulary(ranks: Ranks, vocab: int, packed: bool) -> None:
     microbatch = processed(batch_of(train_worker.LENGTHS, vocab=vocab), packed)
     logits = train_worker.logits_of(microbatch, vocab)
@@ -105,7 +107,7 @@ def test_a_real_model_with_a_sharded_last_layer_trains_as_on_one_rank(ranks: Ran
         assert_same_gradients(found["gradients"], expected["gradients"])
 
 
-# --- samples dealt out ---
+# --- samples sharded ---
 
 
 def test_sharded_ranks_with_unequal_microbatches_train_as_one_with_all_of_them(ranks: Ranks) -> None:
@@ -117,7 +119,7 @@ def test_sharded_ranks_with_unequal_microbatches_train_as_one_with_all_of_them(r
         assert_same_gradients(rank["data-parallel"]["gradients"], expected["gradients"])
 
 
-# --- positions dealt out ---
+# --- positions sharded ---
 
 
 @pytest.mark.parametrize("loss", train_worker.LOSSES)

@@ -148,9 +148,9 @@ def test_a_rank_that_reads_for_itself_and_fails_takes_its_replica_along(played: 
 
 def test_a_preprocessing_that_fails_or_loses_rows_fails_on_all_ranks(played: Played) -> None:
     for rank, (fails, drops) in enumerate(played.seen("preprocess_fails")):
-        told = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
-        assert fails == f"{told}KeyError: 'no such prompt'"
-        assert drops.startswith(f"{told}ValueError: preprocess must keep the meta's 4 rows, but returned 3")
+        prefix = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
+        assert fails == f"{prefix}KeyError: 'no such prompt'"
+        assert drops.startswith(f"{prefix}ValueError: preprocess must keep the meta's 4 rows, but returned 3")
 
 
 def test_without_a_client_nothing_is_written_and_no_rank_gets_rows(played: Played) -> None:
@@ -178,10 +178,10 @@ def test_a_result_with_one_value_a_row_is_stored_as_it_is(played: Played) -> Non
 
 def test_a_result_without_the_key_fails_on_all_ranks(played: Played) -> None:
     for rank, text in enumerate(played.seen("unwritable")):
-        told = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
+        prefix = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
         assert (
             text
-            == f"{told}RuntimeError: write-back of 'scores': the result has no such key, only ['logprobs', 'reward']"
+            == f"{prefix}RuntimeError: write-back of 'scores': the result has no such key, only ['logprobs', 'reward']"
         )
 
 
@@ -266,9 +266,9 @@ def test_whatever_is_gathered_comes_as_it_was_in_the_order_of_ranks(played: Play
 def test_an_unsupported_value_is_refused_by_name_on_all_ranks(played: Played) -> None:
     for rank, (odd, nothing, gathered) in enumerate(played.seen("refused")):
         leader = rank // 2 * 2
-        told = "" if rank == leader else f"rank {leader}: "
-        assert odd == f"UnsupportedValue: {told}value 'odd': unsupported value type set"
-        assert nothing == f"UnsupportedValue: {told}values must be a mapping, got NoneType"
+        prefix = "" if rank == leader else f"rank {leader}: "
+        assert odd == f"UnsupportedValue: {prefix}value 'odd': unsupported value type set"
+        assert nothing == f"UnsupportedValue: {prefix}values must be a mapping, got NoneType"
         assert gathered == f"UnsupportedValue: {'rank 0: ' if rank == 1 else ''}value 'odd': unsupported value type set"
 
 

@@ -237,8 +237,8 @@ def refitted(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
         train_once(made, rank, layout)
         info = made.prepare_refit_info()
         if rank == 0:
-            told = {name: [list(shape), str(dtype).removeprefix("torch.")] for name, (shape, dtype) in info.items()}
-            (folder / "info.partial").write_text(json.dumps(told))
+            shapes = {name: [list(shape), str(dtype).removeprefix("torch.")] for name, (shape, dtype) in info.items()}
+            (folder / "info.partial").write_text(json.dumps(shapes))
             (folder / "info.partial").rename(folder / "info.json")
         made.stream_weights_via_ipc_zmq(buffer_size_bytes=20_000)
         made.init_collective("127.0.0.1", meeting, layout.ranks + 1, train_world_size=layout.ranks)
@@ -273,8 +273,8 @@ def _info(folder: Path) -> RefitInfo:
     while not (path := folder / "info.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    told = json.loads(path.read_text())
-    return {name: (torch.Size(shape), getattr(torch, dtype)) for name, (shape, dtype) in told.items()}
+    shapes = json.loads(path.read_text())
+    return {name: (torch.Size(shape), getattr(torch, dtype)) for name, (shape, dtype) in shapes.items()}
 
 
 CASES: dict[str, tuple[int, Case]] = {
