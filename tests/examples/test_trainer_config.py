@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from settings import GrpoSettings
-from trainer_adapter.automodel._optimizer import build_optimizer, build_scheduler
 from trainer_adapter.automodel.config import required
+from trainer_adapter.automodel.setup import build_optimizer, build_scheduler
 from trainer_config import Packing, policy_config
 
 STEPS = 60

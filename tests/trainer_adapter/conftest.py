@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine for the tests of the adapter that want one; it takes 4 s to start."""
+"""A Ray cluster of this machine for tests of the adapter; it takes 4 s to start."""
 
 from __future__ import annotations
 

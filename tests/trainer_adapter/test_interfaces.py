@@ -1,4 +1,4 @@
-"""The interfaces ask for exactly what algorithms may call."""
+"""The interfaces have exactly the methods that algorithms may call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharding of metas: every row once, plans handed on, the order restored."""
+"""Sharding of metas: every row once, plans kept, the order restored."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_one_global_batch_in_order_needs_no_undoing() -> None:
     assert unsorted is None
 
 
-def test_packing_deals_the_documented_bins_and_hands_the_plan_on() -> None:
+def test_packing_uses_the_documented_bins_and_keeps_the_plan() -> None:
     metas, _ = shard_meta_for_dp(meta_of(LENGTHS), dp_world=2, batch_size=4, sequence_packing_args=PACKING)
     assert [meta.sample_ids for meta in metas] == [["s3", "s1", "s0", "s5", "s4"], ["s2", "s7", "s6"]]
     assert metas[0].extra_info == {
@@ -84,7 +84,7 @@ def test_every_row_goes_to_one_rank_with_its_length_and_tags_and_comes_back_in_o
 
 @pytest.mark.parametrize(
     ("meta", "fragment"),
-    [(meta_of([]), "without rows"), (meta_of(None, rows=2), "sequence_lengths")],
+    [(meta_of([]), "no rows"), (meta_of(None, rows=2), "sequence_lengths")],
     ids=["no rows", "no lengths"],
 )
 def test_a_meta_that_cannot_be_sharded_is_refused(meta: KVBatchMeta, fragment: str) -> None:
@@ -97,6 +97,6 @@ def test_packing_and_dynamic_batching_exclude_each_other() -> None:
         shard_meta_for_dp(meta_of([1, 2]), dp_world=2, sequence_packing_args=PACKING, dynamic_batching_args=DYNAMIC)
 
 
-def test_rows_that_cannot_be_dealt_evenly_are_refused() -> None:
+def test_rows_that_cannot_be_divided_evenly_are_refused() -> None:
     with pytest.raises(AssertionError, match="not a multiple of shards"):
         shard_meta_for_dp(meta_of([1, 2, 3]), dp_world=2)

@@ -1,1 +1,1 @@
-"""Between the data plane and the trainer's workers."""
+"""The trainer's side of the data plane: policies, workers, losses, and weights for generation engines."""

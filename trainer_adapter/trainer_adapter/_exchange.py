@@ -1,17 +1,17 @@
-"""Named values between the ranks of a group: from one rank to all, and from all to all.
+"""Collectives for named values: from one rank to all ranks of a group, and from all to all.
 
-Neither pickle nor the object collectives of torch: what the ranks of a job send each other stays data, whoever sent it.
-A msgpack message goes ahead (its size, then its bytes), the elements of each tensor follow as one broadcast of bytes.
+Neither pickle nor torch's object collectives are used: what ranks send each other is data and never runs code. A
+msgpack frame goes first (its size, then its bytes); the elements of each tensor follow as one broadcast of bytes.
 
-All functions are collective: every rank of the group calls them. A failure before the sending is sent as well, so the
-others learn of it instead of waiting. They wait for a rank that never calls until the group's own timeout.
+All functions are collective: every rank of the group calls them. A failure before sending is sent as well, so the other
+ranks raise instead of waiting. They wait for a rank that never calls until the group's own timeout.
 
-Values are
-- tensors of every element type that the data plane carries, of any shape, also without rows or dimensions, and
-  torch.jagged nested tensors ragged in dim 1; those with equal rows share their offsets afterwards,
-- object arrays (N,), PackedTensors, and what msgpack carries: None, bool, int of 64 bits, float, str, bytes, and lists
-  and mappings of all these. NumPy scalars come as Python's, tuples as lists, mappings as dictionaries.
-Anything else is a TypeError that names the value, on every rank.
+Supported values:
+- tensors of every element type of the data plane, of any shape, also without rows or dimensions, and torch.jagged
+  nested tensors that are ragged in dim 1; those with equal rows share their offsets after the exchange,
+- object arrays (N,), PackedTensors, and what msgpack supports: None, bool, int of 64 bits, float, str, bytes, and lists
+  and mappings of all these. NumPy scalars arrive as Python's, tuples as lists, mappings as dictionaries.
+Any other value is a TypeError that names it, on every rank.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ import torch
 import torch.distributed
 from torch.distributed import ProcessGroup
 
-from trainer_adapter._parcel import Parcel, buffers_for, packed_parcel, unpacked_parcel
-from trainer_adapter._told_failures import heard, told
+from trainer_adapter._collective_message import CollectiveMessage, allocate_buffers, pack_message, unpack_message
+from trainer_adapter._remote_errors import decode_error, encode_error
 
 
 def broadcast_values(
     values: Mapping[str, Any] | None, *, source: int, group: ProcessGroup, device: torch.device
 ) -> dict[str, Any]:
-    """What the source passes, on every rank; the others' values are not looked at.
+    """Return the values that the source passes, on every rank; those of other ranks are ignored.
 
-    source: a global rank. device: over which the group communicates, CUDA for nccl; all tensors lie there afterwards,
-    those of the source in their old memory if they did before. On CUDA they may be on their way on the current stream.
+    source: a global rank. device: the one that the group communicates over, CUDA for nccl. All tensors are there
+    afterwards; the source's keep their memory if they were there before. On CUDA the copies may still be queued on the
+    current stream.
     """
     return broadcast_outcome(lambda: values, source=source, group=group, device=device)
 
@@ -42,82 +43,82 @@ def broadcast_values(
 def broadcast_outcome(
     make: Callable[[], Mapping[str, Any] | None], *, source: int, group: ProcessGroup, device: torch.device
 ) -> dict[str, Any]:
-    """The same, where the source still has to make the values; the others do not call make.
+    """Like broadcast_values, for values that the source still has to make; other ranks do not call `make`.
 
-    What make raises is raised by the source. The others raise an error of the data plane as what it is, and a
-    RuntimeError with the type and message of any other.
+    The source raises what `make` raises. The other ranks raise an error of the data plane with its own type, and
+    RuntimeError with type and message of any other.
     """
     if torch.distributed.get_rank() != source:
-        return unpacked_parcel(_received(source, group, device))
+        return unpack_message(_receive(source, group, device))
     try:
-        parcel = packed_parcel(make(), device)
+        message = pack_message(make(), device)
     except BaseException as error:
-        _send(_failure(error), source, group, device)
+        _send(_error_frame(error), source, group, device)
         raise
-    _send(_success(parcel), source, group, device)
-    _broadcast(parcel.buffers, source, group)
-    return unpacked_parcel(parcel)
+    _send(_header_frame(message), source, group, device)
+    _broadcast(message.buffers, source, group)
+    return unpack_message(message)
 
 
 def gather_values(values: Mapping[str, Any], *, group: ProcessGroup, device: torch.device) -> list[dict[str, Any]]:
-    """The values of every rank on every rank, in the order of the group's ranks. Ranks need not pass the same names.
+    """Return the values of every rank on every rank, in the order of the group's ranks. Names may differ by rank.
 
-    device: as broadcast_values. Each rank ends up with all tensors of all ranks. A rank whose values do not travel
-    raises, and so do all others.
+    device: as for broadcast_values. Each rank ends up with all tensors of all ranks. If one rank's values are not
+    supported, all ranks raise.
     """
     try:
-        parcel = packed_parcel(values, device)
+        own_message = pack_message(values, device)
     except BaseException as error:
-        _all_messages(_failure(error), group, device)
+        _gather_frames(_error_frame(error), group, device)
         raise
     ranks, own = torch.distributed.get_process_group_ranks(group), torch.distributed.get_rank()
-    sealed = zip(ranks, _all_messages(_success(parcel), group, device), strict=True)
-    messages = {source: _opened(message, source) for source, message in sealed}
-    parcels = [
-        parcel if source == own else Parcel(message, buffers_for(message, device))
-        for source, message in messages.items()
+    frames = zip(ranks, _gather_frames(_header_frame(own_message), group, device), strict=True)
+    headers = {source: _open_frame(frame, source) for source, frame in frames}
+    messages = [
+        own_message if source == own else CollectiveMessage(header, allocate_buffers(header, device))
+        for source, header in headers.items()
     ]
-    for source, filled in zip(ranks, parcels, strict=True):
-        _broadcast(filled.buffers, source, group)
-    return [unpacked_parcel(filled) for filled in parcels]
+    for source, message in zip(ranks, messages, strict=True):
+        _broadcast(message.buffers, source, group)
+    return [unpack_message(message) for message in messages]
 
 
-# --- messages: [True, the parcel's message], or [False, what failed] ---
+# --- frames: [True, header of the message] or [False, encoded error] ---
 
 
-def _success(parcel: Parcel) -> bytes:
-    message: bytes = msgpack.packb([True, parcel.message])
-    return message
+def _header_frame(message: CollectiveMessage) -> bytes:
+    frame: bytes = msgpack.packb([True, message.header])
+    return frame
 
 
-def _failure(error: BaseException) -> bytes:
-    message: bytes = msgpack.packb([False, told(error)])
-    return message
+def _error_frame(error: BaseException) -> bytes:
+    frame: bytes = msgpack.packb([False, encode_error(error)])
+    return frame
 
 
-def _opened(message: bytes, source: int) -> bytes:
-    """The parcel's message. Raises what the source has failed with."""
-    went_well, content = msgpack.unpackb(message)
-    if not went_well:
-        raise heard(content, source)
-    opened: bytes = content
-    return opened
+def _open_frame(frame: bytes, source: int) -> bytes:
+    """Return the header. Raises the error that the source sent instead."""
+    is_header, content = msgpack.unpackb(frame)
+    if not is_header:
+        raise decode_error(content, source)
+    header: bytes = content
+    return header
 
 
-def _received(source: int, group: ProcessGroup, device: torch.device) -> Parcel:
+def _receive(source: int, group: ProcessGroup, device: torch.device) -> CollectiveMessage:
     size = torch.zeros(1, dtype=torch.int64, device=device)
     torch.distributed.broadcast(size, src=source, group=group)
     frame = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
     torch.distributed.broadcast(frame, src=source, group=group)
-    message = _opened(_bytes_of(frame), source)
-    buffers = buffers_for(message, device)
+    header = _open_frame(_to_bytes(frame), source)
+    buffers = allocate_buffers(header, device)
     _broadcast(buffers, source, group)
-    return Parcel(message, buffers)
+    return CollectiveMessage(header, buffers)
 
 
-def _send(message: bytes, source: int, group: ProcessGroup, device: torch.device) -> None:
-    torch.distributed.broadcast(torch.tensor([len(message)], device=device), src=source, group=group)
-    torch.distributed.broadcast(_frame_of(message, device), src=source, group=group)
+def _send(frame: bytes, source: int, group: ProcessGroup, device: torch.device) -> None:
+    torch.distributed.broadcast(torch.tensor([len(frame)], device=device), src=source, group=group)
+    torch.distributed.broadcast(_to_tensor(frame, device), src=source, group=group)
 
 
 def _broadcast(buffers: list[torch.Tensor], source: int, group: ProcessGroup) -> None:
@@ -126,20 +127,20 @@ def _broadcast(buffers: list[torch.Tensor], source: int, group: ProcessGroup) ->
             torch.distributed.broadcast(buffer, src=source, group=group)
 
 
-def _all_messages(message: bytes, group: ProcessGroup, device: torch.device) -> list[bytes]:
-    """Of all ranks: their sizes, then all of them as wide as the longest."""
+def _gather_frames(frame: bytes, group: ProcessGroup, device: torch.device) -> list[bytes]:
+    """Gather the sizes of all frames, then all frames, each padded to the longest."""
     world = torch.distributed.get_world_size(group)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
-    torch.distributed.all_gather(sizes, torch.tensor([len(message)], device=device), group=group)
+    torch.distributed.all_gather(sizes, torch.tensor([len(frame)], device=device), group=group)
     lengths = torch.cat(sizes).tolist()
     frames = [torch.empty(max(lengths), dtype=torch.uint8, device=device) for _ in range(world)]
-    torch.distributed.all_gather(frames, _frame_of(message.ljust(max(lengths), b"\0"), device), group=group)
-    return [_bytes_of(frame[:length]) for frame, length in zip(frames, lengths, strict=True)]
+    torch.distributed.all_gather(frames, _to_tensor(frame.ljust(max(lengths), b"\0"), device), group=group)
+    return [_to_bytes(found[:length]) for found, length in zip(frames, lengths, strict=True)]
 
 
-def _frame_of(message: bytes, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
+def _to_tensor(frame: bytes, device: torch.device) -> torch.Tensor:
+    return torch.frombuffer(bytearray(frame), dtype=torch.uint8).to(device)
 
 
-def _bytes_of(frame: torch.Tensor) -> bytes:
+def _to_bytes(frame: torch.Tensor) -> bytes:
     return frame.cpu().numpy().tobytes()

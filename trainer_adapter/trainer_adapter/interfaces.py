@@ -1,9 +1,8 @@
-"""What a policy can do, whoever runs it: the abstract classes that algorithms are written against, and their outputs.
+"""The abstract classes that algorithms are written against, and the outputs of their methods.
 
-Shapes: B samples, S tokens of the padded batch, k candidates. Batches are right-padded; `input_ids` is [B,S] int64
-and `input_lengths` [B] int64. Results come back on the CPU, row for row in the order of the batch. All methods block
-until every rank is done, except those that return `list[ray.ObjectRef]`, one reference a worker, to be waited for by
-the caller.
+Shapes: B samples, S tokens of the padded batch, k candidates. Batches are right-padded; `input_ids` is [B,S] int64 and
+`input_lengths` [B] int64. Results are on the CPU, row for row in the order of the batch. All methods block until every
+rank is done, except those that return `list[ray.ObjectRef]`, one reference for each worker; the caller waits for these.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class LogprobOutputSpec(TypedDict):
 
 
 class ReferenceLogprobOutputSpec(TypedDict):
-    """reference_logprobs: [B,S] float32, as LogprobOutputSpec under the reference weights."""
+    """reference_logprobs: [B,S] float32, like LogprobOutputSpec under the reference weights."""
 
     reference_logprobs: torch.Tensor
 
@@ -54,7 +53,7 @@ class TopkLogitsOutputSpec(TypedDict):
 
 
 class PolicyInterface(abc.ABC):
-    """A policy that can be asked for log-probabilities and trained."""
+    """A policy that computes log-probabilities and can be trained."""
 
     @abc.abstractmethod
     def get_logprobs(self, data: BatchedDataDict[GenerationDatumSpec]) -> BatchedDataDict[LogprobOutputSpec]:
@@ -64,7 +63,7 @@ class PolicyInterface(abc.ABC):
     def get_reference_policy_logprobs(
         self, data: BatchedDataDict[GenerationDatumSpec], micro_batch_size: int | None = None
     ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
-        """Log-probabilities of the tokens under the reference weights; the current weights are in place afterwards."""
+        """Log-probabilities of the tokens under the reference weights; the current weights are restored afterwards."""
 
     @abc.abstractmethod
     def get_topk_logits(
@@ -72,8 +71,8 @@ class PolicyInterface(abc.ABC):
     ) -> BatchedDataDict[TopkLogitsOutputSpec]:
         """The k largest logits of every position and their vocabulary ids.
 
-        All S positions come back, the last one included, because the result is stored beside the batch it belongs to;
-        a loss that aligns position i with token i + 1 drops the last one itself.
+        All S positions are returned, the last one included, because the result is stored beside its batch. A loss that
+        aligns position i with token i + 1 drops the last one itself.
         """
 
     @abc.abstractmethod
@@ -86,9 +85,10 @@ class PolicyInterface(abc.ABC):
         gbs: int | None = None,
         mbs: int | None = None,
     ) -> dict[str, Any]:
-        """One optimizer step for each global batch of `gbs` samples (None: as configured), in microbatches of `mbs`.
+        """Run one optimizer step for each global batch of `gbs` samples (None: as configured), in microbatches of
+        `mbs`.
 
-        eval_mode: losses only, no update. Returns at least `loss`, `grad_norm` and `all_mb_metrics`.
+        eval_mode: compute losses only, without an update. Returns at least `loss`, `grad_norm` and `all_mb_metrics`.
         """
 
     @abc.abstractmethod
@@ -100,13 +100,15 @@ class PolicyInterface(abc.ABC):
         margin: float = 1.05,
         include_q: bool = False,
     ) -> dict[str, Any]:
-        """FP8 scales for the K and V (and Q) activations of a quantised KV cache, from the `percentile` of each
-        tensor's largest absolute value, widened by the factor `margin`. Returns the configuration and scales by layer.
+        """FP8 scales for the K and V (and Q) activations of a quantised KV cache.
+
+        They are the `percentile` of each tensor's largest absolute value, times the factor `margin`. Returns the
+        settings and the scales by layer.
         """
 
     @abc.abstractmethod
     def prepare_for_training(self, *args: Any, **kwargs: Any) -> None:
-        """Weights and optimizer state to the device, training mode."""
+        """Move weights and optimizer state to the device; training mode."""
 
     @abc.abstractmethod
     def finish_training(self, *args: Any, **kwargs: Any) -> None:
@@ -114,37 +116,39 @@ class PolicyInterface(abc.ABC):
 
     @abc.abstractmethod
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Write weights, and optimizer state where asked for."""
+        """Write the weights, and the optimizer state if asked for."""
 
     @abc.abstractmethod
     def shutdown(self) -> bool:
-        """Free everything the policy holds; whether that went well."""
+        """Free all resources; returns whether that succeeded."""
 
 
 class ColocatablePolicyInterface(PolicyInterface):
-    """A policy whose weights can be handed to a generation engine, on the same devices or on others."""
+    """A policy that can send its weights to generation engines, on the same devices or on others."""
 
     @abc.abstractmethod
     def init_collective(
         self, ip: str, port: int, world_size: int, *, train_world_size: int
     ) -> list[ray.ObjectRef[Any]]:
-        """Join a process group of `world_size` trainers and generators that meets at ip:port; trainers come first."""
+        """Join a process group of `world_size` trainers and engines that meets at ip:port; trainers have the first
+        ranks.
+        """
 
     @abc.abstractmethod
     def offload_before_refit(self) -> None:
-        """Make room on the device: optimizer state to the CPU."""
+        """Move optimizer state to the CPU, to free memory on the device."""
 
     @abc.abstractmethod
     def offload_after_refit(self) -> None:
-        """Weights and optimizer state to the CPU."""
+        """Move weights and optimizer state to the CPU."""
 
     @abc.abstractmethod
     def prepare_refit_info(self) -> dict[str, Any] | None:
-        """Name, full shape and dtype of every weight that will be sent, in the generation engine's names."""
+        """The name (as the engine uses it), full shape and dtype of every weight that will be sent."""
 
     @abc.abstractmethod
     def stream_weights_via_ipc_zmq(self, *args: Any, **kwargs: Any) -> list[ray.ObjectRef[Any]]:
-        """Send the weights to engines on the same devices, through shared device memory."""
+        """Send the weights to engines on the same devices through shared device memory."""
 
     @abc.abstractmethod
     def broadcast_weights_for_collective(self, kv_scales: dict[str, float] | None = None) -> list[ray.ObjectRef[Any]]:
@@ -152,4 +156,4 @@ class ColocatablePolicyInterface(PolicyInterface):
 
     @abc.abstractmethod
     def prepare_for_lp_inference(self) -> None:
-        """Weights to the device, evaluation mode, optimizer state to the CPU where configured."""
+        """Move weights to the device; evaluation mode; optimizer state to the CPU if configured."""

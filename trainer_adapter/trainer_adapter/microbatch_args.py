@@ -1,26 +1,70 @@
-"""What a policy's configuration says about microbatches, in the words of BatchedDataDict.shard_by_batch_size.
+"""How a policy's configuration plans microbatches, as arguments of BatchedDataDict.shard_by_batch_size.
 
-The driver, which plans for all ranks, and a worker that plans for itself ask here, so that both plan alike.
+The driver plans for all ranks; a worker that is called directly plans for itself. Both use this module, so both plan
+alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import lcm
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from dataplane_client.batched_data_dict import DynamicBatchingArgs, SequencePackingArgs
+from dataplane_client.batched_data_dict import (
+    BatchedDataDict,
+    DynamicBatchingArgs,
+    SequencePackingArgs,
+    SlicedDataDict,
+)
 from trainer_adapter.automodel.config import required
 
 Stage: TypeAlias = Literal["train", "logprob"]
-"""Microbatches of inference may hold more tokens than those that are differentiated."""
+"""The limits on tokens per microbatch differ: inference keeps no activations."""
+
+T = TypeVar("T")
+
+
+class MicrobatchArgs(NamedTuple):
+    """The arguments of the enabled plan. At most one is set; with none, a microbatch is a fixed number of rows."""
+
+    packing: SequencePackingArgs | None
+    dynamic: DynamicBatchingArgs | None
+
+    def shard(
+        self, data: BatchedDataDict[T], shards: int, batch_size: int | None
+    ) -> tuple[list[SlicedDataDict[T]], list[int] | None]:
+        """Divide a batch into shards with the plan of their microbatches.
+
+        batch_size: rows of a global batch over all shards; None: all rows. The second value maps the shards' rows, one
+        shard after the other, to rows of `data`; None: the order is unchanged. With dynamic batching that holds only
+        for batch_size=None. Raises AssertionError if the rows cannot be divided evenly.
+        """
+        if self.packing is not None:
+            return data.shard_by_batch_size(shards, batch_size=batch_size, sequence_packing_args=self.packing)
+        if self.dynamic is not None:
+            return data.shard_by_batch_size(shards, batch_size=batch_size, dynamic_batching_args=self.dynamic)
+        return data.shard_by_batch_size(shards, batch_size=batch_size), None
+
+
+def microbatch_args(config: Mapping[str, Any], stage: Stage) -> MicrobatchArgs:
+    """Read the enabled plan from the configuration.
+
+    Raises AssertionError when both plans are enabled, KeyError when the enabled one lacks a setting.
+    """
+    packs, is_dynamic = _is_enabled(config, "sequence_packing"), _is_enabled(config, "dynamic_batching")
+    if packs and is_dynamic:
+        raise AssertionError("dynamic_batching and sequence_packing are both enabled; enable at most one of them")
+    return MicrobatchArgs(
+        packing=_packing_args(config, stage) if packs else None,
+        dynamic=_dynamic_args(config, stage) if is_dynamic else None,
+    )
 
 
 def width_multiple(config: Mapping[str, Any]) -> int:
-    """What the width of every batch, and of every microbatch cut from it, must be a multiple of, in tokens.
+    """The number of tokens that must divide the width of every batch and of every microbatch cut from it.
 
-    make_sequence_length_divisible_by, 2 * context_parallel_size (each rank takes an early and a late stretch of a
-    sequence) and, with sequence parallelism, tensor_parallel_size divide it.
+    It is the least common multiple of make_sequence_length_divisible_by, 2 * context_parallel_size (each rank takes an
+    early and a late stretch of a sequence) and, with sequence parallelism, tensor_parallel_size.
     """
     layout = config["dtensor_cfg"]
     context = int(layout.get("context_parallel_size", 1))
@@ -28,12 +72,7 @@ def width_multiple(config: Mapping[str, Any]) -> int:
     return lcm(int(config.get("make_sequence_length_divisible_by", 1)), 2 * context if context > 1 else 1, tensor)
 
 
-def dynamic_batching_args(config: Mapping[str, Any], stage: Stage) -> DynamicBatchingArgs | None:
-    """None where dynamic batching is off; AssertionError where sequence packing is on as well."""
-    if not _is_enabled(config, "dynamic_batching"):
-        return None
-    if _is_enabled(config, "sequence_packing"):
-        raise AssertionError("dynamic_batching and sequence_packing are both enabled; a batch can follow one plan only")
+def _dynamic_args(config: Mapping[str, Any], stage: Stage) -> DynamicBatchingArgs:
     return DynamicBatchingArgs(
         max_tokens_per_microbatch=required(config, f"dynamic_batching.{stage}_mb_tokens"),
         sequence_length_round=lcm(
@@ -44,12 +83,7 @@ def dynamic_batching_args(config: Mapping[str, Any], stage: Stage) -> DynamicBat
     )
 
 
-def sequence_packing_args(config: Mapping[str, Any], stage: Stage) -> SequencePackingArgs | None:
-    """None where sequence packing is off; AssertionError where dynamic batching is on as well."""
-    if not _is_enabled(config, "sequence_packing"):
-        return None
-    if _is_enabled(config, "dynamic_batching"):
-        raise AssertionError("dynamic_batching and sequence_packing are both enabled; a batch can follow one plan only")
+def _packing_args(config: Mapping[str, Any], stage: Stage) -> SequencePackingArgs:
     return SequencePackingArgs(
         max_tokens_per_microbatch=required(config, f"sequence_packing.{stage}_mb_tokens"),
         input_key="input_ids",

@@ -1,8 +1,9 @@
-"""Which rows each data-parallel rank works on, decided once by the driver from lengths alone: no tensor is read.
+"""Which rows each data-parallel rank works on. The driver decides it once, from lengths alone, without reading a
+tensor.
 
-The rows are dealt as `BatchedDataDict.shard_by_batch_size` deals them, so that a driver that shards metas and one that
-shards batches agree. Where microbatches are planned (sequence packing, dynamic batching) the plan travels in the meta's
-extra_info and every rank must follow it: ranks that planned for themselves could differ in number and deadlock.
+Rows are divided like BatchedDataDict.shard_by_batch_size divides them, so metas and batches are sharded alike. With
+sequence packing or dynamic batching the plan of microbatches is stored in the meta's extra_info, and every rank must
+follow it: ranks that planned for themselves could differ in number and deadlock.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from dataplane_client.batched_data_dict import (
     SlicedDataDict,
 )
 from dataplane_client.meta import KVBatchMeta
+from trainer_adapter.microbatch_args import MicrobatchArgs
 
 PLAN_KEYS = ("micro_batch_indices", "micro_batch_lengths", "elem_counts_per_gb")
-"""Keys of extra_info under which the plan of a rank's microbatches travels, as BatchedDataDict names its parts."""
+"""Keys of extra_info for the plan of a rank's microbatches; the names are those of BatchedDataDict's attributes."""
 
 
 def shard_meta_for_dp(
@@ -31,20 +33,20 @@ def shard_meta_for_dp(
     sequence_packing_args: SequencePackingArgs | None = None,
     dynamic_batching_args: DynamicBatchingArgs | None = None,
 ) -> tuple[list[KVBatchMeta], list[int] | None]:
-    """One meta for each data-parallel rank, and how to undo the dealing.
+    """Return one meta for each data-parallel rank, and the order that restores the original one.
 
-    batch_size: rows of one global batch over all ranks (None: all rows are one). The second value is None when the
-    ranks' rows, one rank after the other, are in the order of the meta; otherwise, for results concatenated by rank,
+    batch_size: rows of one global batch over all ranks; None: all rows are one. The second value is None if the ranks'
+    rows, one rank after the other, are in the order of the meta. Otherwise, for results concatenated by rank,
     `[results[position] for position in unsorted]` is in the order of the meta.
 
-    Raises ValueError for a meta without rows or lengths and for both kinds of arguments at once, AssertionError where
-    the rows cannot be dealt evenly.
+    Raises ValueError for a meta without rows or lengths and for both kinds of arguments at once, AssertionError if the
+    rows cannot be divided evenly.
     """
     lengths = _checked_lengths(meta)
     if sequence_packing_args is not None and dynamic_batching_args is not None:
-        raise ValueError("sequence packing and dynamic batching exclude each other")
-    skeleton = _skeleton(lengths, sequence_packing_args, dynamic_batching_args)
-    shards = _deal(skeleton, dp_world, batch_size, sequence_packing_args, dynamic_batching_args)
+        raise ValueError("sequence_packing_args and dynamic_batching_args exclude each other; pass at most one")
+    args = MicrobatchArgs(sequence_packing_args, dynamic_batching_args)
+    shards, _ = args.shard(_skeleton(lengths, args), dp_world, batch_size)
     rows = [shard["meta_idx"].tolist() for shard in shards]
     metas = [_with_plan(meta.subset(own), shard) for own, shard in zip(rows, shards, strict=True)]
     return metas, _undo([row for own in rows for row in own])
@@ -52,22 +54,22 @@ def shard_meta_for_dp(
 
 def _checked_lengths(meta: KVBatchMeta) -> list[int]:
     if meta.size == 0:
-        raise ValueError(f"partition {meta.partition_id!r}: a meta without rows cannot be sharded")
+        raise ValueError(f"partition {meta.partition_id!r}: the meta has no rows to shard")
     if meta.sequence_lengths is None:
         raise ValueError(f"partition {meta.partition_id!r}: sharding needs the meta's sequence_lengths")
     return meta.sequence_lengths
 
 
-def _skeleton(
-    lengths: list[int], packing: SequencePackingArgs | None, dynamic: DynamicBatchingArgs | None
-) -> BatchedDataDict[torch.Tensor]:
-    """A batch with the lengths of the rows and no tokens. Dynamic batching caps lengths at the width of its input, so
-    the placeholder is as wide as the longest row after rounding.
+def _skeleton(lengths: list[int], plan: MicrobatchArgs) -> BatchedDataDict[torch.Tensor]:
+    """A batch with the lengths of the rows and no tokens.
+
+    Dynamic batching caps lengths at the width of its input, so the placeholder is as wide as the longest row after
+    rounding.
     """
-    args = packing or dynamic
+    args = plan.packing or plan.dynamic
     input_key = args["input_key"] if args is not None else "input_ids"
     lengths_key = args["input_lengths_key"] if args is not None else "input_lengths"
-    step = dynamic["sequence_length_round"] if dynamic is not None else 1
+    step = plan.dynamic["sequence_length_round"] if plan.dynamic is not None else 1
     width = -(-max(lengths) // step) * step
     return BatchedDataDict(
         {
@@ -78,27 +80,13 @@ def _skeleton(
     )
 
 
-def _deal(
-    skeleton: BatchedDataDict[torch.Tensor],
-    dp_world: int,
-    batch_size: int | None,
-    packing: SequencePackingArgs | None,
-    dynamic: DynamicBatchingArgs | None,
-) -> list[SlicedDataDict[torch.Tensor]]:
-    if packing is not None:
-        return skeleton.shard_by_batch_size(dp_world, batch_size=batch_size, sequence_packing_args=packing)[0]
-    if dynamic is not None:
-        return skeleton.shard_by_batch_size(dp_world, batch_size=batch_size, dynamic_batching_args=dynamic)[0]
-    return skeleton.shard_by_batch_size(dp_world, batch_size=batch_size)
-
-
 def _with_plan(meta: KVBatchMeta, shard: SlicedDataDict[torch.Tensor]) -> KVBatchMeta:
     plan = {key: value for key in PLAN_KEYS if (value := getattr(shard, key)) is not None}
     return replace(meta, extra_info={**meta.extra_info, **plan})
 
 
 def _undo(order: list[int]) -> list[int] | None:
-    """For each row of the meta its place in `order`; None when order is 0, 1, 2, ..."""
+    """The place of each row of the meta in `order`; None if order is 0, 1, 2, ..."""
     if order == list(range(len(order))):
         return None
     places = [0] * len(order)

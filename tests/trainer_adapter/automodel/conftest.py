@@ -1,4 +1,4 @@
-"""Tiny models gain nothing from threads, and lose much on cores that are busy with other tests."""
+"""One thread for tiny models, which are slower with more threads while other tests use the cores."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Four real ranks on gloo that divide sequences, by context or by sequence parallelism: see the tests of both.
+"""Four real ranks on gloo that divide sequences by context or sequence parallelism; see the tests of both.
 
-Each plays every case of CASES that it is part of and writes what it got.
+Each rank runs every case of CASES that it belongs to and writes its results.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from tests.trainer_adapter.automodel.train_worker import older_loss
 from transformers.utils.logging import disable_progress_bar
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel._context_parallel import context_parallel_contexts, dealt_positions
-from trainer_adapter.automodel._device_mesh import rank_device
-from trainer_adapter.automodel._ring_attention import attending_in_a_ring
 from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import DistributedContext, TrainingSamplingParams
 from trainer_adapter.automodel.data import (
@@ -40,6 +37,9 @@ from trainer_adapter.automodel.data import (
     get_microbatch_iterator,
     process_global_batch,
 )
+from trainer_adapter.automodel.parallel.context import context_parallel_contexts, positions_of_ranks
+from trainer_adapter.automodel.parallel.ring_attention import attend_in_ring
+from trainer_adapter.automodel.rank import rank_device
 from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
 from trainer_adapter.automodel.train import (
     LogprobsPostProcessor,
@@ -193,9 +193,9 @@ class Rank:
     def torch_deals(self) -> list[list[int]]:
         """Which positions of a row torch's context_parallel would give this rank, and which it gets."""
         inputs, mesh = self.microbatches()[0].processed_inputs, self.context.device_mesh["cp"]
-        with attending_in_a_ring(inputs, mesh) as own:
-            dealt = dealt_positions(inputs.seq_len, mesh.size(), torch.device("cpu"))
-            return [own.tolist(), dealt[mesh.get_local_rank()].tolist()]
+        with attend_in_ring(inputs, mesh) as own:
+            positions = positions_of_ranks(inputs.seq_len, mesh.size(), torch.device("cpu"))
+            return [own.tolist(), positions[mesh.get_local_rank()].tolist()]
 
     def step(self, loss: Any) -> tuple[float, float]:
         """One step; the loss of all ranks' rows and the gradients' norm."""

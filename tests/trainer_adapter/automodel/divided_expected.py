@@ -1,4 +1,6 @@
-"""What ranks that divide sequences must get, by one process: rows one by one, unpadded, through the plain model."""
+"""The expected results of ranks that divide sequences, from one process: rows one by one, unpadded, in the
+plain model.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the tests of adapters share: configurations, two steps by one process without any code of ours, and the cases
-that real ranks play, see rank_processes.py.
+"""Shared by the tests of adapters: configurations, two steps of one process without this package, and the cases of real
+ranks, see rank_processes.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank of the group that test_microbatches_between_ranks starts: plays every case, writes JSON."""
+"""One rank of the group of test_microbatches_between_ranks: runs every case, writes JSON."""
 
 from __future__ import annotations
 

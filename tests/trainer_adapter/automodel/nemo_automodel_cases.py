@@ -1,5 +1,5 @@
-"""What two real ranks play with models that NeMo Automodel divides: the cases of the other backend, see setup_cases.py
-and lora_cases.py, and its own. Played by rank_processes.py.
+"""The cases of two real ranks with NeMo Automodel models: those of the other backend (setup_cases.py, lora_cases.py)
+and its own. rank_processes.py runs them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the tests of calibration share: tiny models, the scales computed row by row without any of our code, and the
-cases that two real ranks play, see rank_processes.py.
+"""Shared by the tests of calibration: tiny models, scales computed row by row without this package, and the cases of
+two real ranks, see rank_processes.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real ranks on gloo that play the cases of one module, one process group a case, and write JSON."""
+"""Real ranks on gloo that run the cases of one module, one process group for each case, and write JSON."""
 
 from __future__ import annotations
 

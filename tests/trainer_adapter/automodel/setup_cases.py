@@ -1,5 +1,5 @@
-"""What the tests of set-up and checkpoints share: tiny models, configurations, one training step, and the cases that
-two real ranks play.
+"""Shared by the tests of set-up and checkpoints: tiny models, configurations, one training step, and the cases of two
+real ranks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from trainer_adapter.automodel._nemo_automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import ModelAndOptimizerState
+from trainer_adapter.automodel.models.automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
 
 SGD = {"name": "torch.optim.SGD", "kwargs": {"lr": 0.5}}
@@ -170,7 +170,7 @@ def stepped(kind: str, **dtensor_cfg: Any) -> Callable[[int, Path, str], Any]:
 
 
 def part_of(parameter: Any) -> float:
-    """Which part of a parameter lies on this rank."""
+    """The part of a parameter that is on this rank."""
     return float(parameter.to_local().numel() / parameter.numel())
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a single rank: what is written, found again and refused. Between ranks: test_setup_between_ranks."""
+"""Checkpoints of a single rank: written, found and refused. test_setup_between_ranks has several ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import ADAM, SGD, policy_config, set_up, train_step
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer_adapter.automodel._plain_state import read_plain, write_plain
 from trainer_adapter.automodel.checkpoint import CheckpointManager, _infer_checkpoint_root, detect_checkpoint_format
+from trainer_adapter.automodel.checkpoint._files import read_plain, write_plain
 from trainer_adapter.automodel.config import ModelAndOptimizerState
 
 pytestmark = pytest.mark.usefixtures("only_rank")
@@ -93,10 +93,10 @@ def test_the_weights_of_a_hugging_face_model_are_loaded_from_their_own_folder(fo
 @pytest.mark.parametrize(
     ("files", "error", "text"),
     [
-        ([], FileNotFoundError, "there are no weights in"),
-        (["model/__0_0.distcp"], ValueError, "holds pickled weights"),
-        (["model/pytorch_model.bin"], ValueError, "holds pickled weights"),
-        (["model/adapter_model.safetensors"], ValueError, "holds the weights of an adapter"),
+        ([], FileNotFoundError, "contains no weights"),
+        (["model/__0_0.distcp"], ValueError, "contains pickled weights"),
+        (["model/pytorch_model.bin"], ValueError, "contains pickled weights"),
+        (["model/adapter_model.safetensors"], ValueError, "contains the weights of an adapter"),
     ],
 )
 def test_weights_that_cannot_be_loaded_are_refused(
@@ -153,7 +153,7 @@ def test_saving_needs_its_configuration_and_a_process_group(tmp_path: Path) -> N
         (["a/adapter_config.json", "a/model.bin"], ("torch_save", True)),
     ],
 )
-def test_the_format_is_told_by_names_in_all_subfolders(
+def test_the_format_is_known_from_names_in_all_subfolders(
     tmp_path: Path, files: list[str], expected: tuple[str, bool]
 ) -> None:
     for name in files:

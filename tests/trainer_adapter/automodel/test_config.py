@@ -1,4 +1,4 @@
-"""Looking settings up, and the fields that workers unpack by position."""
+"""Look-up of settings, and the fields that workers unpack by position."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STATE = [
 @pytest.mark.parametrize(
     ("kind", "fields"), [(DistributedContext, DISTRIBUTED), (RuntimeConfig, RUNTIME), (ModelAndOptimizerState, STATE)]
 )
-def test_what_setup_settles_is_unpacked_in_this_order(kind: Any, fields: list[str]) -> None:
+def test_the_results_of_setup_are_unpacked_in_this_order(kind: Any, fields: list[str]) -> None:
     assert [*kind(*fields)] == [*kind(**{field: field for field in fields})] == fields
 
 

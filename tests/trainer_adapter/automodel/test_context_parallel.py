@@ -1,4 +1,4 @@
-"""What context parallelism deals out, attends to, refuses and puts back, without other ranks."""
+"""Context parallelism without other ranks: sharding, attention, refusals and restored tensors."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.trainer_adapter.automodel.setup_cases import SHAPE
 from tests.trainer_adapter.automodel.tiny_policy import TOKENIZER, batch_of
 from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from trainer_adapter.automodel._context_parallel import (
+from trainer_adapter.automodel.choices import context_parallel_attention
+from trainer_adapter.automodel.data import ProcessedInputs, process_microbatch
+from trainer_adapter.automodel.parallel.context import (
     check_attention,
     context_parallel_contexts,
-    dealt_positions,
+    positions_of_ranks,
     register_attention,
 )
-from trainer_adapter.automodel._gathered_attention import attending_to, dealt_sequence, gathered_attention
-from trainer_adapter.automodel._model_backend import context_parallel_attention
-from trainer_adapter.automodel._ring_attention import ring_attention
-from trainer_adapter.automodel._sequence_parallel import sequence_shard
-from trainer_adapter.automodel.data import ProcessedInputs, process_microbatch
+from trainer_adapter.automodel.parallel.gathered_attention import attend_to, gathered_attention, shard_sequence
+from trainer_adapter.automodel.parallel.ring_attention import ring_attention
+from trainer_adapter.automodel.parallel.sequence import sequence_shard
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compares with what is computed on the CPU")
 CONFIG = {"dtensor_cfg": {"device": "cpu"}}
@@ -50,7 +50,7 @@ def inputs_of(width: int, cp_size: int = 2) -> ProcessedInputs:
     ],
 )
 def test_every_rank_gets_an_early_and_a_late_stretch(length: int, ranks: int, positions: list[list[int]]) -> None:
-    assert [own.tolist() for own in dealt_positions(length, ranks, torch.device("cpu"))] == positions
+    assert [own.tolist() for own in positions_of_ranks(length, ranks, torch.device("cpu"))] == positions
 
 
 def test_a_rank_alone_needs_no_context() -> None:
@@ -90,11 +90,14 @@ def test_a_microbatch_that_is_a_part_of_a_batch_leaves_the_rest_alone_also_after
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
-        (inputs_of(6), "6 tokens a row.*context_parallel_size=2.*make_sequence_length_divisible_by to a multiple of 4"),
+        (
+            inputs_of(6),
+            "rows of 6 tokens.*context_parallel_size=2.*make_sequence_length_divisible_by to a multiple of 4",
+        ),
         (inputs_of(8, cp_size=1), "not prepared for context parallelism: process it with cp_size=2"),
     ],
 )
-def test_a_microbatch_that_cannot_be_dealt_out_is_refused(inputs: ProcessedInputs, text: str) -> None:
+def test_a_microbatch_that_cannot_be_divided_is_refused(inputs: ProcessedInputs, text: str) -> None:
     contexts = context_parallel_contexts(second_of_two(), CONFIG)
     assert contexts is not None
     with pytest.raises(ValueError, match=text), contexts(inputs):
@@ -148,12 +151,12 @@ def is_seen(query: int, key: int, bounds: list[int] | None, window: int | None) 
 def test_positions_see_what_is_before_them_in_their_sequence_and_window(
     bounds: list[int] | None, window: int | None
 ) -> None:
-    dealt = dealt_positions(12, 2, torch.device("cpu"))
+    positions = positions_of_ranks(12, 2, torch.device("cpu"))
     group: Any = None
-    for rank, own in enumerate(dealt):
+    for rank, own in enumerate(positions):
         packed = None if bounds is None else torch.tensor(bounds, dtype=torch.int32)
-        mask = dealt_sequence(dealt, rank, packed, group).mask(window)
-        keys = torch.cat(dealt).tolist()
+        mask = shard_sequence(positions, rank, packed, group).mask(window)
+        keys = torch.cat(positions).tolist()
         assert mask.tolist() == [[is_seen(query, key, bounds, window) for key in keys] for query in own.tolist()]
 
 
@@ -186,23 +189,23 @@ def test_a_model_gives_the_same_logits_whatever_order_it_gets_its_positions_in(
             logits.append(model(input_ids=ids, use_cache=False).logits[:, order])
         else:
             group: Any = torch.distributed.group.WORLD
-            with attending_to(dealt_sequence([order], 0, None, group)):
+            with attend_to(shard_sequence([order], 0, None, group)):
                 shuffled = {"input_ids": ids[:, order], "position_ids": order.expand(2, -1)}
                 logits.append(model(**shuffled, use_cache=False).logits)
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_forward_pass_without_its_context_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="needs context_parallel_contexts around it"):
+    with pytest.raises(RuntimeError, match="inside context_parallel_contexts"):
         gathered_attention(torch.nn.Module(), HEADS, HEADS, HEADS, None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"attention_mask": None, "softcap": 30.0}, "cannot give attention softcap"),
-        ({"attention_mask": None, "s_aux": HEADS}, "cannot give attention s_aux"),
-        ({"attention_mask": HEADS}, "cannot give attention a mask of the model"),
+        ({"attention_mask": None, "softcap": 30.0}, "does not support attention with softcap"),
+        ({"attention_mask": None, "s_aux": HEADS}, "does not support attention with s_aux"),
+        ({"attention_mask": HEADS}, "does not support attention with a mask of the model"),
     ],
 )
 def test_what_attention_would_leave_out_is_refused(arguments: dict[str, Any], text: str) -> None:
@@ -215,7 +218,7 @@ def test_what_attention_would_leave_out_is_refused(arguments: dict[str, Any], te
 
 
 def test_torchs_attention_has_no_sliding_windows() -> None:
-    with pytest.raises(NotImplementedError, match=r"no sliding windows: set .*context_parallel_attention=gathered"):
+    with pytest.raises(NotImplementedError, match=r"sliding windows: set .*context_parallel_attention=gathered"):
         ring_attention(torch.nn.Module(), HEADS, HEADS, HEADS, None, sliding_window=3)
 
 

@@ -1,4 +1,4 @@
-"""Real ranks that share sequences compute what one process does: see divided_cases.py."""
+"""Real ranks that share sequences compute what one process does; see divided_cases.py."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_ranks_that_share_sequences_infer_and_train_as_one_process_does(folder: 
 
 @on_cpus
 @pytest.mark.parametrize(("name", "multiple"), [("context llama", 4), ("context x4 llama", 8)])
-def test_rows_that_cannot_be_dealt_out_are_refused_on_all_ranks(folder: Path, name: str, multiple: int) -> None:
+def test_rows_that_cannot_be_divided_are_refused_on_all_ranks(folder: Path, name: str, multiple: int) -> None:
     first, last = CASES[name].ranks
     for seen in play_cases(folder, "cpu")[first : last + 1]:
         (text,) = seen[name][1]["refused"]
-        assert text.startswith("input_ids: 7 tokens a row cannot be dealt out")
+        assert text.startswith("input_ids: rows of 7 tokens cannot be divided")
         assert text.endswith(f"set make_sequence_length_divisible_by to a multiple of {multiple}")
 
 

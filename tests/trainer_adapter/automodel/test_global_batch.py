@@ -109,20 +109,6 @@ def test_a_sample_mask_with_a_second_dimension_is_refused_because_it_would_count
         counted(batch)
 
 
-def test_the_counts_are_read_back_from_the_tensor_that_was_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
-    group: Any = object()
-
-    def all_reduce(tensor: torch.Tensor, group: Any) -> None:
-        groups.append(group)
-        tensor.mul_(2)
-
-    groups: list[Any] = []
-    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    result = process_global_batch(data(), ANY_LOSS, group, batch_idx=0, batch_size=4)
-    assert groups == [group]
-    assert (result["global_valid_seqs"], result["global_valid_toks"]) == (6, 8)
-
-
 # --- the sequence dimension ---
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities equal those of rows that are alone in their batch, in whatever layout they are computed."""
+"""Log-probabilities equal those of each row in a batch by itself, for every layout."""
 
 from __future__ import annotations
 
@@ -152,12 +152,12 @@ def test_a_chunk_of_no_positions_is_refused(chunk_size: int) -> None:
 def test_packing_that_the_microbatch_knows_nothing_of_is_refused(model: Any) -> None:
     post_processor = LogprobsPostProcessor({}, None, None, None, 1, enable_seq_packing=True)
     microbatch = processed(batch_of(LENGTHS), packed=False)
-    with pytest.raises(ValueError, match="the microbatch was not packed"), torch.no_grad():
+    with pytest.raises(ValueError, match="the microbatch is not packed"), torch.no_grad():
         forward_with_post_processing_fn(model, post_processor, microbatch)
 
 
 def test_context_parallel_inputs_without_a_mesh_are_refused(model: Any) -> None:
     microbatch = processed(batch_of(LENGTHS), packed=False)
     microbatch.processed_inputs.cp_buffers = [microbatch.processed_inputs.input_ids]
-    with pytest.raises(ValueError, match="needs a cp_mesh and its seq_index"), torch.no_grad():
+    with pytest.raises(ValueError, match="pass a cp_mesh, and keep its seq_index"), torch.no_grad():
         forward_with_post_processing_fn(model, LogprobsPostProcessor({}, None, None, None, 2), microbatch)

@@ -1,4 +1,4 @@
-"""Adapters on a single rank: which layers get one, how they begin, what is saved; between ranks: see lora_cases.py."""
+"""Adapters on a single rank: their layers, initial values and files. lora_cases.py has several ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.trainer_adapter.automodel.setup_cases import BATCH, policy_config, se
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trainer_adapter.automodel._lora import adapted_layers, add_adapters, initial_adapters
-from trainer_adapter.automodel._lora_config import PeftConfig, peft_config
+from trainer_adapter.automodel.adapters.config import PeftConfig, peft_config
+from trainer_adapter.automodel.adapters.layers import adapted_layers, add_adapters, initial_adapters
 from trainer_adapter.automodel.checkpoint import detect_checkpoint_format
 
 pytestmark = pytest.mark.usefixtures("only_rank")
@@ -58,7 +58,7 @@ def test_the_first_forward_pass_is_the_base_models(folder: Path, precision: str)
     assert torch.equal(*logits)
 
 
-def test_only_adapters_are_trained_and_the_configuration_is_told(folder: Path) -> None:
+def test_only_adapters_are_trained_and_the_configuration_is_returned(folder: Path) -> None:
     with set_up(lora_config(folder / "llama", SOME)) as state:
         assert state.peft_config == PeftConfig(dim=4, alpha=6, target_modules=("q_proj", "*.mlp.down_proj"))
         trained = {name for name, value in state.model.named_parameters() if value.requires_grad}
@@ -90,7 +90,7 @@ def test_bfloat16_layers_train_float32_adapters(folder: Path) -> None:
 
 def test_adapters_of_a_reward_model_are_refused(folder: Path) -> None:
     with (
-        pytest.raises(NotImplementedError, match="the head of a reward model"),
+        pytest.raises(NotImplementedError, match="lora_cfg: adapters are not supported for reward models"),
         set_up({**lora_config(folder / "llama"), **REWARD}),
     ):
         pass
@@ -208,17 +208,17 @@ def test_all_keys_are_read() -> None:
     ("settings", "text"),
     [
         ({"dimm": 8, "use_dora": True}, "unknown dimm, use_dora; known are alpha, dim, "),
-        ({"dim": 0}, "dim must be a whole number from 1 on, got 0"),
+        ({"dim": 0}, "dim must be an integer of at least 1, got 0"),
         ({"dim": 8.0}, "dim must be"),
         ({"alpha": 0}, "alpha must be a positive number, got 0"),
         ({"alpha": "32"}, "alpha must be"),
-        ({"dropout": 1.0}, "dropout must be from 0 to below 1, got 1.0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"dropout_position": "middle"}, "dropout_position must be pre or post, got 'middle'"),
         ({"lora_A_init": "zeros"}, "lora_A_init must be one of .*, got 'zeros'"),
         ({"target_modules": "q_proj"}, "target_modules must be a list of names, got 'q_proj'"),
         ({"exclude_modules": [1]}, "exclude_modules must be a list of names"),
         ({"match_all_linear": False}, "must name target_modules or set match_all_linear"),
-        ({"use_triton": True}, "use_triton: the transformers backend has no such kernels"),
+        ({"use_triton": True}, "use_triton must be false"),
         ({"lora_dtype": "bfloat16"}, "lora_dtype must be float32, not bfloat16"),
     ],
 )
@@ -230,7 +230,7 @@ def test_settings_that_cannot_be_are_refused_by_key(settings: dict[str, Any], te
 def test_what_tensor_parallel_ranks_cannot_do_is_refused() -> None:
     with pytest.raises(AssertionError, match="use_triton must be false with tensor_parallel_size > 1"):
         peft_config({"lora_cfg": {**LORA, "use_triton": True}}, 2, "cuda")
-    with pytest.raises(NotImplementedError, match="dropout with tensor_parallel_size > 1 needs GPUs"):
+    with pytest.raises(NotImplementedError, match="dropout with tensor_parallel_size > 1 needs device=cuda"):
         peft_config({"lora_cfg": {**LORA, "dropout": 0.1}}, 2, "cpu")
     assert peft_config({"lora_cfg": {**LORA, "dropout": 0.1}}, 2, "cuda") is not None
 
@@ -272,7 +272,7 @@ def test_a_checkpoint_holds_the_adapters_under_the_names_that_engines_read(saved
 def test_what_is_trained_beside_adapters_is_not_lost_in_silence(folder: Path, tmp_path: Path) -> None:
     with set_up(lora_config(folder / "llama")) as state:
         state.model.get_parameter("model.norm.weight").requires_grad_(True)
-        with pytest.raises(ValueError, match=r"the model trains more, the first one: model\.norm\.weight"):
+        with pytest.raises(ValueError, match=r"the model trains more than adapters \(model\.norm\.weight"):
             MANAGER.save_checkpoint(state.model, str(tmp_path), checkpointing_cfg={})
 
 
@@ -295,7 +295,7 @@ def test_base_weights_are_loaded_and_the_adapters_stay(folder: Path, saved: Save
 
 def test_a_model_without_adapters_refuses_them(folder: Path, saved: Saved) -> None:
     with (
-        pytest.raises(ValueError, match="holds the weights of an adapter"),
+        pytest.raises(ValueError, match="contains the weights of an adapter"),
         set_up(policy_config(folder / "llama"), weights_path=str(saved[0])),
     ):
         pass
@@ -304,9 +304,9 @@ def test_a_model_without_adapters_refuses_them(folder: Path, saved: Saved) -> No
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"dim": 2, "alpha": 3}, "r=4 and lora_alpha=6 do not fit dtensor_cfg.lora_cfg, where dim=2 and alpha=3"),
-        ({"alpha": 7}, "do not fit dtensor_cfg.lora_cfg"),
-        ({"exclude_modules": ["q_proj"]}, "adapters are for other layers than the model's.*q_proj.lora_A.weight"),
+        ({"dim": 2, "alpha": 3}, "r=4 and lora_alpha=6 differ from dtensor_cfg.lora_cfg, which has dim=2 and alpha=3"),
+        ({"alpha": 7}, "differ from dtensor_cfg.lora_cfg"),
+        ({"exclude_modules": ["q_proj"]}, "adapted layers differ from the model's .*q_proj.lora_A.weight"),
     ],
 )
 def test_adapters_of_another_configuration_are_refused(
@@ -322,10 +322,10 @@ def test_adapters_of_another_configuration_are_refused(
 @pytest.mark.parametrize(
     ("described", "text"),
     [
-        ({"peft_type": "IA3"}, "does not describe adapters of low rank"),
-        ([], "does not describe adapters of low rank"),
-        ({"peft_type": "LORA", "r": 4, "lora_alpha": 6, "use_rslora": True}, "adapters with use_rslora"),
-        ({"peft_type": "LORA", "r": 4, "lora_alpha": 6, "alpha_pattern": {"q": 1}}, "adapters with alpha_pattern"),
+        ({"peft_type": "IA3"}, "peft_type must be LORA"),
+        ([], "peft_type must be LORA"),
+        ({"peft_type": "LORA", "r": 4, "lora_alpha": 6, "use_rslora": True}, "use_rslora is not supported"),
+        ({"peft_type": "LORA", "r": 4, "lora_alpha": 6, "alpha_pattern": {"q": 1}}, "alpha_pattern is not supported"),
         ({"peft_type": "LORA", "r": 4, "lora_alpha": 6}, r"q_proj.lora_A.weight has shape \(1,\), the model's"),
     ],
 )

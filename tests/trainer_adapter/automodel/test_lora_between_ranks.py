@@ -1,4 +1,4 @@
-"""Two real ranks on gloo train adapters as one process does on merged weights; see lora_cases.py."""
+"""Two real ranks on gloo train adapters like one process trains merged weights; see lora_cases.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NeMo Automodel itself, as one rank uses it: what is taken from it, its choices of a model, and its tokenizers."""
+"""NeMo Automodel itself on one rank: the parts used of it, its choices of models, and its tokenizers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from trainer_adapter.automodel._force_hf import _maybe_set_force_hf
-from trainer_adapter.automodel._model_backend import resolve_model_class, reward_model_class
-from trainer_adapter.automodel._nemo_automodel import from_package, is_installed
-from trainer_adapter.automodel._nemo_automodel_model import _adapters, _model_kwargs
-from trainer_adapter.automodel.setup import get_tokenizer, validate_and_prepare_config
+from trainer_adapter.automodel.models.automodel_model import _adapter_config, _model_kwargs
+from trainer_adapter.automodel.models.backend import resolve_model_class, reward_model_class
+from trainer_adapter.automodel.packages import from_package, is_installed
+from trainer_adapter.automodel.setup import _maybe_set_force_hf, get_tokenizer, validate_and_prepare_config
 
 pytestmark = [
     pytest.mark.usefixtures("only_rank"),
@@ -128,9 +127,9 @@ def test_the_packages_own_models_need_a_gpu(folder: Path) -> None:
 
 def test_adapters_are_the_packages_in_float32() -> None:
     lora_cfg = {"enabled": True, "dim": 4, "target_modules": ["*_proj"], "use_dora": True, "lora_dtype": None}
-    adapters = _adapters({"lora_cfg": lora_cfg}, tp_size=1)
+    adapters = _adapter_config({"lora_cfg": lora_cfg}, tp_size=1)
     assert (adapters.dim, adapters.use_dora, adapters.lora_dtype) == (4, True, "torch.float32")
-    assert _adapters({"lora_cfg": {**lora_cfg, "enabled": False}}, tp_size=1) is None
+    assert _adapter_config({"lora_cfg": {**lora_cfg, "enabled": False}}, tp_size=1) is None
 
 
 @pytest.mark.parametrize(
@@ -144,7 +143,7 @@ def test_adapters_that_cannot_be_are_refused(
     lora_cfg: dict[str, Any], tp_size: int, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        _adapters({"lora_cfg": {"enabled": True, **lora_cfg}}, tp_size)
+        _adapter_config({"lora_cfg": {"enabled": True, **lora_cfg}}, tp_size)
 
 
 def test_a_tokenizer_is_the_packages(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two real ranks on gloo train what NeMo Automodel divides as one process trains a plain model of transformers; see
+"""Two real ranks on gloo train a NeMo Automodel model like one process trains a plain model of transformers; see
 nemo_automodel_cases.py.
 """
 

@@ -1,4 +1,4 @@
-"""Sequences laid end to end, against a packer of Python lists, and the bounds that go with them."""
+"""Packed sequences, compared with a packer of Python lists, and their bounds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from trainer_adapter.automodel._flash_attention_kwargs import get_flash_attention_kwargs
-from trainer_adapter.automodel._packed_rows import pack_sequences
+from trainer_adapter.automodel.data import get_flash_attention_kwargs, pack_sequences
 
 IDS = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [6, 7, 8, 9]])
 LENGTHS = torch.tensor([3, 2, 4])
@@ -98,8 +97,8 @@ def test_any_rows_are_packed_as_by_hand(seed: int) -> None:
         ([3, 2, -1], [3], "length -1 of row 2"),
         ([3, 5, 4], [3], "length 5 of row 1 is not between 0 and the width 4"),
         ([3, 2], [2], "2 entries for 3 rows"),
-        ([3, 2, 4], [2], r"share out 3 rows, got \[2\]"),
-        ([3, 2, 4], [4, -1], r"share out 3 rows, got \[4, -1\]"),
+        ([3, 2, 4], [2], r"sum to 3 rows, got \[2\]"),
+        ([3, 2, 4], [4, -1], r"sum to 3 rows, got \[4, -1\]"),
     ],
 )
 def test_lengths_and_sizes_that_do_not_fit_are_refused(lengths: list[int], sizes: list[int], complaint: str) -> None:

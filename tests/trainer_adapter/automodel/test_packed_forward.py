@@ -1,4 +1,4 @@
-"""A real model gives every token the logits it gives it unpacked, whatever shares the row with it."""
+"""A real model gives every token of a packed row the logits of the unpacked row."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_packed_and_unpacked_logits_agree(model: LlamaForCausalLM, tokenizer: Pr
         input_lengths=torch.tensor(lengths),
     )
     packed = process_microbatch(batch, tokenizer, True, CFG, 1)
-    unpacked = process_microbatch(batch, tokenizer, False, {}, 1)
+    unpack_rows = process_microbatch(batch, tokenizer, False, {}, 1)
     assert packed.input_ids[0, -5:].tolist() == [1] * 5  # a padded tail is part of what must not leak
-    expected = torch.cat([row[:length] for row, length in zip(logits(model, unpacked), lengths, strict=True)])
+    expected = torch.cat([row[:length] for row, length in zip(logits(model, unpack_rows), lengths, strict=True)])
     torch.testing.assert_close(logits(model, packed)[0, :-5], expected, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Scales of keys and values, on one process, against values computed row by row; see qkv_cases.py."""
+"""Scales of keys and values on one process, compared with values computed row by row; see qkv_cases.py."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_real_tokens_of_a_packed_row_end_with_its_last_sequence() -> None:
         ({"percentile": 0.0}, "percentile must be above 0 and at most 100, got 0.0"),
         ({"percentile": 100.1}, "percentile must be"),
         ({"percentile": math.nan}, "percentile must be"),
-        ({"margin": 0.0}, "margin must be a positive number, got 0.0"),
+        ({"margin": 0.0}, "margin must be positive and finite, got 0.0"),
         ({"margin": math.inf}, "margin must be"),
     ],
 )
@@ -182,7 +182,7 @@ def test_settings_that_cannot_be_are_refused(one_layer: OneLayer, settings: dict
 
 @pytest.mark.parametrize(
     ("rows", "text"),
-    [([], "calibration needs at least one microbatch"), ([[[1.0]]], "the k of attn took no part in a forward pass")],
+    [([], "calibration needs at least one microbatch"), ([[[1.0]]], "the k of attn was not part of a forward pass")],
 )
 def test_without_samples_there_are_no_scales(one_layer: OneLayer, rows: list[Any], text: str) -> None:
     with QkvCalibration(one_layer) as calibration:
@@ -202,15 +202,15 @@ def test_values_that_are_not_finite_are_refused_by_name(one_layer: OneLayer) -> 
 def test_outputs_that_are_not_rows_of_positions_are_refused(one_layer: OneLayer) -> None:
     with QkvCalibration(one_layer) as calibration:
         for microbatch in calibration.watched([microbatch_of([[1, 2]], [2])]):
-            with pytest.raises(ValueError, match=r"gives shape \(2, 1, 1\) for inputs of shape \(1, 2\)"):
+            with pytest.raises(ValueError, match=r"outputs shape \(2, 1, 1\) for inputs of shape \(1, 2\)"):
                 one_layer(microbatch.processed_inputs.input_ids.T)
 
 
-def test_models_whose_keys_cannot_be_told_are_refused_by_name() -> None:
+def test_models_whose_keys_cannot_be_located_are_refused_by_name() -> None:
     codegen = AutoModelForCausalLM.from_config(
         CodeGenConfig(vocab_size=8, n_embd=16, n_layer=1, n_head=4, rotary_dim=4)
     )
-    with pytest.raises(ValueError, match="calibrated for CodeGenForCausalLM"):
+    with pytest.raises(ValueError, match="of CodeGenForCausalLM"):
         QkvCalibration(codegen)
     llama = LlamaForCausalLM(LlamaConfig(**{**setup_cases.SHAPE, "num_hidden_layers": 1}))
     llama.model.layers[0].self_attn.qk_norm = nn.Identity()

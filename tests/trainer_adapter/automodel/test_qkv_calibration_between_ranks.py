@@ -1,4 +1,4 @@
-"""Two real ranks on gloo find the scales that one process finds; see qkv_cases.py."""
+"""Two real ranks on gloo compute the scales of one process; see qkv_cases.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real ranks that divide activations by tokens compute what one process does: see divided_cases.py."""
+"""Real ranks that divide activations by tokens compute what one process does; see divided_cases.py."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def test_rows_that_cannot_be_divided_are_refused_on_all_ranks(folder: Path, name
     first, last = CASES[name].ranks
     for seen in play_cases(folder, "cpu")[first : last + 1]:
         (text,) = seen[name][1]["refused"]
-        assert text.startswith("input_ids: dtensor_cfg.sequence_parallel cannot divide 7 tokens a row")
+        assert text.startswith("input_ids: dtensor_cfg.sequence_parallel cannot divide rows of 7 tokens")
         assert text.endswith("set make_sequence_length_divisible_by to a multiple of 2")

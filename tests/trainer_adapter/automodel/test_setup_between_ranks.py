@@ -1,4 +1,4 @@
-"""Two real ranks on gloo train as one process does, and go on from each other's checkpoints; see setup_cases.py."""
+"""Two real ranks on gloo train like one process and continue from each other's checkpoints; see setup_cases.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""When the Hugging Face implementation is forced: decided from the adapters of the registered models.
+"""When the Hugging Face implementation is forced, from the adapters of the registered models.
 
-nemo_automodel need not be installed here: a package of its name, with a registry and models of its layout, is imported
-in its place.
+nemo_automodel need not be installed: a package of its name, with a registry and models of its layout, is imported
+instead.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from trainer_adapter.automodel._force_hf import force_hf_with_tensor_parallelism
-from trainer_adapter.automodel._nemo_automodel import is_installed
+from trainer_adapter.automodel.models.force_hf import force_hf_with_tensor_parallelism
+from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.setup import _maybe_set_force_hf
 
 ABSTRACT = (

@@ -1,4 +1,4 @@
-"""A single rank's process group, model, optimizer and schedule, and the layouts that are refused."""
+"""Process group, model, optimizer and schedule of a single rank, and the layouts that are refused."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from trainer_adapter.automodel._device_mesh import parallel_sizes
-from trainer_adapter.automodel._optimizer import build_optimizer, build_scheduler
-from trainer_adapter.automodel._tensor_parallel import parallelize_tensors
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
+from trainer_adapter.automodel.parallel.mesh import parallel_sizes
+from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
 from trainer_adapter.automodel.setup import (
+    build_optimizer,
+    build_scheduler,
     setup_distributed,
     setup_model_and_optimizer,
     setup_reference_model_state,
@@ -101,9 +102,9 @@ def test_the_reference_copies_single_numbers_too() -> None:
 @pytest.mark.parametrize(
     ("dtensor_cfg", "error", "text"),
     [
-        ({"tensor_parallel_size": 2}, ValueError, "1 ranks cannot be divided by tensor_parallel_size=2"),
-        ({"dp_replicate_size": 2}, ValueError, "1 data-parallel ranks cannot be divided by dp_replicate_size=2"),
-        ({"tensor_parallel_size": 0}, ValueError, "cannot be divided by tensor_parallel_size=0"),
+        ({"tensor_parallel_size": 2}, ValueError, "world size 1 is not a multiple of tensor_parallel_size=2"),
+        ({"dp_replicate_size": 2}, ValueError, "dp_replicate_size=2 does not divide the 1 data-parallel ranks"),
+        ({"tensor_parallel_size": 0}, ValueError, "not a multiple of tensor_parallel_size=0"),
         ({"cpu_offload": True}, NotImplementedError, "^CPUOffload doesn't work on single GPU"),
         ({"lora_cfg": {"enabled": True}}, ValueError, "dtensor_cfg.lora_cfg must name target_modules"),
     ],
@@ -119,7 +120,7 @@ def test_layouts_that_cannot_be_are_refused(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_nothing_is_trained_unless_the_configuration_says_so(folder: Path) -> None:
     config = policy_config(folder / "llama", device="cuda")
-    with pytest.raises(RuntimeError, match=r"no CUDA device; dtensor_cfg\.device=cpu"), set_up(config):
+    with pytest.raises(RuntimeError, match=r"no CUDA device found; set dtensor_cfg\.device=cpu"), set_up(config):
         pass
 
 
@@ -194,7 +195,7 @@ def test_the_optimizer_gets_what_needs_a_gradient_and_values_of_torch_by_name() 
 
 @pytest.mark.parametrize("name", ["torch.optim.NoSuch", "no_such_module.Adam", "Adam"])
 def test_an_optimizer_that_does_not_exist_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"optimizer.name: there is no class '{name}'"):
+    with pytest.raises(ValueError, match=f"optimizer.name: no attribute '{name}'"):
         build_optimizer(torch.nn.Linear(1, 1), {"name": name})
 
 
@@ -222,7 +223,7 @@ def test_the_learning_rate_follows_the_configured_schedules(config: Any, rates: 
     [
         ([{"kwargs": {}}], AssertionError, "unknown scheduler config"),
         (setup_cases.SCHEDULER[:2], ValueError, "needs an entry with milestones"),
-        ({"name": "torch.optim.lr_scheduler.NoSuch"}, ValueError, "scheduler.name: there is no class"),
+        ({"name": "torch.optim.lr_scheduler.NoSuch"}, ValueError, "scheduler.name: no attribute"),
     ],
 )
 def test_a_schedule_that_cannot_be_built_is_refused(config: Any, error: type[Exception], text: str) -> None:

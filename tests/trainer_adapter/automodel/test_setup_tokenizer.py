@@ -1,4 +1,4 @@
-"""Tokenizers and processors as the configuration describes them."""
+"""Tokenizers and processors as configured."""
 
 from __future__ import annotations
 

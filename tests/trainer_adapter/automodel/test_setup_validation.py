@@ -1,4 +1,4 @@
-"""What validation refuses, says and settles, before any rank is started."""
+"""Validation before any rank starts: refusals, notices and derived values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 import torch._inductor.config
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
-from trainer_adapter.automodel._model_backend import require_model_backend, resolve_model_class
-from trainer_adapter.automodel._nemo_automodel import is_installed
 from trainer_adapter.automodel.config import RuntimeConfig, TrainingSamplingParams
+from trainer_adapter.automodel.models.backend import require_model_backend, resolve_model_class
+from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.setup import STRING_TO_DTYPE, validate_and_prepare_config
 
 PACKED = {"sequence_packing": {"enabled": True}}
@@ -62,7 +62,7 @@ def test_precisions_have_the_names_of_torch() -> None:
     assert expected == STRING_TO_DTYPE
 
 
-def test_a_plain_configuration_settles_everything(model: Path) -> None:
+def test_a_plain_configuration_determines_everything(model: Path) -> None:
     runtime = validated(model)
     assert runtime.model_class is AutoModelForCausalLM
     assert runtime.model_config.model_type == "qwen2"
@@ -86,7 +86,7 @@ def test_a_plain_configuration_settles_everything(model: Path) -> None:
             PACKED,
             {"context_parallel_size": 2},
             ValueError,
-            "^Context parallel is not supported for sequence packing, unless .*context_parallel_attention=gathered",
+            "^Context parallel is not supported for sequence packing unless .*context_parallel_attention=gathered",
         ),
         (
             {},
@@ -175,8 +175,8 @@ def test_attention_follows_packing_context_parallelism_and_device(
         (PACKED, {}, "[Rank 3] Using SDPA for sequence packing"),
         (PACKED, {"device": "cuda"}, "[Rank 3] Using FlashAttention2 for sequence packing"),
         (PACKED, {}, "[Rank 3] Sequence packing is enabled for model "),
-        ({}, {"sequence_parallel": True}, "sequence_parallel=True, but tp_size=1 which has no effect"),
-        (REWARD, {}, "model_config.num_labels is not 1"),
+        ({}, {"sequence_parallel": True}, "sequence_parallel=True has no effect with tp_size=1"),
+        (REWARD, {}, "model_config.num_labels is 2; set to 1"),
     ],
 )
 def test_what_was_chosen_is_written_to_standard_output(

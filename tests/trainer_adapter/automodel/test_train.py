@@ -1,4 +1,4 @@
-"""Losses and gradients over microbatches, against a forward pass for every row by itself."""
+"""Losses and gradients over microbatches, compared with a forward pass for each row."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_dummies_contribute_nothing_not_even_as_nan(llama: Any, packed: bool, du
     def loss_fn(logits: Tensor, data: Mapping[str, Tensor], *counts: Tensor) -> tuple[Tensor, dict[str, Any]]:
         return (OlderLoss() if len(data["sample_mask"]) == 4 else dummy_loss())(logits, data, *counts)
 
-    if packed:  # sequence by sequence: told apart by what only dummies have
+    if packed:  # sequence by sequence: recognised by what only dummies have
         dummy["sample_mask"] += 1
 
         def loss_fn(logits: Tensor, data: Mapping[str, Tensor], *counts: Tensor) -> tuple[Tensor, dict[str, Any]]:

@@ -1,6 +1,4 @@
-"""Two real ranks on gloo get, from logits that are dealt out, what one process gets from whole ones: see
-train_worker.py, whose cases they play.
-"""
+"""Two real ranks on gloo compute from sharded logits what one process computes from whole ones; see train_worker.py."""
 
 from __future__ import annotations
 
@@ -40,14 +38,16 @@ def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> No
         assert_close(found[name], torch.tensor(gradient))
 
 
-# --- the vocabulary dealt out, evenly (64), unevenly (7: 4 and 3), all to one rank (1) ---
+# --- the vocabulary sharded, evenly (64), unevenly (7: 4 and 3), all to one rank (1) ---
 
-dealt = pytest.mark.parametrize(("vocab", "packed"), [(v, packed) for v in (64, 7, 1) for packed in (False, True)])
+vocabularies = pytest.mark.parametrize(
+    ("vocab", "packed"), [(v, packed) for v in (64, 7, 1) for packed in (False, True)]
+)
 
 
-@dealt
+@vocabularies
 @pytest.mark.parametrize("loss", train_worker.LOSSES)
-def test_losses_and_their_gradients_over_a_dealt_out_vocabulary(
+def test_losses_and_their_gradients_over_a_sharded_vocabulary(
     ranks: Ranks, vocab: int, packed: bool, loss: str
 ) -> None:
     microbatch = processed(batch_of(train_worker.LENGTHS, vocab=vocab), packed)
@@ -63,9 +63,9 @@ def test_losses_and_their_gradients_over_a_dealt_out_vocabulary(
     assert bool(gradient.any()) is (vocab > 1)
 
 
-@dealt
+@vocabularies
 @pytest.mark.parametrize("how", ["logprobs", "chunked", "filtered"])
-def test_logprobs_over_a_dealt_out_vocabulary(ranks: Ranks, vocab: int, packed: bool, how: str) -> None:
+def test_logprobs_over_a_sharded_vocabulary(ranks: Ranks, vocab: int, packed: bool, how: str) -> None:
     microbatch = processed(batch_of(train_worker.LENGTHS, vocab=vocab), packed)
     sampling = {"sampling_params": train_worker.FILTER} if how == "filtered" else {}
     expected = train_worker.logprobs_of(train_worker.logits_of(microbatch, vocab), microbatch, packed, **sampling)
@@ -73,8 +73,8 @@ def test_logprobs_over_a_dealt_out_vocabulary(ranks: Ranks, vocab: int, packed: 
         assert_close(rank[f"vocab {vocab} {packed}"][how], expected)
 
 
-@dealt
-def test_the_largest_logits_of_a_dealt_out_vocabulary(ranks: Ranks, vocab: int, packed: bool) -> None:
+@vocabularies
+def test_the_largest_logits_of_a_sharded_vocabulary(ranks: Ranks, vocab: int, packed: bool) -> None:
     microbatch = processed(batch_of(train_worker.LENGTHS, vocab=vocab), packed)
     logits = train_worker.logits_of(microbatch, vocab)
     for place, k in enumerate((1, 3, 100)):
@@ -86,20 +86,20 @@ def test_the_largest_logits_of_a_dealt_out_vocabulary(ranks: Ranks, vocab: int, 
 
 
 @pytest.mark.parametrize("layout", ["replicated", "by_position"])
-def test_logits_that_are_dealt_out_in_another_way_are_gathered(ranks: Ranks, layout: str) -> None:
+def test_logits_that_are_sharded_in_another_way_are_gathered(ranks: Ranks, layout: str) -> None:
     microbatch = processed(batch_of(train_worker.LENGTHS), packed=False)
     logits = train_worker.logits_of(microbatch, tiny_policy.VOCAB)
     for rank in ranks:
         assert_close(rank["layouts"][layout], train_worker.logprobs_of(logits, microbatch, False))
 
 
-def test_scores_that_are_dealt_out_are_gathered(ranks: Ranks) -> None:
+def test_sharded_scores_are_gathered(ranks: Ranks) -> None:
     for rank in ranks:
         assert rank["layouts"]["scores"] == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_real_model_with_a_dealt_out_last_layer_trains_as_on_one_rank(ranks: Ranks, packed: bool) -> None:
+def test_a_real_model_with_a_sharded_last_layer_trains_as_on_one_rank(ranks: Ranks, packed: bool) -> None:
     expected = train_worker.vocab_parallel_model(None, packed)
     for rank in ranks:
         found = rank[f"vocab-parallel {packed}"]
@@ -107,7 +107,7 @@ def test_a_real_model_with_a_dealt_out_last_layer_trains_as_on_one_rank(ranks: R
         assert_same_gradients(found["gradients"], expected["gradients"])
 
 
-# --- samples dealt out ---
+# --- samples sharded ---
 
 
 def test_sharded_ranks_with_unequal_microbatches_train_as_one_with_all_of_them(ranks: Ranks) -> None:
@@ -119,11 +119,11 @@ def test_sharded_ranks_with_unequal_microbatches_train_as_one_with_all_of_them(r
         assert_same_gradients(rank["data-parallel"]["gradients"], expected["gradients"])
 
 
-# --- positions dealt out ---
+# --- positions sharded ---
 
 
 @pytest.mark.parametrize("loss", train_worker.LOSSES)
-def test_losses_and_their_gradients_over_dealt_out_positions(ranks: Ranks, loss: str) -> None:
+def test_losses_and_their_gradients_over_sharded_positions(ranks: Ranks, loss: str) -> None:
     microbatch = processed(batch_of(train_worker.LENGTHS), packed=False)
     logits = train_worker.logits_of(microbatch, tiny_policy.VOCAB).requires_grad_()
     expected = train_worker.loss_of(logits, microbatch, loss, False)
@@ -134,7 +134,7 @@ def test_losses_and_their_gradients_over_dealt_out_positions(ranks: Ranks, loss:
         assert_close(rank["sequence"][loss]["gradient"], logits.grad[:, positions])
 
 
-def test_logprobs_and_largest_logits_over_dealt_out_positions(ranks: Ranks) -> None:
+def test_logprobs_and_largest_logits_over_sharded_positions(ranks: Ranks) -> None:
     microbatch = processed(batch_of(train_worker.LENGTHS), packed=False)
     logits = train_worker.logits_of(microbatch, tiny_policy.VOCAB)
     values, ids = train_worker.topk_of(logits, microbatch, 4)
@@ -148,7 +148,7 @@ def test_logprobs_and_largest_logits_over_dealt_out_positions(ranks: Ranks) -> N
 
 
 @pytest.mark.parametrize(("case", "max_norm"), [("clipped", 0.5), ("unclipped", 1000.0)])
-def test_plain_and_dealt_out_gradients_are_clipped_by_one_norm(ranks: Ranks, case: str, max_norm: float) -> None:
+def test_plain_and_sharded_gradients_are_clipped_by_one_norm(ranks: Ranks, case: str, max_norm: float) -> None:
     gradients = [parameter.grad for parameter in train_worker.mixed_parameters(None, None)]
     entries = [entry for gradient in gradients if gradient is not None for entry in gradient.flatten().tolist()]
     norm = math.sqrt(sum(entry**2 for entry in entries))

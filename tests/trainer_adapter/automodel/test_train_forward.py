@@ -1,4 +1,4 @@
-"""What a model is called with, what is taken from its output, and the temperature."""
+"""The arguments of a model, the logits of its output, and the temperature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipping and statistics of a rank that is alone."""
+"""Clipping and statistics of a single rank."""
 
 from __future__ import annotations
 

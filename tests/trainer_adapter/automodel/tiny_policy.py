@@ -1,4 +1,4 @@
-"""Tiny real models, batches for them, and what they must give, computed row by row without any of our code."""
+"""Tiny real models, batches for them, and the expected results, computed row by row without this package."""
 
 from __future__ import annotations
 

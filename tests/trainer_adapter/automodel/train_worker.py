@@ -1,4 +1,4 @@
-"""One rank of the group that test_train_between_ranks starts: plays every case, writes what it got as JSON."""
+"""One rank of the group of test_train_between_ranks: runs every case, writes its results as JSON."""
 
 from __future__ import annotations
 
@@ -74,26 +74,26 @@ def topk_of(
     return TopkLogitsPostProcessor({}, None, mesh, None, 1, k, packed)(logits, microbatch)
 
 
-# --- the vocabulary dealt out ---
+# --- the vocabulary sharded ---
 
 
 def vocab_case(mesh: DeviceMesh, vocab: int, packed: bool) -> dict[str, Any]:
     """Losses and gradients of this rank's logits, log-probabilities and the largest logits."""
     microbatch = processed(batch_of(LENGTHS, vocab=vocab), packed)
     whole = logits_of(microbatch, vocab)
-    dealt = distribute_tensor(whole, mesh, [Shard(2)])
+    sharded = distribute_tensor(whole, mesh, [Shard(2)])
     result: dict[str, Any] = {}
     for loss in LOSSES:
-        leaf = dealt.to_local().clone().requires_grad_()
+        leaf = sharded.to_local().clone().requires_grad_()
         logits = DTensor.from_local(leaf, mesh, [Shard(2)], run_check=False, shape=whole.shape, stride=whole.stride())
         value = loss_of(logits, microbatch, loss, packed)
         value.backward()
         assert leaf.grad is not None
         result[loss] = {"loss": value.item(), "gradient": leaf.grad.tolist()}
-    result["logprobs"] = logprobs_of(dealt, microbatch, packed).tolist()
-    result["chunked"] = logprobs_of(dealt, microbatch, packed, chunk_size=3).tolist()
-    result["filtered"] = logprobs_of(dealt, microbatch, packed, sampling_params=FILTER).tolist()
-    result["topk"] = [[part.tolist() for part in topk_of(dealt, microbatch, k, packed)] for k in (1, 3, 100)]
+    result["logprobs"] = logprobs_of(sharded, microbatch, packed).tolist()
+    result["chunked"] = logprobs_of(sharded, microbatch, packed, chunk_size=3).tolist()
+    result["filtered"] = logprobs_of(sharded, microbatch, packed, sampling_params=FILTER).tolist()
+    result["topk"] = [[part.tolist() for part in topk_of(sharded, microbatch, k, packed)] for k in (1, 3, 100)]
     return result
 
 
@@ -110,7 +110,7 @@ def other_layouts(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def vocab_parallel_model(mesh: DeviceMesh | None, packed: bool) -> dict[str, Any]:
-    """A model whose last layer is dealt out, unless mesh is None, over a real microbatch and a dummy."""
+    """A model whose last layer is sharded, unless mesh is None, over a real microbatch and a dummy."""
     model = tiny_policy.tiny_model()
     if mesh is not None:
         plan = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
@@ -135,7 +135,7 @@ def whole_gradients(model: Any) -> dict[str, Any]:
     return {name: gradient.tolist() for name, gradient in whole.items()}
 
 
-# --- weights and samples dealt out ---
+# --- weights and samples sharded ---
 
 
 def nan_when_masked(
@@ -147,7 +147,7 @@ def nan_when_masked(
 
 
 def data_parallel_model(mesh: DeviceMesh | None, rows: list[list[int]], dummies: int) -> dict[str, Any]:
-    """A model over one microbatch for each of rows, the last ones dummies; over a mesh its weights are dealt out."""
+    """A model over one microbatch for each of rows, the last ones dummies; over a mesh its weights are sharded."""
     model = tiny_policy.tiny_model()
     if mesh is not None:
         for layer in model.model.layers:
@@ -170,7 +170,7 @@ def data_parallel_model(mesh: DeviceMesh | None, rows: list[list[int]], dummies:
     return {"loss": sum(loss.item() for loss, _ in results), "norm": norm, "gradients": whole_gradients(model)}
 
 
-# --- positions dealt out ---
+# --- positions sharded ---
 
 
 def sequence_case(mesh: DeviceMesh, rank: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Random values that travel between ranks, and whether two of them are the same."""
+"""Random values that ranks exchange, and a comparison of two of them."""
 
 from __future__ import annotations
 

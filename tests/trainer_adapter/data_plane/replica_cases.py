@@ -1,6 +1,6 @@
-"""Four ranks, two replicas of two, that play every case against a real server; see test_between_ranks.py.
+"""Four ranks, two replicas of two, that run every case against a real server; see test_between_ranks.py.
 
-Each writes what it saw as JSON.
+Each rank writes its results as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter._exchange import broadcast_outcome, broadcast_values, gather_values
 from trainer_adapter.automodel.config import DistributedContext
-from trainer_adapter.data_plane import DataPlaneSide, ReplicaGroup, replica_group
+from trainer_adapter.data_plane import ReplicaDataPlane, ReplicaGroup, replica_group
 from trainer_adapter.pad_target import with_pad_target
 
 CPU = torch.device("cpu")
@@ -79,8 +79,8 @@ class Rank:
     def dp_rank(self) -> int:
         return self.rank // 2
 
-    def side(self, client: DataPlaneClient | None = None) -> DataPlaneSide:
-        return DataPlaneSide(
+    def side(self, client: DataPlaneClient | None = None) -> ReplicaDataPlane:
+        return ReplicaDataPlane(
             client or self.client,
             replica=self.replica,
             dp_group=self.dp_group,
@@ -206,7 +206,7 @@ def without_client(here: Rank, name: str) -> Any:
 # --- write_back ---
 
 
-def results_of(here: Rank, rows: list[int]) -> dict[str, torch.Tensor]:
+def wait_for_results(here: Rank, rows: list[int]) -> dict[str, torch.Tensor]:
     """Padded, different on every rank; the token's position behind the point."""
     values = torch.tensor(rows)[:, None] + torch.arange(8) / 10 + 1000 * here.rank
     return {"logprobs": values.requires_grad_(), "reward": torch.tensor(rows) + 0.5}
@@ -214,7 +214,7 @@ def results_of(here: Rank, rows: list[int]) -> dict[str, torch.Tensor]:
 
 def written(here: Rank, name: str) -> Any:
     rows = ORDERS[here.dp_rank]
-    result = results_of(here, rows) if here.replica.is_leader else None
+    result = wait_for_results(here, rows) if here.replica.is_leader else None
     here.side().write_back(meta_of(name, rows), result, result_key="logprobs", field="prev_logprobs")
     here.side().write_back(meta_of(name, rows), result, result_key="reward", field="reward")
     return "written"
@@ -222,7 +222,7 @@ def written(here: Rank, name: str) -> Any:
 
 def written_by_input_lengths(here: Rank, name: str) -> Any:
     rows = ORDERS[here.dp_rank]
-    result = {**results_of(here, rows), "input_lengths": torch.tensor([LENGTHS[row] for row in rows])}
+    result = {**wait_for_results(here, rows), "input_lengths": torch.tensor([LENGTHS[row] for row in rows])}
     meta = meta_of(name, rows, known=False)
     here.side().write_back(meta, result, result_key="logprobs", field="prev_logprobs")
     return "written"
@@ -233,7 +233,7 @@ def unwritable(here: Rank, name: str) -> Any:
     rows = ORDERS[here.dp_rank]
     return raised(
         lambda: here.side().write_back(
-            meta_of(name, rows), results_of(here, rows), result_key="scores", field="prev_logprobs"
+            meta_of(name, rows), wait_for_results(here, rows), result_key="scores", field="prev_logprobs"
         )
     )
 
@@ -260,7 +260,7 @@ def claimed(here: Rank, name: str) -> Any:
     with here.claim(name) as claim:
         ids = claim.meta.sample_ids
         rows = [IDS.index(sample_id) for sample_id in ids]
-        results = results_of(here, rows)
+        results = wait_for_results(here, rows)
         notes = np.empty(len(rows), object)
         notes[:] = [{"by": here.rank} for _ in rows]
         count = claim.commit({"prev_logprobs": results["logprobs"].detach(), "notes": notes})

@@ -1,6 +1,7 @@
-"""Two replicas of two ranks on gloo, and a real server that counts: leaders alone talk to it, and all fail together.
+"""Two replicas of two ranks on gloo, and a real server that counts calls: only leaders call it, and all ranks fail
+together.
 
-The cases and their data stand in replica_cases.py.
+replica_cases.py has the cases and their data.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def test_every_rank_gets_the_drivers_plan(played: Played) -> None:
 def test_a_plan_of_other_rows_is_refused_on_every_rank(played: Played) -> None:
     for text in played.seen("plan_of_other_rows"):
         assert text.startswith("ValueError: partition 'plan_of_other_rows': the plan of microbatches does not fit")
-        assert text.endswith("it is of 4 rows, the meta has 3")
+        assert text.endswith("it has 4 rows, the meta has 3")
 
 
 def test_a_read_that_fails_fails_on_all_ranks_of_the_replica(played: Played) -> None:
@@ -147,15 +148,15 @@ def test_a_rank_that_reads_for_itself_and_fails_takes_its_replica_along(played: 
 
 def test_a_preprocessing_that_fails_or_loses_rows_fails_on_all_ranks(played: Played) -> None:
     for rank, (fails, drops) in enumerate(played.seen("preprocess_fails")):
-        told = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
-        assert fails == f"{told}KeyError: 'no such prompt'"
-        assert drops.startswith(f"{told}ValueError: preprocess made 3 rows of 4")
+        prefix = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
+        assert fails == f"{prefix}KeyError: 'no such prompt'"
+        assert drops.startswith(f"{prefix}ValueError: preprocess must keep the meta's 4 rows, but returned 3")
 
 
 def test_without_a_client_nothing_is_written_and_no_rank_gets_rows(played: Played) -> None:
     for text in played.seen("without_client"):
         assert "RuntimeError: " in text
-        assert "no client of the data plane" in text
+        assert "no data-plane client" in text
 
 
 # --- write_back ---
@@ -177,8 +178,11 @@ def test_a_result_with_one_value_a_row_is_stored_as_it_is(played: Played) -> Non
 
 def test_a_result_without_the_key_fails_on_all_ranks(played: Played) -> None:
     for rank, text in enumerate(played.seen("unwritable")):
-        told = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
-        assert text == f"{told}RuntimeError: write-back of 'scores': the result has ['logprobs', 'reward'] only"
+        prefix = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
+        assert (
+            text
+            == f"{prefix}RuntimeError: write-back of 'scores': the result has no such key, only ['logprobs', 'reward']"
+        )
 
 
 def test_a_row_that_was_cleared_and_put_again_is_not_written_to(played: Played) -> None:
@@ -224,12 +228,12 @@ def test_a_claim_that_one_rank_leaves_with_an_error_is_released_for_all(played: 
                 assert text == "ZeroDivisionError: a bad row"
             else:
                 assert text.startswith("RuntimeError: claim ")
-                assert text.endswith("was released, since another rank failed with ZeroDivisionError")
+                assert text.endswith("was released because another rank failed with ZeroDivisionError")
         assert len(again) == 4
     assert played.counts["dataplane_commits_total", "one_rank_fails"] == 0
 
 
-def test_ranks_that_would_end_a_claim_differently_are_told_and_keep_it(played: Played) -> None:
+def test_ranks_that_would_end_a_claim_differently_raise_and_keep_it(played: Played) -> None:
     refusal = "RuntimeError: the ranks of the replica end claim ID in different ways: ['commit', 'release']"
     for seen in played.seen("ranks_disagree"):
         assert seen == [refusal, "open", 4, "released"]
@@ -259,13 +263,13 @@ def test_whatever_is_gathered_comes_as_it_was_in_the_order_of_ranks(played: Play
     assert played.seen("gathered") == [15] * WORLD
 
 
-def test_what_does_not_travel_is_refused_by_name_on_all_ranks(played: Played) -> None:
+def test_an_unsupported_value_is_refused_by_name_on_all_ranks(played: Played) -> None:
     for rank, (odd, nothing, gathered) in enumerate(played.seen("refused")):
         leader = rank // 2 * 2
-        told = "" if rank == leader else f"rank {leader}: "
-        assert odd == f"NotCarried: {told}value 'odd': set does not travel"
-        assert nothing == f"NotCarried: {told}values are a mapping, got NoneType"
-        assert gathered == f"NotCarried: {'rank 0: ' if rank == 1 else ''}value 'odd': set does not travel"
+        prefix = "" if rank == leader else f"rank {leader}: "
+        assert odd == f"UnsupportedValue: {prefix}value 'odd': unsupported value type set"
+        assert nothing == f"UnsupportedValue: {prefix}values must be a mapping, got NoneType"
+        assert gathered == f"UnsupportedValue: {'rank 0: ' if rank == 1 else ''}value 'odd': unsupported value type set"
 
 
 def test_what_making_the_values_raises_is_raised_on_all_ranks(played: Played) -> None:

@@ -1,4 +1,4 @@
-"""One width for a step: minted once, kept by its parts, a multiple of all that has to divide it."""
+"""One width for a step: chosen once, kept by its parts, a multiple of every divisor."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_all_shards_keep_the_width_of_the_whole() -> None:
 @pytest.mark.parametrize(
     ("meta", "arguments", "fragment"),
     [
-        (meta_of([]), {"pad_to_multiple": 1}, "'p': a meta without rows has no width"),
-        (meta_of(None), {"pad_to_multiple": 1}, "without sequence_lengths"),
+        (meta_of([]), {"pad_to_multiple": 1}, "'p': the meta has no rows"),
+        (meta_of(None), {"pad_to_multiple": 1}, "the meta has no sequence_lengths"),
         (meta_of([1]), {"pad_to_multiple": 0}, "pad_to_multiple must be at least 1, got 0"),
         (meta_of([1]), {"pad_to_multiple": 1, "sequence_length_round": 0}, "sequence_length_round must be at least 1"),
         (meta_of([1], **{KEY: "8"}), {"pad_to_multiple": 1}, f"'{KEY}'] must be a number of tokens, got '8'"),

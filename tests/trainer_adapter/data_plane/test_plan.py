@@ -61,12 +61,12 @@ def test_a_batch_without_a_plan_stays_without() -> None:
 @pytest.mark.parametrize(
     ("indices", "lengths", "counts", "fragment"),
     [
-        ([[[0, 3]]], None, None, "micro_batch_indices and micro_batch_lengths come together"),
-        (None, None, [3], "come together"),
+        ([[[0, 3]]], None, None, "micro_batch_indices and micro_batch_lengths must both be set"),
+        (None, None, [3], "must both be set"),
         ([[0, 3]], [[8]], None, "nested lists of integers"),
         ([[[0, 3.0]]], [[8]], None, "nested lists of integers"),
-        ([[[0, 3]]], [[8, 8]], None, "are of different microbatches"),
-        ([[[0, 3]]], [[8], [8]], None, "are of different microbatches"),
+        ([[[0, 3]]], [[8, 8]], None, "have different numbers of microbatches"),
+        ([[[0, 3]]], [[8], [8]], None, "have different numbers of microbatches"),
         ([[[0, 1], [2, 3]]], [[8, 8]], None, "of global batch 0 do not follow each other from row 0"),
         ([[[1, 3]]], [[8]], None, "do not follow each other from row 0"),
         ([[[0, 1]], [[1, 3]]], [[8], [8]], None, "of global batch 1 do not follow each other from row 0"),
@@ -74,8 +74,8 @@ def test_a_batch_without_a_plan_stays_without() -> None:
         ([[]], [[]], None, "do not follow each other from row 0"),
         ([[[0, 4], [4, 3]]], [[8, 8]], None, "a microbatch of global batch 0 ends before it begins"),
         ([[[0, 3]]], [[8]], [2], r"elem_counts_per_gb is \[2\], but its global batches have \[3\] rows"),
-        ([[[0, 2]]], [[8]], [2], "it is of 2 rows, the meta has 3"),
-        ([], [], None, "it is of 0 rows, the meta has 3"),
+        ([[[0, 2]]], [[8]], [2], "it has 2 rows, the meta has 3"),
+        ([], [], None, "it has 0 rows, the meta has 3"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(indices: Any, lengths: Any, counts: Any, fragment: str) -> None:

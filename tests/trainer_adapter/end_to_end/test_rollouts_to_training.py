@@ -1,5 +1,5 @@
-"""The whole way with real processes: rollouts are put on a server, Ray actors recompute log-probabilities, write them
-back, and train on them; every number is that of one process with a plain model.
+"""The whole path with real processes: rollouts are put on a server; Ray actors recompute log-probabilities, write them
+back, and train on them. Every number is that of one process with a plain model.
 """
 
 from __future__ import annotations

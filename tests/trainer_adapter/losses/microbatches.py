@@ -1,6 +1,6 @@
-"""A microbatch in float64 with all that a loss may ask for, hostile where nothing counts, and how to run a loss on it.
+"""A microbatch in float64 with every input of a loss and hostile values where masked, and a way to run a loss on it.
 
-Losses compute in float64 when logits are float64, so naive loops can be matched to ten digits.
+Losses compute in float64 if logits are float64, so naive loops match to ten digits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Losses of both shapes are called as they ask to be."""
+"""Losses of both shapes get the input that they ask for."""
 
 from __future__ import annotations
 

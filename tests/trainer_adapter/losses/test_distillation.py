@@ -114,7 +114,7 @@ def test_a_student_that_is_the_teacher_among_the_candidates_loses_nothing_unless
 
 def test_a_reverse_divergence_over_the_vocabulary_asks_for_the_entropy() -> None:
     batch, logprobs = batch_with_teacher(), torch.zeros(6, 8, K)
-    with pytest.raises(ValueError, match="H_all is needed for a reverse divergence"):
+    with pytest.raises(ValueError, match="H_all is required for a reverse divergence"):
         DistillationLoss(OPTIONS["reverse, zero outside"])(logprobs, logprobs, None, batch, *counts_of(batch))
 
 

@@ -253,7 +253,7 @@ def test_a_missing_column_is_named(options: str, column: str) -> None:
 def test_a_column_of_another_width_is_refused_with_both_shapes() -> None:
     batch = make_batch()
     batch["advantages"] = torch.zeros(6)
-    with pytest.raises(ValueError, match=r"advantages must be \[6, 9\] as token_mask is, not \[6\]"):
+    with pytest.raises(ValueError, match=r"advantages must have the shape of token_mask, \[6, 9\], not \[6\]"):
         run_loss(ClippedPolicyGradientLoss(), make_logits(), batch)
 
 

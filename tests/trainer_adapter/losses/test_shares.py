@@ -1,4 +1,4 @@
-"""What all losses owe: shares that add up, and nothing from rows that are invalid. Packed or not."""
+"""Every loss returns shares that add up, without contributions of invalid rows, packed or not."""
 
 from __future__ import annotations
 
@@ -233,11 +233,11 @@ def test_pairs_cannot_be_packed(batch: Batch) -> None:
 
 
 def test_boundaries_that_do_not_fit_each_other_or_the_rows_are_refused(batch: Batch) -> None:
-    with pytest.raises(ValueError, match="cu_seqlens_q bounds 2 sequences, cu_seqlens_q_padded 3"):
+    with pytest.raises(ValueError, match="cu_seqlens_q has 2 sequences, cu_seqlens_q_padded 3"):
         SequencePackingLossWrapper(NLLLoss(), boundaries([1, 2]), boundaries([1, 2, 3]))
-    with pytest.raises(ValueError, match="bounds 0 sequences"):
+    with pytest.raises(ValueError, match="cu_seqlens_q has 0 sequences"):
         SequencePackingLossWrapper(NLLLoss(), boundaries([]))
-    with pytest.raises(ValueError, match="bounds 2 sequences, the data has 6 rows"):
+    with pytest.raises(ValueError, match="cu_seqlens_q has 2 sequences, but the data has 6 rows"):
         SequencePackingLossWrapper(NLLLoss(), boundaries([1, 2]))(torch.zeros(1, 3, VOCAB), batch, *counts_of(batch))
 
 

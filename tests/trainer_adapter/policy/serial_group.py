@@ -1,5 +1,5 @@
-"""A group whose workers live in this process and are called one after the other, and a worker whose answers are known
-for every row, so that a driver's dealing and gathering can be compared with one look at the whole batch.
+"""A group whose workers are in this process and are called one after the other, and a worker whose results are known
+for every row, so that sharded calls can be compared with one call on the whole batch.
 """
 
 from __future__ import annotations

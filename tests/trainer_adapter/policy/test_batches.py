@@ -1,4 +1,4 @@
-"""Batches in memory: dealt out, answered, and in their own order again; see serial_group.py."""
+"""Batches in memory are sharded, and results are in the batch's order; see serial_group.py."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_batch_that_does_not_divide_is_filled_up_with_its_last_row() -> None:
 
 
 def test_a_batch_without_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="without rows"):
+    with pytest.raises(ValueError, match="no rows"):
         DataPlanePolicy(config_of(), SerialGroup(2)).get_logprobs(batch_of([]))
 
 

@@ -1,4 +1,4 @@
-"""What is asked of all ranks alike; see serial_group.py."""
+"""Calls that go to all ranks with the same arguments; see serial_group.py."""
 
 from __future__ import annotations
 

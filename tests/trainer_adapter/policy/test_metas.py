@@ -1,4 +1,4 @@
-"""Metas: dealt out with one width and one plan for all ranks; see serial_group.py."""
+"""Sharded metas have one width and one plan for all ranks; see serial_group.py."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_width_is_what_the_ranks_can_divide(changes: dict[str, Any], width: 
     assert {meta.extra_info["global_forward_pad_seqlen"] for meta in metas_after(group)} == {width}
 
 
-def test_a_width_that_was_minted_before_is_kept_by_all_stages() -> None:
+def test_a_width_that_was_chosen_before_is_kept_by_all_stages() -> None:
     group = SerialGroup(2)
     policy = DataPlanePolicy(config_of(), group)
     policy.get_reference_policy_logprobs_from_meta(meta_of([3, 4], global_forward_pad_seqlen=32))
@@ -76,13 +76,13 @@ def test_inference_takes_all_rows_as_one_batch_under_its_own_budget() -> None:
 @pytest.mark.parametrize(
     ("meta", "error", "rule"),
     [
-        (meta_of([]), ValueError, "without rows"),
+        (meta_of([]), ValueError, "no rows"),
         (KVBatchMeta("train", "train", ["a"]), ValueError, "sequence_lengths"),
         (meta_of([1, 2, 3]), AssertionError, "is not a multiple of shards"),
     ],
     ids=["no_rows", "no_lengths", "uneven"],
 )
-def test_metas_that_cannot_be_dealt_out_reach_no_rank(meta: KVBatchMeta, error: type[Exception], rule: str) -> None:
+def test_metas_that_cannot_be_divided_reach_no_rank(meta: KVBatchMeta, error: type[Exception], rule: str) -> None:
     group = SerialGroup(2)
     with pytest.raises(error, match=rule):
         DataPlanePolicy(config_of(), group).get_logprobs_from_meta(meta)

@@ -1,4 +1,4 @@
-"""Small tensors gain nothing from threads, and lose much on cores that are busy with other tests."""
+"""One thread for small tensors, which are slower with more threads while other tests use the cores."""
 
 from __future__ import annotations
 

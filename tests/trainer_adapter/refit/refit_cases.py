@@ -1,4 +1,4 @@
-"""What the tests of handing over weights share: a small model, and two trainers and an engine as processes.
+"""Shared by the tests of sending weights: a small model, and two trainers and an engine as processes.
 
 As a program it is an engine on a GPU. Usage: refit_cases.py ENDPOINT FOLDER DTYPE
 """

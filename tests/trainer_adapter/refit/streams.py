@@ -1,4 +1,4 @@
-"""Both ends of a weight stream in one process, each in its thread."""
+"""Both ends of a weight stream in one process, each in its own thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines are sent, and what is announced to them. Divided models: test_refit_between_processes."""
+"""The weights that engines get, and their announcement. test_refit_between_processes has sharded models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks with divided weights and an engine, each a process of its own, through both transports; see refit_cases."""
+"""Two ranks with sharded weights and an engine, in separate processes, over both transports; see refit_cases."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ def test_every_rank_announces_whole_shapes(ranks: list[dict[str, Any]], name: st
     [
         (
             "one_engine_refused",
-            ("RuntimeError: another rank failed: handing weights", "rank1.sock refused the weights: ValueError"),
+            ("RuntimeError: another rank failed: sending weights", "rank1.sock refused the weights: ValueError"),
         ),
         ("refused_in_collective", ("RuntimeError: another rank of the group", "RuntimeError: another rank of the")),
         ("engine_died", ("ConnectionError: a rank of the group", "ConnectionError: a rank of the group")),
         ("collective_closed", ("RuntimeError: the group for weights", "RuntimeError: the group for weights")),
-        ("no_engine", ("TimeoutError: no engine came to ipc://", "TimeoutError: no engine came to ipc://")),
+        ("no_engine", ("TimeoutError: no engine connected to ipc://", "TimeoutError: no engine connected to ipc://")),
     ],
 )
-def test_every_rank_is_told_that_an_engine_failed(
+def test_every_rank_raises_when_an_engine_failed(
     ranks: list[dict[str, Any]], case: str, texts: tuple[str, str]
 ) -> None:
     for rank, text in zip(ranks, texts, strict=True):

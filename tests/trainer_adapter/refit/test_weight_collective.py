@@ -1,4 +1,4 @@
-"""Weights from a trainer to engines elsewhere; ranks are threads here, each with its own end of the group."""
+"""Weights from a trainer to engines on other devices; ranks are threads, each with its own end of the group."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_no_weights_are_a_transfer_too() -> None:
     assert play(lambda group: group.broadcast({}, iter([])), taking({}, {})) == ["done", "done"]
 
 
-ANOTHER = "RuntimeError: another rank of the group for weights failed; its own error tells why"
+ANOTHER = "RuntimeError: another rank of the group for weights failed; see that rank's error"
 
 
 def raising(group: WeightCollective) -> None:
@@ -108,7 +108,7 @@ def send_more(group: WeightCollective) -> None:
         ),
         (
             (send, taking({}), taking({}, {**INFO, "steps": (torch.Size([2]), torch.int64)})),
-            (ANOTHER, ANOTHER, "ValueError: rank 0 has weights of other names, shapes or dtypes"),
+            (ANOTHER, ANOTHER, "ValueError: the weights of rank 0 have other names, shapes or dtypes than this rank's"),
         ),
         ((send_broken, send, taking({})), ("OSError: gathering failed", ANOTHER, ANOTHER)),
         ((send, send_broken, taking({})), (ANOTHER, "OSError: gathering failed", ANOTHER)),
@@ -119,7 +119,7 @@ def send_more(group: WeightCollective) -> None:
     ],
     ids=["engine fails", "engine stops", "other weights", "rank 0 fails", "another trainer fails", "weight too many"],
 )
-def test_a_failure_of_one_rank_is_told_to_all_and_the_group_goes_on(
+def test_a_failure_of_one_rank_reaches_all_and_the_group_goes_on(
     ranks: tuple[Rank, ...], outcomes: tuple[str, ...]
 ) -> None:
     is_trainer = [rank in (send, send_broken, send_more) for rank in ranks]
@@ -145,8 +145,8 @@ def test_a_rank_that_leaves_ends_the_wait_of_the_others() -> None:
     assert all(outcome.startswith("ConnectionError: a rank of the group for weights at") for outcome in outcomes[::2])
 
 
-def test_ranks_that_do_not_come_are_not_waited_for_longer_than_told() -> None:
-    with pytest.raises(TimeoutError, match="not all 2 ranks came to the group for weights at "):
+def test_ranks_that_do_not_join_are_not_waited_for_longer_than_configured() -> None:
+    with pytest.raises(TimeoutError, match="not all 2 ranks joined the group for weights at "):
         WeightCollective("127.0.0.1", free_port(), 2, 0, CPU, timeout_s=0.2)
 
 
@@ -161,11 +161,11 @@ def test_scales_of_a_quantised_cache_cannot_be_sent(method: str) -> None:
 
 
 def test_weights_cannot_be_broadcast_before_there_is_a_group() -> None:
-    with pytest.raises(RuntimeError, match="init_collective comes first"):
+    with pytest.raises(RuntimeError, match="call init_collective first"):
         publisher().broadcast_weights_for_collective()
 
 
 @pytest.mark.parametrize(("rank", "trainers", "world"), [(2, 2, 3), (0, 2, 2), (0, 3, 2)])
 def test_a_group_has_trainers_first_and_engines_after_them(rank: int, trainers: int, world: int) -> None:
-    with pytest.raises(ValueError, match="engines come after the trainers"):
+    with pytest.raises(ValueError, match="trainers have the first ranks, engines the following ones"):
         publisher(rank).init_collective("127.0.0.1", 1, world, train_world_size=trainers)

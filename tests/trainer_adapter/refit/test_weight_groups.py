@@ -1,4 +1,4 @@
-"""Which weights share a buffer, and where each lies."""
+"""Which weights share a buffer, and the place of each."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_weights_come_out_of_a_buffer_as_they_went_in(start: int, dtype: torch.d
 @pytest.mark.parametrize(
     ("item", "text"),
     [
-        (None, r"should be 'w0' \(3,\) torch.bfloat16, as announced, but is missing"),
-        (("w1", torch.zeros(3, dtype=torch.bfloat16)), "but is 'w1'"),
-        (("w0", torch.zeros(4, dtype=torch.bfloat16)), r"but is 'w0' \(4,\)"),
-        (("w0", torch.zeros(3)), "but is 'w0' .* torch.float32"),
+        (None, r"is missing, but 'w0' \(3,\) torch.bfloat16 was announced"),
+        (("w1", torch.zeros(3, dtype=torch.bfloat16)), "next weight is 'w1'"),
+        (("w0", torch.zeros(4, dtype=torch.bfloat16)), r"next weight is 'w0' \(4,\)"),
+        (("w0", torch.zeros(3)), "next weight is 'w0' .* torch.float32"),
     ],
 )
 def test_a_weight_that_was_not_announced_so_is_refused(item: tuple[str, Tensor] | None, text: str) -> None:

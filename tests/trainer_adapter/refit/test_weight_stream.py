@@ -1,4 +1,4 @@
-"""Weights from a trainer to an engine on the same device, and what each is told when the other fails."""
+"""Weights from a trainer to an engine on the same device, and the error on each side if the other fails."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from tests.trainer_adapter.refit.refit_cases import CPU, expected_weights, mappi
 from tests.trainer_adapter.refit.streams import INFO, MODEL, both, parameters, taking
 from torch import Tensor
 
-from trainer_adapter.refit import WeightStream, _channels, receive_streamed_weights, stream_endpoint
+from trainer_adapter.refit import WeightStream, receive_streamed_weights, stream_endpoint
 from trainer_adapter.refit._channels import RequestChannel
+from trainer_adapter.refit._endpoints import own_folder
 from trainer_adapter.refit._shared_buffers import SharedBuffer
 
 
@@ -92,13 +93,19 @@ STEPS = INFO["steps"]
 @pytest.mark.parametrize(
     ("info", "text"),
     [
-        ({name: value for name, value in INFO.items() if name != "steps"}, "'steps' was not announced, or came before"),
-        ({**INFO, "steps": (STEPS[0], torch.int32)}, "'steps' is () torch.int64, announced was () torch.int32"),
-        ({**INFO, "steps": (torch.Size([2]), STEPS[1])}, "'steps' is () torch.int64, announced was (2,) torch.int64"),
+        (
+            {name: value for name, value in INFO.items() if name != "steps"},
+            "'steps' was not announced, or was sent before",
+        ),
+        ({**INFO, "steps": (STEPS[0], torch.int32)}, "'steps' is () torch.int64, but () torch.int32 was announced"),
+        (
+            {**INFO, "steps": (torch.Size([2]), STEPS[1])},
+            "'steps' is () torch.int64, but (2,) torch.int64 was announced",
+        ),
         ({**INFO, "another": STEPS}, "the trainer did not send another"),
     ],
 )
-def test_an_engine_that_was_told_otherwise_refuses(endpoint: str, info: Any, text: str) -> None:
+def test_an_engine_that_expects_other_weights_refuses(endpoint: str, info: Any, text: str) -> None:
     trainer, engine = both(sending(endpoint), taking(endpoint, {}, info))
     assert trainer.startswith(f"RuntimeError: the engine at {endpoint} refused the weights: ValueError: ")
     assert trainer.endswith(text)
@@ -115,7 +122,7 @@ def broken() -> Iterator[tuple[str, Tensor]]:
     ("items", "error"),
     [
         (broken, "OSError: gathering failed"),
-        (lambda: list(parameters())[:-1], "ValueError: the next weight should be 'head.weight' (61, 8)"),
+        (lambda: list(parameters())[:-1], "ValueError: the next weight is missing, but 'head.weight' (61, 8)"),
         (lambda: [*parameters(), ("more", torch.ones(1))], "ValueError: weight 'more' is sent but was not announced"),
     ],
     ids=["raises", "ends early", "goes on"],
@@ -127,7 +134,7 @@ def test_an_error_of_the_trainer_is_raised_on_the_engine(endpoint: str, items: A
 
 
 def test_a_trainer_without_an_engine_gives_up_in_time(endpoint: str) -> None:
-    with pytest.raises(TimeoutError, match=f"no engine came to {endpoint} within 0.1 s"):
+    with pytest.raises(TimeoutError, match=f"no engine connected to {endpoint} within 0.1 s"):
         sending(endpoint, timeout_s=0.1)()
 
 
@@ -189,12 +196,12 @@ def asking(endpoint: str, *messages: dict[str, Any]) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"index": 1}, "expected message 0 of this stream of weights, not 1 of another one"),
-        ({"weights": [["w", "float32", [4], 4]]}, "weight 'w' would lie outside the 16 bytes used"),
-        ({"weights": [["w", "float32", [4], -4]]}, "weight 'w' would lie outside the 16 bytes used"),
+        ({"index": 1}, "expected message 0 of this stream of weights, got message 1 of another one"),
+        ({"weights": [["w", "float32", [4], 4]]}, "weight 'w' is outside the 16 bytes used"),
+        ({"weights": [["w", "float32", [4], -4]]}, "weight 'w' is outside the 16 bytes used"),
         ({"weights": [["w", "object", [4], 0]]}, "dtype 'object' is no element type we know"),
-        ({"used_bytes": 99, "weights": [["w", "float32", [4], 16]]}, "would lie outside the 16 bytes used"),
-        ({"handle": ["cuda", 0, b""]}, "the trainer's memory is of the kind 'cuda', which cannot be opened on cpu"),
+        ({"used_bytes": 99, "weights": [["w", "float32", [4], 16]]}, "is outside the 16 bytes used"),
+        ({"handle": ["cuda", 0, b""]}, "the trainer's memory is of kind 'cuda', which cannot be opened on cpu"),
         ({"handle": ["memory", os.getpid(), 99_999]}, "the trainer's memory cannot be opened"),
     ],
 )
@@ -212,16 +219,15 @@ def test_a_trainer_that_starts_anew_is_not_taken_for_the_one_that_broke_off(endp
 
 
 def test_without_pyzmq_the_extra_is_named(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_channels, "zmq", None)
+    monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(ImportError, match=r"install rl-dataplane\[trainer\]"):
         sending(endpoint)()
 
 
-def test_the_folder_of_sockets_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = Path(stream_endpoint(CPU, 3).removeprefix("ipc://")).parent
-    assert stream_endpoint(CPU, 3) == f"ipc://{folder}/rank3.sock"
+def test_the_folder_of_sockets_is_its_owners_alone(tmp_path: Path) -> None:
+    folder = own_folder(tmp_path)
+    assert own_folder(tmp_path) == folder
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
-    with pytest.raises(PermissionError, match="must be a folder of this user with rights 0700"):
-        stream_endpoint(CPU, 3)
+    with pytest.raises(PermissionError, match="must be a folder of this user with permissions 0700"):
+        own_folder(tmp_path)

@@ -1,4 +1,6 @@
-"""What a worker must give, by one process and a plain model: rows one by one, without padding or any of our code."""
+"""The expected results of a worker, from one process and a plain model: rows one by one, without padding or this
+package.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks left behind of a case, and what it must be: the same as one process with a plain model gets."""
+"""The results of ranks, and the expected ones: those of one process with a plain model."""
 
 from __future__ import annotations
 

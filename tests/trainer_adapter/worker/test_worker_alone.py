@@ -1,4 +1,4 @@
-"""A worker that is the only rank: what it keeps as it was, what it refuses, and what a step is made of."""
+"""A worker as the only rank: the state that it keeps, the calls that it refuses, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_reference_keeps_the_temperature_and_drops_top_k(make_worker: MakeWo
 
 def test_without_reference_weights_there_is_no_reference(make_worker: MakeWorker) -> None:
     worker = make_worker(init_reference_model=False)
-    with pytest.raises(RuntimeError, match="set up without reference weights"):
+    with pytest.raises(RuntimeError, match="no reference weights"):
         worker.get_reference_policy_logprobs(data=batch())
 
 
@@ -133,14 +133,14 @@ def test_an_aborted_step_leaves_no_trace(make_worker: MakeWorker) -> None:
 
 def test_steps_do_not_overlap(make_worker: MakeWorker) -> None:
     worker = make_worker()
-    with pytest.raises(RuntimeError, match="no open training step"):
+    with pytest.raises(RuntimeError, match="no training step is open"):
         worker.train_microbatches(batch())
     worker.begin_train_step(NLLLoss(), 8.0, 50.0)
     with pytest.raises(RuntimeError, match="train: a training step is open"):
         worker.train(batch(), NLLLoss())
     worker.abort_train_step()
     worker.abort_train_step()
-    with pytest.raises(RuntimeError, match="no open training step"):
+    with pytest.raises(RuntimeError, match="no training step is open"):
         worker.finish_train_step()
 
 
@@ -176,7 +176,7 @@ def test_evaluation_needs_no_optimizer_and_changes_nothing(make_worker: MakeWork
     assert report["grad_norm"] is None
     assert "lr" not in report["all_mb_metrics"]
     assert_equal(weights(worker), before)
-    with pytest.raises(RuntimeError, match="set up without an optimizer"):
+    with pytest.raises(RuntimeError, match="has no optimizer"):
         worker.train(batch(), ClippedPolicyGradientLoss())
 
 
@@ -210,7 +210,7 @@ def test_microbatches_without_a_valid_sample_add_no_metrics(make_worker: MakeWor
 
 @pytest.mark.parametrize(
     ("gbs", "rows", "message"),
-    [(16, 8, "there are 8 samples on all ranks, fewer than one global batch of 16"), (-1, 8, "global batch of -1")],
+    [(16, 8, "all ranks together have 8 samples, fewer than one global batch of 16"), (-1, 8, "got -1")],
 )
 def test_a_global_batch_that_the_rows_do_not_fill_is_refused(
     make_worker: MakeWorker, gbs: int, rows: int, message: str
@@ -248,7 +248,7 @@ def test_microbatches_of_training_must_divide_the_rows(make_worker: MakeWorker) 
 
 @pytest.mark.parametrize("mbs", [0, -2])
 def test_a_microbatch_is_at_least_one_sample(make_worker: MakeWorker, mbs: int) -> None:
-    with pytest.raises(ValueError, match="at least one sample"):
+    with pytest.raises(ValueError, match="at least 1 sample"):
         make_worker(changes={"logprob_batch_size": mbs}).get_logprobs(batch())
 
 

@@ -1,4 +1,4 @@
-"""Up to four real ranks answer, and train, as one process does without any of our code; see worker_cases.py."""
+"""Up to four real ranks infer and train like one process without this package; see worker_cases.py."""
 
 from __future__ import annotations
 

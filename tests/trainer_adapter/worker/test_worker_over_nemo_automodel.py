@@ -1,5 +1,5 @@
-"""Real ranks over models that NeMo Automodel divides answer, and train, as one process does with a plain model of
-transformers; see worker_cases.py.
+"""Real ranks over NeMo Automodel models infer and train like one process with a plain model of transformers; see
+worker_cases.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small real worker: ranks on gloo, data-parallel x tensor-parallel, whose arithmetic is easily checked."""
+"""A small real worker: ranks on gloo, data-parallel x tensor-parallel, with arithmetic that is easy to check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several failures is told, and what ranks must agree on."""
+"""Which of several failures is reported, and what ranks must agree on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import sys
 
 import pytest
 import torch
+from tests.ranks import run_ranks
 
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.worker_groups._digest import digest_of_call
-from trainer_adapter.worker_groups._failures import Failure, failed_together, worker_failed
+from trainer_adapter.worker_groups._failures import Failure, common_error, failed_error
 from trainer_adapter.worker_groups._ray_options import RayGroupOptions
-from trainer_adapter.worker_groups._ray_placement import Seat, require_ray, seats
+from trainer_adapter.worker_groups._ray_placement import Seat, assign_seats, require_ray
 from trainer_adapter.worker_groups._replicas import Replicas
 
 REAL = Failure("ValueError", "no")
@@ -33,10 +34,10 @@ DEAD = Failure("ActorDiedError", "gone", died=True)
     ids=["earliest", "not_an_echo", "death_explains_resets", "death_explains_all", "echoes_alone"],
 )
 def test_the_failure_that_caused_the_others_is_named(failures: dict[int, Failure], first: int) -> None:
-    found = worker_failed("train", failures, [7, 5])
+    found = failed_error("train", failures, [7, 5])
     assert found.rank == first
     assert str(found).startswith(f"train: rank {first} failed: {failures[first].kind}: {failures[first].text}")
-    assert str(found).endswith("(rank(s) 5, 7 did not end); the group is broken, shut it down")
+    assert str(found).endswith("(rank(s) 5, 7 did not finish); the group is broken: shut it down")
 
 
 @pytest.mark.parametrize(
@@ -52,12 +53,12 @@ def test_the_failure_that_caused_the_others_is_named(failures: dict[int, Failure
     ],
     ids=["alike", "together", "told", "one", "reset", "nccl", "dead"],
 )
-def test_ranks_have_failed_together_when_all_raised_and_none_was_lost(
+def test_ranks_have_common_error_when_all_raised_and_none_was_lost(
     failures: dict[int, Failure], raised: int | None
 ) -> None:
     errors = {rank: ValueError(rank) for rank in failures}
     known = {rank: Failure(f.kind, f.text, errors[rank], f.died) for rank, f in failures.items()}
-    assert failed_together(known, 2) is (None if raised is None else errors[raised])
+    assert common_error(known, 2) is (None if raised is None else errors[raised])
 
 
 META = KVBatchMeta("train", "train", ["a", "b"], sequence_lengths=[3, 4])
@@ -86,7 +87,7 @@ def test_calls_that_differ_have_different_digests(one: dict[str, object], other:
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
-    found = seats({0: "a", 1: "b", 2: "a", 3: "c", 4: "b"})
+    found = assign_seats({0: "a", 1: "b", 2: "a", 3: "c", 4: "b"})
     assert found == [Seat(0, 0), Seat(2, 1), Seat(1, 0), Seat(4, 1), Seat(3, 0)]
 
 
@@ -95,21 +96,21 @@ def layout(rank: int, dp: int, tp: int = 0, cp: int = 0) -> dict[str, int]:
 
 
 def test_the_leader_of_a_shard_is_the_rank_at_the_origin_of_its_replicas() -> None:
-    found = Replicas.of_layouts([layout(0, 0, 1), layout(1, 1, 0), layout(2, 1, 0, 1), layout(3, 0, 0)])
+    found = Replicas.from_layouts([layout(0, 0, 1), layout(1, 1, 0), layout(2, 1, 0, 1), layout(3, 0, 0)])
     assert found == Replicas(dp_rank_of=(0, 1, 1, 0), leaders=(3, 1))
 
 
 @pytest.mark.parametrize(
     ("layouts", "rule"),
     [
-        ([layout(1, 0), layout(0, 1)], "worker of rank 0 takes itself for rank 1"),
-        ([layout(0, 0), layout(1, 2)], "are no grid"),
-        ([layout(0, 0), layout(1, 1, 1)], "are no grid"),
+        ([layout(1, 0), layout(0, 1)], "worker of rank 0 reports rank 1"),
+        ([layout(0, 0), layout(1, 2)], "do not form a grid"),
+        ([layout(0, 0), layout(1, 1, 1)], "do not form a grid"),
     ],
 )
 def test_ranks_that_contradict_each_other_are_refused(layouts: list[dict[str, int]], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        Replicas.of_layouts(layouts)
+        Replicas.from_layouts(layouts)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +139,13 @@ def test_without_ray_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPat
         require_ray()
 
 
-def test_before_ray_init_a_group_says_what_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray")
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests may have started a cluster
+def require_ray_before_init() -> None:
     with pytest.raises(RuntimeError, match=r"call ray.init\(\)"):
         require_ray()
+
+
+@pytest.mark.xdist_group("ranks")  # where processes are forked anyway
+def test_before_ray_init_a_group_says_what_to_call() -> None:
+    """In a new process, because other tests may have started a cluster in this one."""
+    pytest.importorskip("ray")
+    run_ranks(require_ray_before_init, [()], warning="default")

@@ -20,7 +20,7 @@ from dataplane_client.packed_tensor import PackedTensor
 from dataplane_server.testing import running_server
 from trainer_adapter.worker import AutomodelPolicyWorker
 from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, WorkerFailed
-from trainer_adapter.worker_groups._ray_waiting import results_of
+from trainer_adapter.worker_groups._ray_waiting import wait_for_results
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.usefixtures("ray_cluster")]
@@ -58,7 +58,7 @@ def test_each_rank_works_on_its_shard_and_results_come_by_rank(pair: RayWorkerGr
     assert torch.equal(shards[0]["input_ids"], torch.full((2, 3), 5))
 
 
-def test_columns_of_every_kind_travel(pair: RayWorkerGroup) -> None:
+def test_columns_of_every_kind_arrive(pair: RayWorkerGroup) -> None:
     half = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
     images = PackedTensor([torch.ones(2, 3)], 0)
     shard = batch(half=half, images=images, text=["a"], flag=torch.tensor([True]))
@@ -70,7 +70,7 @@ def test_columns_of_every_kind_travel(pair: RayWorkerGroup) -> None:
     assert echo["text"] == ["a"]
 
 
-def test_metas_travel(pair: RayWorkerGroup) -> None:
+def test_metas_arrive(pair: RayWorkerGroup) -> None:
     metas = [KVBatchMeta("train", "train", [name], extra_info={"global_forward_pad_seqlen": 8}) for name in "ab"]
     found = pair.run_on_shards("sample_ids", {"meta": metas})
     assert found == [{"ids": [name], "target": 8} for name in "ab"]
@@ -99,16 +99,16 @@ def test_a_rank_that_fails_alone_is_named_and_the_group_is_broken(
 ) -> None:
     began = time.monotonic()
     with pytest.raises(
-        WorkerFailed, match=r"rank 1 failed: KeyError: .*lost it.* \(rank\(s\) 0 did not end\)"
+        WorkerFailed, match=r"rank 1 failed: KeyError: .*lost it.* \(rank\(s\) 0 did not finish\)"
     ) as failed:
         pair.run_everywhere("fail_alone", rank=1, others_wait=True)
     assert failed.value.rank == 1
     assert isinstance(failed.value.__cause__, KeyError)
     assert time.monotonic() - began < 20
-    with pytest.raises(RuntimeError, match=r"cannot be called any more: fail_alone: rank 1 failed"):
+    with pytest.raises(RuntimeError, match=r"cannot be called: fail_alone: rank 1 failed"):
         pair.run_everywhere("nothing")
     assert not pair.shutdown()
-    with pytest.raises(RuntimeError, match="cannot be called any more"):
+    with pytest.raises(RuntimeError, match="cannot be called"):
         pair.start("nothing")
 
 
@@ -136,10 +136,10 @@ def test_a_rank_that_is_killed_is_named(replicas: RayWorkerGroup) -> None:
     assert not replicas.shutdown()
 
 
-def test_a_method_that_lasts_too_long_is_told_of_with_its_ranks() -> None:
+def test_a_method_that_lasts_too_long_is_reported_with_its_ranks() -> None:
     sleeping = ray.remote(lambda: time.sleep(60)).options(num_cpus=0).remote()
-    with pytest.raises(WorkerFailed, match=r"nap: rank\(s\) 1 did not end within 0.2 s; the group is broken"):
-        results_of([ray.put(None), sleeping], "nap", timeout_s=0.2, grace_s=1)
+    with pytest.raises(WorkerFailed, match=r"nap: rank\(s\) 1 did not finish within 0.2 s; the group is broken"):
+        wait_for_results([ray.put(None), sleeping], "nap", timeout_s=0.2, grace_s=1)
     ray.cancel(sleeping, force=True)
 
 
@@ -158,7 +158,7 @@ def test_workers_that_cannot_be_made_leave_nothing_behind() -> None:
         (RayGroupOptions(1, placement_timeout_s=0.2), "1 workers of 1 GPU, 1 CPU each"),
     ],
 )
-def test_a_cluster_without_room_is_told_of_in_time(options: RayGroupOptions, asked: str) -> None:
+def test_a_cluster_without_room_is_reported_in_time(options: RayGroupOptions, asked: str) -> None:
     before = reserved()
     with pytest.raises(TimeoutError, match=rf"no room for {asked} \(PACK\) within 0.2 s; the cluster has 8 CPU, of"):
         RayWorkerGroup(GlooWorker, {}, options)

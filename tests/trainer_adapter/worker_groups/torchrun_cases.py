@@ -1,7 +1,4 @@
-"""What two processes do that each run this script, as torchrun starts them.
-
-Each plays every case of CASES and writes JSON.
-"""
+"""Two processes that each run this script, as torchrun starts them. Each runs every case of CASES and writes JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ def group_of(*, grace_s: float = 20, **arguments: Any) -> Iterator[TorchrunWorke
         group.shutdown()
 
 
-def told(call: Callable[[], Any]) -> str:
+def outcome_of(call: Callable[[], Any]) -> str:
     """The error that a call raises, and its cause."""
     try:
         return f"returned {call()}"
@@ -87,7 +84,7 @@ def everywhere(rank: int, *_: Any) -> dict[str, Any]:
             "ray": "ray" in sys.modules,
             "own": group.run_everywhere("environment")["RANK"] == str(rank),
             "shutdown": [group.shutdown(), group.shutdown()],
-            "afterwards": told(lambda: group.run_everywhere("nothing")),
+            "afterwards": outcome_of(lambda: group.run_everywhere("nothing")),
         }
 
 
@@ -110,7 +107,7 @@ def agreed(_rank: int, *_: Any) -> dict[str, Any]:
             "meta": meta == META and meta.generations == META.generations,
             "values": [values["rows"].tolist(), values["name"]],
             "nothing": group.from_driver(None) is None,
-            "refused": told(lambda: group.from_driver({"code": print} if ours else None)),
+            "refused": outcome_of(lambda: group.from_driver({"code": print} if ours else None)),
         }
 
 
@@ -120,27 +117,27 @@ def disagreeing(rank: int, *_: Any) -> dict[str, Any]:
         other_rows[1]["input_ids"] += rank
         metas = [META.subset([0]), META.subset([rank])]
         return {
-            "method": told(lambda: group.run_everywhere("nothing" if rank == 0 else "sum_of_ranks")),
-            "plain": told(lambda: group.run_everywhere("refuse", why=f"{rank}")),
-            "batch": told(lambda: group.run_on_shards("seen", {"data": other_rows})),
-            "meta": told(lambda: group.run_on_shards("sample_ids", {"meta": metas})),
-            "afterwards": told(lambda: group.run_everywhere("sum_of_ranks")),
+            "method": outcome_of(lambda: group.run_everywhere("nothing" if rank == 0 else "sum_of_ranks")),
+            "plain": outcome_of(lambda: group.run_everywhere("refuse", why=f"{rank}")),
+            "batch": outcome_of(lambda: group.run_on_shards("seen", {"data": other_rows})),
+            "meta": outcome_of(lambda: group.run_on_shards("sample_ids", {"meta": metas})),
+            "afterwards": outcome_of(lambda: group.run_everywhere("sum_of_ranks")),
         }
 
 
 def refused(_rank: int, *_: Any) -> dict[str, Any]:
     with group_of() as group:
         return {
-            "alike": told(lambda: group.run_everywhere("refuse", why="fly")),
-            "afterwards": told(lambda: group.run_everywhere("sum_of_ranks")),
+            "alike": outcome_of(lambda: group.run_everywhere("refuse", why="fly")),
+            "afterwards": outcome_of(lambda: group.run_everywhere("sum_of_ranks")),
         }
 
 
 def failed_at_its_end(_rank: int, *_: Any) -> dict[str, Any]:
     with group_of() as group:
         return {
-            "failed": told(lambda: group.run_everywhere("fail_alone", rank=1, others_wait=False)),
-            "afterwards": told(lambda: group.run_everywhere("nothing")),
+            "failed": outcome_of(lambda: group.run_everywhere("fail_alone", rank=1, others_wait=False)),
+            "afterwards": outcome_of(lambda: group.run_everywhere("nothing")),
         }
 
 
@@ -148,7 +145,7 @@ def failed_in_the_midst(_rank: int, *_: Any) -> dict[str, Any]:
     """The failed rank ends as its process would, and so frees the other."""
     began = time.monotonic()
     with group_of(grace_s=1) as group:
-        failed = told(lambda: group.run_everywhere("fail_alone", rank=1, others_wait=True))
+        failed = outcome_of(lambda: group.run_everywhere("fail_alone", rank=1, others_wait=True))
     return {"failed": failed, "seconds": time.monotonic() - began}
 
 

@@ -1,4 +1,4 @@
-"""A training script as a user writes it once for any group of workers, and what it must find."""
+"""A training script that a user writes once for any group of workers, and its expected results."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The policy's configuration as the user writes it, and what a worker makes of it.
+"""The policy's configuration as the user writes it, and the values that set-up derives from it.
 
-PolicyConfig is a plain nested dictionary, usually loaded from YAML. Its types here name every key that is read; keys
-that nobody reads are allowed. A key that has no default is looked up with `required`, which names the whole path when
-it is missing. The NamedTuples are what set-up settles once and everything later relies on; workers unpack them by
-position, so the order of their fields is part of the interface.
+PolicyConfig is a plain nested dictionary, usually loaded from YAML. Its types name every key that is read; other keys
+are allowed and ignored. `required` looks up keys that have no default and names the whole path if one is missing.
+
+Set-up fills the NamedTuples once. Workers unpack them by position, so the order of their fields is part of the
+interface.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def required(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path such as "dtensor_cfg.cpu_offload"; KeyError naming the path and its missing part."""
+    """Return the value at a dotted path such as "dtensor_cfg.cpu_offload". KeyError naming the path and the missing
+    part.
+    """
     found: Any = config
     for depth, key in enumerate(path.split("."), start=1):
         if found is None or key not in found:
@@ -29,7 +32,7 @@ def required(config: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-# --- as the user writes it ---
+# --- written by the user ---
 
 
 class _RequiredTokenizerConfig(TypedDict):
@@ -38,9 +41,9 @@ class _RequiredTokenizerConfig(TypedDict):
 
 class TokenizerConfig(_RequiredTokenizerConfig, total=False):
     """name: name or path of a pretrained tokenizer.
-    chat_template: None passes messages through, "default" and absence keep the tokenizer's own, a path that ends in
-        ".jinja" is read, anything else is the template itself.
-    chat_template_kwargs: arguments given to every apply_chat_template.
+    chat_template: None passes messages through; "default" or an absent key keeps the tokenizer's own; a path that ends
+    in ".jinja" is read; any other string is the template itself.
+    chat_template_kwargs: arguments for every apply_chat_template.
     use_processor: load a multimodal processor instead of a tokenizer.
     """
 
@@ -56,7 +59,7 @@ class ColocationConfig(TypedDict):
 
 
 class GenerationConfig(TypedDict):
-    """How rollouts are sampled; log-probabilities are computed under the same temperature, top_k and top_p."""
+    """How rollouts are sampled. Log-probabilities are computed with the same temperature, top_k and top_p."""
 
     colocated: ColocationConfig
     temperature: float
@@ -69,14 +72,14 @@ class _RequiredRewardModelConfig(TypedDict):
 
 
 class RewardModelConfig(_RequiredRewardModelConfig, total=False):
-    """enabled: the policy is a reward model, of kind reward_model_type."""
+    """enabled: the policy is a reward model, of the kind reward_model_type."""
 
     reward_model_type: Literal["bradley_terry"]
 
 
 class OptimizerConfig(TypedDict):
-    """name: dotted path of an optimizer class; kwargs: its arguments, where strings that begin with "torch." stand for
-    attributes of torch.
+    """name: dotted path of an optimizer class.
+    kwargs: its arguments. Strings that begin with "torch." name attributes of torch.
     """
 
     name: str
@@ -90,7 +93,7 @@ class _RequiredDynamicBatchingConfig(TypedDict):
 class DynamicBatchingConfig(_RequiredDynamicBatchingConfig, total=False):
     """Microbatches of rows of similar length, cut to a common length that is a multiple of sequence_length_round.
 
-    train_mb_tokens, logprob_mb_tokens: tokens of a microbatch, padding included, at most.
+    train_mb_tokens, logprob_mb_tokens: the most tokens of a microbatch, padding included.
     """
 
     train_mb_tokens: int
@@ -103,11 +106,11 @@ class _RequiredSequencePackingConfig(TypedDict):
 
 
 class SequencePackingConfig(_RequiredSequencePackingConfig, total=False):
-    """Microbatches laid end to end in one row; not together with dynamic batching.
+    """Microbatches whose rows are concatenated into one row; excludes dynamic batching.
 
     algorithm: see dataplane_client.packing.get_packer.
-    train_mb_tokens: tokens of a microbatch at most, and the shortest row that is made of one, whatever the stage.
-    logprob_mb_tokens: tokens of a microbatch at most where only log-probabilities are computed.
+    train_mb_tokens: the most tokens of a microbatch in training, and the least width of a packed row in any stage.
+    logprob_mb_tokens: the most tokens of a microbatch when only log-probabilities are computed.
     """
 
     algorithm: str
@@ -116,7 +119,11 @@ class SequencePackingConfig(_RequiredSequencePackingConfig, total=False):
 
 
 class AutomodelKwargs(TypedDict, total=False):
-    """Arguments of from_pretrained. backend: a `_target_` and its arguments; force_hf: use the Hugging Face model."""
+    """Arguments of from_pretrained.
+
+    backend: a `_target_` and its arguments.
+    force_hf: use the Hugging Face implementation of the model.
+    """
 
     backend: dict[str, Any]
     force_hf: bool | None
@@ -130,21 +137,23 @@ class _RequiredDTensorConfig(TypedDict):
 
 
 class DTensorConfig(_RequiredDTensorConfig, total=False):
-    """How the model is laid out over the ranks. Sizes are numbers of ranks and default to 1; what is left of the world
-    is data-parallel. clear_cache_every_n_steps counts microbatches.
+    """How the model is laid out over the ranks.
 
-    device: "cuda" (default) or "cpu", never changed in silence. model_backend: what loads and shards the model,
-    "transformers" (default) or "automodel". custom_parallel_plan: torch's parallel styles, by names of modules.
+    Sizes are numbers of ranks and default to 1; the rest of the world is data-parallel. clear_cache_every_n_steps
+    counts microbatches.
 
-    sequence_parallel: between attention and MLP each tensor-parallel rank computes on its own tokens only; the tokens
-    of a row must divide by tensor_parallel_size. context_parallel_size: ranks that share a sequence, each with an early
-    and a late stretch of it; the tokens of a row must divide by twice as many. context_parallel_attention: how a rank's
-    tokens see those of the others. "torch" (default on "cuda", not to be had on "cpu") is torch's context_parallel,
-    which passes keys and values around; with "gathered" (default on "cpu") every rank gathers them. Packed sequences
-    need "gathered", and it must be asked for.
-
-    lora_cfg: adapters instead of whole weights are trained; the keys are the fields of _lora_config.PeftConfig, and
-    `enabled`.
+    device: "cuda" (default) or "cpu"; never changed silently.
+    model_backend: the package that loads and shards the model, "transformers" (default) or "automodel".
+    custom_parallel_plan: torch's parallel styles by patterns of module names.
+    sequence_parallel: between attention and MLP each tensor-parallel rank computes its own tokens only.
+    tensor_parallel_size must divide the tokens of a row.
+    context_parallel_size: ranks that share a sequence, each with an early and a late stretch of it. Twice this number
+    must divide the tokens of a row.
+    context_parallel_attention: how a rank's tokens attend to those of other ranks. "torch" (default on "cuda", not
+    available on "cpu") is torch's context_parallel, which passes keys and values around. With "gathered" (default on
+    "cpu") every rank gathers them. Packed sequences need an explicit "gathered".
+    lora_cfg: adapters are trained instead of whole weights. The keys are `enabled` and the fields of
+    adapters.config.PeftConfig.
     """
 
     device: Literal["cuda", "cpu"]
@@ -178,15 +187,15 @@ class _RequiredPolicyConfig(TypedDict):
 
 
 class PolicyConfig(_RequiredPolicyConfig, total=False):
-    """Batch sizes are in samples; train_global_batch_size spans all ranks, the others are per rank.
+    """Batch sizes are in samples. train_global_batch_size counts all ranks; the other batch sizes are per rank.
 
     model_name: name or path of pretrained weights.
     precision: of the forward pass; weights are kept in float32.
-    max_grad_norm: gradients are clipped to this L2 norm; None: not at all.
+    max_grad_norm: gradients are clipped to this L2 norm; None: no clipping.
     batch_size: of scoring.
     logprob_chunk_size: positions whose logits are normalised at once; None: all.
-    scheduler: one learning-rate schedule, or several and their milestones; absent: a constant rate.
-    optimizer: may be absent where nothing is trained.
+    scheduler: one learning-rate schedule, or a list of them with milestones; absent: a constant rate.
+    optimizer: may be absent if nothing is trained.
     """
 
     batch_size: int
@@ -200,15 +209,15 @@ class PolicyConfig(_RequiredPolicyConfig, total=False):
     dequantize_base_checkpoint: bool
 
 
-# --- as set-up settles it ---
+# --- derived by set-up ---
 
 
 @dataclass
 class TrainingSamplingParams:
-    """How the rollouts' tokens were drawn, which their log-probabilities under the trainer must repeat.
+    """How the rollouts' tokens were sampled; the trainer's log-probabilities use the same distribution.
 
-    top_k: only the k largest logits could be drawn; None or not positive: all.
-    top_p: only the most likely tokens that together reach this probability could be drawn; 1 or None: all.
+    top_k: only the k largest logits could be sampled; None or not positive: all.
+    top_p: only the most likely tokens that together reach this probability could be sampled; 1 or None: all.
     temperature: logits are divided by it first.
     """
 
@@ -218,8 +227,10 @@ class TrainingSamplingParams:
 
 
 class DistributedContext(NamedTuple):
-    """The meshes of ranks and the sizes of their dimensions. moe_mesh is None without expert parallelism; fsdp2_config
-    says how weights are sharded; moe_config is None without expert parallelism.
+    """The meshes of ranks and the sizes of their dimensions.
+
+    moe_mesh, moe_config: None without expert parallelism.
+    fsdp2_config: how weights are sharded.
     """
 
     device_mesh: DeviceMesh
@@ -232,8 +243,11 @@ class DistributedContext(NamedTuple):
 
 
 class RuntimeConfig(NamedTuple):
-    """What validation made of a PolicyConfig. attn_impl None leaves the choice to the model; max_grad_norm None means
-    no clipping; is_generation_colocated and sampling_params are None where the policy does not generate.
+    """The result of validating a PolicyConfig.
+
+    attn_impl: None leaves the choice to the model.
+    max_grad_norm: None disables clipping.
+    is_generation_colocated, sampling_params: None if the policy does not generate.
     """
 
     model_class: Any
@@ -252,8 +266,10 @@ class RuntimeConfig(NamedTuple):
 
 
 class ModelAndOptimizerState(NamedTuple):
-    """The model and what trains it; optimizer and scheduler are None where nothing is trained, peft_config without
-    adapters.
+    """The model and its optimizer.
+
+    optimizer, scheduler: None if nothing is trained.
+    peft_config: None without adapters.
     """
 
     model: torch.nn.Module

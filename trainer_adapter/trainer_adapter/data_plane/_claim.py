@@ -1,7 +1,7 @@
-"""A claim that the ranks of a replica hold together: the leader at the server, the others by its word.
+"""A claim that the ranks of a replica hold together; the leader holds it at the server.
 
-Law: however it ends, it ends alike on all ranks. They first tell each other how each means to end it, so a rank that
-failed meets those that commit in the same collective, and its failure is the failure of all: nothing is committed.
+The claim ends the same way on all ranks. Ranks first tell each other how they want to end it. So a rank that failed
+meets the committing ranks in the same collective, and its failure becomes the failure of all: nothing is committed.
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ from dataplane_client.client import Claim
 from dataplane_client.errors import ClaimFencedError
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter._exchange import gather_values
-from trainer_adapter.data_plane._columns import packed_columns
-from trainer_adapter.data_plane._replica import ReplicaGroup, by_leader
+from trainer_adapter.data_plane._columns import pack_columns
+from trainer_adapter.data_plane._replica import ReplicaGroup, run_on_leader
 
 
 class ReplicaClaim:
-    """Rows in the hands of a replica; made by `DataPlaneSide.claim_shard`. All its methods are collective calls of the
-    replica's ranks. As a context manager it commits on a clean exit of all ranks; when any of them leaves with an
-    exception it is released as failed, and RuntimeError is raised on the others.
+    """Rows claimed by a replica; ReplicaDataPlane.claim_shard makes it. All methods are collective calls of the
+    replica's ranks.
 
-    meta: the rows. claim_id: its name on the server. state: as Claim.state, and the same on all ranks.
+    As a context manager it commits if all ranks exit cleanly. If any rank leaves with an exception, the claim is
+    released as failed, and the other ranks raise RuntimeError.
+
+    meta: the rows.
+    claim_id: the server's id of the claim.
+    state: as Claim.state, the same on all ranks.
     """
 
     def __init__(
-        self, held: Claim | None, claim_id: str, meta: KVBatchMeta, replica: ReplicaGroup, device: torch.device
+        self, claim: Claim | None, claim_id: str, meta: KVBatchMeta, replica: ReplicaGroup, device: torch.device
     ) -> None:
-        """held: the claim itself, on the leader."""
-        self._held = held
+        """claim: the claim itself on the leader, None on other ranks."""
+        self._claim = claim
         self._replica = replica
         self._device = device
         self.claim_id = claim_id
@@ -53,39 +57,40 @@ class ReplicaClaim:
         if kind is None:
             self.commit()
             return
-        self._meet("leave", kind.__name__)
-        self._give_back(kind)
+        self._agree_on_end("leave", kind.__name__)
+        self._release_failed(kind)
 
     def commit(self, columns: Mapping[str, Any] | None = None, *, timeout_s: float | None = None) -> int:
-        """End the claim: its rows are consumed, once and for all. How many still existed.
+        """End the claim: its rows are consumed permanently. Returns how many of them still existed.
 
-        columns: what the leader writes in the same atomic step, one row for each row of the meta and in its order;
-        those of the other ranks are not looked at. Tensors (N,S,...) are stored without their padding, by the meta's
-        sequence_lengths (by the column input_lengths where it has none); tensors (N,) and object arrays as they are.
+        columns: values that the leader writes in the same atomic step, one row for each row of the meta, in its order;
+        those of other ranks are ignored. Tensors (N,S,...) are stored without padding, by the meta's sequence_lengths
+        or, without them, by the column input_lengths. Tensors (N,) and object arrays are stored as they are.
 
-        Raises on all ranks what Claim.commit raises; ValueError of the leader's columns is RuntimeError on the others.
+        Raises on all ranks what Claim.commit raises. A ValueError about the leader's columns is a RuntimeError on the
+        others.
         """
-        self._meet_or_give_back("commit")
+        self._agree_or_release("commit")
 
-        def end(held: Claim) -> int:
-            fields = None if columns is None else packed_columns(self.meta, columns)
-            return held.commit(fields, timeout_s=timeout_s)
+        def end(claim: Claim) -> int:
+            fields = None if columns is None else pack_columns(self.meta, columns)
+            return claim.commit(fields, timeout_s=timeout_s)
 
         return self._end(end)
 
     def release(self, *, delay_s: float = 0.0, reason: str = "", timeout_s: float | None = None) -> int:
-        """End the claim: its rows go back to the task. Arguments and errors as Claim.release, errors on all ranks."""
-        self._meet_or_give_back("release")
-        return self._end(lambda held: held.release(delay_s=delay_s, reason=reason, timeout_s=timeout_s))
+        """End the claim: its rows return to the task. Arguments and errors as Claim.release, on all ranks."""
+        self._agree_or_release("release")
+        return self._end(lambda claim: claim.release(delay_s=delay_s, reason=reason, timeout_s=timeout_s))
 
-    def _meet_or_give_back(self, intent: str) -> None:
-        failure = self._meet(intent, None)
+    def _agree_or_release(self, intent: str) -> None:
+        failure = self._agree_on_end(intent, None)
         if failure is not None:
-            self._give_back(RuntimeError)
-            raise RuntimeError(f"claim {self.claim_id} was released, since another rank failed with {failure}")
+            self._release_failed(RuntimeError)
+            raise RuntimeError(f"claim {self.claim_id} was released because another rank failed with {failure}")
 
-    def _meet(self, intent: str, failure: str | None) -> str | None:
-        """All ranks say what they mean to do; the first failure among them. RuntimeError where they disagree."""
+    def _agree_on_end(self, intent: str, failure: str | None) -> str | None:
+        """Exchange what the ranks intend to do; return the first failure. RuntimeError if they disagree."""
         own = {"intent": intent, "failure": failure}
         group = self._replica.group
         accounts = [own] if group is None else gather_values(own, group=group, device=self._device)
@@ -95,18 +100,18 @@ class ReplicaClaim:
             raise RuntimeError(f"the ranks of the replica end claim {self.claim_id} in different ways: {intents}")
         return failures[0] if failures else None
 
-    def _give_back(self, kind: type[BaseException]) -> None:
-        """Release for an error that matters more than whether this can be said to the server now."""
+    def _release_failed(self, kind: type[BaseException]) -> None:
+        """Release because of an error. It matters more than whether the server can be reached now."""
 
-        def end(held: Claim) -> int:
-            held.__exit__(kind, None, None)
-            return held.meta.size
+        def end(claim: Claim) -> int:
+            claim.__exit__(kind, None, None)
+            return claim.meta.size
 
         self._end(end)
 
     def _end(self, end: Callable[[Claim], int]) -> int:
         try:
-            outcome = by_leader(lambda: self._ended(end), self._replica, self._device)
+            outcome = run_on_leader(lambda: self._end_on_leader(end), self._replica, self._device)
         except ClaimFencedError:
             self.state = "fenced"
             raise
@@ -114,7 +119,7 @@ class ReplicaClaim:
         rows: int = outcome["rows"]
         return rows
 
-    def _ended(self, end: Callable[[Claim], int]) -> dict[str, Any]:
-        if self._held is None:
+    def _end_on_leader(self, end: Callable[[Claim], int]) -> dict[str, Any]:
+        if self._claim is None:
             raise RuntimeError(f"claim {self.claim_id} is held by rank {self._replica.leader}")
-        return {"rows": end(self._held), "state": self._held.state}
+        return {"rows": end(self._claim), "state": self._claim.state}

@@ -1,4 +1,4 @@
-"""Results of a rank on their way back to the rows they were computed from."""
+"""Results of a rank as columns of the rows that they were computed from."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from dataplane_client.meta import KVBatchMeta
 
 
 def result_column(meta: KVBatchMeta, result: object, result_key: str) -> torch.Tensor:
-    """The tensor of a worker's result, packed as `packed_column` does.
+    """The tensor of a worker's result, packed by `pack_column`.
 
-    The meta's sequence_lengths say which tokens are real; the result's own input_lengths where the meta has none.
-    RuntimeError for a result without the key, TypeError for what is no tensor, ValueError for other rows.
+    The lengths of the rows are the meta's sequence_lengths or, without them, the result's own input_lengths.
+    RuntimeError for a result without the key, TypeError for a value that is not a tensor, ValueError for a wrong number
+    of rows.
     """
     if not isinstance(result, Mapping):
         raise RuntimeError(f"write-back of {result_key!r}: the result is a {type(result).__name__}, not a mapping")
     if result_key not in result:
-        raise RuntimeError(f"write-back of {result_key!r}: the result has {sorted(map(str, result))} only")
+        raise RuntimeError(f"write-back of {result_key!r}: the result has no such key, only {sorted(map(str, result))}")
     value = result[result_key]
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"write-back of {result_key!r}: expected a tensor, got {type(value).__name__}")
-    return packed_column(meta, result_key, value, result.get("input_lengths"))
+    return pack_column(meta, result_key, value, result.get("input_lengths"))
 
 
-def packed_columns(meta: KVBatchMeta, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors packed as `packed_column` does, object arrays as they are."""
+def pack_columns(meta: KVBatchMeta, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Pack tensors with `pack_column`; object arrays stay as they are."""
     return {
-        name: value if isinstance(value, np.ndarray) else packed_column(meta, name, value, columns.get("input_lengths"))
+        name: value if isinstance(value, np.ndarray) else pack_column(meta, name, value, columns.get("input_lengths"))
         for name, value in columns.items()
     }
 
 
-def packed_column(meta: KVBatchMeta, name: str, value: torch.Tensor, input_lengths: object) -> torch.Tensor:
-    """(N, ...) for the meta's N rows without its padding, detached; (N,) as it is.
+def pack_column(meta: KVBatchMeta, name: str, value: torch.Tensor, input_lengths: object) -> torch.Tensor:
+    """Return (N, ...) for the meta's N rows without padding, detached; (N,) as it is.
 
-    It stays on its device, so that what crosses the bus is ragged already. ValueError for other than N rows, for
-    columns narrower than a row, and where nobody knows the rows' lengths: padding would be stored as tokens.
+    The column stays on its device, so that only ragged data is copied to the host. ValueError for a wrong number of
+    rows, for columns narrower than a row, and if the rows' lengths are unknown (padding would be stored as tokens).
     """
     if value.dim() == 0 or value.shape[0] != meta.size:
         raise ValueError(f"column {name!r} has shape {tuple(value.shape)}, but the meta has {meta.size} rows")
@@ -59,6 +60,6 @@ def _lengths(meta: KVBatchMeta, name: str, input_lengths: object) -> torch.Tenso
     if isinstance(input_lengths, torch.Tensor) and input_lengths.shape == (meta.size,):
         return input_lengths
     raise ValueError(
-        f"column {name!r}: the lengths of the rows are not known, neither from the meta's sequence_lengths nor from "
-        f"input_lengths ({meta.size},) beside it"
+        f"column {name!r}: the lengths of the rows are unknown; the meta needs sequence_lengths, or the result "
+        f"input_lengths ({meta.size},)"
     )

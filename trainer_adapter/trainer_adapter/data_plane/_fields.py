@@ -1,11 +1,11 @@
-"""Which fields a stage reads, by the names that rollouts are stored under."""
+"""The fields that each stage reads, by the names under which rollouts are stored."""
 
 from __future__ import annotations
 
 from typing import Final
 
 LOGPROB_FIELDS: Final = ("input_ids", "input_lengths", "token_mask", "sample_mask")
-"""What log-probabilities are computed from."""
+"""Inputs of log-probabilities."""
 
 TRAIN_FIELDS: Final = (
     "input_ids",
@@ -17,4 +17,4 @@ TRAIN_FIELDS: Final = (
     "token_mask",
     "sample_mask",
 )
-"""What a policy-gradient step is computed from."""
+"""Inputs of a policy-gradient step."""

@@ -1,6 +1,6 @@
-"""The driver's plan of microbatches on its way from a meta to the batch that was read for it.
+"""The driver's plan of microbatches, copied from a meta to the batch that was read for it.
 
-The driver alone plans: ranks that planned for themselves could differ in the number of microbatches and deadlock.
+Only the driver plans: ranks that planned for themselves could differ in the number of microbatches and deadlock.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ _INDICES, _LENGTHS, _COUNTS = PLAN_KEYS
 
 
 def attach_plan(batch: BatchedDataDict[Any], meta: KVBatchMeta) -> None:
-    """Set the plan's attributes of a batch of the meta's rows, where the meta carries a plan.
+    """Set the plan's attributes on a batch of the meta's rows, if the meta has a plan.
 
-    ValueError for a plan that is not of exactly these rows, as that of a meta whose rows were picked after planning.
+    ValueError for a plan of other rows, such as that of a meta whose rows were selected after planning.
     """
     plan = {key: meta.extra_info.get(key) for key in PLAN_KEYS}
     if all(part is None for part in plan.values()):
         return
-    complaint = _complaint(plan, meta.size)
-    if complaint:
-        raise ValueError(f"partition {meta.partition_id!r}: the plan of microbatches does not fit: {complaint}")
+    problem = _find_problem(plan, meta.size)
+    if problem:
+        raise ValueError(f"partition {meta.partition_id!r}: the plan of microbatches does not fit: {problem}")
     for key, part in plan.items():
         setattr(batch, key, part)
 
 
-def _complaint(plan: dict[str, Any], n_rows: int) -> str | None:
+def _find_problem(plan: dict[str, Any], n_rows: int) -> str | None:
     indices, lengths, counts = plan[_INDICES], plan[_LENGTHS], plan[_COUNTS]
     if indices is None or lengths is None:
-        return f"{_INDICES} and {_LENGTHS} come together"
+        return f"{_INDICES} and {_LENGTHS} must both be set"
     if not _is_table(indices, 3) or not _is_table(lengths, 2) or not (counts is None or _is_table(counts, 1)):
-        return "its parts are nested lists of integers"
+        return "its parts must be nested lists of integers"
     if [len(chunk) for chunk in indices] != [len(chunk) for chunk in lengths]:
-        return f"{_INDICES} and {_LENGTHS} are of different microbatches"
-    return _complaint_about_rows(indices, counts, n_rows)
+        return f"{_INDICES} and {_LENGTHS} have different numbers of microbatches"
+    return _find_row_problem(indices, counts, n_rows)
 
 
 def _is_table(part: object, depth: int) -> bool:
@@ -47,7 +47,7 @@ def _is_table(part: object, depth: int) -> bool:
     return isinstance(part, list | tuple) and all(_is_table(inner, depth - 1) for inner in part)
 
 
-def _complaint_about_rows(indices: list[list[list[int]]], counts: list[int] | None, n_rows: int) -> str | None:
+def _find_row_problem(indices: list[list[list[int]]], counts: list[int] | None, n_rows: int) -> str | None:
     for number, chunk in enumerate(indices):
         bounds = list(chain.from_iterable(chunk))
         if any(len(span) != 2 for span in chunk) or bounds[:1] != [0] or bounds[1:-1:2] != bounds[2::2]:
@@ -57,4 +57,4 @@ def _complaint_about_rows(indices: list[list[list[int]]], counts: list[int] | No
     found = [chunk[-1][1] for chunk in indices]
     if counts is not None and list(counts) != found:
         return f"{_COUNTS} is {counts}, but its global batches have {found} rows"
-    return None if sum(found) == n_rows else f"it is of {sum(found)} rows, the meta has {n_rows}"
+    return None if sum(found) == n_rows else f"it has {sum(found)} rows, the meta has {n_rows}"

@@ -1,7 +1,7 @@
-"""The ranks that work on the same rows, and what one of them does for all.
+"""The ranks that work on the same rows, and calls that succeed or fail on all of them.
 
-Law: whatever one rank of a replica does for the others, or all do each for itself, ends on all of them with the same
-outcome. A rank that raised alone would leave the others in the next collective until its timeout.
+A rank that raised alone would leave the others in the next collective until its timeout. So every call here has the
+same outcome on all ranks of a replica.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ import torch.distributed
 from torch.distributed import ProcessGroup
 
 from trainer_adapter._exchange import broadcast_outcome, gather_values
-from trainer_adapter._told_failures import text_of
+from trainer_adapter._remote_errors import describe_error
 from trainer_adapter.automodel.config import DistributedContext
 
 T = TypeVar("T")
 
 
 class ReplicaGroup(NamedTuple):
-    """The ranks of one data-parallel rank. group: None where there is one only. leader: its global rank."""
+    """The ranks of one data-parallel rank.
+
+    group: None if there is only one rank.
+    leader: its global rank.
+    """
 
     group: ProcessGroup | None
     leader: int
@@ -29,9 +33,10 @@ class ReplicaGroup(NamedTuple):
 
 
 def replica_group(context: DistributedContext) -> ReplicaGroup:
-    """Of this rank: all that share its place in "dp". The leader's coordinates in "cp" and "tp" are 0.
+    """The replica of this rank: all ranks with its coordinate in "dp". The leader's coordinates in "cp" and "tp" are 0.
 
-    With both dimensions larger than 1 this makes a process group: a collective call of all ranks, once a context.
+    If both dimensions are larger than 1 this makes a process group: then it is a collective call of all ranks, once for
+    each context.
     """
     own = torch.distributed.get_rank()
     names = [name for name, size in (("cp", context.cp_size), ("tp", context.tp_size)) if size > 1]
@@ -39,26 +44,31 @@ def replica_group(context: DistributedContext) -> ReplicaGroup:
         return ReplicaGroup(None, own, is_leader=True)
     mesh = context.device_mesh[tuple(names)]
     if len(names) > 1:
-        mesh = mesh._flatten("cp_tp")  # noqa: SLF001  # torch documents it and has no other name for it
+        mesh = mesh._flatten("cp_tp")  # noqa: SLF001  # torch's documented name
     leader = int(mesh.mesh[0])
     return ReplicaGroup(mesh.get_group(), leader, own == leader)
 
 
-def by_leader(make: Callable[[], Mapping[str, Any]], replica: ReplicaGroup, device: torch.device) -> dict[str, Any]:
-    """What the leader makes, on every rank of the replica; tensors on device. Failures as broadcast_outcome."""
+def run_on_leader(make: Callable[[], Mapping[str, Any]], replica: ReplicaGroup, device: torch.device) -> dict[str, Any]:
+    """Run `make` on the leader and return its values on every rank; tensors are on device. Errors as
+    broadcast_outcome.
+    """
     if replica.group is None:
         return dict(make())
     return broadcast_outcome(make, source=replica.leader, group=replica.group, device=device)
 
 
-def by_each(make: Callable[[], T], replica: ReplicaGroup, device: torch.device) -> T:
-    """What this rank makes, once all of the replica have; RuntimeError on those that did well when another did not."""
+def run_on_each_rank(make: Callable[[], T], replica: ReplicaGroup, device: torch.device) -> T:
+    """Run `make` on every rank and return this rank's result once all have succeeded.
+
+    If a rank fails it raises its own error, and the others raise RuntimeError.
+    """
     if replica.group is None:
         return make()
     try:
         made = make()
     except BaseException as error:
-        gather_values({"failure": text_of(error)}, group=replica.group, device=device)
+        gather_values({"failure": describe_error(error)}, group=replica.group, device=device)
         raise
     accounts = gather_values({"failure": None}, group=replica.group, device=device)
     failures = [account["failure"] for account in accounts if account["failure"] is not None]

@@ -1,4 +1,4 @@
-"""One width for all data-parallel ranks, where the driver has minted none."""
+"""One width for all data-parallel ranks, if the driver has not chosen one."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch.distributed
 from torch.distributed import ProcessGroup
 
 _UNREADABLE = 1 << 62
-"""Wider than every row: what a rank says that has no rows to speak of."""
+"""Wider than every row: sent by a rank that could not read its rows."""
 
 
 class _JaggedTensor(Protocol):
     def offsets(self) -> torch.Tensor: ...
 
 
-def agreed_longest(longest: int, dp_group: ProcessGroup | None, device: torch.device) -> int:
-    """Tokens of the longest row of all ranks of the group (None: of this one); one all-reduce.
+def agree_on_longest(longest: int, dp_group: ProcessGroup | None, device: torch.device) -> int:
+    """Tokens of the longest row of all ranks of the group (None: of this rank); one all-reduce.
 
-    RuntimeError where another rank could not read its rows.
+    RuntimeError if another rank could not read its rows.
     """
     if dp_group is None:
         return longest
     agreed = _largest(longest, dp_group, device)
     if agreed == _UNREADABLE:
-        raise RuntimeError("another data-parallel rank could not read its rows; its own error tells why")
+        raise RuntimeError("another data-parallel rank could not read its rows; see that rank's error")
     return agreed
 
 
-def tell_unreadable(dp_group: ProcessGroup | None, device: torch.device) -> None:
-    """Take part in agreed_longest for a rank that could not read its rows."""
+def report_unreadable(dp_group: ProcessGroup | None, device: torch.device) -> None:
+    """Take part in agree_on_longest as a rank that could not read its rows."""
     if dp_group is not None:
         _largest(_UNREADABLE, dp_group, device)
 
@@ -43,7 +43,7 @@ def _largest(value: int, group: ProcessGroup, device: torch.device) -> int:
 
 
 def longest_row(columns: Mapping[str, Any]) -> int:
-    """Of the ragged columns of a batch; 0 without any."""
+    """Tokens of the longest row of a batch's ragged columns; 0 without any."""
     lengths = [
         int(cast("_JaggedTensor", value).offsets().diff().max().item())
         for value in columns.values()

@@ -1,4 +1,4 @@
-"""The losses workers train with, and what any loss must look like to be trained with.
+"""The losses of this package, and the interface of losses in general.
 
 `call_loss` calls a loss of either shape (see `LossFunction`); `SequencePackingLossWrapper` runs one over a packed row.
 """

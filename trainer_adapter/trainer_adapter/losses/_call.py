@@ -1,4 +1,4 @@
-"""Calling a loss of either shape, and what one of the newer shape is given."""
+"""Calling a loss of either shape, and preparing the input of the newer shape."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trainer_adapter.losses._masking import require
 from trainer_adapter.losses._token_logprobs import next_token_logprobs
 
 PrepareFunction: TypeAlias = Callable[[Tensor, Mapping[str, Any], LossFunction], dict[str, Any]]
-"""(logits, data, loss_fn) -> the keyword arguments of its `input_type`. Workers that hold a part of the vocabulary or
-of the sequence bring their own.
+"""(logits, data, loss_fn) -> the keyword arguments of its `input_type`. Workers with a shard of the vocabulary or of
+the sequence pass their own.
 """
 
 
 def prepare_loss_input(logits: Tensor, data: Mapping[str, Any], loss_fn: LossFunction) -> dict[str, Any]:
-    """The keyword arguments that `loss_fn.input_type` asks for, from whole logits [B,S,V].
+    """The keyword arguments for `loss_fn.input_type`, from whole logits [B,S,V].
 
     Raises ValueError for a type that is not one of LossInputType.
     """
-    # By value: a loss may have been written against an enumeration of the same names elsewhere.
+    # Compare values: a loss may use another package's enumeration with the same names.
     wanted = getattr(loss_fn, "input_type", None)
     kind = getattr(wanted, "value", wanted)
     if kind == LossInputType.LOGIT.value:
@@ -44,7 +44,7 @@ def call_loss(
     *,
     prepare_fn: PrepareFunction = prepare_loss_input,
 ) -> LossResult:
-    """`loss_fn` over one microbatch: with prepared input if it has an `input_type`, with the logits otherwise.
+    """Call `loss_fn` on one microbatch: with prepared input if it has an `input_type`, otherwise with the logits.
 
     next_token_logits: [B,S,V], already divided by the temperature. prepare_fn is not called for the older shape.
     """

@@ -1,17 +1,18 @@
-"""Distillation from a teacher of whom only the k largest logits of every position are known.
+"""Distillation from a teacher of which only the k largest logits of every position are known.
 
 With p the teacher's and q the student's distribution over the next token, the loss is a mean over tokens of
 
-    forward   KL(p || q) = sum p log(p / q)     (arXiv:1503.02531): the student covers all the teacher does
-    reverse   KL(q || p) = sum q log(q / p)     (arXiv:2306.08543): it leaves out what the teacher would not do
+    forward   KL(p || q) = sum p log(p / q)     (arXiv:1503.02531): the student covers the teacher's modes
+    reverse   KL(q || p) = sum q log(q / p)     (arXiv:2306.08543): the student avoids what the teacher avoids
     mixed     mixed_kl_weight * forward + (1 - mixed_kl_weight) * reverse
 
-What lies outside the k candidates must be decided, since the teacher's mass there is unknown:
+The teacher's mass outside the k candidates is unknown, so an option decides it:
 
-- zero_outside_topk=False: both are renormalised to the k candidates. How much mass the student puts elsewhere is free.
-- zero_outside_topk=True: the teacher has none outside; the student is normalised over the whole vocabulary. The forward
-  divergence is then exact without looking outside (p is 0 there). The reverse one would be infinite, so p is taken to
-  be exp(outside_logprob) at each token outside; with H the student's entropy over the whole vocabulary it is
+- zero_outside_topk=False: both distributions are renormalised to the k candidates. The student's mass elsewhere is
+  free.
+- zero_outside_topk=True: the teacher has no mass outside; the student is normalised over the whole vocabulary. The
+  forward divergence is then exact, because p is 0 outside. The reverse one would be infinite, so p is taken as
+  exp(outside_logprob) at each token outside. With H the student's entropy over the whole vocabulary it is
 
       -H - sum over candidates of q log p - (1 - sum over candidates of q) * outside_logprob.
 """
@@ -32,9 +33,9 @@ from trainer_adapter.losses._metrics import as_floats
 
 @dataclass(frozen=True)
 class DistillationOptions:
-    """Options of DistillationLoss: the direction, its mixture, and what lies outside the candidates.
+    """Options of DistillationLoss: the direction, its mixture, and the treatment of other tokens.
 
-    outside_logprob is also the least log p of a candidate, one the teacher filtered out (logit -inf).
+    outside_logprob is also the least log p of a candidate, such as one that the teacher filtered out (logit -inf).
     """
 
     kl_type: Literal["forward", "reverse", "mixed"] = "mixed"
@@ -50,7 +51,7 @@ class DistillationOptions:
 
 
 class DistillationLoss:
-    """The loss of the module's text."""
+    """The loss that the module's docstring defines."""
 
     loss_type = LossType.TOKEN_LEVEL
     input_type = LossInputType.DISTILLATION
@@ -64,13 +65,14 @@ class DistillationLoss:
         self,
         student_topk_logprobs: Tensor,
         teacher_topk_logprobs: Tensor,
-        H_all: Tensor | None,  # noqa: N803  # what workers call it
+        H_all: Tensor | None,  # noqa: N803  # the workers' name
         data: Mapping[str, Any],
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
     ) -> LossResult:
-        """The first two: [B,S-1,k], at the teacher's candidates; the teacher's renormalised to them, the student's
-        if not zero_outside_topk. H_all: [B,S-1], needed with zero_outside_topk unless kl_type is "forward".
+        """student_topk_logprobs, teacher_topk_logprobs: [B,S-1,k], at the teacher's candidates. The teacher's are
+        renormalised to these, the student's too without zero_outside_topk.
+        H_all: [B,S-1], required with zero_outside_topk unless kl_type is "forward".
         data: `token_mask` [B,S], `sample_mask` [B].
         """
         mask = token_weights(data, student_topk_logprobs.dtype)
@@ -99,17 +101,19 @@ class DistillationLoss:
         if not self.zero_outside_topk:
             return (shares * (student - teacher)).sum(-1)
         if entropy is None:
-            raise ValueError(f"H_all is needed for a {self.kl_type} divergence with zero_outside_topk")
+            raise ValueError(f"H_all is required for a {self.kl_type} divergence with zero_outside_topk")
         outside = (1 - shares.sum(-1)) * self._options.outside_logprob
         return -entropy - (shares * teacher).sum(-1) - outside
 
 
 def topk_logprobs(logits: Tensor, data: Mapping[str, Any], loss_fn: LossFunction) -> dict[str, Tensor | None]:
-    """What a loss with input_type DISTILLATION is given, from whole logits [B,S,V].
+    """The input of a loss with input_type DISTILLATION, from whole logits [B,S,V].
 
-    data: `teacher_topk_logits` and `teacher_topk_indices` [B,S,k], of which the last position is dropped as it is from
-    the logits. The loss may have `zero_outside_topk` (False) and `kl_type`, which say whether the student is normalised
-    over the vocabulary and whether its entropy is needed. Positions outside `token_mask` hold no meaning.
+    data: `teacher_topk_logits` and `teacher_topk_indices` [B,S,k]; their last position is dropped, as it is from the
+    logits.
+    loss_fn: its attributes `zero_outside_topk` (default False) and `kl_type` decide whether the student is normalised
+    over the vocabulary and whether its entropy is needed.
+    Positions outside `token_mask` have undefined values.
     """
     width = max(require(data, "input_ids").shape[1] - 1, 0)
     unused = (token_weights(data) == 0)[..., None]

@@ -1,14 +1,14 @@
 """Direct preference optimisation (arXiv:2305.18290): of two answers to a prompt, make the chosen one likelier.
 
-Rows come in pairs: row 2i is the chosen answer, row 2i + 1 the rejected one, both valid or both invalid. With
-R = sum over a row's masked tokens of logprob - reference_logprob, a pair's loss is
+Rows come in pairs: row 2i is the chosen answer, row 2i + 1 the rejected one, both valid or both invalid. With R = sum
+over a row's masked tokens of logprob - reference_logprob, a pair's loss is
 
     -log sigmoid(beta * (R_chosen - R_rejected)),
 
-and its mean is over the valid pairs of the global batch, which are half its valid rows. R may be a mean over the
-tokens instead, so that length gives no advantage (as in arXiv:2405.14734). The optional SFT term is the negative
-log-likelihood of the chosen row, summed or averaged over its tokens; it keeps chosen answers from getting less likely
-along with the rejected ones (arXiv:2404.19733).
+and its mean is over the valid pairs of the global batch, which are half its valid rows. R can be a mean over the tokens
+instead, so that length gives no advantage (as in arXiv:2405.14734). The optional SFT term is the negative
+log-likelihood of the chosen row, summed or averaged over its tokens; it prevents chosen answers from becoming less
+likely together with the rejected ones (arXiv:2404.19733).
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from trainer_adapter.losses._metrics import as_floats
 class DPOOptions:
     """Options of DPOLoss.
 
-    reference_policy_kl_penalty: beta. preference_loss_weight, sft_loss_weight: weights of the two terms; 0 leaves one
-    out. preference_average_log_probs, sft_average_log_probs: mean over a row's tokens instead of their sum.
+    reference_policy_kl_penalty: beta.
+    preference_loss_weight, sft_loss_weight: weights of the two terms; 0 disables a term.
+    preference_average_log_probs, sft_average_log_probs: mean over a row's tokens instead of their sum.
     """
 
     reference_policy_kl_penalty: float = 0.05
@@ -41,7 +42,7 @@ class DPOOptions:
 
 
 class DPOLoss:
-    """The loss of the module's text."""
+    """The loss that the module's docstring defines."""
 
     loss_type = LossType.SEQUENCE_LEVEL
     input_type = LossInputType.LOGPROB
@@ -58,8 +59,9 @@ class DPOLoss:
     ) -> LossResult:
         """next_token_logprobs: [2P,S-1]. data: `token_mask` and `reference_policy_logprobs` [2P,S], `sample_mask` [2P].
 
-        Metrics, means over pairs: `loss`, `preference_loss`, `sft_loss`, `accuracy` (pairs whose chosen row has the
-        greater reward), `rewards_chosen_mean` and `rewards_rejected_mean` (beta * R); and `num_valid_samples`, rows.
+        Metrics, as means over pairs: `loss`, `preference_loss`, `sft_loss`, `accuracy` (pairs whose chosen row has the
+        greater reward), `rewards_chosen_mean` and `rewards_rejected_mean` (beta * R). `num_valid_samples` counts rows.
+
         Raises ValueError for an odd number of rows.
         """
         if next_token_logprobs.shape[0] % 2:

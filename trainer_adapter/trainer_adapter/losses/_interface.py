@@ -1,12 +1,12 @@
-"""What a loss is.
+"""The interface of a loss.
 
 A loss returns the *share* of its microbatch: a masked sum divided by a count over the whole global batch. Summed over
-microbatches and data-parallel ranks the shares are the global mean, however unequal the parts are. The same holds for
-the metrics of our losses, except those that end in `_min` or `_max`.
+microbatches and data-parallel ranks the shares are the global mean, for parts of any size. The same holds for the
+metrics of our losses, except those that end in `_min` or `_max`.
 
-Losses come in two shapes. The older one takes logits and does the shift to the next token itself. The newer one says
-in `input_type` what it wants to be given, so that a worker whose vocabulary or sequence lies on several devices can
-compute that in its own way and the loss need not know. Ours are of the newer shape; `call_loss` calls both.
+Losses have two shapes. The older one takes logits and does the shift to the next token itself. The newer one names its
+input in `input_type`, so that a worker with a sharded vocabulary or sequence can compute that input in its own way. Our
+losses have the newer shape; `call_loss` calls both.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LossResult: TypeAlias = tuple[torch.Tensor, dict[str, Any]]
 
 
 class LossType(enum.Enum):
-    """What a loss averages over."""
+    """The unit that a loss averages over."""
 
     TOKEN_LEVEL = "token_level"  # noqa: S105  # a unit of averaging, not a secret
     SEQUENCE_LEVEL = "sequence_level"
 
 
 class LossInputType(enum.Enum):
-    """What a loss of the newer shape is given, by keyword; T = S - 1, k teacher candidates a position.
+    """The keyword inputs of a loss of the newer shape; T = S - 1, k teacher candidates for each position.
 
     LOGIT: `logits` [B,S,V]; position i predicts token i + 1.
     LOGPROB: `next_token_logprobs` [B,T]; column i is log p(token i + 1 | tokens up to i).
@@ -45,11 +45,13 @@ class LossFunction(Protocol):
     """A loss of either shape.
 
     Older shape: `loss_fn(next_token_logits, data, global_valid_seqs, global_valid_toks)`, positionally, with logits
-    [B,S,V] where position i predicts token i + 1. Newer shape, known by its attribute `input_type` (LossInputType):
-    `loss_fn(data=, global_valid_seqs=, global_valid_toks=, ...)` with the inputs of that type.
+    [B,S,V]; position i predicts token i + 1.
+    Newer shape, recognised by its attribute `input_type` (LossInputType): `loss_fn(data=, global_valid_seqs=,
+    global_valid_toks=, ...)` with the inputs of that type.
 
-    data: the microbatch, a mapping. global_valid_seqs, global_valid_toks: 0-d counts over the global batch. An
-    attribute `loss_type` (LossType) is optional; TOKEN_LEVEL says that the batch must have a `token_mask`.
+    data: the microbatch, a mapping.
+    global_valid_seqs, global_valid_toks: 0-d counts over the global batch.
+    The attribute `loss_type` (LossType) is optional; TOKEN_LEVEL requires a `token_mask` in the batch.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> LossResult: ...

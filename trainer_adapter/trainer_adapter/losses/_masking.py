@@ -1,7 +1,7 @@
-"""What counts in a loss, and the mean by which every loss is normalised.
+"""Masks, and the mean that normalises every loss.
 
-What a mask leaves out contributes exactly 0 to values and gradients, even where it holds infinities or NaN. For that it
-is not enough to mask the result (0 * NaN is NaN, also in a backward pass): losses mask what they read.
+Masked-out entries contribute exactly 0 to values and gradients, even if they are infinite or NaN. Masking the result is
+not enough for that (0 * NaN is NaN, also in a backward pass): losses mask their inputs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _TINY = 1e-8
 def masked_mean(values: Tensor, mask: Tensor, factor: Tensor | float) -> Tensor:
     """This part's share, sum(values * mask) / (factor + 1e-8), of a mean over `factor` masked values.
 
-    values: any shape; mask: the same, bool or weights; factor: the count over the global batch (0 gives 0). 0-d, in the
-    dtype of `values`.
+    values: any shape.
+    mask: the same shape, bool or weights.
+    factor: the count over the global batch (0 gives 0).
+    Returns 0-d, in the dtype of `values`.
     """
     kept = values.masked_fill(mask == 0, 0.0) * mask
     return (kept.sum() / (factor + _TINY)).to(values.dtype)
@@ -42,19 +44,19 @@ def token_weights(data: Mapping[str, Any], dtype: torch.dtype = torch.float32) -
 
 
 def masked_column(data: Mapping[str, Any], key: str, mask: Tensor) -> Tensor:
-    """Column `key` [B,S] beside predicted tokens: [B,S-1] in the dtype of `mask`, 0 where `mask` is.
+    """Column `key` [B,S] at predicted tokens: [B,S-1] in the dtype of `mask`, 0 where `mask` is 0.
 
-    Raises KeyError when the batch lacks it, ValueError when it is of another shape.
+    Raises KeyError if the batch lacks it, ValueError if it has another shape.
     """
     column = require(data, key)
     expected = require(data, "token_mask").shape
     if column.shape != expected:
-        raise ValueError(f"{key} must be {list(expected)} as token_mask is, not {list(column.shape)}")
+        raise ValueError(f"{key} must have the shape of token_mask, {list(expected)}, not {list(column.shape)}")
     return column[:, 1:].to(mask.dtype).masked_fill(mask == 0, 0.0)
 
 
 def require(data: Mapping[str, Any], key: str) -> Tensor:
-    """Column `key`; KeyError that names it, and what there is, when it is missing."""
+    """Return column `key`; KeyError naming it and the available ones if it is missing."""
     if key not in data:
         raise KeyError(f"the loss needs {key!r}; the batch has {sorted(data)}")
     column: Tensor = data[key]

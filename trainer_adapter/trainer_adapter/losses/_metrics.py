@@ -1,7 +1,7 @@
-"""Metrics of a loss: 0-d tensors while they are computed, Python floats when they leave, moved in one transfer.
+"""Metrics of a loss: 0-d tensors while computed, Python floats when returned, moved in one transfer.
 
-Metrics are shares that are added up, except those whose names end in `_min` or `_max`. Where nothing was masked in, a
-minimum is +inf and a maximum -inf: sentinels, to be ignored beside real values.
+Metrics are shares that are summed, except those whose names end in `_min` or `_max`. If nothing is masked in, a minimum
+is +inf and a maximum -inf; these sentinels are ignored beside real values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def as_floats(metrics: Mapping[str, Tensor]) -> dict[str, float]:
-    """The same as floats; the device is waited for once, whatever the number of metrics."""
+    """Convert all to floats with one synchronisation with the device."""
     values = torch.stack([value.detach().to(torch.float64) for value in metrics.values()]).tolist()
     return dict(zip(metrics, values, strict=True))
 
@@ -31,14 +31,15 @@ def masked_max(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _with_sentinel(values: Tensor, mask: Tensor, sentinel: float) -> Tensor:
-    """The masked-in values and one sentinel, so that there is always something to choose from."""
+    """The masked-in values and one sentinel, so that the result is never empty."""
     chosen = values.detach().masked_fill(mask == 0, sentinel).flatten()
     return torch.cat([chosen, chosen.new_full((1,), sentinel)])
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Metrics of parts as those of the whole: sums, and for names in `_min` or `_max` the least or greatest finite
-    value. A part need not have every metric.
+    """Merge metrics of parts: sums, and for names in `_min` or `_max` the least or greatest finite value.
+
+    A part need not have every metric.
     """
     gathered: dict[str, list[Any]] = {}
     for part in parts:

@@ -1,10 +1,10 @@
 """A loss over sequences that share one packed row of logits.
 
-A packed row saves the forward pass from padding; a loss, however, must not see where one sequence ends and the next
-begins. So it is called sequence by sequence. Since every call returns a share of the global batch, the sum is what the
-loss would have been for the same sequences in rows of their own.
+A packed row saves padding in the forward pass, but a loss must not cross the boundary of two sequences. So it is called
+for each sequence. Every call returns a share of the global batch, so the sum equals the loss of the same sequences in
+separate rows.
 
-A loss over rows that belong together, as the pairs of DPO do, cannot be called this way.
+A loss over rows that belong together, such as the pairs of DPO, cannot be called this way.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from trainer_adapter.losses._metrics import merge_metrics
 class SequencePackingLossWrapper:
     """A loss of the older shape, whose logits are packed and whose data is not.
 
-    loss_fn: a loss of either shape. cu_seqlens_q: [N+1] integers, the boundaries 0, l0, l0 + l1, ... of the N sequences
-    by their true lengths. cu_seqlens_q_padded: the boundaries at which they lie in the packed row, where each was
-    padded by itself; None: they lie without gaps. prepare_fn: as for `call_loss`.
+    loss_fn: a loss of either shape.
+    cu_seqlens_q: [N+1] integers, the boundaries 0, l0, l0 + l1, ... of the N sequences by their true lengths.
+    cu_seqlens_q_padded: their boundaries in the packed row if each was padded; None: there are no gaps.
+    prepare_fn: as for `call_loss`.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class SequencePackingLossWrapper:
         self._bounds: list[int] = (cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded).tolist()
         if len(self._bounds) != len(self._lengths) + 1 or not self._lengths:
             raise ValueError(
-                f"cu_seqlens_q bounds {len(self._lengths)} sequences, cu_seqlens_q_padded {len(self._bounds) - 1}; "
-                "both must bound the same, at least one"
+                f"cu_seqlens_q has {len(self._lengths)} sequences, cu_seqlens_q_padded {len(self._bounds) - 1}; "
+                "both must have the same number, at least one"
             )
 
     def __call__(
@@ -54,15 +55,15 @@ class SequencePackingLossWrapper:
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
     ) -> LossResult:
-        """next_token_logits: [1,L,V] packed; data: N rows, right-padded as they were before packing.
+        """next_token_logits: [1,L,V] packed; data: N rows, right-padded as before packing.
 
-        For each sequence the loss sees its row, with tensors of two or more dimensions cut to its true length, and the
-        logits between its boundaries (padding of its own included, where boundaries are padded). Losses and metrics
-        are summed; metrics in `_min` and `_max` as `merge_metrics` says. ValueError when N is not the number of rows.
+        For each sequence the loss gets its row, with tensors of two or more dimensions cut to its true length, and the
+        logits between its boundaries (including padding within them). Losses and metrics are summed; metrics in `_min`
+        and `_max` as in `merge_metrics`. ValueError if N is not the number of rows.
         """
         batch: BatchedDataDict[Any] = BatchedDataDict(data)
         if batch.size != len(self._lengths):
-            raise ValueError(f"cu_seqlens_q bounds {len(self._lengths)} sequences, the data has {batch.size} rows")
+            raise ValueError(f"cu_seqlens_q has {len(self._lengths)} sequences, but the data has {batch.size} rows")
         results = [
             call_loss(
                 self._loss_fn,
@@ -79,7 +80,9 @@ class SequencePackingLossWrapper:
 
 
 def _cut(row: BatchedDataDict[Any], length: int) -> BatchedDataDict[Any]:
-    """Columns of one entry a row ([1,1], say a reward) are no sequences and stay."""
+    """Cut a row to its length. Columns with one entry for each row ([1,1], such as a reward) are not sequences and are
+    kept.
+    """
     for key, value in row.items():
         if isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] > 1:
             row[key] = value[:, :length]

@@ -1,17 +1,17 @@
-"""The clipped policy-gradient loss of PPO, GRPO, DAPO and GSPO, chosen by options.
+"""The clipped policy-gradient loss of PPO, GRPO, DAPO and GSPO, selected by options.
 
 Per token, with ratio r = exp(logprob - prev_logprob) and advantage A:
 
-- clip (PPO, arXiv:1707.06347):  l = max(-A r, -A clamp(r, 1 - ratio_clip_min, 1 + ratio_clip_max)); the upper bound may
-  be wider than the lower one, which leaves rare tokens of good samples room to grow (DAPO, arXiv:2503.14476).
-- dual clip (arXiv:1912.09729):  where A < 0, l = min(l, -A ratio_clip_c), which bounds what one token can cost.
-- sequence-level ratios (GSPO, arXiv:2507.18071):  r is the same for all T tokens of a row, exp of the mean of
-  logprob - prev_logprob over them.
-- importance correction:  l is multiplied by exp(prev_logprob - generation_logprob), since the engine that drew the
-  tokens is never quite the model that trains; truncated at C the weight is min(., C) (Ionides, "Truncated Importance
-  Sampling", 2008; arXiv:1802.01561). It is data: no gradient flows through it. With sequence-level ratios it is exp of
-  a mean over the row likewise, so that weight and ratio together are GSPO's ratio against the engine.
-- KL to the reference:  + reference_policy_kl_penalty * estimate (see _kl), as GRPO does (arXiv:2402.03300).
+- clip (PPO, arXiv:1707.06347):  l = max(-A r, -A clamp(r, 1 - ratio_clip_min, 1 + ratio_clip_max)); an upper bound
+  wider than the lower one lets rare tokens of good samples grow (DAPO, arXiv:2503.14476).
+- dual clip (arXiv:1912.09729):  where A < 0, l = min(l, -A ratio_clip_c), which bounds the loss of one token.
+- sequence-level ratios (GSPO, arXiv:2507.18071):  r is the same for all T tokens of a row, exp of the mean of logprob -
+  prev_logprob over them.
+- importance correction:  l is multiplied by exp(prev_logprob - generation_logprob), because the engine that sampled the
+  tokens differs slightly from the model in training; truncated at C the weight is min(., C) (Ionides, "Truncated
+  Importance Sampling", 2008; arXiv:1802.01561). The weight is data: no gradient flows through it. With sequence-level
+  ratios it is also exp of a mean over the row, so that weight times ratio is GSPO's ratio against the engine.
+- KL to the reference:  + reference_policy_kl_penalty * estimate (see _log_ratios), as in GRPO (arXiv:2402.03300).
 
 The mean is over all tokens of the global batch (DAPO), or over rows of each row's mean (GRPO).
 """
@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from trainer_adapter.losses._interface import LossInputType, LossResult, LossType
-from trainer_adapter.losses._kl import KLEstimator, estimate_kl
-from trainer_adapter.losses._log_ratios import exp_of_log_ratio
+from trainer_adapter.losses._log_ratios import KLEstimator, estimate_kl, exp_of_log_ratio
 from trainer_adapter.losses._masking import masked_column, masked_mean, require, row_means, token_weights
 from trainer_adapter.losses._metrics import as_floats, masked_max, masked_min
 
@@ -40,10 +39,10 @@ class ClippedPolicyGradientOptions:
     ratio_clip_c: the dual clip's bound, above 1 + ratio_clip_max; None: no dual clip.
     token_level_loss: mean over tokens (True) or over rows.
     sequence_level_importance_ratios: GSPO; needs token_level_loss=False.
-    reference_policy_kl_penalty: weight of the KL term; 0 leaves it out, and the reference need not be known.
+    reference_policy_kl_penalty: weight of the KL term; 0 disables it, and reference log-probabilities are not needed.
     reference_policy_kl_type: its estimator, "k1", "k2" or "k3".
-    use_importance_sampling_correction: weigh tokens by exp(prev - generation).
-    truncated_importance_sampling_ratio: the largest weight; None: any.
+    use_importance_sampling_correction: weight tokens by exp(prev - generation).
+    truncated_importance_sampling_ratio: the largest weight; None: unbounded.
     """
 
     ratio_clip_min: float = 0.2
@@ -81,7 +80,7 @@ class ClippedPolicyGradientOptions:
 
 
 class ClippedPolicyGradientLoss:
-    """The loss of the module's text; formulas and sources stand there."""
+    """The loss that the module's docstring defines."""
 
     input_type = LossInputType.LOGPROB
 
@@ -96,15 +95,20 @@ class ClippedPolicyGradientLoss:
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
     ) -> LossResult:
-        """next_token_logprobs: [B,S-1]. data, all [B,S] but the last: `token_mask`, `prev_logprobs`, `advantages`;
-        `generation_logprobs` (needed for the importance correction, otherwise it only adds metrics);
-        `reference_policy_logprobs` (needed for the KL term); `sample_mask` [B].
+        """next_token_logprobs: [B,S-1].
+        data, [B,S] except the last: `token_mask`, `prev_logprobs`, `advantages`; `generation_logprobs` (required for
+        the importance correction, otherwise only for metrics); `reference_policy_logprobs` (required for the KL term);
+        `sample_mask` [B].
 
-        Metrics: `loss`; `kl_penalty`, the KL term before its weight; `clip_fraction`, the tokens whose gradient a clip
-        stopped; `probs_ratio`, `probs_ratio_clamped` and their `_min` and `_max`; `approx_entropy`, -log p weighted to
-        the policy that trains; `num_unmasked_tokens`, `num_valid_samples`; with generation logprobs
-        `token_mult_prob_error`, the mean of exp(|prev - generation|), 1 where engine and trainer agree, and with the
-        correction `sampling_importance_ratio`, the mean weight. Means are per token.
+        Metrics; means are per token:
+        `loss`; `num_unmasked_tokens`; `num_valid_samples`;
+        `kl_penalty`: the KL term before its weight;
+        `clip_fraction`: the share of tokens whose gradient a clip stopped;
+        `probs_ratio`, `probs_ratio_clamped` and their `_min` and `_max`;
+        `approx_entropy`: -log p, weighted to the policy in training;
+        `token_mult_prob_error`, with generation logprobs: the mean of exp(|prev - generation|), 1 if engine and trainer
+        agree;
+        `sampling_importance_ratio`, with the correction: the mean weight.
         """
         tokens = _Tokens(next_token_logprobs, data)
         ratios = self._ratios(tokens.logprobs - tokens.prev_logprobs, tokens.mask)
@@ -171,7 +175,7 @@ class ClippedPolicyGradientLoss:
 
 
 class _Tokens:
-    """A microbatch beside the predicted tokens, [B,S-1] in one dtype, 0 where nothing counts."""
+    """A microbatch at its predicted tokens, [B,S-1] in one dtype, 0 where masked out."""
 
     def __init__(self, logprobs: Tensor, data: Mapping[str, Any]) -> None:
         self.data = data
@@ -189,8 +193,8 @@ class _Tokens:
 
 
 def _entropy_samples(tokens: _Tokens) -> Tensor:
-    """Samples of -log p under the policy that trains, drawn by the one that generated: their mean estimates its
-    entropy.
+    """Samples of -log p under the policy in training, importance-weighted from the policy that generated: their mean
+    estimates the entropy.
     """
     drawn_by = tokens.column("generation_logprobs") if "generation_logprobs" in tokens.data else tokens.prev_logprobs
     logprobs = tokens.logprobs.detach()

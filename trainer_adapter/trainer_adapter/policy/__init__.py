@@ -1,4 +1,4 @@
-"""The driver's policy: what algorithms call, over a group of workers."""
+"""DataPlanePolicy, the driver of a group of workers, which algorithms call."""
 
 from trainer_adapter.policy._policy import DataPlanePolicy
 

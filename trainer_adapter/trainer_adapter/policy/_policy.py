@@ -1,17 +1,17 @@
-"""The driver of a policy: it deals rows out to workers and puts their answers together, and holds no weights itself.
+"""The driver of a policy: it shards rows over workers and combines their results. It holds no weights.
 
-Rows come in two ways. A batch in memory is dealt out as tensors, and results come back as tensors. A meta names rows of
-the data plane: only names, lengths and plans go to the workers, which fetch the rows, and write results back as columns
-of them; no tensor passes through the driver.
+Rows come in two ways. A batch in memory is sharded as tensors, and results return as tensors. A meta names rows of the
+data plane: only names, lengths and plans go to the workers, which fetch the rows and write results back as columns; no
+tensor passes through the driver.
 
-The driver alone plans microbatches, for all ranks: ranks that planned for themselves could differ in number and wait
-for each other for ever. One script serves any group of workers; under torchrun every process runs it, and these
-methods are then collective calls of all of them.
+Only the driver plans microbatches, for all ranks: ranks that planned for themselves could differ in number and
+deadlock. One script serves any group of workers. Under torchrun every process runs it, and these methods are collective
+calls of all processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -26,10 +26,8 @@ from trainer_adapter.interfaces import (
     TopkLogitsOutputSpec,
 )
 from trainer_adapter.losses import LossFunction
-from trainer_adapter.microbatch_args import dynamic_batching_args, sequence_packing_args
-from trainer_adapter.policy._batch_shards import dealt_for_inference, dealt_for_training
-from trainer_adapter.policy._meta_shards import metas_by_rank
-from trainer_adapter.policy._reports import training_report
+from trainer_adapter.microbatch_args import microbatch_args
+from trainer_adapter.policy._shards import shard_for_inference, shard_for_training, shard_meta
 from trainer_adapter.worker_groups import WorkerGroup
 
 if TYPE_CHECKING:
@@ -37,15 +35,14 @@ if TYPE_CHECKING:
 
 
 class DataPlanePolicy(ColocatablePolicyInterface):
-    """A policy over `workers`, which are AutomodelPolicyWorkers and were made with the same `config`.
+    """A policy over `workers`, which are AutomodelPolicyWorkers made with the same `config`.
 
-    All methods raise what the group's methods raise, see WorkerGroup. AssertionError when config enables both dynamic
-    batching and sequence packing, KeyError when it lacks what the enabled one needs.
+    All methods raise what the group's methods raise, see WorkerGroup. Raises AssertionError if config enables both
+    dynamic batching and sequence packing, KeyError if the enabled one lacks a setting.
     """
 
     def __init__(self, config: PolicyConfig, workers: WorkerGroup) -> None:
-        dynamic_batching_args(config, "train")
-        sequence_packing_args(config, "train")
+        microbatch_args(config, "train")  # raises for settings that exclude each other
         self._config = config
         self._workers = workers
 
@@ -56,21 +53,21 @@ class DataPlanePolicy(ColocatablePolicyInterface):
     ) -> BatchedDataDict[LogprobOutputSpec]:
         """`logprobs` [B,S] float32: see LogprobOutputSpec.
 
-        micro_batch_size: rows of a rank's forward pass where microbatches are not planned by tokens; None: as
-        configured. Any number of rows will do: see `_batch_shards`.
+        micro_batch_size: rows of a rank's forward pass if microbatches are not planned by tokens; None: as configured.
+        Any number of rows is accepted: see `_shards`.
         """
         return self._infer("get_logprobs", data, micro_batch_size=micro_batch_size)
 
     def get_reference_policy_logprobs(
         self, data: BatchedDataDict[GenerationDatumSpec], micro_batch_size: int | None = None
     ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
-        """`reference_logprobs` [B,S] float32; otherwise as get_logprobs."""
+        """`reference_logprobs` [B,S] float32; otherwise like get_logprobs."""
         return self._infer("get_reference_policy_logprobs", data, micro_batch_size=micro_batch_size)
 
     def get_topk_logits(
         self, data: BatchedDataDict[GenerationDatumSpec], k: int, micro_batch_size: int | None = None
     ) -> BatchedDataDict[TopkLogitsOutputSpec]:
-        """`topk_logits` [B,S,k] float32 and `topk_indices` [B,S,k] int64; otherwise as get_logprobs."""
+        """`topk_logits` [B,S,k] float32 and `topk_indices` [B,S,k] int64; otherwise like get_logprobs."""
         return self._infer("get_topk_logits", data, k=k, micro_batch_size=micro_batch_size)
 
     def score(self, data: BatchedDataDict[GenerationDatumSpec]) -> BatchedDataDict[ScoreOutputSpec]:
@@ -85,16 +82,16 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         margin: float = 1.05,
         include_q: bool = False,
     ) -> dict[str, Any]:
-        """See PolicyInterface. Where rows do not divide, the last one counts several times."""
-        shards = dealt_for_inference(data, self._config, self._workers.dp_size).shards
+        """See PolicyInterface. If the ranks do not divide the rows, the last row is sampled several times."""
+        shards = shard_for_inference(data, self._config, self._workers.dp_size).shards
         settings = {"percentile": percentile, "margin": margin, "include_q": include_q}
         method = "calibrate_qkv_fp8_scales"
         found = self._workers.run_on_shards(method, {"data": shards}, micro_batch_size=micro_batch_size, **settings)
         return dict(found[0])
 
     def _infer(self, method: str, data: BatchedDataDict[Any], **settings: Any) -> BatchedDataDict[Any]:
-        dealt = dealt_for_inference(data, self._config, self._workers.dp_size)
-        return dealt.whole(self._workers.run_on_shards(method, {"data": dealt.shards}, **settings))
+        sharded = shard_for_inference(data, self._config, self._workers.dp_size)
+        return sharded.concat_results(self._workers.run_on_shards(method, {"data": sharded.shards}, **settings))
 
     # --- training on batches ---
 
@@ -107,15 +104,15 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         gbs: int | None = None,
         mbs: int | None = None,
     ) -> dict[str, Any]:
-        """See PolicyInterface. Returns `loss` (float32, one entry a global batch, summed over all ranks), `grad_norm`
-        (of the last one; None in eval_mode) and `all_mb_metrics`, a list for each metric over the microbatches of all
-        data-parallel ranks.
+        """See PolicyInterface. AssertionError, before any training, unless gbs (None: train_global_batch_size) divides
+        the rows and the number of data-parallel ranks divides gbs.
 
-        AssertionError unless gbs (None: train_global_batch_size) divides the rows and the data-parallel ranks divide
-        gbs; nothing has been trained then.
+        Returns `loss` (float32, one entry for each global batch, summed over all ranks), `grad_norm` (of the last
+        global batch; None in eval_mode) and `all_mb_metrics`, a list for each metric over the microbatches of all
+        data-parallel ranks.
         """
         size = self._global_batch_size(gbs)
-        shards = dealt_for_training(data, self._config, self._workers.dp_size, size)
+        shards = shard_for_training(data, self._config, self._workers.dp_size, size)
         return self._report("train", {"data": shards}, loss_fn=loss_fn, eval_mode=eval_mode, gbs=size, mbs=mbs)
 
     def begin_train_step(
@@ -124,7 +121,8 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         """Begin one optimizer step whose rows arrive in parts.
 
         global_valid_seqs, global_valid_toks: the valid samples of the whole step, and its valid tokens without each
-        sample's first, by which the losses are divided. num_global_batches: by which metrics are divided.
+        sample's first one; the losses are divided by them.
+        num_global_batches: metrics are divided by it.
         """
         self._workers.run_everywhere(
             "begin_train_step",
@@ -135,23 +133,25 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         )
 
     def train_microbatches(self, data: BatchedDataDict[Any], mbs: int | None = None) -> list[dict[str, Any]]:
-        """Add the gradients of these rows to the open step's; the metrics of the microbatches of all data-parallel
-        ranks, one rank's after the other's. AssertionError unless the ranks divide the rows.
+        """Add the gradients of these rows to those of the open step.
+
+        Returns the metrics of the microbatches of all data-parallel ranks, one rank after the other. AssertionError
+        unless the number of ranks divides the rows.
         """
-        shards = dealt_for_training(data, self._config, self._workers.dp_size, None)
+        shards = shard_for_training(data, self._config, self._workers.dp_size, None)
         found = self._workers.run_on_shards("train_microbatches", {"data": shards}, mbs=mbs)
         return [metrics for own in found for metrics in own]
 
     def finish_train_step(self) -> dict[str, Any]:
-        """Apply the open step; what `train` returns."""
+        """Apply the open step; returns what `train` returns."""
         return self._report("finish_train_step", {})
 
     def abort_train_step(self) -> None:
-        """Forget the open step; without one, nothing happens."""
+        """Discard the open step; without one, does nothing."""
         self._workers.run_everywhere("abort_train_step")
 
     def _report(self, method: str, shards: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
-        return training_report(self._workers.run_on_shards(method, shards, **settings))
+        return _merge_reports(self._workers.run_on_shards(method, shards, **settings))
 
     def _global_batch_size(self, gbs: int | None) -> int:
         return int(required(self._config, "train_global_batch_size")) if gbs is None else gbs
@@ -159,9 +159,10 @@ class DataPlanePolicy(ColocatablePolicyInterface):
     # --- rows of the data plane ---
 
     def get_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
-        """get_logprobs of the meta's rows, written back as their `prev_logprobs`; blocks until they are.
+        """Compute get_logprobs of the meta's rows and write it back as `prev_logprobs`; blocks until it is written.
 
-        The meta needs sequence_lengths (ValueError), and the data-parallel ranks must divide its rows (AssertionError).
+        ValueError if the meta has no sequence_lengths, AssertionError unless the number of data-parallel ranks divides
+        its rows.
         """
         self._infer_from_meta("get_logprobs_from_meta", meta, micro_batch_size)
 
@@ -178,19 +179,19 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         gbs: int | None = None,
         mbs: int | None = None,
     ) -> dict[str, Any]:
-        """`train` on the meta's rows: on the fields that it names, or on those of training where it names none."""
+        """Run `train` on the meta's rows: on the fields that it names, or on those of training if it names none."""
         size = self._global_batch_size(gbs)
-        metas = metas_by_rank(meta, self._config, self._workers.dp_size, "train", size)
+        metas = shard_meta(meta, self._config, self._workers.dp_size, "train", size)
         return self._report("train_from_meta", {"meta": metas}, loss_fn=loss_fn, eval_mode=eval_mode, gbs=size, mbs=mbs)
 
     def train_microbatches_from_meta(self, meta: KVBatchMeta, mbs: int | None = None) -> list[dict[str, Any]]:
-        """`train_microbatches` on the meta's rows, of the fields that train_from_meta reads."""
-        metas = metas_by_rank(meta, self._config, self._workers.dp_size, "train", None)
+        """Run `train_microbatches` on the meta's rows, with the fields of train_from_meta."""
+        metas = shard_meta(meta, self._config, self._workers.dp_size, "train", None)
         found = self._workers.run_on_shards("train_microbatches_from_meta", {"meta": metas}, mbs=mbs)
         return [metrics for own in found for metrics in own]
 
     def _infer_from_meta(self, method: str, meta: KVBatchMeta, micro_batch_size: int | None) -> None:
-        metas = metas_by_rank(meta, self._config, self._workers.dp_size, "logprob", None)
+        metas = shard_meta(meta, self._config, self._workers.dp_size, "logprob", None)
         self._workers.run_on_shards(method, {"meta": metas}, micro_batch_size=micro_batch_size)
 
     # --- checkpoints ---
@@ -202,7 +203,7 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         tokenizer_path: str | None = None,
         checkpointing_cfg: Mapping[str, Any] | None = None,
     ) -> None:
-        """Paths are of the workers' nodes, and must be on storage that all of them share. ValueError without
+        """Write a checkpoint. Paths are on the workers' nodes, on storage that all nodes share. ValueError without
         checkpointing_cfg.
         """
         self._workers.run_everywhere(
@@ -214,17 +215,17 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         )
 
     def load_checkpoint(self, weights_path: str, optimizer_path: str | None = None) -> None:
-        """Go on from what save_checkpoint wrote. The reference weights stay as they are."""
+        """Load a checkpoint of save_checkpoint. The reference weights stay unchanged."""
         self._workers.run_everywhere("load_checkpoint", weights_path=weights_path, optimizer_path=optimizer_path)
 
-    # --- where things lie ---
+    # --- device and CPU memory ---
 
     def prepare_for_training(self) -> None:
-        """Weights and optimizer state to the device, training mode."""
+        """Move weights and optimizer state to the device; training mode."""
         self._workers.run_everywhere("prepare_for_training")
 
     def prepare_for_lp_inference(self) -> None:
-        """Weights to the device, evaluation mode; optimizer state to the CPU where configured."""
+        """Move weights to the device; evaluation mode; optimizer state to the CPU if configured."""
         self._workers.run_everywhere("prepare_for_lp_inference")
 
     def finish_training(self) -> None:
@@ -232,25 +233,27 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         self._workers.run_everywhere("finish_training")
 
     def offload_before_refit(self) -> None:
-        """Optimizer state to the CPU."""
+        """Move optimizer state to the CPU."""
         self._workers.run_everywhere("offload_before_refit")
 
     def offload_after_refit(self) -> None:
-        """Weights and optimizer state to the CPU, evaluation mode."""
+        """Move weights and optimizer state to the CPU; evaluation mode."""
         self._workers.run_everywhere("offload_after_refit")
 
     # --- weights for generation engines ---
 
     def prepare_refit_info(self) -> dict[str, Any] | None:
-        """Name, whole shape and dtype of every weight that will be sent, in order: what rank 0 says of them."""
+        """Name, full shape and dtype of every weight that will be sent, in order, as rank 0 reports them."""
         found: dict[str, Any] | None = self._workers.run_everywhere("prepare_refit_info")
         return found
 
     def init_collective(
         self, ip: str, port: int, world_size: int, *, train_world_size: int
     ) -> list[ray.ObjectRef[Any]]:
-        """See ColocatablePolicyInterface. With Ray actors, references to wait for; under torchrun this blocks until
-        the group has met, and returns futures that are done. So do the two methods that send weights.
+        """See ColocatablePolicyInterface.
+
+        With Ray actors this returns references to wait for. Under torchrun it blocks until the group is complete and
+        returns futures that are done. The two methods that send weights behave alike.
         """
         given = {"ip": ip, "port": port, "world_size": world_size, "train_world_size": train_world_size}
         return self._workers.start("init_collective", **given)
@@ -258,7 +261,7 @@ class DataPlanePolicy(ColocatablePolicyInterface):
     def stream_weights_via_ipc_zmq(
         self, buffer_size_bytes: int = 0, kv_scales: dict[str, float] | None = None
     ) -> list[ray.ObjectRef[Any]]:
-        """See ColocatablePolicyInterface. buffer_size_bytes: of the memory that is shared, 0: the worker's choice."""
+        """See ColocatablePolicyInterface. buffer_size_bytes: of the shared memory; 0: the worker chooses."""
         given = {"buffer_size_bytes": buffer_size_bytes, "kv_scales": kv_scales}
         return self._workers.start("stream_weights_via_ipc_zmq", **given)
 
@@ -266,8 +269,21 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         """See ColocatablePolicyInterface."""
         return self._workers.start("broadcast_weights_for_collective", kv_scales=kv_scales)
 
-    # --- the end ---
+    # --- shutdown ---
 
     def shutdown(self) -> bool:
-        """End the workers; whether that went well. A second call does nothing."""
+        """End the workers; returns whether that succeeded. A second call does nothing."""
         return self._workers.shutdown()
+
+
+def _merge_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the leaders' reports, given by data-parallel rank, into one.
+
+    Ranks report `global_loss` and `grad_norm` summed over all ranks, so the first report has them. The lists of
+    `all_mb_metrics` are concatenated.
+    """
+    metrics: dict[str, list[Any]] = {}
+    for report in reports:
+        for name, values in report["all_mb_metrics"].items():
+            metrics.setdefault(name, []).extend(values)
+    return {"loss": reports[0]["global_loss"], "grad_norm": reports[0]["grad_norm"], "all_mb_metrics": metrics}

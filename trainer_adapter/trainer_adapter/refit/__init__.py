@@ -1,7 +1,7 @@
-"""Handing a trainer's weights to generation engines, whole and in Hugging Face names.
+"""Sending a trainer's weights to generation engines, whole and with Hugging Face names.
 
-Trainers use a `WeightPublisher`; engines `receive_streamed_weights` on the same device or join a `WeightCollective`
-from elsewhere, and may `load_weights` into a model of torch.
+Trainers use a `WeightPublisher`. Engines call `receive_streamed_weights` on the same device or join a
+`WeightCollective` on another one, and can call `load_weights` for a torch model.
 """
 
 from __future__ import annotations

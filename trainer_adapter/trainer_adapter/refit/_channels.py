@@ -1,34 +1,33 @@
-"""One question at a time from a trainer to an engine, each answered: ZeroMQ's REQ and REP with deadlines.
+"""One request at a time from a trainer to an engine, each with an answer: ZeroMQ's REQ and REP with deadlines.
 
-The messages are MessagePack maps; nothing is pickled. A REQ socket whose question was not answered cannot ask again,
-so a channel that failed is closed and another one made.
+Messages are MessagePack maps; nothing is pickled. A REQ socket without an answer to its request cannot send again, so a
+failed channel is closed and a new one is made.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-try:
+if TYPE_CHECKING:
     import zmq
-except ImportError:  # pragma: no cover  # told by _zmq()
-    zmq = None  # type: ignore[assignment]
 
-_LAST_WORDS_MS = 1000
-"""How long a closing channel waits for its last answer to leave."""
+_LINGER_MS = 1000
+"""How long a closing channel waits for its last answer to be sent."""
 
 
 class RequestChannel:
-    """The trainer's side, which listens at the endpoint. `usable` is False once the engine was silent or refused."""
+    """The trainer's side, which listens at the endpoint. `usable` is False once the engine timed out or refused."""
 
     def __init__(self, endpoint: str, timeout_s: float) -> None:
-        """Raises zmq.ZMQError where the endpoint cannot be made, a path that is too long say."""
+        """Raises zmq.ZMQError if the endpoint cannot be made, for example because its path is too long."""
         self._endpoint, self._timeout_s = endpoint, timeout_s
-        self._context, self._socket = _open(_zmq().REQ, timeout_s)
-        self._waits = False
+        self._zmq = _require_zmq()
+        self._context, self._socket = _open(self._zmq, self._zmq.REQ, timeout_s)
+        self._awaits_answer = False
         self.usable = True
         self._file: int | None = None
         try:
@@ -39,73 +38,78 @@ class RequestChannel:
             raise
 
     def send(self, message: dict[str, Any]) -> None:
-        """Raises TimeoutError where no engine is there."""
+        """Send a message. TimeoutError if no engine is connected."""
         try:
             self._socket.send(msgpack.packb(message))
-        except zmq.Again:
-            raise self._lost("no engine came to") from None
-        self._waits = True
+        except self._zmq.Again:
+            raise self._timeout_error("no engine connected to") from None
+        self._awaits_answer = True
 
     def await_answer(self) -> None:
-        """Wait until the last message is answered; back at once where it is, or where there was none.
+        """Wait for the answer to the last message; returns at once if there is none to wait for.
 
-        Raises TimeoutError where the engine is silent, RuntimeError with its reason where it refuses.
+        Raises TimeoutError if the engine does not answer in time, RuntimeError with its reason if it refuses.
         """
-        if not self._waits:
+        if not self._awaits_answer:
             return
         try:
             error = msgpack.unpackb(self._socket.recv())["error"]
-        except zmq.Again:
-            raise self._lost("no answer from the engine at") from None
-        self._waits = False
+        except self._zmq.Again:
+            raise self._timeout_error("no answer from the engine at") from None
+        self._awaits_answer = False
         if error is not None:
             self.usable = False
             raise RuntimeError(f"the engine at {self._endpoint} refused the weights: {error}")
 
     def close(self) -> None:
-        """The socket's file goes too, which ZeroMQ leaves, unless another trainer has made it anew."""
+        """Close the channel and remove the socket's file, which ZeroMQ leaves, unless another trainer has made a new
+        one.
+        """
         if self._file is not None and self._file == _inode(self._endpoint):
             _path(self._endpoint).unlink(missing_ok=True)
         self._context.destroy(linger=0)
 
-    def _lost(self, what: str) -> TimeoutError:
+    def _timeout_error(self, what: str) -> TimeoutError:
         self.usable = False
         return TimeoutError(f"{what} {self._endpoint} within {self._timeout_s} s")
 
 
 class AnswerChannel:
-    """The engine's side. `waits` tells whether the trainer has an unanswered question."""
+    """The engine's side. `has_unanswered`: the trainer waits for an answer."""
 
     def __init__(self, endpoint: str, timeout_s: float) -> None:
         self._endpoint, self._timeout_s = endpoint, timeout_s
-        self._context, self._socket = _open(_zmq().REP, timeout_s)
+        self._zmq = _require_zmq()
+        self._context, self._socket = _open(self._zmq, self._zmq.REP, timeout_s)
         self._socket.connect(endpoint)
-        self.waits = False
+        self.has_unanswered = False
 
     def receive(self) -> dict[str, Any]:
-        """Raises TimeoutError where the trainer is silent, ValueError for what is no message."""
+        """Return the next message. TimeoutError if the trainer sends none in time, ValueError for an invalid
+        message.
+        """
         try:
             body = self._socket.recv()
-        except zmq.Again:
+        except self._zmq.Again:
             text = f"no message from the trainer at {self._endpoint} within {self._timeout_s} s"
             raise TimeoutError(text) from None
-        self.waits = True
+        self.has_unanswered = True
         message = msgpack.unpackb(body)
         if not isinstance(message, dict):
-            raise ValueError(f"the trainer at {self._endpoint} sent {message!r:.80}, which is no message")
+            raise ValueError(f"the trainer at {self._endpoint} sent {message!r:.80}, which is not a message (a map)")
         return message
 
     def answer(self, error: str | None) -> None:
-        """error: why the weights are refused; None: the message is done with."""
+        """Answer the last message. error: why the weights are refused; None: the message is processed."""
         self._socket.send(msgpack.packb({"error": error}))
-        self.waits = False
+        self.has_unanswered = False
 
     def close(self) -> None:
-        """Back when the last answer has left."""
-        self._context.destroy(linger=_LAST_WORDS_MS)
+        """Close the channel; returns when the last answer is sent."""
+        self._context.destroy(linger=_LINGER_MS)
 
 
-def _open(kind: int, timeout_s: float) -> tuple[zmq.Context[Any], zmq.Socket[Any]]:
+def _open(zmq: ModuleType, kind: int, timeout_s: float) -> tuple[zmq.Context[Any], zmq.Socket[Any]]:
     context = zmq.Context()
     socket = context.socket(kind)
     socket.setsockopt(zmq.SNDTIMEO, int(timeout_s * 1000))
@@ -124,7 +128,9 @@ def _inode(endpoint: str) -> int | None:
         return None
 
 
-def _zmq() -> ModuleType:
-    if zmq is None:
-        raise ImportError("streaming weights needs pyzmq: install rl-dataplane[trainer]")
+def _require_zmq() -> ModuleType:
+    try:
+        import zmq  # optional
+    except ImportError as error:
+        raise ImportError("streaming weights needs pyzmq: install rl-dataplane[trainer]") from error
     return zmq

@@ -1,8 +1,8 @@
-"""A process group beside torch's default one, in which no wait lasts longer than a deadline.
+"""A process group separate from torch's default one, with a deadline for every wait.
 
-It is made from its backend directly, so torch's global state knows nothing of it: a process may be in this group and in
-the default one, or have no default one at all, as engines do. Members find each other through a store of torch's that
-rank 0 serves at ip:port: as with every group of torch, the network between the ranks must be trusted.
+It is made directly from its backend, so torch's global state does not know it: a process can be in this group and in
+the default one, or have no default group, as engines do. Members find each other through a torch store that rank 0
+serves at ip:port. As with every torch group, the network between the ranks must be trusted.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ _POLL_S = 0.001
 
 
 class DeadlineGroup:
-    """Collectives with a deadline for each. After one failed the group is closed, so that the others notice.
+    """Collectives with a deadline. After a failure the group is closed, so that the other ranks notice.
 
-    All work under way is kept here alone: gloo closes its connections when nothing refers to them any more.
+    Only this object refers to pending work: gloo closes its connections when nothing refers to them.
     """
 
     def __init__(self, ip: str, port: int, world_size: int, rank: int, device: torch.device, timeout_s: float) -> None:
-        """Back when all ranks are there. On "cpu" through gloo, on a GPU through NCCL.
+        """Returns when all ranks have joined. Uses gloo on "cpu" and NCCL on a GPU.
 
-        Raises TimeoutError where they are not there within timeout_s.
+        Raises TimeoutError if they have not joined within timeout_s.
         """
         self.rank, self.device, self._timeout_s = rank, device, timeout_s
         self._name = f"the group for weights at {ip}:{port}"
         timeout = timedelta(seconds=timeout_s)
         self._group: Any = None
-        self._under_way: dict[int, Any] = {}
+        self._pending: dict[int, Any] = {}
         self._started = 0
         try:
-            self._store: Any = _connected_store(ip, port, world_size, rank, timeout)
+            self._store: Any = _connect_store(ip, port, world_size, rank, timeout)
             self._group = _backend(self._store, rank, world_size, device, timeout)
-            self.any_failed(False)  # backends connect when they are first used
+            self.any_failed(False)  # backends connect at first use
         except (RuntimeError, ConnectionError) as error:
             self.close()
-            text = f"not all {world_size} ranks came to {self._name} within {timeout_s} s: {error}"
+            text = f"not all {world_size} ranks joined {self._name} within {timeout_s} s: {error}"
             raise TimeoutError(text) from error
 
     @property
@@ -49,35 +49,35 @@ class DeadlineGroup:
         return self._group is None
 
     def start_broadcast(self, tensor: Tensor) -> int:
-        """From rank 0. Returns what to `wait` for; until then the tensor belongs to the group."""
+        """Start a broadcast from rank 0. Returns a number for `wait`; until then the tensor must not be touched."""
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor, options.asyncOp = 0, 0, True
-        return self._keep(self._open_group().broadcast([tensor], options))
+        return self._track(self._open_group().broadcast([tensor], options))
 
     def wait(self, started: int) -> None:
-        """Raises ConnectionError where a rank is gone or not there in time; the group is closed then."""
+        """Wait for started work. ConnectionError if a rank is gone or late; the group is closed then."""
         try:
             if self.device.type == "cuda":
                 self._poll(started)
-            self._under_way[started].wait()
-            del self._under_way[started]
+            self._pending[started].wait()
+            del self._pending[started]
         except RuntimeError as error:
             self._abort()
             text = f"a rank of {self._name} is gone, or was silent for {self._timeout_s} s"
             raise ConnectionError(text) from error
 
     def any_failed(self, failed: bool) -> bool:
-        """Whether it is so on any rank; all must ask."""
+        """Whether `failed` is true on any rank; a collective call."""
         flag = torch.tensor([int(failed)], device=self.device)
         options = torch.distributed.AllreduceOptions()
         options.reduceOp = torch.distributed.ReduceOp.MAX  # type: ignore[assignment]  # an enum's member in the stubs
         options.asyncOp = True
-        self.wait(self._keep(self._open_group().allreduce([flag], options)))
+        self.wait(self._track(self._open_group().allreduce([flag], options)))
         return bool(flag.item())
 
     def close(self) -> None:
-        """May be called again."""
-        self._under_way.clear()
+        """Close the group; can be called again."""
+        self._pending.clear()
         group, self._group, self._store = self._group, None, None
         if group is not None and self.device.type == "cuda":
             group.shutdown()
@@ -87,28 +87,30 @@ class DeadlineGroup:
             raise RuntimeError(f"{self._name} is closed")
         return self._group
 
-    def _keep(self, work: Any) -> int:
+    def _track(self, work: Any) -> int:
         self._started += 1
-        self._under_way[self._started] = work
+        self._pending[self._started] = work
         return self._started
 
     def _poll(self, started: int) -> None:
-        """NCCL's own wait only queues behind the work, and its watchdog would end the whole process."""
+        """Poll until the work is completed: NCCL's own wait only queues behind it, and its watchdog would end the
+        process.
+        """
         deadline = time.monotonic() + self._timeout_s
-        while not self._under_way[started].is_completed():
+        while not self._pending[started].is_completed():
             if time.monotonic() > deadline:
                 raise RuntimeError("not completed in time")
             time.sleep(_POLL_S)
 
     def _abort(self) -> None:
-        """Without waiting for what is under way: it will never be over."""
+        """Close without waiting for pending work, which will never complete."""
         if self._group is not None:
             self._group.abort()
-        self._under_way.clear()
+        self._pending.clear()
         self._group = self._store = None
 
 
-def _connected_store(ip: str, port: int, world_size: int, rank: int, timeout: timedelta) -> Any:
+def _connect_store(ip: str, port: int, world_size: int, rank: int, timeout: timedelta) -> Any:
     store_class = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but not to type checkers
     return store_class(ip, port, world_size, rank == 0, timeout=timeout)
 

@@ -1,4 +1,4 @@
-"""Where a trainer's rank and the engine on the same device meet: a Unix socket with a name that both can work out."""
+"""The Unix socket of a trainer's rank and the engine on the same device; both derive its name."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ import torch
 def stream_endpoint(device: torch.device, rank: int, folder: str | os.PathLike[str] | None = None) -> str:
     """ipc:///tmp/GPU-<uuid>.sock on a GPU, ipc://<folder>/rank<rank>.sock on the CPU, for ZeroMQ.
 
-    folder: with rights for its owner alone; on the CPU, where None means one of this user's below the system's folder
-    for temporary files, made if need be. Jobs that share a host need different ones there. A socket's path may have 107
-    bytes.
+    folder: used on the CPU only; its permissions must be for its owner alone. None: a folder of this user in the
+    system's folder for temporary files, made if missing. Jobs on the same host need different folders. The path of a
+    socket can have 107 bytes.
 
-    Raises PermissionError where that folder is another user's or open to others.
+    Raises PermissionError if the folder belongs to another user or is open to others.
     """
     if device.type == "cuda":
         return f"ipc:///tmp/GPU-{torch.cuda.get_device_properties(device).uuid}.sock"
-    return f"ipc://{_own_folder() if folder is None else Path(folder)}/rank{rank}.sock"
+    return f"ipc://{own_folder(Path(tempfile.gettempdir())) if folder is None else Path(folder)}/rank{rank}.sock"
 
 
-def _own_folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"rl-dataplane-{os.getuid()}"
+def own_folder(parent: Path) -> Path:
+    """Return this user's folder in `parent`; makes it if missing."""
+    folder = parent / f"rl-dataplane-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} must be a folder of this user with rights 0700")
+        raise PermissionError(f"{folder} must be a folder of this user with permissions 0700")
     return folder

@@ -1,11 +1,10 @@
-"""A trainer's weights as generation engines know them: whole, in Hugging Face names, in one dtype, adapters merged in.
+"""A trainer's weights as generation engines expect them: whole, with Hugging Face names, in one dtype, adapters merged.
 
-What is sent is the model's state dict, entry by entry and in its order. Tied embeddings are two entries and are sent
-under both names: an engine that ties them too writes equal values twice, and one that does not still ends with equal
-weights. One rule for dtypes: floating-point entries are cast, all others stay as they are.
+The entries of the model's state dict are sent one by one, in its order. Tied embeddings are two entries and are sent
+under both names: an engine that ties them too writes equal values twice, and one that does not still has equal weights.
+Floating-point entries are cast; all others keep their dtype.
 
-Only one parameter is whole at a time. The iterator keeps none once it is asked for the next; whoever iterates should
-not either.
+Only one parameter is whole at a time. The iterator drops it when the next one is requested; callers should too.
 """
 
 from __future__ import annotations
@@ -24,40 +23,40 @@ EXTRA_STATE = "_extra_state"
 
 
 def generation_parameters(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of every weight, contiguous, on the device where the model computes.
+    """Yield name and value of every weight, contiguous, on the device where the model computes.
 
-    Gathering divided weights is a collective: all ranks of the model iterate in step and to the end, and each gets all.
-    A layer X with an adapter gives X.weight + lora_B.weight @ lora_A.weight * X.scale, added in float32 or wider. A
-    model that has a `state_dict_adapter` (NeMo AutoModel) gives what that makes of each entry.
+    Gathering sharded weights is a collective: all ranks of the model iterate together and to the end, and each gets all
+    weights. A layer X with an adapter yields X.weight + lora_B.weight @ lora_A.weight * X.scale, added in float32 or
+    wider. A model with a `state_dict_adapter` (NeMo AutoModel) yields the adapter's translation of each entry.
     """
-    return _entries(model, dtype, _whole)
+    return _entries(model, dtype, _gather)
 
 
 def refit_info(model: nn.Module, dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Names, full shapes and dtypes of generation_parameters, in its order. No collective, no memory for weights."""
-    return {name: (value.shape, value.dtype) for name, value in _entries(model, dtype, _without_values)}
+    """Names, full shapes and dtypes of generation_parameters, in its order. Not a collective; allocates no weights."""
+    return {name: (value.shape, value.dtype) for name, value in _entries(model, dtype, _on_meta)}
 
 
 def _entries(model: nn.Module, dtype: torch.dtype, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     state = model.state_dict()
     for name in state:
         if _is_sent(name):
-            yield from _adapted(model, state, name, dtype, gather)  # whose locals are gone before the next entry
+            yield from _convert_entry(model, state, name, dtype, gather)  # its locals are freed before the next entry
 
 
 def _is_sent(name: str) -> bool:
     return not name.endswith(EXTRA_STATE) and not {"lora_A", "lora_B"} & set(name.split("."))
 
 
-def _adapted(
+def _convert_entry(
     model: nn.Module, state: Mapping[str, Tensor], name: str, dtype: torch.dtype, gather: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The entry as engines know it, in several tensors where its layout differs from theirs."""
-    for sent_name, value in _renamed(model, name, _merged(model, state, name, gather)):
+    """Yield the entry in the engine's names; several tensors if its layout differs."""
+    for sent_name, value in _rename(model, name, _merge_adapter(model, state, name, gather)):
         yield sent_name, value.to(dtype if value.is_floating_point() else value.dtype).contiguous()
 
 
-def _renamed(model: nn.Module, name: str, value: Tensor) -> list[tuple[str, Tensor]]:
+def _rename(model: nn.Module, name: str, value: Tensor) -> list[tuple[str, Tensor]]:
     adapter = getattr(model, "state_dict_adapter", None)
     if adapter is None:
         return [(name, value)]
@@ -67,7 +66,9 @@ def _renamed(model: nn.Module, name: str, value: Tensor) -> list[tuple[str, Tens
     return converted
 
 
-def _merged(model: nn.Module, state: Mapping[str, Tensor], name: str, gather: Callable[[Tensor], Tensor]) -> Tensor:
+def _merge_adapter(
+    model: nn.Module, state: Mapping[str, Tensor], name: str, gather: Callable[[Tensor], Tensor]
+) -> Tensor:
     weight = gather(state[name])
     layer, _, last = name.rpartition(".")
     a, b = state.get(f"{layer}.lora_A.weight"), state.get(f"{layer}.lora_B.weight")
@@ -78,12 +79,12 @@ def _merged(model: nn.Module, state: Mapping[str, Tensor], name: str, gather: Ca
     return torch.addmm(weight.to(exact), gather(b).to(exact), gather(a).to(exact), alpha=scale)
 
 
-def _whole(value: Tensor) -> Tensor:
+def _gather(value: Tensor) -> Tensor:
     if not isinstance(value, DTensor):
         return value
-    # Weights that are kept on the CPU are gathered where their ranks can talk to each other.
+    # Weights on the CPU are gathered on the device that their ranks communicate over.
     return cast("DTensor", value.to(value.device_mesh.device_type)).full_tensor()
 
 
-def _without_values(value: Tensor) -> Tensor:
+def _on_meta(value: Tensor) -> Tensor:
     return torch.empty(value.shape, dtype=value.dtype, device="meta")

@@ -1,4 +1,4 @@
-"""Weights into a model by their names, as an engine takes them in."""
+"""Loading received weights into a torch model by name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainer_adapter.refit._generation_parameters import EXTRA_STATE, RefitInfo
 
 @torch.no_grad()
 def load_weights(model: nn.Module, info: RefitInfo, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy each weight into the entry of the model's state dict that has its name, casting where the dtype differs.
+    """Copy each weight into the entry of the model's state dict with the same name, casting it if the dtype differs.
 
-    info: what weights will yield. It is compared with the model before the first weight is taken.
+    info: names, shapes and dtypes of the weights; compared with the model before the first weight is read.
 
-    Raises ValueError naming what the model lacks, what it would not get, and what has another shape; nothing is changed
-    then. Raises ValueError, too late for that, where weights end before all of info came.
+    Raises ValueError naming missing, surplus and mismatched weights; the model is unchanged then. Raises ValueError,
+    after weights have changed, if the weights end before all of info arrived.
     """
     state = {name: value for name, value in model.state_dict().items() if not name.endswith(EXTRA_STATE)}
     _check(state, info)
@@ -37,4 +37,4 @@ def _check(state: dict[str, Tensor], info: RefitInfo) -> None:
         elif state[name].shape != shape:
             problems.append(f"{name} has shape {tuple(shape)}, not {tuple(state[name].shape)}")
     if problems:
-        raise ValueError("the weights are not those of the model: " + "; ".join(problems))
+        raise ValueError("the weights do not fit the model: " + "; ".join(problems))

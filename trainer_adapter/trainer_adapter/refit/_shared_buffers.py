@@ -1,8 +1,8 @@
-"""Memory that a trainer fills and an engine on the same device reads, without a copy in between.
+"""Memory that a trainer fills and an engine on the same device reads without a copy.
 
-On the CPU it is a memory file without a name, which the engine opens through the trainer's entry in /proc: there is
-nothing to sweep up, since the kernel frees it with its last holder, however that one died. On a GPU it is memory of
-torch's allocator, opened through its CUDA IPC handle. A handle is a list of numbers and bytes, for MessagePack.
+On the CPU it is an anonymous memory file, which the engine opens through the trainer's entry in /proc. The kernel frees
+it with its last user, even after a crash. On a GPU it is memory of torch's allocator, opened through its CUDA IPC
+handle. A handle is a list of numbers and bytes, for MessagePack.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 
 
 class SharedBuffer:
-    """Bytes to fill (`tensor`, uint8), and the handle by which another process on this host opens them.
+    """Bytes to fill (`tensor`, uint8), and a handle with which another process on this host opens them.
 
-    The memory is this process's as long as the buffer lives, and others' as long as they have it open.
+    The memory exists as long as this buffer, or as long as another process has it open.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
@@ -32,22 +32,22 @@ class SharedBuffer:
             descriptor = os.memfd_create("dataplane-weights", os.MFD_CLOEXEC)
             weakref.finalize(self, os.close, descriptor)
             os.ftruncate(descriptor, max(size_bytes, 1))
-            self.tensor = _mapped(descriptor)[:size_bytes]
+            self.tensor = _map_file(descriptor)[:size_bytes]
             self.handle = ["memory", os.getpid(), descriptor]
 
 
 def open_buffer(handle: list[Any], device: torch.device) -> Tensor:
-    """The bytes behind a handle (uint8), on `device` where they lie on a GPU.
+    """Map the bytes of a handle (uint8), on `device` if they are on a GPU.
 
-    Raises ConnectionError where they cannot be reached from this process, ValueError for what is no handle.
+    Raises ConnectionError if they are not reachable from this process, ValueError for an invalid handle.
     """
     kind, *parts = handle
     if kind != ("cuda" if device.type == "cuda" else "memory"):
-        raise ValueError(f"the trainer's memory is of the kind {kind!r}, which cannot be opened on {device}")
+        raise ValueError(f"the trainer's memory is of kind {kind!r}, which cannot be opened on {device}")
     if kind == "cuda":
-        # The first part is the device's number in the trainer, which may count its devices otherwise.
+        # The first part is the device's number in the trainer, which may differ in this process.
         tensor = torch.empty(0, dtype=torch.uint8, device=device)
-        storage = torch.UntypedStorage._new_shared_cuda(tensor.device.index, *parts[1:])  # noqa: SLF001  # what torch has
+        storage = torch.UntypedStorage._new_shared_cuda(tensor.device.index, *parts[1:])  # noqa: SLF001  # torch has no public name
         return tensor.set_(storage)
     pid, descriptor = parts
     return _open_memory(f"/proc/{int(pid)}/fd/{int(descriptor)}")
@@ -58,15 +58,15 @@ def _open_memory(path: str) -> Tensor:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise ConnectionError(
-            f"the trainer's memory cannot be opened ({error}): it must live, on this host, as this user, and its "
-            "process must be visible from here"
+            f"the trainer's memory cannot be opened ({error}): the trainer must run on this host, as this user, and "
+            "its process must be visible in /proc"
         ) from error
     try:
-        return _mapped(descriptor)
+        return _map_file(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _mapped(descriptor: int) -> Tensor:
-    """Of the whole file; torch has no read-only tensors, so it can be written to."""
+def _map_file(descriptor: int) -> Tensor:
+    """Map the whole file. It is writable, because torch has no read-only tensors."""
     return torch.frombuffer(mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The engine's side of a weight stream: what it demands of the messages, and what it answers; see _weight_stream.py."""
+"""The engine's side of a weight stream: checks of the messages, and answers; see _weight_stream.py."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from trainer_adapter.refit._weight_groups import Group, Place
 def receive_streamed_weights(
     endpoint: str, info: RefitInfo, device: torch.device, timeout_s: float = 120.0
 ) -> Iterator[Iterator[tuple[str, Tensor]]]:
-    """Names and weights as the trainer sends them, on `device`: each of info exactly once.
+    """Yield names and weights as the trainer sends them, on `device`: each of info exactly once.
 
         with receive_streamed_weights(endpoint, info, device) as weights:
             load_weights(model, info, weights)
 
-    Entering waits for the trainer's first message. A weight lies in the trainer's memory and is valid until the next
-    one is asked for: copy what is to stay. An exception that leaves the block is told to the trainer, which raises it
-    as a RuntimeError; so is leaving it before the last weight. After any error the engine's weights are partly new.
+    Entering waits for the trainer's first message. A weight is in the trainer's memory and is valid until the next one
+    is requested: copy it to keep it. An exception that leaves the block is sent to the trainer, which raises it as
+    RuntimeError; leaving the block before the last weight counts as one. After any error the engine's weights are
+    partly new.
 
-    Raises TimeoutError where the trainer is silent for timeout_s, ValueError where it sends something else than info
-    says, ConnectionError where it says that it failed or its memory cannot be reached.
+    Raises TimeoutError if the trainer sends nothing for timeout_s, ValueError if it sends weights that differ from
+    info, ConnectionError if it reports a failure or its memory is not reachable.
     """
     channel = AnswerChannel(endpoint, timeout_s)
     try:
@@ -38,7 +39,7 @@ def receive_streamed_weights(
         yield stream.weights()
         stream.finish()
     except BaseException as error:
-        if channel.waits:
+        if channel.has_unanswered:
             channel.answer(f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -62,18 +63,18 @@ class _IncomingStream:
             self._index += 1
             self._check_message()
         if self._missing:
-            raise ValueError(f"the trainer did not send {_listed(self._missing)}")
+            raise ValueError(f"the trainer did not send {_join_names(self._missing)}")
         self._complete = True
 
     def finish(self) -> None:
-        """Answer the last message, once everything is in its place."""
+        """Answer the last message, after all weights are in place."""
         if not self._complete:
             raise ValueError("the engine stopped before the last weight")
         self._accept()
 
     def _accept(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # the copies are done before the trainer writes there again
+            torch.cuda.synchronize(self._device)  # copies must finish before the trainer writes there again
         self._channel.answer(None)
 
     def _check_message(self) -> None:
@@ -81,29 +82,31 @@ class _IncomingStream:
             raise ConnectionError(f"the trainer failed: {self._message['failed']}")
         found = (self._message.get("stream"), self._message.get("index"))
         if found != (self._stream, self._index):
-            raise ValueError(f"expected message {self._index} of this stream of weights, not {found[1]} of another one")
+            raise ValueError(
+                f"expected message {self._index} of this stream of weights, got message {found[1]} of another one"
+            )
 
     def _read_group(self) -> Iterator[tuple[str, Tensor]]:
-        group = Group(tuple(self._checked_place(weight) for weight in self._message["weights"]))
+        group = Group(tuple(self._check_place(weight) for weight in self._message["weights"]))
         used = self._buffer()[: self._message["used_bytes"]]
         for place in group.places:
             if not 0 <= place.start <= place.end <= used.numel():
-                raise ValueError(f"weight {place.name!r} would lie outside the {used.numel()} bytes used")
+                raise ValueError(f"weight {place.name!r} is outside the {used.numel()} bytes used")
         return group.weights_in(used)
 
-    def _checked_place(self, weight: list[Any]) -> Place:
+    def _check_place(self, weight: list[Any]) -> Place:
         name, dtype, shape, start = weight
         place = Place(name, torch.Size(shape), torch_dtype(dtype), start)
         expected = self._missing.pop(name, None)
         if expected is None:
-            raise ValueError(f"weight {name!r} was not announced, or came before")
+            raise ValueError(f"weight {name!r} was not announced, or was sent before")
         if expected != (place.shape, place.dtype):
             announced = f"{tuple(expected[0])} {expected[1]}"
-            raise ValueError(f"weight {name!r} is {tuple(place.shape)} {place.dtype}, announced was {announced}")
+            raise ValueError(f"weight {name!r} is {tuple(place.shape)} {place.dtype}, but {announced} was announced")
         return place
 
     def _buffer(self) -> Tensor:
-        """Buffers that are used again are opened once."""
+        """Open the message's buffer; buffers that are reused are opened once."""
         if not self._message["used_again"]:
             return open_buffer(self._message["handle"], self._device)
         turn = self._index % 2
@@ -112,6 +115,6 @@ class _IncomingStream:
         return self._known_buffers[turn]
 
 
-def _listed(names: dict[str, Any]) -> str:
+def _join_names(names: dict[str, Any]) -> str:
     shown = ", ".join(list(names)[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

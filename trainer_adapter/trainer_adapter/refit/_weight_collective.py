@@ -1,15 +1,15 @@
-"""Weights from rank 0 of the trainers to engines on any devices: broadcasts of groups of weights, end to end.
+"""Weights from rank 0 of the trainers to engines on any devices: broadcasts of groups of concatenated weights.
 
-Ranks of trainers come first, those of engines after them. A transfer has three parts, and every rank takes part in all:
+Trainers have the first ranks, engines the following ones. A transfer has three parts, and every rank takes part in all:
 
-    agree       rank 0 says how large groups are, and a digest of the names, shapes and dtypes; all compare
-    groups      two buffers in turn, so that one is filled or read while the other is under way
-    verdict     whether every rank did well
+    agree       rank 0 sends the size of groups and a digest of names, shapes and dtypes; all ranks compare
+    groups      two buffers in turn, so that one is filled or read while the other is in transit
+    verdict     whether every rank succeeded
 
-A rank that fails in between (a gathering fails, an engine does not want a weight) goes on to take part with whatever is
-in its buffers, and says so in the verdict. So no rank is left waiting, the group stays in step for the next transfer,
-and no rank takes for good what was not good for all. Ranks of trainers other than 0 iterate over the weights too, since
-gathering divided ones is theirs as well, and drop what they get.
+A rank that fails in between (gathering fails, an engine refuses a weight) continues to take part with the old contents
+of its buffers, and reports the failure in the verdict. So no rank is left waiting, the group stays in step for the next
+transfer, and no rank keeps weights that failed elsewhere. Trainer ranks other than 0 iterate over the weights too,
+because gathering sharded weights is a collective, and drop them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIZE_BYTES = 8
 
 
 class WeightCollective:
-    """One rank of the group. All ranks call together: trainers `broadcast`, engines `receive`, as often as wanted."""
+    """One rank of the group. All ranks call together, any number of times: trainers `broadcast`, engines `receive`."""
 
     def __init__(
         self,
@@ -51,55 +51,56 @@ class WeightCollective:
         timeout_s: float = 300.0,
         group_bytes: int | None = None,
     ) -> None:
-        """Back when all world_size ranks are there.
+        """Returns when all world_size ranks have joined.
 
-        timeout_s: for the others to come, and for each step of a transfer. group_bytes: size of each of the two
-        buffers, decided by rank 0 (None: 2 % of the GPU's memory, at most 5 GB; on the CPU 256 MiB).
+        timeout_s: for the ranks to join, and for each step of a transfer.
+        group_bytes: size of each of the two buffers; rank 0's value is used (None: 2 % of the GPU's memory, at most 5
+        GB; on the CPU 256 MiB).
 
-        Raises TimeoutError where the others do not come.
+        Raises TimeoutError if ranks do not join in time.
         """
         self._limit = default_buffer_bytes(device) if group_bytes is None else group_bytes
         self._group = DeadlineGroup(ip, port, world_size, rank, device, timeout_s)
 
     def broadcast(self, info: RefitInfo, parameters: Iterator[tuple[str, Tensor]]) -> None:
-        """Send all weights, back when every engine has loaded them. Every rank of the trainers must call this.
+        """Send all weights; returns when every engine has loaded them. A collective call of all trainer ranks.
 
-        Raises ValueError where parameters or the info of rank 0 differ from this rank's info, whatever parameters
-        raise, RuntimeError where another rank failed, ConnectionError where one is gone or silent: then the collective
-        is closed and has to be made anew.
+        Raises ValueError if parameters or rank 0's info differ from this rank's info, any error of parameters,
+        RuntimeError if another rank failed, ConnectionError if one is gone or late. After a ConnectionError the
+        collective is closed: make a new one.
         """
         transfer = self._agree(info)
         error: Exception | None = None
         for index, group in enumerate(transfer.groups):
             buffer = transfer.free_buffer(index)
             if self._group.rank > 0 or error is not None:
-                failed = _error_of(skip, group, parameters)
+                failed = _catch_error(skip, group, parameters)
             else:
-                failed = _error_of(fill, buffer, group, parameters)
+                failed = _catch_error(fill, buffer, group, parameters)
             error = error or failed
             transfer.start(index, buffer)
         transfer.finish()
-        self._conclude(error or _error_of(expect_end, parameters))
+        self._conclude(error or _catch_error(expect_end, parameters))
 
     @contextmanager
     def receive(self, info: RefitInfo) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """Names and weights, in the order of info, on this rank's device.
+        """Yield names and weights, in the order of info, on this rank's device.
 
             with collective.receive(info) as weights:
                 load_weights(model, info, weights)
 
-        A weight is valid until the next one is asked for: copy what is to stay. An exception that leaves the block
-        ends the transfer with an error on all ranks; so does leaving it before the last weight. After any error the
-        engine's weights are partly new.
+        A weight is valid until the next one is requested: copy it to keep it. An exception that leaves the block ends
+        the transfer with an error on all ranks; leaving the block before the last weight counts as one. After any error
+        the engine's weights are partly new.
 
-        Raises ValueError where the info of rank 0 is another, RuntimeError where another rank failed, ConnectionError
-        where one is gone or silent: then the collective is closed and has to be made anew.
+        Raises ValueError if rank 0's info differs, RuntimeError if another rank failed, ConnectionError if one is gone
+        or late. After a ConnectionError the collective is closed: make a new one.
         """
         incoming = self._agree(info).incoming()
         error: Exception | None = None
         try:
-            yield (weight for weight in incoming)  # which may be closed, unlike the transfer itself
-        except Exception as failed:  # noqa: BLE001  # raised below, when all others know
+            yield (weight for weight in incoming)  # a separate generator: closing it must not close `incoming`
+        except Exception as failed:  # noqa: BLE001  # raised below, after the verdict
             error = failed
         except BaseException:
             self.close()
@@ -113,7 +114,7 @@ class WeightCollective:
         self._conclude(error)
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the group; can be called again."""
         self._group.close()
 
     def _agree(self, info: RefitInfo) -> _Transfer:
@@ -123,7 +124,9 @@ class WeightCollective:
         self._group.wait(self._group.start_broadcast(first))
         sent = bytes(first.tolist())
         differs = sent[_SIZE_BYTES:] != digest
-        self._conclude(ValueError("rank 0 has weights of other names, shapes or dtypes") if differs else None)
+        self._conclude(
+            ValueError("the weights of rank 0 have other names, shapes or dtypes than this rank's") if differs else None
+        )
         return _Transfer(self._group, info, int.from_bytes(sent[:_SIZE_BYTES], "little"))
 
     def _conclude(self, error: Exception | None) -> None:
@@ -133,7 +136,7 @@ class WeightCollective:
         if error is not None:
             raise error
         if another_failed:
-            raise RuntimeError("another rank of the group for weights failed; its own error tells why")
+            raise RuntimeError("another rank of the group for weights failed; see that rank's error")
 
 
 class _Transfer:
@@ -143,25 +146,25 @@ class _Transfer:
         self._group = group
         self.groups = plan_groups(info, limit_bytes, alignment=1)
         self._buffers = AlternateBuffers(self.groups, limit_bytes, self._new_buffer)
-        self._under_way: dict[int, tuple[int, Tensor]] = {}
+        self._pending: dict[int, tuple[int, Tensor]] = {}
 
     def free_buffer(self, index: int) -> Tensor:
-        """For group `index`, as long as that; waits until nobody needs what was in it."""
+        """Return a buffer of the size of group `index`; waits until its previous contents are no longer needed."""
         self._finish_turn(index % 2)
         return self._buffers.of(index)[: self.groups[index].size_bytes]
 
     def start(self, index: int, buffer: Tensor) -> None:
-        self._under_way[index % 2] = (self._group.start_broadcast(buffer), buffer)
+        self._pending[index % 2] = (self._group.start_broadcast(buffer), buffer)
 
     def finish(self) -> None:
-        for turn in list(self._under_way):
+        for turn in list(self._pending):
             self._finish_turn(turn)
 
     def incoming(self) -> Iterator[tuple[str, Tensor]]:
         self._ask_for(0)
         for index, group in enumerate(self.groups):
             self._ask_for(index + 1)
-            buffer = self._under_way[index % 2][1]
+            buffer = self._pending[index % 2][1]
             self._finish_turn(index % 2)
             yield from group.weights_in(buffer)
 
@@ -170,8 +173,8 @@ class _Transfer:
             self.start(index, self.free_buffer(index))
 
     def _finish_turn(self, turn: int) -> None:
-        if turn in self._under_way:
-            self._group.wait(self._under_way.pop(turn)[0])
+        if turn in self._pending:
+            self._group.wait(self._pending.pop(turn)[0])
 
     def _new_buffer(self, size_bytes: int) -> Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._group.device)
@@ -182,9 +185,9 @@ def _digest(info: RefitInfo) -> bytes:
     return hashlib.sha256(msgpack.packb(described)).digest()
 
 
-def _error_of(step: Any, *arguments: Any) -> Exception | None:
+def _catch_error(step: Any, *arguments: Any) -> Exception | None:
     try:
         step(*arguments)
-    except Exception as error:  # noqa: BLE001  # raised when all others know
+    except Exception as error:  # noqa: BLE001  # raised after the verdict
         return error
     return None

@@ -1,8 +1,7 @@
-"""Weights side by side in buffers of bytes: which go together, and where each lies.
+"""Weights concatenated in byte buffers: their division into groups, and the place of each.
 
-Sender and receivers plan for themselves, from the same names, shapes and dtypes, and come to the same plan. Weights
-keep their order; a group is closed when the next one does not fit any more, and a weight that is larger than the limit
-is a group of its own.
+Sender and receivers compute the same plan from the same names, shapes and dtypes. Weights keep their order. A group
+ends when the next weight does not fit; a weight larger than the limit is a group by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from trainer_adapter.refit._generation_parameters import RefitInfo
 
 MEMORY_SHARE = 0.02
-"""Of a GPU's memory that buffers may take."""
+"""Share of a GPU's memory for the buffers."""
 MOST_BYTES = 5_000_000_000
 CPU_BYTES = 256 * 1024**2
 
@@ -26,7 +25,7 @@ BufferT = TypeVar("BufferT")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a weight lies in the buffer of its group; start and end in bytes."""
+    """The place of a weight in the buffer of its group; start and end in bytes."""
 
     name: str
     shape: torch.Size
@@ -38,7 +37,7 @@ class Place:
         return self.start + self.shape.numel() * self.dtype.itemsize
 
     def weight_in(self, buffer: Tensor) -> Tensor:
-        """A view of the buffer (uint8), or a copy where torch cannot view elements that begin at an odd place."""
+        """A view of the buffer (uint8), or a copy if the start is not aligned for a view."""
         part = buffer[self.start : self.end]
         if self.start % self.dtype.itemsize:
             part = part.clone()
@@ -47,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Weights that travel together, in order."""
+    """Weights that are sent together, in order."""
 
     places: tuple[Place, ...]
 
@@ -67,7 +66,9 @@ def default_buffer_bytes(device: torch.device) -> int:
 
 
 def plan_groups(info: RefitInfo, limit_bytes: int, alignment: int) -> list[Group]:
-    """Groups of at most limit_bytes each, single larger weights excepted; weights begin at multiples of alignment."""
+    """Divide into groups of at most limit_bytes (except single larger weights); weights start at multiples of
+    alignment.
+    """
     groups: list[Group] = []
     places: list[Place] = []
     for name, (shape, dtype) in info.items():
@@ -83,14 +84,14 @@ def plan_groups(info: RefitInfo, limit_bytes: int, alignment: int) -> list[Group
 def fill(buffer: Tensor, group: Group, parameters: Iterator[tuple[str, Tensor]]) -> None:
     """Copy the group's weights, the next ones of parameters, to their places.
 
-    Raises ValueError where parameters go on otherwise than planned.
+    Raises ValueError if the next parameters are not the planned ones.
     """
     for place in group.places:
         _put(buffer, place, next(parameters, None))
 
 
 def skip(group: Group, parameters: Iterator[tuple[str, Tensor]]) -> None:
-    """Let the group's weights be gathered, and drop them."""
+    """Take the group's weights from parameters, so that they are gathered, and drop them."""
     for _ in group.places:
         next(parameters, None)
 
@@ -105,19 +106,19 @@ def _put(buffer: Tensor, place: Place, item: tuple[str, Tensor] | None) -> None:
     expected = (place.name, place.shape, place.dtype)
     found = None if item is None else (item[0], item[1].shape, item[1].dtype)
     if item is None or found != expected:
-        raise ValueError(f"the next weight should be {_told(expected)}, as announced, but is {_told(found)}")
+        raise ValueError(f"the next weight is {_describe(found)}, but {_describe(expected)} was announced")
     buffer[place.start : place.end].copy_(item[1].reshape(-1).view(torch.uint8))
 
 
-def _told(weight: tuple[str, torch.Size, torch.dtype] | None) -> str:
+def _describe(weight: tuple[str, torch.Size, torch.dtype] | None) -> str:
     return "missing" if weight is None else f"{weight[0]!r} {tuple(weight[1])} {weight[2]}"
 
 
 class AlternateBuffers(Generic[BufferT]):
-    """Two buffers used in turn, so that one is filled while the other is on its way or being read.
+    """Two buffers used in turn, so that one is filled while the other is sent or read.
 
-    Made when they are first needed, no larger than the groups that go through them; a group beyond the limit gets a
-    buffer of its own, which is let go of when its turn has come again.
+    Buffers are made when first needed, no larger than the groups that use them. A group beyond the limit gets its own
+    buffer, which is released at its next turn.
     """
 
     def __init__(self, groups: list[Group], limit_bytes: int, make: Callable[[int], BufferT]) -> None:
@@ -130,7 +131,7 @@ class AlternateBuffers(Generic[BufferT]):
         return group.size_bytes <= self._limit
 
     def of(self, index: int) -> BufferT:
-        """The buffer of group `index`. Whatever was in it belonged to group `index` - 2 or an earlier one."""
+        """The buffer of group `index`. Its old contents are those of group `index` - 2 or an earlier one."""
         turn, group = index % 2, self._groups[index]
         self._own.pop(turn, None)
         if not self.is_shared(group):

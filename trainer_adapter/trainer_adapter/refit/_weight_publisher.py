@@ -1,7 +1,7 @@
-"""What a worker does to hand its weights to engines: the methods of a colocatable policy, for one rank.
+"""WeightPublisher: the methods of a colocatable policy that send weights to engines, for one rank.
 
-Gathering divided weights is a collective, so all ranks iterate over them together and to the end. A rank whose engine
-fails goes on iterating, for the others' sake, and raises afterwards; then the others raise too.
+Gathering sharded weights is a collective, so all ranks iterate over them together and to the end. A rank whose engine
+fails continues to iterate for the other ranks, and raises afterwards; then the others raise too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from trainer_adapter.automodel._failing_together import failing_together
+from trainer_adapter.automodel.rank import fail_together
 from trainer_adapter.refit._endpoints import stream_endpoint
 from trainer_adapter.refit._generation_parameters import RefitInfo, generation_parameters, refit_info
 from trainer_adapter.refit._weight_collective import WeightCollective
@@ -24,7 +24,7 @@ from trainer_adapter.refit._weight_stream import WeightStream
 
 
 class WeightPublisher:
-    """For one rank of a trainer. All its ranks call each method together; each blocks until the engines are done."""
+    """For one rank of a trainer. All ranks call each method together; each blocks until the engines are done."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class WeightPublisher:
         timeout_s: float = 120.0,
         endpoint_folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        """dtype: of the weights that engines get. timeout_s: for each answer of an engine, and for engines to come.
-
+        """dtype: of the weights that engines get.
+        timeout_s: for each answer of an engine, and for engines to join.
         endpoint_folder: of the sockets on the CPU, see stream_endpoint.
         """
         self._model, self._dtype, self._device, self._rank = model, dtype, device, rank
@@ -46,18 +46,18 @@ class WeightPublisher:
         self._collective: WeightCollective | None = None
 
     def prepare_refit_info(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Full shape and dtype of every weight by its name, for engines. Nothing is gathered."""
+        """Full shape and dtype of every weight by its name, for engines. Gathers nothing."""
         return refit_info(self._model, self._dtype)
 
     def stream_weights_via_ipc_zmq(
         self, buffer_size_bytes: int = 0, kv_scales: Mapping[str, float] | None = None
     ) -> None:
-        """Send the weights to the engine at this rank's endpoint, which sees the same device.
+        """Send the weights to the engine at this rank's endpoint, on the same device.
 
         buffer_size_bytes: of both buffers together (0: 2 % of the GPU's memory, at most 5 GB; on the CPU 256 MiB).
 
-        Raises NotImplementedError for kv_scales, and what WeightStream.stream raises; RuntimeError where that happened
-        on another rank.
+        Raises NotImplementedError for kv_scales, and what WeightStream.stream raises; RuntimeError if that happened on
+        another rank.
         """
         _refuse_scales(kv_scales)
         size = buffer_size_bytes or default_buffer_bytes(self._device)
@@ -65,17 +65,18 @@ class WeightPublisher:
             endpoint = stream_endpoint(self._device, self._rank, self._folder)
             self._stream = WeightStream(endpoint, self._device, self._timeout_s)
         stream = self._stream
-        self._hand_over(lambda info, parameters: stream.stream(info, parameters, size))
+        self._send(lambda info, parameters: stream.stream(info, parameters, size))
 
     def init_collective(self, ip: str, port: int, world_size: int, *, train_world_size: int) -> None:
-        """Join a group of world_size ranks that meets at ip:port, train_world_size trainers first, engines after them.
+        """Join a group of world_size ranks that meets at ip:port: train_world_size trainers first, then engines.
 
-        Raises ValueError where this rank or the engines have no place in it, TimeoutError where the others do not come.
+        Raises ValueError for sizes without a place for this rank or for an engine, TimeoutError if ranks do not join in
+        time.
         """
         if not self._rank < train_world_size < world_size:
             raise ValueError(
                 f"rank {self._rank} must be below train_world_size ({train_world_size}), and that below world_size "
-                f"({world_size}): engines come after the trainers"
+                f"({world_size}): trainers have the first ranks, engines the following ones"
             )
         self._close_collective()
         self._collective = WeightCollective(ip, port, world_size, self._rank, self._device, self._timeout_s)
@@ -83,16 +84,16 @@ class WeightPublisher:
     def broadcast_weights_for_collective(self, kv_scales: Mapping[str, float] | None = None) -> None:
         """Send the weights of rank 0 to every engine of the group that init_collective made.
 
-        Raises NotImplementedError for kv_scales, RuntimeError before init_collective or where another rank failed, and
+        Raises NotImplementedError for kv_scales, RuntimeError before init_collective or if another rank failed, and
         what WeightCollective.broadcast raises.
         """
         _refuse_scales(kv_scales)
         if self._collective is None:
-            raise RuntimeError("there is no group to broadcast in: init_collective comes first")
-        self._hand_over(self._collective.broadcast)
+            raise RuntimeError("no group to broadcast in: call init_collective first")
+        self._send(self._collective.broadcast)
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the stream and the group; can be called again."""
         if self._stream is not None:
             self._stream.close()
         self._close_collective()
@@ -102,7 +103,7 @@ class WeightPublisher:
             self._collective.close()
             self._collective = None
 
-    def _hand_over(self, send: Callable[[RefitInfo, Iterator[tuple[str, Tensor]]], None]) -> None:
+    def _send(self, send: Callable[[RefitInfo, Iterator[tuple[str, Tensor]]], None]) -> None:
         info, parameters = self.prepare_refit_info(), generation_parameters(self._model, self._dtype)
         with _all_trainers():
             try:
@@ -115,9 +116,9 @@ class WeightPublisher:
 def _all_trainers() -> AbstractContextManager[None]:
     if not torch.distributed.is_initialized():
         return nullcontext()
-    return failing_together("handing weights to engines")
+    return fail_together("sending weights to engines")
 
 
 def _refuse_scales(kv_scales: Mapping[str, float] | None) -> None:
     if kv_scales is not None:
-        raise NotImplementedError("kv_scales: engines with a quantised KV cache cannot be given scales yet")
+        raise NotImplementedError("kv_scales: sending scales to engines with a quantised KV cache is not supported yet")

@@ -1,4 +1,4 @@
-"""A trainer's rank hands its weights to the engine on the same device, through memory that both see.
+"""A trainer's rank sends its weights to the engine on the same device, through shared memory.
 
     trainer                               engine
     fill buffer 0  ---- message 0 ---->   read buffer 0
@@ -8,9 +8,9 @@
                    ---- complete  ---->   check that nothing is missing
                    <--- answer    -----
 
-A message says which buffer, how many of its bytes are used, and each weight's name, dtype, shape and first byte. A
-buffer is written to again only after the answer to its message, so the engine may read it until then. All messages of
-one stream carry its number: a trainer that starts anew is never taken for the one that broke off.
+A message names its buffer, the number of used bytes, and each weight's name, dtype, shape and first byte. A buffer is
+written again only after the answer to its message, so the engine may read it until then. All messages of a stream carry
+its number, so a stream that starts anew is never mistaken for one that broke off.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from trainer_adapter.refit._shared_buffers import SharedBuffer
 from trainer_adapter.refit._weight_groups import AlternateBuffers, Group, expect_end, fill, plan_groups
 
 ALIGNMENT = 512
-"""Bytes; what CUDA's allocator gives too."""
+"""Bytes; the alignment of CUDA's allocator."""
 
 
 class WeightStream:
-    """Sends to one engine, as often as asked. Owns the socket at the endpoint; its owner closes it."""
+    """Sends to one engine, any number of times. Owns the socket at the endpoint; the caller closes the stream."""
 
     def __init__(self, endpoint: str, device: torch.device, timeout_s: float = 120.0) -> None:
-        """device: where the buffers lie; the engine must see the same. timeout_s: for each answer of the engine."""
+        """device: of the buffers; the engine must use the same one. timeout_s: for each answer of the engine."""
         self._endpoint, self._device, self._timeout_s = endpoint, device, timeout_s
         self._channel: RequestChannel | None = None
 
     def stream(self, info: RefitInfo, parameters: Iterator[tuple[str, Tensor]], buffer_size_bytes: int) -> None:
-        """Send all weights, back when the engine has them.
+        """Send all weights; returns when the engine has them.
 
-        info: what parameters yield. buffer_size_bytes: of both buffers together; a weight that is larger than half of
-        it gets one of its own.
+        info: names, shapes and dtypes of parameters.
+        buffer_size_bytes: of both buffers together; a weight larger than half of it gets its own buffer.
 
-        Raises TimeoutError naming the endpoint where no engine answers in time, RuntimeError with the engine's reason
-        where it refuses, ValueError where parameters and info differ. The engine is told of errors on this side.
+        Raises TimeoutError naming the endpoint if no engine answers in time, RuntimeError with the engine's reason if
+        it refuses, ValueError if parameters and info differ. Errors on this side are sent to the engine.
         """
         groups = plan_groups(info, buffer_size_bytes // 2, ALIGNMENT)
         buffers = AlternateBuffers(groups, buffer_size_bytes // 2, lambda size: SharedBuffer(size, self._device))
@@ -57,12 +57,12 @@ class WeightStream:
         try:
             self._send(self._channel, groups, buffers, parameters)
         except BaseException as error:
-            _tell(self._channel, error)
+            _send_failure(self._channel, error)
             self.close()
             raise
 
     def close(self) -> None:
-        """May be called again, and the stream used again."""
+        """Close the socket; can be called again, and the stream can be used again."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -79,16 +79,16 @@ class WeightStream:
             buffer = buffers.of(index)
             fill(buffer.tensor, group, parameters)
             if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # the engine reads in another stream of another process
+                torch.cuda.synchronize(self._device)  # another process reads it in another CUDA stream
             channel.await_answer()
-            channel.send({"stream": stream, "index": index, **_described(buffer, group, buffers.is_shared(group))})
+            channel.send({"stream": stream, "index": index, **_describe_group(buffer, group, buffers.is_shared(group))})
         expect_end(parameters)
         channel.await_answer()
         channel.send({"stream": stream, "index": len(groups), "complete": True})
         channel.await_answer()
 
 
-def _described(buffer: SharedBuffer, group: Group, used_again: bool) -> dict[str, Any]:
+def _describe_group(buffer: SharedBuffer, group: Group, used_again: bool) -> dict[str, Any]:
     weights = [[place.name, dtype_name(place.dtype), list(place.shape), place.start] for place in group.places]
     return {
         "handle": buffer.handle,
@@ -98,8 +98,8 @@ def _described(buffer: SharedBuffer, group: Group, used_again: bool) -> dict[str
     }
 
 
-def _tell(channel: RequestChannel, error: BaseException) -> None:
-    """The engine waits for the next message: let it be this error, unless the engine itself is what failed."""
+def _send_failure(channel: RequestChannel, error: BaseException) -> None:
+    """Send the error as the message that the engine waits for, unless the engine itself failed."""
     with contextlib.suppress(TimeoutError, RuntimeError):
         if isinstance(error, Exception) and channel.usable:
             channel.await_answer()

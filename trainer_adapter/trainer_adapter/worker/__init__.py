@@ -1,4 +1,4 @@
-"""One rank of a policy: a model divided over ranks, what is asked of it, and its training."""
+"""AutomodelPolicyWorker: one rank of a policy, with inference, training, checkpoints and weights for engines."""
 
 from trainer_adapter.worker._policy_worker import AutomodelPolicyWorker
 

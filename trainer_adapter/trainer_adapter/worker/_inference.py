@@ -1,4 +1,4 @@
-"""What a model is asked without training it: one batch in, one tensor out, row for row in the order of the batch."""
+"""Inference on one batch: one tensor for the batch, row for row in its order."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trainer_adapter.automodel.train import (
 )
 from trainer_adapter.microbatch_args import Stage
 from trainer_adapter.worker._loaded_policy import LoadedPolicy
-from trainer_adapter.worker._planning import with_microbatches
+from trainer_adapter.worker._planning import plan_microbatches
 
 Watcher: TypeAlias = Callable[[Iterator[ProcessedMicrobatch], int], Iterator[ProcessedMicrobatch]]
-"""The same microbatches, of which the first so many are real."""
+"""Passes the microbatches through; the second argument is the number of real ones."""
 
 
 def logprobs(
@@ -33,35 +33,39 @@ def logprobs(
     sampling_params: TrainingSamplingParams | None,
 ) -> Tensor:
     """[B,S] float32 on the CPU; column 0 and padding are 0."""
-    return _asked(policy, data, micro_batch_size, _logprobs_processor(policy, sampling_params), sampling_params)[0]
+    return _run_inference(
+        policy, data, micro_batch_size, _logprobs_processor(policy, sampling_params), sampling_params
+    )[0]
 
 
 def topk_logits(
     policy: LoadedPolicy, data: BatchedDataDict[Any], k: int, micro_batch_size: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Values [B,S,k] float32 and vocabulary ids [B,S,k] int64, on the CPU; 0 behind each row's microbatch."""
+    """Values [B,S,k] float32 and vocabulary ids [B,S,k] int64, on the CPU; 0 after the last position of a row's
+    microbatch.
+    """
     mesh, cp_size = policy.context.device_mesh, policy.context.cp_size
     packs = policy.runtime.enable_seq_packing
     processor = TopkLogitsPostProcessor(
         policy.config, mesh, policy.mesh("cp"), policy.mesh("tp"), cp_size, k, enable_seq_packing=packs
     )
-    values, ids = _asked(policy, data, micro_batch_size, processor, policy.runtime.sampling_params)
+    values, ids = _run_inference(policy, data, micro_batch_size, processor, policy.runtime.sampling_params)
     return values, ids
 
 
 def scores(policy: LoadedPolicy, data: BatchedDataDict[Any]) -> Tensor:
     """[B] float32 on the CPU."""
     size = min(required(policy.config, "batch_size"), data.size)
-    return _asked(policy, data, size, ScorePostProcessor(policy.config), None)[0]
+    return _run_inference(policy, data, size, ScorePostProcessor(policy.config), None)[0]
 
 
 def fp8_scales(
     policy: LoadedPolicy, data: BatchedDataDict[Any], micro_batch_size: int | None, calibration: QkvCalibration
 ) -> dict[str, Any]:
-    """What calibration makes of forward passes over the batch."""
+    """Run forward passes over the batch and compute the scales of `calibration`."""
     processor = _logprobs_processor(policy, None)
     with calibration:
-        _asked(policy, data, micro_batch_size, processor, None, calibration.watched)
+        _run_inference(policy, data, micro_batch_size, processor, None, calibration.watched)
     return calibration.scales(policy.context.device_mesh)
 
 
@@ -77,7 +81,7 @@ def _logprobs_processor(policy: LoadedPolicy, sampling_params: TrainingSamplingP
     )
 
 
-def _asked(
+def _run_inference(
     policy: LoadedPolicy,
     data: BatchedDataDict[Any],
     micro_batch_size: int | None,
@@ -85,13 +89,13 @@ def _asked(
     sampling_params: TrainingSamplingParams | None,
     watched: Watcher | None = None,
 ) -> tuple[Tensor, ...]:
-    """The tensors that `processor` makes of every microbatch, as whole ones."""
+    """Run the model and `processor` over every microbatch, and concatenate each of its output tensors."""
     _, width = check_sequence_dim(data)
-    batch, order = planned(policy, data, "logprob")
+    batch, order = plan_batch(policy, data, "logprob")
     policy.model.eval()
     mbs = micro_batch_size or required(policy.config, "logprob_batch_size")
     found: list[tuple[Tensor, ...]] = []
-    for part, size in _evenly_divided(batch, mbs):
+    for part, size in _split_evenly(batch, mbs):
         microbatches, real = policy.microbatches(part, size)
         results = automodel_forward_backward(
             policy.model,
@@ -104,12 +108,12 @@ def _asked(
             train_context_fn=policy.forward_contexts(),
         )
         found += [result if isinstance(result, tuple) else (result,) for result, _ in results[:real]]
-    return tuple(_whole(list(column), width, order) for column in zip(*found, strict=True))
+    return tuple(_concat_results(list(column), width, order) for column in zip(*found, strict=True))
 
 
-def _evenly_divided(batch: BatchedDataDict[Any], mbs: int) -> list[tuple[BatchedDataDict[Any], int]]:
-    """Parts of the batch and the rows of a microbatch that divide each: what is left of a batch without a plan makes
-    one smaller microbatch.
+def _split_evenly(batch: BatchedDataDict[Any], mbs: int) -> list[tuple[BatchedDataDict[Any], int]]:
+    """Parts of the batch, with a number of rows that divides each. The remainder of a batch without a plan becomes one
+    smaller microbatch.
     """
     even = batch.size - batch.size % mbs if mbs > 0 else 0
     if batch.micro_batch_indices is not None or even in (0, batch.size):
@@ -117,25 +121,26 @@ def _evenly_divided(batch: BatchedDataDict[Any], mbs: int) -> list[tuple[Batched
     return [(batch.slice(0, even), mbs), (batch.slice(even, batch.size), batch.size - even)]
 
 
-def planned(
+def plan_batch(
     policy: LoadedPolicy, data: BatchedDataDict[Any], stage: Stage, batch_size: int | None = None
 ) -> tuple[BatchedDataDict[Any], list[int] | None]:
-    """The batch on the device of this rank, with the plan of its microbatches and the order that it is in, see
-    with_microbatches; the caller's own stays as it is.
+    """Return a copy of the batch on this rank's device, with the plan of its microbatches, and its order.
+
+    See plan_microbatches for the order.
     """
-    return with_microbatches(_on_device(data, policy), policy.config, stage, policy.dp_group, batch_size)
+    return plan_microbatches(_move_to_device(data, policy), policy.config, stage, policy.dp_group, batch_size)
 
 
-def _on_device(data: BatchedDataDict[Any], policy: LoadedPolicy) -> BatchedDataDict[Any]:
+def _move_to_device(data: BatchedDataDict[Any], policy: LoadedPolicy) -> BatchedDataDict[Any]:
     moved: BatchedDataDict[Any] = BatchedDataDict(data.get_dict())
     moved.micro_batch_indices, moved.micro_batch_lengths = data.micro_batch_indices, data.micro_batch_lengths
     moved.elem_counts_per_gb = data.elem_counts_per_gb
     return moved.to(policy.device)
 
 
-def _whole(parts: list[Tensor], width: int, order: list[int] | None) -> Tensor:
-    """One tensor on the CPU, in the order of the batch, of which `order` tells how it was changed."""
-    rows = torch.cat([_widened(part, width).cpu() for part in parts])
+def _concat_results(parts: list[Tensor], width: int, order: list[int] | None) -> Tensor:
+    """Concatenate on the CPU and restore the order of the batch. order: see plan_microbatches."""
+    rows = torch.cat([_pad_to_width(part, width).cpu() for part in parts])
     if order is None:
         return rows
     restored = torch.empty_like(rows)
@@ -143,8 +148,8 @@ def _whole(parts: list[Tensor], width: int, order: list[int] | None) -> Tensor:
     return restored
 
 
-def _widened(part: Tensor, width: int) -> Tensor:
-    """[b,S,...] with zeros behind [b,s,...]; one number a row stays so."""
+def _pad_to_width(part: Tensor, width: int) -> Tensor:
+    """[b,S,...] with zeros after [b,s,...]; a tensor [b] is returned as it is."""
     if part.ndim == 1:
         return part
     return torch.nn.functional.pad(part, (*(0, 0) * (part.ndim - 2), 0, width - part.shape[1]))

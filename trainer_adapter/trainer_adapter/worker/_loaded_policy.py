@@ -1,4 +1,4 @@
-"""What a rank holds once set-up is done, and the contexts its forward passes run in."""
+"""The state of a rank after set-up, and the contexts of its forward passes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import torch
 from torch.distributed import ProcessGroup
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel._context_parallel import context_parallel_contexts
-from trainer_adapter.automodel._device_mesh import rank_device
 from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import (
     DistributedContext,
@@ -23,6 +21,8 @@ from trainer_adapter.automodel.config import (
     required,
 )
 from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch, get_microbatch_iterator
+from trainer_adapter.automodel.parallel.context import context_parallel_contexts
+from trainer_adapter.automodel.rank import rank_device
 from trainer_adapter.automodel.setup import (
     get_tokenizer,
     setup_distributed,
@@ -39,8 +39,10 @@ Contexts = Callable[[ProcessedInputs], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy on this rank. reference: this rank's part of the weights that training began with, on the CPU; None
-    where nobody asks for them. device: where it computes.
+    """A policy on this rank.
+
+    reference: this rank's part of the weights at the start of training, on the CPU; None if not wanted.
+    device: the one that this rank computes on.
     """
 
     config: PolicyConfig
@@ -62,22 +64,22 @@ class LoadedPolicy:
         return self.context.device_mesh["dp"].get_group()
 
     def mesh(self, name: str) -> DeviceMesh | None:
-        """A dimension of the mesh; None where it is this rank alone."""
+        """A dimension of the mesh; None if this rank is alone in it."""
         mesh = self.context.device_mesh[name]
         return mesh if mesh.size() > 1 else None
 
     def microbatches(self, data: BatchedDataDict[Any], mbs: int) -> tuple[Iterator[ProcessedMicrobatch], int]:
-        """See get_microbatch_iterator. data is on this rank's device and carries the plan that it needs."""
+        """See get_microbatch_iterator. data must be on this rank's device and have the plan that it needs."""
         dp_mesh, cp_size = self.mesh("dp"), self.context.cp_size
         return get_microbatch_iterator(data, self.config, mbs, dp_mesh, self.tokenizer, cp_size)
 
     def forward_contexts(self) -> Contexts:
-        """For the inputs of a microbatch the context in which its forward and backward passes run."""
+        """Return a function from a microbatch's inputs to the context of its forward and backward pass."""
         divided = context_parallel_contexts(self.context, self.config)
         autocasts = self.state.autocast_enabled and self.runtime.dtype != torch.float32
 
         @contextmanager
-        def entered(inputs: ProcessedInputs) -> Iterator[None]:
+        def enter(inputs: ProcessedInputs) -> Iterator[None]:
             with ExitStack() as stack:
                 if divided is not None:
                     stack.enter_context(divided(inputs))
@@ -85,7 +87,7 @@ class LoadedPolicy:
                     stack.enter_context(torch.autocast(self.device.type, self.runtime.dtype))
                 yield
 
-        return entered
+        return enter
 
 
 def load_policy(
@@ -96,9 +98,9 @@ def load_policy(
     weights_path: str | None = None,
     optimizer_path: str | None = None,
 ) -> LoadedPolicy:
-    """Set up this rank, as all ranks must at once; rank and world size come from the environment.
+    """Set up this rank; a collective call of all ranks. Rank and world size come from the environment.
 
-    The reference is the model as it is after weights_path has been loaded. What it raises is what the functions of
+    The reference is the model after weights_path is loaded. Raises what the functions of
     trainer_adapter.automodel.setup raise.
     """
     tokenizer_config = required(config, "tokenizer")

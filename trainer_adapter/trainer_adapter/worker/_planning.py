@@ -1,11 +1,12 @@
-"""Microbatches of a batch that nobody planned for.
+"""Planning microbatches of a batch that has no plan.
 
-A driver that deals a batch out to ranks plans its microbatches as well, and its plan is followed. A worker that is
-asked directly plans for itself, which reorders rows: who plans also returns the order, and results are put back into
-it before anybody sees them.
+A driver that shards a batch also plans its microbatches, and the worker follows that plan. A worker that is called
+directly plans for itself. Planning reorders rows, so it also returns the order, and results are put back into the
+batch's order before they are returned.
 
-Ranks must agree on the number of forward passes. Packed microbatches may differ in number, since dummies make up for
-it. Microbatches of dynamic shapes have no dummies: ranks plan them together, from the longest p-th row of all.
+Ranks must agree on the number of forward passes. Packed microbatches may differ in number, because dummies make up the
+difference. Microbatches of dynamic shapes have no dummies: all ranks plan them together, from the longest p-th row of
+all ranks.
 """
 
 from __future__ import annotations
@@ -17,46 +18,48 @@ import torch
 from torch.distributed import ProcessGroup
 
 from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs
-from trainer_adapter.automodel._device import compute_device
-from trainer_adapter.microbatch_args import Stage, dynamic_batching_args, sequence_packing_args
+from trainer_adapter.automodel.rank import compute_device
+from trainer_adapter.microbatch_args import Stage, microbatch_args
 
 
-def with_microbatches(
+def plan_microbatches(
     data: BatchedDataDict[Any],
     config: Mapping[str, Any],
     stage: Stage,
     dp_group: ProcessGroup | None,
     batch_size: int | None = None,
 ) -> tuple[BatchedDataDict[Any], list[int] | None]:
-    """The batch in the order of its microbatches, and for each row its row in `data`; None: the order is the same.
+    """Return the batch in the order of its microbatches, and the row in `data` of each row; None: the order is
+    unchanged.
 
-    batch_size: rows of a global batch on this rank; None: all. Data that carries a plan, and all data when neither
-    dynamic batching nor sequence packing is enabled, comes back as it is. With dynamic batching and several ranks this
-    is a collective call, and ValueError on all of them when their batches differ in rows or width.
+    batch_size: rows of a global batch on this rank; None: all. Data with a plan is returned as it is, and so is all
+    data if neither dynamic batching nor sequence packing is enabled.
+
+    With dynamic batching and several ranks this is a collective call. ValueError on all ranks if their batches differ
+    in rows or width.
     """
     if data.micro_batch_indices is not None:
         return data, None
-    dynamic, packing = dynamic_batching_args(config, stage), sequence_packing_args(config, stage)
-    if packing is not None:
-        shards, order = data.shard_by_batch_size(1, batch_size=batch_size, sequence_packing_args=packing)
-        return shards[0], order
-    if dynamic is not None:
-        return _planned_together(data, dynamic, dp_group, batch_size)
-    return data, None
+    args = microbatch_args(config, stage)
+    if args.dynamic is not None:
+        return _plan_dynamic_together(data, args.dynamic, dp_group, batch_size)
+    if args.packing is None:
+        return data, None
+    shards, order = args.shard(data, 1, batch_size)
+    return shards[0], order
 
 
-def _planned_together(
+def _plan_dynamic_together(
     data: BatchedDataDict[Any], args: DynamicBatchingArgs, dp_group: ProcessGroup | None, batch_size: int | None
 ) -> tuple[BatchedDataDict[Any], list[int]]:
     rows, width = data[args["input_key"]].shape[:2]
-    _check_alike(rows, width, dp_group)
+    _check_same_shape(rows, width, dp_group)
     shards, order = data.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
     if dp_group is None or dp_group.size() == 1:
         return shards[0], order
     longest = shards[0][args["input_lengths_key"]].to(device=compute_device(), copy=True)
     torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX, group=dp_group)
-    # Rows are in ascending order of length in every rank's batch, and so are the longest of each: planning once more
-    # leaves them where they are.
+    # Rows are in ascending order of length on every rank, and so are the maxima: planning again keeps their order.
     common: BatchedDataDict[torch.Tensor] = BatchedDataDict(
         {args["input_key"]: torch.zeros(rows, width, dtype=torch.int8), args["input_lengths_key"]: longest}
     )
@@ -66,7 +69,7 @@ def _planned_together(
     return shards[0], order
 
 
-def _check_alike(rows: int, width: int, dp_group: ProcessGroup | None) -> None:
+def _check_same_shape(rows: int, width: int, dp_group: ProcessGroup | None) -> None:
     if dp_group is None or dp_group.size() == 1:
         return
     extremes = torch.tensor([rows, -rows, width, -width], device=compute_device())
@@ -74,6 +77,6 @@ def _check_alike(rows: int, width: int, dp_group: ProcessGroup | None) -> None:
     most, fewest, widest, narrowest = extremes.tolist()
     if most != -fewest or widest != -narrowest:
         raise ValueError(
-            f"dynamic batching pairs the rows of all ranks, but their batches have {-fewest} to {most} rows and "
-            f"{-narrowest} to {widest} positions; this rank's has {rows} and {width}"
+            f"dynamic batching needs equal batches on all ranks, but they have {-fewest} to {most} rows and "
+            f"{-narrowest} to {widest} positions; this rank has {rows} rows and {width} positions"
         )

@@ -1,9 +1,9 @@
-"""One rank of a policy. All ranks of a job make one each, and call the same methods in the same order: almost all of
-them are collective.
+"""One rank of a policy. Every rank of a job makes one worker, and all ranks call the same methods in the same order:
+almost all methods are collective.
 
-Batches and metas are this data-parallel rank's own rows, the same on all tensor- and context-parallel ranks of it.
-Results are the same on all of these ranks as well, on the CPU, and row for row in the order of the batch. B rows,
-S positions, k candidates.
+Batches and metas are this data-parallel rank's own rows, the same on all its tensor- and context-parallel ranks.
+Results are the same on all these ranks too, on the CPU, and row for row in the order of the batch. Shapes: B rows, S
+positions, k candidates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataplane_client import KVBatchMeta, connect
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import PolicyConfig, required
 from trainer_adapter.automodel.qkv_calibration import QkvCalibration
-from trainer_adapter.data_plane import TRAIN_FIELDS, DataPlaneSide, ReplicaClaim, replica_group
+from trainer_adapter.data_plane import TRAIN_FIELDS, ReplicaClaim, ReplicaDataPlane, replica_group
 from trainer_adapter.interfaces import (
     GenerationDatumSpec,
     LogprobOutputSpec,
@@ -32,20 +32,20 @@ from trainer_adapter.microbatch_args import width_multiple
 from trainer_adapter.refit import WeightPublisher
 from trainer_adapter.worker import _inference
 from trainer_adapter.worker._loaded_policy import LoadedPolicy, load_policy
-from trainer_adapter.worker._reference import weights_in_place
-from trainer_adapter.worker._residency import move_model, move_optimizer, offload_model, offload_optimizer
-from trainer_adapter.worker._training import finished, train
+from trainer_adapter.worker._training import finish_steps, train
 from trainer_adapter.worker._training_step import TrainingStep
+from trainer_adapter.worker._weights import move_model, move_optimizer, swap_weights
 
 _log = logging.getLogger("trainer_adapter")
-_READ_FOR_LOGPROBS = ("input_ids", "input_lengths")
+_CPU = torch.device("cpu")
+_LOGPROB_INPUTS = ("input_ids", "input_lengths")
 
 
 class AutomodelPolicyWorker:
-    """Sets the rank up: see load_policy for its arguments, and trainer_adapter.automodel.setup for what it raises.
+    """Sets up the rank: see load_policy for its arguments, and trainer_adapter.automodel.setup for its errors.
 
-    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, with GPUs, LOCAL_RANK are taken from the environment. data_plane:
-    the address of the data plane's server; None: methods that name a meta or a partition raise RuntimeError.
+    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, with GPUs, LOCAL_RANK come from the environment. data_plane: address
+    of the data plane's server; None: methods that take a meta or a partition raise RuntimeError.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class AutomodelPolicyWorker:
         )
         replica = replica_group(self._policy.context)
         self._client = connect(data_plane) if data_plane is not None and replica.is_leader else None
-        self._columns = DataPlaneSide(
+        self._columns = ReplicaDataPlane(
             self._client,
             replica=replica,
             dp_group=self._policy.dp_group,
@@ -81,7 +81,9 @@ class AutomodelPolicyWorker:
         self._step: TrainingStep | None = None
 
     def layout(self) -> dict[str, int]:
-        """This rank's place: `rank` of `world_size`, and along each dimension, such as `dp_rank` of `dp_size`."""
+        """This rank's place: `rank` and `world_size`, and for each dimension its rank and size, such as `dp_rank` and
+        `dp_size`.
+        """
         mesh = self._policy.context.device_mesh
         own = {"rank": torch.distributed.get_rank(), "world_size": torch.distributed.get_world_size()}
         for name in ("dp", "cp", "tp"):
@@ -96,9 +98,9 @@ class AutomodelPolicyWorker:
         """`logprobs` [B,S] float32: column i is log p(token i | tokens before i), under the temperature, top_k and
         top_p of the configuration's generation; column 0 and padding are 0.
 
-        data: `input_ids` [B,S] int64, right-padded, `input_lengths` [B] int64; all data-parallel ranks must bring as
-        many rows. micro_batch_size: rows of a forward pass where microbatches are not planned by tokens; None:
-        logprob_batch_size.
+        data: `input_ids` [B,S] int64, right-padded, `input_lengths` [B] int64; the same number of rows on all
+        data-parallel ranks.
+        micro_batch_size: rows of a forward pass if microbatches are not planned by tokens; None: logprob_batch_size.
         """
         found = _inference.logprobs(self._policy, data, micro_batch_size, self._policy.runtime.sampling_params)
         return BatchedDataDict(logprobs=found)
@@ -106,16 +108,16 @@ class AutomodelPolicyWorker:
     def get_reference_policy_logprobs(
         self, *, data: BatchedDataDict[GenerationDatumSpec], micro_batch_size: int | None = None
     ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
-        """`reference_logprobs` [B,S] float32: get_logprobs under the reference weights, and under the temperature but
-        not top_k and top_p: the reference may well give probability to what the policy could not have drawn.
+        """`reference_logprobs` [B,S] float32: get_logprobs under the reference weights, with the temperature but
+        without top_k and top_p, because the reference may give probability to tokens that the policy could not sample.
 
-        The current weights are back in place afterwards, whatever happens. RuntimeError without reference weights.
+        The current weights are always restored afterwards. RuntimeError without reference weights.
         """
         if self._policy.reference is None:
-            raise RuntimeError("this policy was set up without reference weights (init_reference_model=False)")
+            raise RuntimeError("the policy has no reference weights: it was set up with init_reference_model=False")
         params = self._policy.runtime.sampling_params
         unfiltered = None if params is None else replace(params, top_k=None, top_p=1.0)
-        with weights_in_place(self._policy.model, self._policy.reference):
+        with swap_weights(self._policy.model, self._policy.reference):
             found = _inference.logprobs(self._policy, data, micro_batch_size, unfiltered)
         return BatchedDataDict(reference_logprobs=found)
 
@@ -124,13 +126,14 @@ class AutomodelPolicyWorker:
     ) -> BatchedDataDict[TopkLogitsOutputSpec]:
         """`topk_logits` [B,S,k] float32, largest first, divided by the temperature, and `topk_indices` [B,S,k] int64.
 
-        All S positions come back, see PolicyInterface. ValueError for k below 1; a smaller vocabulary gives all it has.
+        All S positions are returned, see PolicyInterface. ValueError for k below 1; a smaller vocabulary gives all its
+        logits.
         """
         values, ids = _inference.topk_logits(self._policy, data, k, micro_batch_size)
         return BatchedDataDict(topk_logits=values, topk_indices=ids)
 
     def score(self, *, data: BatchedDataDict[GenerationDatumSpec]) -> BatchedDataDict[ScoreOutputSpec]:
-        """`scores` [B] float32 of a reward model, in microbatches of `batch_size` of the configuration."""
+        """`scores` [B] float32 of a reward model, in microbatches of the configured `batch_size`."""
         return BatchedDataDict(scores=_inference.scores(self._policy, data))
 
     def calibrate_qkv_fp8_scales(
@@ -144,7 +147,7 @@ class AutomodelPolicyWorker:
     ) -> dict[str, Any]:
         """FP8 scales for a quantised KV cache, see QkvCalibration.scales.
 
-        data: as for get_logprobs; each microbatch is a sample.
+        data: as for get_logprobs; each microbatch is one sample.
         """
         calibration = QkvCalibration(self._policy.model, percentile, margin, include_q)
         return _inference.fp8_scales(self._policy, data, micro_batch_size, calibration)
@@ -159,12 +162,16 @@ class AutomodelPolicyWorker:
         gbs: int | None = None,
         mbs: int | None = None,
     ) -> dict[str, Any]:
-        """One optimizer step for each global batch of `gbs` samples of all ranks, in microbatches of `mbs` of this one;
-        None: as configured. eval_mode: losses only.
+        """Run one optimizer step for each global batch of `gbs` samples of all ranks, in microbatches of `mbs` samples
+        of this rank; None: as configured.
 
-        data also holds `sample_mask` [B] and, for a loss over tokens, `token_mask` [B,S]. Gradients are clipped to
-        max_grad_norm; a step whose norm is not finite is skipped and logged. The learning rate's schedule goes on by
-        one step. Returns `global_loss` (float32, one entry a global batch), `grad_norm` of the last one (0-d float32, 0
+        data: as for get_logprobs, with `sample_mask` [B] and, for a loss over tokens, `token_mask` [B,S].
+        eval_mode: compute losses only.
+
+        Gradients are clipped to max_grad_norm. A step whose norm is not finite is skipped and logged. The learning-rate
+        schedule advances by one step.
+
+        Returns `global_loss` (float32, one entry for each global batch), `grad_norm` of the last one (0-d float32; 0
         without max_grad_norm, None in eval_mode), `rank`, `gpu_name`, `model_dtype`, and `all_mb_metrics`, a list for
         each metric.
         """
@@ -174,8 +181,12 @@ class AutomodelPolicyWorker:
     def begin_train_step(
         self, loss_fn: LossFunction, global_valid_seqs: float, global_valid_toks: float, num_global_batches: int = 1
     ) -> None:
-        """Begin a step whose rows arrive in parts. The counts are those of the whole step over all ranks: of valid
-        samples, and of valid tokens without each sample's first. RuntimeError while another step is open.
+        """Begin a step whose rows arrive in parts.
+
+        global_valid_seqs, global_valid_toks: of the whole step over all ranks; valid samples, and valid tokens without
+        each sample's first one.
+
+        RuntimeError while another step is open.
         """
         self._check_no_step("begin_train_step")
         seqs, toks = (
@@ -184,27 +195,27 @@ class AutomodelPolicyWorker:
         self._step = TrainingStep(self._policy, loss_fn, seqs, toks, num_global_batches=num_global_batches)
 
     def train_microbatches(self, data: BatchedDataDict[Any], mbs: int | None = None) -> list[dict[str, Any]]:
-        """Add the gradients of these rows to the open step's; the metrics of their microbatches.
+        """Add the gradients of these rows to those of the open step. Returns the metrics of their microbatches.
 
-        When it raises, the step is still open and its gradients are not usable: abort it.
+        If it raises, the step stays open, but its gradients are unusable: abort it.
         """
-        planned, _ = _inference.planned(self._policy, data, "train")
-        return self._open_step().microbatches(planned, mbs or required(self._policy.config, "train_micro_batch_size"))
+        batch, _ = _inference.plan_batch(self._policy, data, "train")
+        return self._open_step().microbatches(batch, mbs or required(self._policy.config, "train_micro_batch_size"))
 
     def finish_train_step(self) -> dict[str, Any]:
-        """Clip and apply the open step's gradients; what `train` returns."""
+        """Clip and apply the open step's gradients; returns what `train` returns."""
         step, self._step = self._open_step(), None
-        return finished(self._policy, [step], step.update())
+        return finish_steps(self._policy, [step], step.update())
 
     def abort_train_step(self) -> None:
-        """Forget the open step: weights and optimizer are as before it. Without one, nothing happens."""
+        """Discard the open step; weights and optimizer are unchanged. Without an open step, does nothing."""
         step, self._step = self._step, None
         if step is not None:
             step.abort()
 
     def _open_step(self) -> TrainingStep:
         if self._step is None:
-            raise RuntimeError("there is no open training step: begin_train_step comes first")
+            raise RuntimeError("no training step is open: call begin_train_step first")
         return self._step
 
     def _check_no_step(self, method: str) -> None:
@@ -223,26 +234,28 @@ class AutomodelPolicyWorker:
         step: int,
         **options: Any,
     ) -> ReplicaClaim:
-        """Take this data-parallel rank's rows of a step, where no driver deals rows out; its meta is for the methods
-        below. Arguments, options and errors as DataPlaneClient.claim_shard; batch_size is of all ranks together.
+        """Claim this data-parallel rank's rows of a step, for jobs without a driver. The claim's meta is for the
+        methods below.
+
+        Arguments, options and errors are those of DataPlaneClient.claim_shard; batch_size counts all ranks together.
 
             with worker.claim_shard("train", "prev_lp", fields, 64, step=step) as claim:
                 worker.get_logprobs_from_meta(claim.meta)
 
-        Ranks that get different numbers of rows can only work on them packed.
+        If ranks get different numbers of rows, sequence packing must be enabled.
         """
         place = self.layout()
         shard = {"step": step, "dp_rank": place["dp_rank"], "dp_world": place["dp_size"]}
         return self._columns.claim_shard(partition_id, task_name, required_fields, batch_size, **shard, **options)
 
     def get_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
-        """get_logprobs of the meta's rows, written back as their `prev_logprobs`."""
-        result = self.get_logprobs(self._columns.fetch(meta, _READ_FOR_LOGPROBS), micro_batch_size)
+        """Compute get_logprobs of the meta's rows and write it back as `prev_logprobs`."""
+        result = self.get_logprobs(self._columns.fetch(meta, _LOGPROB_INPUTS), micro_batch_size)
         self._columns.write_back(meta, result, result_key="logprobs", field="prev_logprobs")
 
     def get_reference_policy_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
         """The same under the reference weights, written back as `reference_policy_logprobs`."""
-        data = self._columns.fetch(meta, _READ_FOR_LOGPROBS)
+        data = self._columns.fetch(meta, _LOGPROB_INPUTS)
         result = self.get_reference_policy_logprobs(data=data, micro_batch_size=micro_batch_size)
         self._columns.write_back(meta, result, result_key="reference_logprobs", field="reference_policy_logprobs")
 
@@ -254,11 +267,11 @@ class AutomodelPolicyWorker:
         gbs: int | None = None,
         mbs: int | None = None,
     ) -> dict[str, Any]:
-        """`train` on the meta's rows: on the fields that it names, or else on TRAIN_FIELDS."""
+        """Run `train` on the meta's rows: on the fields that it names, or on TRAIN_FIELDS."""
         return self.train(self._training_rows(meta), loss_fn, eval_mode, gbs, mbs)
 
     def train_microbatches_from_meta(self, meta: KVBatchMeta, mbs: int | None = None) -> list[dict[str, Any]]:
-        """`train_microbatches` on the meta's rows, read as by `train_from_meta`."""
+        """Run `train_microbatches` on the meta's rows, with the fields of `train_from_meta`."""
         return self.train_microbatches(self._training_rows(meta), mbs)
 
     def _training_rows(self, meta: KVBatchMeta) -> BatchedDataDict[Any]:
@@ -287,42 +300,44 @@ class AutomodelPolicyWorker:
         )
 
     def load_checkpoint(self, weights_path: str, optimizer_path: str | None = None) -> None:
-        """See CheckpointManager.load_checkpoint. The reference stays as it is."""
+        """See CheckpointManager.load_checkpoint. The reference weights stay unchanged."""
         state = self._policy.state
         self._policy.checkpoints.load_checkpoint(
             state.model, weights_path, state.optimizer, optimizer_path, state.scheduler
         )
 
-    # --- where things lie ---
+    # --- device and CPU memory ---
 
     def prepare_for_training(self) -> None:
-        """Weights and optimizer state to the device, training mode."""
+        """Move weights and optimizer state to the device; training mode."""
         self._weights_to_device()
         self._policy.model.train()
         self._optimizer_to_device()
 
     def prepare_for_lp_inference(self) -> None:
-        """Weights to the device, evaluation mode; optimizer state to the CPU with offload_optimizer_for_logprob."""
+        """Move weights to the device; evaluation mode; optimizer state to the CPU with
+        offload_optimizer_for_logprob.
+        """
         self._weights_to_device()
         self._policy.model.eval()
         if self._policy.runtime.offload_optimizer_for_logprob:
-            offload_optimizer(self._policy.state.optimizer)
+            move_optimizer(self._policy.state.optimizer, _CPU)
 
     def finish_training(self) -> None:
-        """Nothing is left to be done."""
+        """No-op; the policy interface requires it."""
 
     def offload_before_refit(self) -> None:
-        """Optimizer state to the CPU."""
-        offload_optimizer(self._policy.state.optimizer)
+        """Move optimizer state to the CPU."""
+        move_optimizer(self._policy.state.optimizer, _CPU)
 
     def offload_after_refit(self) -> None:
-        """Weights and optimizer state to the CPU, evaluation mode."""
-        offload_model(self._policy.model)
+        """Move weights and optimizer state to the CPU; evaluation mode."""
+        move_model(self._policy.model, _CPU)
         self._policy.model.eval()
         self.offload_before_refit()
 
     def _weights_to_device(self) -> None:
-        """With cpu_offload FSDP keeps them on the CPU and fetches them as it goes."""
+        """With cpu_offload FSDP keeps the weights on the CPU and copies them as needed."""
         if not self._policy.runtime.cpu_offload:
             move_model(self._policy.model, self._policy.device)
 
@@ -333,7 +348,7 @@ class AutomodelPolicyWorker:
     # --- weights for generation engines ---
 
     def prepare_refit_info(self) -> dict[str, Any]:
-        """Name in the engine's terms, whole shape and dtype of every weight that will be sent, in order."""
+        """The engine's name, full shape and dtype of every weight that will be sent, in order."""
         return self._weights.prepare_refit_info()
 
     def stream_weights_via_ipc_zmq(self, buffer_size_bytes: int = 0, kv_scales: dict[str, float] | None = None) -> None:
@@ -348,10 +363,10 @@ class AutomodelPolicyWorker:
         """See WeightPublisher.broadcast_weights_for_collective."""
         self._weights.broadcast_weights_for_collective(kv_scales)
 
-    # --- the end ---
+    # --- shutdown ---
 
     def shutdown(self) -> bool:
-        """Close what this rank holds open, the process group included; whether that went well."""
+        """Close all resources of this rank, the process group included. Returns whether that succeeded."""
         try:
             self.abort_train_step()
             self._weights.close()
@@ -359,7 +374,7 @@ class AutomodelPolicyWorker:
                 self._client.close()
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
-        except Exception:  # noqa: BLE001  # the end of a worker is no place to fail; what went wrong is logged
+        except Exception:  # noqa: BLE001  # shutdown must not raise; the error is logged
             _log.exception("a worker did not shut down cleanly")
             return False
         return True

@@ -1,4 +1,6 @@
-"""Training on a batch: one optimizer step for each global batch in it, and the learning rate's schedule once."""
+"""Training on a batch: one optimizer step for each of its global batches, and one step of the learning-rate
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ import torch
 from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel._device import to_compute_device
 from trainer_adapter.automodel.config import required
 from trainer_adapter.automodel.data import check_sequence_dim, process_global_batch
+from trainer_adapter.automodel.rank import to_compute_device
 from trainer_adapter.losses import LossFunction
-from trainer_adapter.worker._inference import planned
+from trainer_adapter.worker._inference import plan_batch
 from trainer_adapter.worker._loaded_policy import LoadedPolicy
 from trainer_adapter.worker._training_step import TrainingStep, report
 
@@ -26,15 +28,15 @@ def train(
     gbs: int | None,
     mbs: int | None,
 ) -> dict[str, Any]:
-    """A collective call of all ranks, each with its shard; what aggregate_training_statistics returns.
+    """A collective call of all ranks, each with its shard. Returns what aggregate_training_statistics returns.
 
-    Rows behind the last whole global batch are not used. ValueError for a global batch that the ranks cannot share
-    evenly or that the data does not fill.
+    Rows after the last whole global batch are not used. ValueError if the number of ranks does not divide gbs, or the
+    data is smaller than one global batch.
     """
     size = gbs or required(policy.config, "train_global_batch_size")
-    own, batches = _shares(policy, data.size, size)
+    own, batches = _count_batches(policy, data.size, size)
     check_sequence_dim(data)
-    rows, _ = planned(policy, _used(data, own * batches), "train", own)
+    rows, _ = plan_batch(policy, _whole_global_batches(data, own * batches), "train", own)
     steps: list[TrainingStep] = []
     grad_norm: Tensor | None = None
     for index in range(batches):
@@ -44,12 +46,13 @@ def train(
         step.microbatches(batch["batch"], mbs or required(policy.config, "train_micro_batch_size"))
         grad_norm = step.update()
         steps.append(step)
-    return finished(policy, steps, grad_norm)
+    return finish_steps(policy, steps, grad_norm)
 
 
-def finished(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Tensor | None) -> dict[str, Any]:
-    """The report of a call. The learning rate's schedule goes on by one for each call, however many global batches it
-    had, unless no step was applied.
+def finish_steps(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Tensor | None) -> dict[str, Any]:
+    """Advance the learning-rate schedule and return the report of a call.
+
+    The schedule advances by one for each call, for any number of global batches, unless no step was applied.
     """
     if policy.state.scheduler is not None and any(step.is_applied for step in steps):
         policy.state.scheduler.step()
@@ -58,20 +61,20 @@ def finished(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Ten
     return report(policy, steps, grad_norm)
 
 
-def _shares(policy: LoadedPolicy, rows: int, gbs: int) -> tuple[int, int]:
-    """Rows of a global batch on this rank, and how many global batches all ranks' rows make."""
+def _count_batches(policy: LoadedPolicy, rows: int, gbs: int) -> tuple[int, int]:
+    """Rows of a global batch on this rank, and the number of global batches in all ranks' rows."""
     ranks = policy.context.dp_size
     if gbs < 1 or gbs % ranks:
-        raise ValueError(f"a global batch of {gbs} samples cannot be shared evenly by {ranks} data-parallel ranks")
+        raise ValueError(f"gbs must be a positive multiple of the {ranks} data-parallel ranks, got {gbs}")
     total = to_compute_device(torch.tensor([rows]))
     torch.distributed.all_reduce(total, group=policy.dp_group)
     if int(total) < gbs:
-        raise ValueError(f"there are {int(total)} samples on all ranks, fewer than one global batch of {gbs}")
+        raise ValueError(f"all ranks together have {int(total)} samples, fewer than one global batch of {gbs}")
     return gbs // ranks, int(total) // gbs
 
 
-def _used(data: BatchedDataDict[Any], rows: int) -> BatchedDataDict[Any]:
-    """Without the rows behind the last whole global batch, which no plan could place. Planned data is whole already:
-    a plan may give the ranks different numbers of rows.
+def _whole_global_batches(data: BatchedDataDict[Any], rows: int) -> BatchedDataDict[Any]:
+    """Drop the rows after the last whole global batch, which no plan could place. Planned data is complete already; a
+    plan may give ranks different numbers of rows.
     """
     return data if data.micro_batch_indices is not None or data.size <= rows else data.slice(0, rows)

@@ -2,11 +2,11 @@
 
     begin -> microbatches, as often as rows arrive -> finish, or abort
 
-Every loss is a share of a mean over the step, so its divisors, the valid samples and tokens of the whole step over all
+Every loss is a share of a mean over the step. So its divisors, the valid samples and tokens of the whole step over all
 ranks, are given when it begins. All ranks call the same methods in the same order.
 
-A step whose gradients are not finite changes nothing: their norm is known to all ranks alike, the report carries it,
-and a warning is logged. One such step applied would spoil the weights for good.
+A step whose gradients are not finite changes nothing, because applying it would ruin the weights. All ranks know the
+norm; the report contains it, and an error is logged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel._nemo_automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.data import ProcessedMicrobatch
+from trainer_adapter.automodel.models.automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.train import (
     LossPostProcessor,
     aggregate_training_statistics,
@@ -34,10 +34,11 @@ _log = logging.getLogger("trainer_adapter")
 
 
 class TrainingStep:
-    """Gradients under way. differentiates: false computes losses only, and needs no optimizer.
+    """An open step and its gradients.
 
-    global_valid_seqs, global_valid_toks: 0-d, what the losses are divided by. num_global_batches: by which metrics are
-    divided, so that the sums of several steps are means.
+    global_valid_seqs, global_valid_toks: 0-d divisors of the losses.
+    num_global_batches: metrics are divided by it, so that the sums of several steps are means.
+    differentiates: False computes losses only and needs no optimizer.
     """
 
     def __init__(
@@ -65,15 +66,15 @@ class TrainingStep:
             policy.model.eval()
 
     def microbatches(self, data: BatchedDataDict[Any], mbs: int) -> list[dict[str, Any]]:
-        """Forward and backward passes over data, which carries the plan of its microbatches where one is needed.
+        """Run forward and backward passes over data, which has the plan of its microbatches if it needs one.
 
-        The metrics of its real microbatches that hold a valid sample.
+        Returns the metrics of its real microbatches that have a valid sample.
         """
         policy = self._policy
         microbatches, real = policy.microbatches(data, mbs)
         results = automodel_forward_backward(
             policy.model,
-            _syncing_last(microbatches, _gradient_sync(policy)) if self._differentiates else microbatches,
+            _sync_on_last(microbatches, _gradient_sync(policy)) if self._differentiates else microbatches,
             self._processor,
             forward_only=not self._differentiates,
             is_reward_model=policy.runtime.is_reward_model,
@@ -86,23 +87,25 @@ class TrainingStep:
             num_global_batches=self._num_global_batches,
             train_context_fn=policy.forward_contexts(),
             num_valid_microbatches=real,
-            on_microbatch_start=_cache_clearing(policy),
+            on_microbatch_start=_cache_clearer(policy),
         )
         counted = [(loss, metrics) for loss, metrics in results[:real] if metrics["num_valid_samples"] > 0]
         self.loss += sum(loss for loss, _ in counted)
-        own = [{**metrics, **self._circumstances()} for _, metrics in counted]
+        own = [{**metrics, **self._step_metrics()} for _, metrics in counted]
         self.metrics += own
         return own
 
-    def _circumstances(self) -> dict[str, Any]:
+    def _step_metrics(self) -> dict[str, Any]:
         seqs, toks = self._valid
         optimizer = self._policy.state.optimizer
         rate = {} if optimizer is None else {"lr": optimizer.param_groups[0]["lr"]}
         return {**rate, "global_valid_seqs": seqs.item(), "global_valid_toks": toks.item()}
 
     def update(self) -> Tensor | None:
-        """Clip and apply the gradients; their norm before, 0-d float32 on the CPU, 0 without max_grad_norm. None when
-        nothing is differentiated.
+        """Clip and apply the gradients.
+
+        Returns their norm before clipping, 0-d float32 on the CPU, 0 without max_grad_norm; None if nothing is
+        differentiated.
         """
         if not self._differentiates:
             return None
@@ -115,18 +118,18 @@ class TrainingStep:
             optimizer.step()
             self.is_applied = True
         else:
-            _log.error("the gradient norm is %s: this optimizer step is skipped and the weights stay", norm.item())
+            _log.error("the gradient norm is %s: this optimizer step is skipped", norm.item())
         optimizer.zero_grad()
         return norm
 
     def abort(self) -> None:
-        """Forget the gradients; weights and optimizer are as before the step."""
+        """Discard the gradients; weights and optimizer are unchanged."""
         if self._differentiates:
             _optimizer(self._policy).zero_grad()
 
 
 def report(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Tensor | None) -> dict[str, Any]:
-    """What aggregate_training_statistics makes of finished steps; a collective call."""
+    """Aggregate the statistics of finished steps; a collective call."""
     return aggregate_training_statistics(
         losses=[step.loss for step in steps],
         all_mb_metrics=[metrics for step in steps for metrics in step.metrics],
@@ -138,7 +141,7 @@ def report(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Tenso
 
 def _optimizer(policy: LoadedPolicy) -> torch.optim.Optimizer:
     if policy.state.optimizer is None:
-        raise RuntimeError("this policy was set up without an optimizer and cannot be trained (init_optimizer=False)")
+        raise RuntimeError("the policy has no optimizer and cannot be trained: it was set up with init_optimizer=False")
     return policy.state.optimizer
 
 
@@ -156,7 +159,7 @@ def _loss_processor(policy: LoadedPolicy, loss_fn: LossFunction) -> LossPostProc
     )
 
 
-def _cache_clearing(policy: LoadedPolicy) -> Callable[[int], None] | None:
+def _cache_clearer(policy: LoadedPolicy) -> Callable[[int], None] | None:
     every = policy.config["dtensor_cfg"].get("clear_cache_every_n_steps")
     if not every or policy.device.type != "cuda":
         return None
@@ -169,8 +172,10 @@ def _cache_clearing(policy: LoadedPolicy) -> Callable[[int], None] | None:
 
 
 def _gradient_sync(policy: LoadedPolicy) -> Callable[[bool], None]:
-    """Whether FSDP sums gradients over ranks after the next backward pass. Put off until the last microbatch, a step
-    communicates once, and every rank holds the gradients of whole layers until then.
+    """Return the switch that decides whether FSDP sums gradients over ranks after the next backward pass.
+
+    If sums are deferred to the last microbatch, a step communicates once, and until then every rank holds the gradients
+    of whole layers.
     """
     switch: Callable[[bool], None] | None = getattr(policy.model, "set_requires_gradient_sync", None)
     if switch is None or not getattr(policy.context.fsdp2_config, "defer_fsdp_grad_sync", False):
@@ -178,10 +183,10 @@ def _gradient_sync(policy: LoadedPolicy) -> Callable[[bool], None]:
     return switch
 
 
-def _syncing_last(
+def _sync_on_last(
     microbatches: Iterator[ProcessedMicrobatch], sync: Callable[[bool], None]
 ) -> Iterator[ProcessedMicrobatch]:
-    """The same microbatches; `sync` is told before each whether it is the last."""
+    """Yield the same microbatches; before each, call `sync` with whether it is the last."""
     upcoming = next(microbatches, None)
     while upcoming is not None:
         current, upcoming = upcoming, next(microbatches, None)

@@ -1,4 +1,4 @@
-"""A policy's workers, one a rank, as one thing to call: as Ray actors, or as the processes of torchrun."""
+"""All workers of a policy behind one interface: as Ray actors, or as the processes of torchrun."""
 
 from trainer_adapter.worker_groups._failures import WorkerFailed
 from trainer_adapter.worker_groups._interface import WorkerGroup

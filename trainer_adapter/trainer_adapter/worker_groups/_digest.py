@@ -1,7 +1,7 @@
-"""A cheap fingerprint of a call, by which ranks find out that they were about to do different things.
+"""A cheap fingerprint of a call, which lets ranks detect that they are about to make different calls.
 
-It takes in all of metas, plain values and small tensors, and of large tensors dtype, shape and some thousand elements
-spread evenly. Ranks that claimed different rows, or whose scripts went different ways, differ in these.
+It covers metas, plain values and small tensors completely; of large tensors it covers dtype, shape and some thousand
+evenly spaced elements. Ranks that claimed different rows, or whose scripts diverged, differ in these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 def digest_of_call(method: str, arguments: Mapping[str, Any]) -> bytes:
-    """Equal for equal calls. Of objects of other kinds, losses say, only the type counts."""
+    """Equal for equal calls. For objects of other types, such as losses, only the type counts."""
     found = hashlib.blake2b(digest_size=16)
     for part in _parts({"method": method, **arguments}):
         found.update(len(part).to_bytes(8, "little"))
@@ -32,7 +32,7 @@ def _parts(value: Any) -> Iterator[bytes]:
     if isinstance(value, KVBatchMeta):
         value = [value.partition_id, value.task_name, value.sample_ids, value.sequence_lengths, value.extra_info]
     if isinstance(value, Tensor):
-        yield from _parts_of_tensor(value)
+        yield from _tensor_parts(value)
     elif isinstance(value, _PLAIN):
         yield repr(value).encode()
     elif isinstance(value, Mapping):
@@ -48,7 +48,7 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield f"{type(value).__module__}.{type(value).__qualname__}".encode()
 
 
-def _parts_of_tensor(tensor: Tensor) -> Iterator[bytes]:
+def _tensor_parts(tensor: Tensor) -> Iterator[bytes]:
     elements = (tensor.values() if tensor.is_nested else tensor).detach().reshape(-1)
     yield f"{tensor.dtype} {tuple(elements.shape if tensor.is_nested else tensor.shape)}".encode()
     step = max(1, elements.numel() // _SAMPLED)

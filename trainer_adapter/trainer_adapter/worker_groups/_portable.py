@@ -1,4 +1,4 @@
-"""Results of workers as values that any group can bring to the driver, and that are the same whichever group does."""
+"""Results of workers in a form that every group can send to the driver, so that results do not depend on the group."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from dataplane_client.batched_data_dict import BatchedDataDict
 
 
-def portable(result: Any) -> Any:
-    """Tensors that are values of a mapping stay, detached and on the CPU; deeper ones, metrics of one element, become
-    Python numbers and dtypes their names. A BatchedDataDict stays one.
+def make_portable(result: Any) -> Any:
+    """Keep tensors that are values of a mapping, detached and on the CPU. Deeper tensors, which are metrics of one
+    element, become Python numbers, and dtypes become their names. A BatchedDataDict stays one.
     """
     if isinstance(result, Mapping):
         values = {name: _plain(value, keeps_tensors=True) for name, value in result.items()}

@@ -1,9 +1,8 @@
-"""How ranks that run one script learn, before a method and after it, how it stands with the others.
+"""Agreement of the ranks of one script, before a method and after it.
 
-All functions are collective over the group. They send one small record of fixed size each, so that a rank that has
-failed can tell so without knowing where the others are: it waits for them for a while and no longer, since they may be
-waiting for it in the midst of a collective call. It then ends with its own error, and whoever started the processes,
-torchrun say, ends the others.
+All functions are collective over the group. Each rank sends one small record of fixed size, so a rank that failed can
+report it without knowing where the others are. It waits for them for a limited time, because they may be waiting for it
+inside a collective call. Then it raises its own error, and the launcher (torchrun) ends the other processes.
 """
 
 from __future__ import annotations
@@ -15,51 +14,55 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainer_adapter.worker_groups._failures import TOLD, Failure, failed_together, worker_failed, worker_gone
+from trainer_adapter.worker_groups._failures import MAX_TEXT, Failure, common_error, failed_error, lost_rank_error
 
 _LENGTH = 8
-_RECORD = 2 * 4 * TOLD + 64
-"""Bytes: room for the kind and the text of a failure, TOLD characters each of at most 4 bytes."""
+_RECORD = 2 * 4 * MAX_TEXT + 64
+"""Bytes: room for the kind and the text of a failure, at most MAX_TEXT characters of at most 4 bytes each."""
 
 
 def check_same_call(digest: bytes, method: str, group: ProcessGroup) -> None:
-    """ValueError on every rank, naming those that are about to do something else than rank 0; WorkerFailed where a rank
-    is gone, or does not come within the group's timeout.
+    """Check that all ranks make the same call. ValueError on every rank names those that differ from rank 0.
+
+    WorkerFailed if a rank is gone, or does not arrive within the group's timeout.
     """
     try:
-        found = _gathered(torch.frombuffer(bytearray(digest), dtype=torch.uint8), group)
+        found = _gather(torch.frombuffer(bytearray(digest), dtype=torch.uint8), group)
     except RuntimeError as lost:
-        raise worker_gone(method, lost) from lost
+        raise lost_rank_error(method, lost) from lost
     others = [rank for rank, theirs in enumerate(found) if not torch.equal(theirs, found[0])]
     if others:
         raise ValueError(
             f"{method}: rank(s) {', '.join(map(str, others))} were called with another method or other arguments than "
-            "rank 0; all ranks must call the same, and learn through from_driver what only one of them knows"
+            "rank 0; all ranks must make the same call, and share the driver's values through from_driver"
         )
 
 
 def agree_on_outcome(error: Exception | None, method: str, group: ProcessGroup, grace_s: float) -> None:
-    """Returns where no rank failed. Else raises this rank's own error where every rank failed, WorkerFailed otherwise.
+    """Return if no rank failed. Otherwise raise this rank's own error if every rank failed, WorkerFailed if only some
+    did.
 
-    error: of this rank. grace_s: how long a rank that failed waits for the others to come; they wait for each other
-    until the group's timeout.
+    error: of this rank.
+    grace_s: seconds that a failed rank waits for the others. Ranks that succeeded wait until the group's timeout.
     """
     rank = torch.distributed.get_rank(group)
     own = {} if error is None else {rank: Failure.of(error)}
     try:
-        records = _gathered(_record_of(own.get(rank)), group, grace_s if own else None)
+        records = _gather(_encode_record(own.get(rank)), group, grace_s if own else None)
     except RuntimeError as lost:
         if not own:
-            raise worker_gone(method, lost) from lost
+            raise lost_rank_error(method, lost) from lost
         others = [other for other in range(group.size()) if other != rank]
-        raise worker_failed(method, own, others) from error
-    told = {other: failure for other, record in enumerate(records) if (failure := _failure_in(record)) is not None}
-    failures = {**told, **own}
+        raise failed_error(method, own, others) from error
+    reported = {
+        other: failure for other, record in enumerate(records) if (failure := _decode_record(record)) is not None
+    }
+    failures = {**reported, **own}
     if failures:
-        raise failed_together(failures, group.size()) or worker_failed(method, dict(sorted(failures.items())))
+        raise common_error(failures, group.size()) or failed_error(method, dict(sorted(failures.items())))
 
 
-def _gathered(record: Tensor, group: ProcessGroup, timeout_s: float | None = None) -> list[Tensor]:
+def _gather(record: Tensor, group: ProcessGroup, timeout_s: float | None = None) -> list[Tensor]:
     found = [torch.empty_like(record) for _ in range(group.size())]
     work = torch.distributed.all_gather(found, record, group=group, async_op=True)
     if timeout_s is None:
@@ -69,14 +72,14 @@ def _gathered(record: Tensor, group: ProcessGroup, timeout_s: float | None = Non
     return found
 
 
-def _record_of(failure: Failure | None) -> Tensor:
-    told = None if failure is None else [failure.kind, failure.text]
-    message = msgpack.packb(told, unicode_errors="replace")
+def _encode_record(failure: Failure | None) -> Tensor:
+    content = None if failure is None else [failure.kind, failure.text]
+    message = msgpack.packb(content, unicode_errors="replace")
     record = len(message).to_bytes(_LENGTH, "little") + message
     return torch.frombuffer(bytearray(record.ljust(_RECORD, b"\0")), dtype=torch.uint8)
 
 
-def _failure_in(record: Tensor) -> Failure | None:
+def _decode_record(record: Tensor) -> Failure | None:
     data = record.numpy().tobytes()
-    told = msgpack.unpackb(data[_LENGTH : _LENGTH + int.from_bytes(data[:_LENGTH], "little")])
-    return None if told is None else Failure(kind=told[0], text=told[1])
+    content = msgpack.unpackb(data[_LENGTH : _LENGTH + int.from_bytes(data[:_LENGTH], "little")])
+    return None if content is None else Failure(kind=content[0], text=content[1])

@@ -1,4 +1,4 @@
-"""What runs in a Ray actor: one rank's worker, and the little it takes to start and call it."""
+"""The Ray actor of one rank: starts and calls its worker."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer_adapter.worker_groups._array_batches import from_arrays, to_arrays
-from trainer_adapter.worker_groups._portable import portable
+from trainer_adapter.worker_groups._portable import make_portable
 from trainer_adapter.worker_groups._ray_placement import require_ray
 
 
 class RankActor:
-    """Holds the worker once `start` was called; Ray makes the actor before the ranks' meeting point is known."""
+    """Holds the worker after `start`. Ray makes the actor before the ranks' rendezvous address is known."""
 
     def __init__(self) -> None:
         self._worker: Any = None
 
-    def meeting_point(self) -> tuple[str, int]:
-        """This node's address and a port that is free just now. Another process may take the port before the ranks
-        meet; they then fail to start, with an error that says so.
+    def rendezvous_address(self) -> tuple[str, int]:
+        """This node's address and a port that is free now.
+
+        If another process takes the port before the ranks meet, they fail to start with an error that names it.
         """
         address: str = require_ray().util.get_node_ip_address()
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
@@ -28,19 +29,19 @@ class RankActor:
             return address, int(listener.getsockname()[1])
 
     def start(self, environment: Mapping[str, str], worker: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        """Make the worker; a collective call of all ranks, which blocks until all have come."""
+        """Make the worker; a collective call of all ranks, which blocks until all have called."""
         os.environ.update(environment)
         self._worker = worker(**arguments)
 
     def call(self, method: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-        """The method's result as it is."""
+        """Call the method and return its result unchanged."""
         given = {name: from_arrays(value) for name, value in {**common, **own}.items()}
         return getattr(self._worker, method)(**given)
 
     def call_as_leader(self, method: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-        """The method's result, portable and as arrays."""
-        return to_arrays(portable(self.call(method, common, own)))
+        """Call the method and return its result, portable and as arrays."""
+        return to_arrays(make_portable(self.call(method, common, own)))
 
     def call_as_replica(self, method: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Nothing: the leader has the same result."""
+        """Call the method and return nothing, because the leader returns the same result."""
         self.call(method, common, own)

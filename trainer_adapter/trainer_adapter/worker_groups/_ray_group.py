@@ -1,4 +1,4 @@
-"""Workers as Ray actors: the driver is a process of its own, and calls them wherever in the cluster they are."""
+"""Workers as Ray actors; the driver is a separate process and calls them anywhere in the cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer_adapter.worker_groups._interface import AgreedT
 from trainer_adapter.worker_groups._ray_actor import RankActor
 from trainer_adapter.worker_groups._ray_options import RayGroupOptions
 from trainer_adapter.worker_groups._ray_placement import Seat, actor_options, require_ray, reserve
-from trainer_adapter.worker_groups._ray_waiting import results_of
+from trainer_adapter.worker_groups._ray_waiting import wait_for_results
 from trainer_adapter.worker_groups._replicas import Replicas
 
 _log = logging.getLogger("trainer_adapter")
@@ -21,12 +21,13 @@ _log = logging.getLogger("trainer_adapter")
 class RayWorkerGroup:
     """A WorkerGroup of Ray actors, each of which makes `worker(**arguments)`.
 
-    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set before; ranks meet on the node of rank 0. Blocks
-    until all workers are made. Raises ImportError without ray, RuntimeError before ray.init(), TimeoutError when the
-    cluster has no room, and, when workers cannot be made, what the methods of WorkerGroup raise; nothing is left then.
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set first; ranks meet on the node of rank 0. Blocks
+    until all workers are made. Raises ImportError without ray, RuntimeError before ray.init(), TimeoutError if the
+    cluster has no room, and, if workers cannot be made, what the methods of WorkerGroup raise. After an error nothing
+    is left running.
 
-    Batches are put into Ray's memory once for each shard, and copied once by each rank. Deadlines: RayGroupOptions. A
-    method that misses its deadline raises WorkerFailed, as one that fails on some ranks.
+    A batch is put into Ray's memory once for each shard, and each rank copies it once. Deadlines are those of
+    RayGroupOptions. A method that misses its deadline raises WorkerFailed.
     """
 
     def __init__(self, worker: Callable[..., Any], arguments: Mapping[str, Any], options: RayGroupOptions) -> None:
@@ -39,9 +40,9 @@ class RayWorkerGroup:
         try:
             self._make_actors(seats)
             self._make_workers(worker, arguments, seats)
-            self._replicas = Replicas.of_layouts(self._wait(self._start("layout", {}), "layout"))
+            self._replicas = Replicas.from_layouts(self._wait(self._start("layout", {}), "layout"))
         except BaseException as error:
-            self._health.end(error)  # workers that were never made cannot be asked to shut down
+            self._health.end(error)  # workers that were never made cannot shut down
             self.shutdown()
             raise
 
@@ -52,10 +53,10 @@ class RayWorkerGroup:
 
     def _make_workers(self, worker: Callable[..., Any], arguments: Mapping[str, Any], seats: Sequence[Seat]) -> None:
         limit = self._options.start_timeout_s
-        meeting_point = self._wait([self._actors[0].meeting_point.remote()], "meeting_point", limit)[0]
+        address = self._wait([self._actors[0].rendezvous_address.remote()], "rendezvous_address", limit)[0]
         given = [self._ray.put(worker), self._ray.put(dict(arguments))]
         started = [
-            actor.start.remote(_environment(rank, len(seats), seats[rank], *meeting_point), *given)
+            actor.start.remote(_environment(rank, len(seats), seats[rank], *address), *given)
             for rank, actor in enumerate(self._actors)
         ]
         self._wait(started, "start", limit)
@@ -67,11 +68,11 @@ class RayWorkerGroup:
 
     @property
     def is_driver(self) -> bool:
-        """Always: this process is the only one that runs the script."""
+        """Always true: only this process runs the script."""
         return True
 
     def from_driver(self, value: AgreedT) -> AgreedT:
-        """The value itself."""
+        """Return the value itself."""
         return value
 
     def run_everywhere(self, method: str, **arguments: Any) -> Any:
@@ -93,8 +94,8 @@ class RayWorkerGroup:
         return [from_arrays(results[leader]) for leader in self._replicas.leaders]
 
     def start(self, method: str, **arguments: Any) -> list[Any]:
-        """See WorkerGroup. The futures are ray.ObjectRefs, and raise as Ray does; the ranks work meanwhile, one method
-        after the other.
+        """See WorkerGroup. The futures are ray.ObjectRefs and raise as Ray does. The ranks run one method after the
+        other.
         """
         self._health.check(method)
         return self._start(method, arguments)
@@ -109,19 +110,19 @@ class RayWorkerGroup:
     def _wait(self, refs: Sequence[Any], method: str, timeout_s: float | None = None) -> list[Any]:
         limit = self._options.call_timeout_s if timeout_s is None else timeout_s
         try:
-            return results_of(refs, method, timeout_s=limit, grace_s=self._options.failure_grace_s)
+            return wait_for_results(refs, method, timeout_s=limit, grace_s=self._options.failure_grace_s)
         except WorkerFailed as error:
             self._health.end(error)
             raise
 
     def shutdown(self) -> bool:
-        """See WorkerGroup. Workers of a group that is not broken are asked to shut down first, then all actors are
-        killed and the placement group is removed.
+        """See WorkerGroup. If the group is not broken, its workers shut down first. Then all actors are killed and the
+        placement group is removed.
         """
-        went_well = not self._actors or self._workers_shut_down()
+        went_well = not self._actors or self._shut_down_workers()
         actors, self._actors = self._actors, []
         placement, self._placement = self._placement, None
-        if self._ray.is_initialized():  # else they went with it
+        if self._ray.is_initialized():  # ray.shutdown() has ended them otherwise
             for actor in actors:
                 self._ray.kill(actor, no_restart=True)
             if placement is not None:
@@ -129,18 +130,18 @@ class RayWorkerGroup:
         self._health.end("it was shut down")
         return went_well
 
-    def _workers_shut_down(self) -> bool:
+    def _shut_down_workers(self) -> bool:
         if not self._health.is_good:
             return False
         try:
             return all(self._wait(self._start("shutdown", {}), "shutdown", self._options.shutdown_timeout_s))
-        except Exception:  # noqa: BLE001  # the actors are killed whatever a worker does, and it is told in the log
+        except Exception:  # noqa: BLE001  # the actors are killed in any case; the error is logged
             _log.exception("the workers did not shut down")
             return False
 
 
 def _environment(rank: int, world_size: int, seat: Seat, address: str, port: int) -> dict[str, str]:
-    """By which a rank finds the others. Each process sees the one GPU that Ray gave it, whatever its local rank is."""
+    """The variables by which a rank finds the others. Each process sees only the one GPU that Ray gave it."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),

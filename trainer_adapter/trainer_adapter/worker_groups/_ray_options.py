@@ -1,4 +1,4 @@
-"""What a group of Ray actors asks of the cluster, and how long it waits."""
+"""The resources that a group of Ray actors requests, and its deadlines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 class RayGroupOptions:
     """Durations are in seconds.
 
-    num_workers: ranks. gpus_per_worker: 1, or 0 for workers on the CPU. cpus_per_worker: CPUs reserved for each, and,
-    without a GPU, the threads that it computes with. strategy: how Ray spreads them over nodes.
-    placement_timeout_s: until the cluster has room for all. start_timeout_s: until all workers are made, models loaded.
-    call_timeout_s: until a method has ended on all ranks. failure_grace_s: how long the others are waited for when a
-    rank has failed, so that the first failure can be told from those that it causes. shutdown_timeout_s: until workers
-    have closed what they hold, before they are killed.
+    num_workers: ranks.
+    gpus_per_worker: 1, or 0 for workers on the CPU.
+    cpus_per_worker: CPUs reserved for each worker; without a GPU also its number of compute threads.
+    strategy: how Ray spreads the workers over nodes.
+    placement_timeout_s: until the cluster has room for all.
+    start_timeout_s: until all workers are made and have loaded their models.
+    call_timeout_s: until a method has finished on all ranks.
+    failure_grace_s: after a rank has failed, how long to wait for the others, so that the first failure can be told
+    from its consequences.
+    shutdown_timeout_s: until workers have closed their resources; then they are killed.
     """
 
     num_workers: int
@@ -31,7 +35,7 @@ class RayGroupOptions:
     shutdown_timeout_s: float = 60.0
 
     def validate(self) -> None:
-        """Raises ValueError, naming the field and the rule."""
+        """Raises ValueError naming the field and the rule."""
         for name in ("num_workers", "cpus_per_worker"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -45,6 +49,6 @@ class RayGroupOptions:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one worker needs."""
+        """The resources of one worker."""
         cpus = {"CPU": float(self.cpus_per_worker)}
         return {"GPU": 1.0, **cpus} if self.gpus_per_worker else cpus

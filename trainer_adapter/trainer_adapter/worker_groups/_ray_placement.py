@@ -1,7 +1,7 @@
-"""Where Ray actors run: one bundle of a placement group for each rank, reserved all together or not at all.
+"""Where Ray actors run: one bundle of a placement group for each rank, all reserved together or none.
 
-Ray may order bundles as it likes. Ranks are numbered node by node, so that tensor-parallel neighbours, which have
-consecutive ranks, share a node whenever their number divides that of the node's workers.
+Ray may order bundles in any way. Ranks are numbered node by node, so that tensor-parallel neighbours, which have
+consecutive ranks, share a node if their number divides that of the node's workers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer_adapter.worker_groups._ray_options import RayGroupOptions
 
 
 def require_ray() -> ModuleType:
-    """The ray module. ImportError naming the extra where it is not installed, RuntimeError before ray.init()."""
+    """Return the ray module. ImportError naming the extra if it is not installed, RuntimeError before ray.init()."""
     try:
         import ray
         import ray.util.placement_group
@@ -23,7 +23,7 @@ def require_ray() -> ModuleType:
     except ImportError as error:
         raise ImportError("workers as Ray actors need ray: install rl-dataplane[ray]") from error
     if not ray.is_initialized():
-        raise RuntimeError("call ray.init() before making a group of Ray actors")
+        raise RuntimeError("ray is not initialized: call ray.init() before making a group of Ray actors")
     module: ModuleType = ray
     return module
 
@@ -37,21 +37,22 @@ class Seat:
 
 
 def reserve(options: RayGroupOptions) -> tuple[Any, list[Seat]]:
-    """A placement group and each rank's seat in it. Blocks until the cluster has room; TimeoutError, naming what was
-    asked for and what the cluster has, when it has none within placement_timeout_s.
+    """Reserve a placement group; returns it and each rank's seat. Blocks until the cluster has room.
+
+    TimeoutError after placement_timeout_s names the requested resources and those of the cluster.
     """
     ray = require_ray()
     group = ray.util.placement_group([options.bundle] * options.num_workers, strategy=options.strategy)
     try:
         if not group.wait(timeout_seconds=options.placement_timeout_s):
-            raise TimeoutError(_no_room(ray, options))
-        return group, seats(ray.util.placement_group_table(group)["bundles_to_node_id"])
+            raise TimeoutError(_describe_shortage(ray, options))
+        return group, assign_seats(ray.util.placement_group_table(group)["bundles_to_node_id"])
     except BaseException:
         ray.util.remove_placement_group(group)
         raise
 
 
-def _no_room(ray: Any, options: RayGroupOptions) -> str:
+def _describe_shortage(ray: Any, options: RayGroupOptions) -> str:
     return (
         f"no room for {options.num_workers} workers of {_resources(options.bundle)} each ({options.strategy}) within "
         f"{options.placement_timeout_s:g} s; the cluster has {_resources(ray.cluster_resources())}, of which "
@@ -63,8 +64,8 @@ def _resources(found: Mapping[str, float]) -> str:
     return ", ".join(f"{found.get(name, 0.0):g} {name}" for name in ("GPU", "CPU") if name == "CPU" or name in found)
 
 
-def seats(node_of_bundle: Mapping[int, str]) -> list[Seat]:
-    """By rank: all bundles of the node of the first bundle, then those of the next node, and so on."""
+def assign_seats(node_of_bundle: Mapping[int, str]) -> list[Seat]:
+    """Seats by rank: all bundles of the node of the first bundle, then those of the next node, and so on."""
     nodes: dict[str, list[int]] = {}
     for bundle in sorted(node_of_bundle):
         nodes.setdefault(node_of_bundle[bundle], []).append(bundle)
@@ -72,9 +73,11 @@ def seats(node_of_bundle: Mapping[int, str]) -> list[Seat]:
 
 
 def actor_options(options: RayGroupOptions, group: Any, seat: Seat) -> dict[str, Any]:
-    """Of the actor in a seat. Never restarted: a rank that lost its weights is of no use to the others.
+    """Options of the actor in a seat. It is never restarted, because a rank without its weights is useless to the
+    others.
 
-    Without a GPU it computes with the threads it has reserved; torch would take every core of the node for each rank.
+    Without a GPU it uses as many threads as it has reserved CPUs; torch would otherwise use every core of the node for
+    each rank.
     """
     strategy = require_ray().util.scheduling_strategies.PlacementGroupSchedulingStrategy
     threads = {} if options.gpus_per_worker else {"OMP_NUM_THREADS": str(options.cpus_per_worker)}

@@ -1,4 +1,4 @@
-"""Waiting for one result of every rank, none of which may keep the driver for ever."""
+"""Waiting for the results of all ranks, with a deadline."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainer_adapter.worker_groups._failures import Failure, failed_together, worker_failed, worker_late
+from trainer_adapter.worker_groups._failures import Failure, common_error, failed_error, late_error
 from trainer_adapter.worker_groups._ray_placement import require_ray
 
 
-def results_of(refs: Sequence[Any], method: str, *, timeout_s: float, grace_s: float) -> list[Any]:
-    """By rank. Raises a rank's own exception where all failed, and WorkerFailed where some did, or where some have not
-    ended within timeout_s. Once a rank has failed, the others have grace_s to end.
+def wait_for_results(refs: Sequence[Any], method: str, *, timeout_s: float, grace_s: float) -> list[Any]:
+    """Return results by rank. Raises a rank's own exception if all ranks failed; WorkerFailed if some failed, or have
+    not finished within timeout_s. After the first failure the others have grace_s to finish.
     """
     ray = require_ray()
     waiting = {ref: rank for rank, ref in enumerate(refs)}
@@ -24,13 +24,13 @@ def results_of(refs: Sequence[Any], method: str, *, timeout_s: float, grace_s: f
             rank = waiting.pop(ref)
             try:
                 results[rank] = ray.get(ref)
-            except Exception as error:  # noqa: BLE001  # whatever a worker raises is told with its rank
+            except Exception as error:  # noqa: BLE001  # every error of a worker is reported with its rank
                 deadline = min(deadline, time.monotonic() + grace_s) if not failures else deadline
                 failures[rank] = _failure_of(ray, error)
     if failures:
-        raise failed_together(failures, len(refs)) or worker_failed(method, failures, list(waiting.values()))
+        raise common_error(failures, len(refs)) or failed_error(method, failures, list(waiting.values()))
     if waiting:
-        raise worker_late(method, list(waiting.values()), timeout_s)
+        raise late_error(method, list(waiting.values()), timeout_s)
     return [results[rank] for rank in range(len(refs))]
 
 
@@ -38,7 +38,7 @@ def _failure_of(ray: Any, error: Exception) -> Failure:
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
         if isinstance(cause, Exception):
-            cause.__cause__ = error  # its text has the worker's own stack
+            cause.__cause__ = error  # it contains the worker's stack
             return Failure.of(cause)
     died = isinstance(error, ray.exceptions.RayActorError)
     return Failure(type(error).__qualname__, str(error), error, died)

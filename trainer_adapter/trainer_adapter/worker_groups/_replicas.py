@@ -1,4 +1,4 @@
-"""Which ranks hold which shard."""
+"""The mapping from ranks to shards."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ _REPLICATED = ("cp_rank", "tp_rank")
 
 @dataclass(frozen=True)
 class Replicas:
-    """dp_rank_of: of every rank its data-parallel rank. leaders: of every data-parallel rank the one rank that speaks
-    for it, which is at coordinate 0 along all other dimensions.
+    """dp_rank_of: the data-parallel rank of every rank.
+    leaders: for every data-parallel rank the one rank that returns its results, at coordinate 0 of all other
+    dimensions.
     """
 
     dp_rank_of: tuple[int, ...]
     leaders: tuple[int, ...]
 
     @classmethod
-    def of_layouts(cls, layouts: Sequence[Mapping[str, int]]) -> Replicas:
-        """Of what the workers' `layout()` answered, by rank. ValueError where ranks contradict each other."""
+    def from_layouts(cls, layouts: Sequence[Mapping[str, int]]) -> Replicas:
+        """Build from the workers' `layout()` results, by rank. ValueError if ranks contradict each other."""
         leaders: dict[int, int] = {}
         for rank, layout in enumerate(layouts):
             if layout["rank"] != rank:
-                raise ValueError(f"the worker of rank {rank} takes itself for rank {layout['rank']}")
+                raise ValueError(f"the worker of rank {rank} reports rank {layout['rank']}")
             if not any(layout.get(name, 0) for name in _REPLICATED):
                 leaders.setdefault(layout["dp_rank"], rank)
         dp_rank_of = tuple(layout["dp_rank"] for layout in layouts)
         if sorted(leaders) != list(range(len(leaders))) or set(dp_rank_of) != set(leaders):
-            raise ValueError(f"data-parallel ranks {dp_rank_of} with leaders {leaders} are no grid")
+            raise ValueError(f"data-parallel ranks {dp_rank_of} with leaders {leaders} do not form a grid")
         return cls(dp_rank_of, tuple(leaders[dp_rank] for dp_rank in range(len(leaders))))

@@ -1,16 +1,16 @@
-"""Workers as the processes of torchrun: each runs the same script and holds its own worker, and none is a driver alone.
+"""Workers as the processes of torchrun: each process runs the same script and holds its own worker.
 
-The methods are collective: every process calls them with the same arguments, which is checked by a digest, works on its
-own shard, and gets the whole result. What only one process may do, claiming rows say, the one with `is_driver` does,
-and the others learn of it through `from_driver`:
+The methods are collective: every process calls them with the same arguments (checked by a digest), works on its own
+shard, and gets the whole result. What only one process may do, such as claiming rows, the process with `is_driver`
+does, and the others get its value through `from_driver`:
 
     meta = group.from_driver(client.claim_meta(...) if group.is_driver else None)
     policy.train_from_meta(meta, loss_fn)
 
 The same script runs on a RayWorkerGroup, whose only process is the driver.
 
-A rank that fails waits a while for the others to come out of the method as well, so that all can tell of the first
-failure. If they do not come, it raises by itself; torchrun ends the others when its process ends.
+A rank that fails waits a limited time for the others to leave the method as well, so that all can report the first
+failure. If they do not, it raises its own error; torchrun ends the other processes when its process ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainer_adapter._exchange import broadcast_values, gather_values
 from trainer_adapter.worker_groups._digest import digest_of_call
 from trainer_adapter.worker_groups._failures import Health, WorkerFailed
 from trainer_adapter.worker_groups._interface import AgreedT
-from trainer_adapter.worker_groups._portable import portable
+from trainer_adapter.worker_groups._portable import make_portable
 from trainer_adapter.worker_groups._rank_outcomes import agree_on_outcome, check_same_call
 from trainer_adapter.worker_groups._replicas import Replicas
 
@@ -40,9 +40,10 @@ _CPU = torch.device("cpu")
 class TorchrunWorkerGroup:
     """A WorkerGroup of which each process holds one worker, `worker(**arguments)`, which starts torch.distributed.
 
-    The processes agree over a group of their own on gloo, beside the worker's. call_timeout_s: how long ranks wait for
-    each other there, before a method and after it, so it must exceed what the ranks' shares of a method can differ by;
-    WorkerFailed afterwards. failure_grace_s: how long a rank that failed waits for the others.
+    The processes agree over their own gloo group, separate from the worker's.
+    call_timeout_s: how long ranks wait for each other before and after a method; it must exceed the difference in the
+    ranks' run times. WorkerFailed afterwards.
+    failure_grace_s: how long a failed rank waits for the others.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class TorchrunWorkerGroup:
             backend="gloo", timeout=timedelta(seconds=call_timeout_s)
         )
         self._rank = torch.distributed.get_rank()
-        self._replicas = Replicas.of_layouts(
+        self._replicas = Replicas.from_layouts(
             gather_values(self._worker.layout(), group=self._open_group(), device=_CPU)
         )
 
@@ -75,43 +76,46 @@ class TorchrunWorkerGroup:
         return self._rank == 0
 
     def from_driver(self, value: AgreedT) -> AgreedT:
-        """What rank 0 gave. A collective call: the others wait for rank 0 until the call's timeout.
+        """Return rank 0's value. A collective call: the others wait for rank 0 until the call's timeout.
 
-        Values are those that `_exchange` carries; TypeError on every rank for others.
+        `_exchange` lists the supported values; TypeError on every rank for others.
         """
         self._health.check("from_driver")
-        sent = _message_of(value) if self.is_driver else None
-        return cast("AgreedT", _value_of(broadcast_values(sent, source=0, group=self._open_group(), device=_CPU)))
+        sent = _encode_value(value) if self.is_driver else None
+        return cast("AgreedT", _decode_value(broadcast_values(sent, source=0, group=self._open_group(), device=_CPU)))
 
     def run_everywhere(self, method: str, **arguments: Any) -> Any:
         """See WorkerGroup; the result is this rank's own."""
         return self._run(method, arguments, arguments, lambda result: result)
 
     def run_on_shards(self, method: str, shards: Mapping[str, Sequence[Any]], **common: Any) -> list[Any]:
-        """See WorkerGroup. Results are gathered, so that every rank returns those of all leaders."""
+        """See WorkerGroup. Results are gathered, so every rank returns those of all leaders."""
         own = {name: shards[name][self._replicas.dp_rank_of[self._rank]] for name in shards}
-        result = self._run(method, {**common, **own}, {**common, **shards}, portable)
+        result = self._run(method, {**common, **own}, {**common, **shards}, make_portable)
         leads = self._rank in self._replicas.leaders
         found = gather_values({"result": result} if leads else {}, group=self._open_group(), device=_CPU)
         return [found[leader]["result"] for leader in self._replicas.leaders]
 
     def start(self, method: str, **arguments: Any) -> list[Any]:
-        """See WorkerGroup. Blocks like run_everywhere: the futures are done, and each holds this rank's result."""
+        """See WorkerGroup. Blocks like run_everywhere: the futures are done and hold this rank's result."""
         done: Future[Any] = Future()
         done.set_result(self.run_everywhere(method, **arguments))
         return [done] * len(self._replicas.dp_rank_of)
 
-    def _run(self, method: str, own: Mapping[str, Any], told: Mapping[str, Any], finished: Callable[[Any], Any]) -> Any:
-        """own: the arguments of this rank. told: those of all ranks, which must be the same on all. finished: what
-        becomes of the result.
+    def _run(
+        self, method: str, own: Mapping[str, Any], shared: Mapping[str, Any], convert: Callable[[Any], Any]
+    ) -> Any:
+        """own: this rank's arguments.
+        shared: the arguments that must be the same on all ranks.
+        convert: applied to the result.
         """
         self._health.check(method)
         result, error = None, None
         try:
-            check_same_call(digest_of_call(method, told), method, self._open_group())
+            check_same_call(digest_of_call(method, shared), method, self._open_group())
             try:
-                result = finished(getattr(self._worker, method)(**own))
-            except Exception as raised:  # noqa: BLE001  # the others must learn of it, whatever it is
+                result = convert(getattr(self._worker, method)(**own))
+            except Exception as raised:  # noqa: BLE001  # the other ranks must get every error
                 error = raised
             agree_on_outcome(error, method, self._open_group(), self._failure_grace_s)
         except WorkerFailed as failed:
@@ -121,13 +125,11 @@ class TorchrunWorkerGroup:
 
     def _open_group(self) -> torch.distributed.ProcessGroup:
         if self._group is None:
-            raise RuntimeError("this group of workers was shut down")
+            raise RuntimeError("this group of workers is shut down")
         return self._group
 
     def shutdown(self) -> bool:
-        """See WorkerGroup. Ends this rank's worker; the ranks do not wait for each other, and so come to no harm when
-        one of them is gone.
-        """
+        """See WorkerGroup. Ends this rank's worker. Ranks do not wait for each other, so a dead rank does no harm."""
         if self._group is None:
             return True
         self._health.end("it was shut down")
@@ -135,7 +137,7 @@ class TorchrunWorkerGroup:
         try:
             torch.distributed.destroy_process_group(group)
             return bool(self._worker.shutdown())
-        except Exception:  # noqa: BLE001  # the end of a worker is no place to fail; what went wrong is logged
+        except Exception:  # noqa: BLE001  # shutdown must not raise; the error is logged
             _log.exception("a worker did not shut down")
             return False
 
@@ -143,13 +145,13 @@ class TorchrunWorkerGroup:
 _META = tuple(field.name for field in fields(KVBatchMeta))
 
 
-def _message_of(value: Mapping[str, Any] | KVBatchMeta | None) -> dict[str, Any]:
+def _encode_value(value: Mapping[str, Any] | KVBatchMeta | None) -> dict[str, Any]:
     if isinstance(value, KVBatchMeta):
         return {"meta": {name: getattr(value, name) for name in _META}}
     return {} if value is None else {"values": dict(value)}
 
 
-def _value_of(message: Mapping[str, Any]) -> Mapping[str, Any] | KVBatchMeta | None:
+def _decode_value(message: Mapping[str, Any]) -> Mapping[str, Any] | KVBatchMeta | None:
     if "meta" in message:
         return KVBatchMeta(**message["meta"])
     values: Mapping[str, Any] | None = message.get("values")

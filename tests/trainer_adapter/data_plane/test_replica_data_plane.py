@@ -1,0 +1,234 @@
+"""A replica of one rank against a real server: reads, writes, claims and refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, PAD, first_batch, meta_of, tokens
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.columns import kv_first_write
+from dataplane_client.errors import ClaimFencedError, InvalidArgumentError, NotFoundError, ReplacedError
+from dataplane_client.meta import KVBatchMeta
+from dataplane_server.testing import running_server
+from trainer_adapter.data_plane import LOGPROB_FIELDS, TRAIN_FIELDS, ReplicaDataPlane, ReplicaGroup
+
+ALONE = ReplicaGroup(None, 0, is_leader=True)
+ROWS = [4, 1, 6]
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture
+def client() -> Iterator[DataPlaneClient]:
+    with running_server() as address, connect(address) as client:
+        declared = [*first_batch(), "prompt_ids_for_adv", "prev_logprobs", "score"]
+        client.register_partition("p", declared, 8, ["train"])
+        batch = {**first_batch(), "prompt_ids_for_adv": first_batch()["input_ids"]}
+        kv_first_write(batch, sample_ids=IDS, dp_client=client, partition_id="p")
+        yield client
+
+
+def side_of(client: DataPlaneClient | None, device: str = "cpu", **changes: Any) -> ReplicaDataPlane:
+    settings: dict[str, Any] = {"replica": ALONE, "dp_group": None, "pad_token_id": PAD, "pad_multiple": 4, **changes}
+    return ReplicaDataPlane(client, device=torch.device(device), **settings)
+
+
+def claim_of(side: ReplicaDataPlane, **options: Any) -> Any:
+    return side.claim_shard("p", "train", ["input_ids"], 8, step=0, dp_rank=0, dp_world=1, timeout_s=5, **options)
+
+
+@pytest.fixture
+def side(client: DataPlaneClient) -> ReplicaDataPlane:
+    return side_of(client)
+
+
+# --- fetch ---
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["lengths known", "lengths unknown"])
+@pytest.mark.parametrize("pad_token_id", [PAD, None])
+def test_only_ids_are_padded_with_the_pad_token(client: DataPlaneClient, known: bool, pad_token_id: int | None) -> None:
+    names = ["input_ids", "prompt_ids_for_adv", "token_mask"]
+    batch = side_of(client, pad_token_id=pad_token_id).fetch(meta_of("p", ROWS, known), names)
+    ids = [tokens(row) + [pad_token_id or 0] * (8 - LENGTHS[row]) for row in ROWS]
+    assert batch["input_ids"].tolist() == ids
+    assert batch["prompt_ids_for_adv"].tolist() == ids
+    assert batch["token_mask"].tolist() == [[token < LENGTHS[row] for token in range(8)] for row in ROWS]
+
+
+def test_a_chosen_width_is_used_unchanged(side: ReplicaDataPlane) -> None:
+    meta = replace(meta_of("p", ROWS), extra_info={"global_forward_pad_seqlen": 9})
+    assert side.fetch(meta)["input_ids"].shape == (3, 9)
+
+
+def test_the_fields_of_a_stage_are_those_of_the_schema() -> None:
+    shared = {"input_ids", "input_lengths", "token_mask", "sample_mask"}
+    assert set(LOGPROB_FIELDS) == shared
+    others = {"generation_logprobs", "prev_logprobs", "reference_policy_logprobs", "advantages"}
+    assert set(TRAIN_FIELDS) == shared | others
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "fragment"),
+    [
+        ({"fetch_policy": "leader"}, ValueError, "fetch_policy must be one of"),
+        ({"fetch_policy": "leader_broadcast"}, RuntimeError, "needs a replica of several ranks"),
+        ({"layout": "packed"}, ValueError, "layout must be one of"),
+        ({"fields": []}, ValueError, "fetch from 'p': no fields"),
+        ({"fields": ["nonsense"]}, InvalidArgumentError, "nonsense"),
+        ({"fields": ["prev_logprobs"]}, NotFoundError, "prev_logprobs"),
+    ],
+)
+def test_a_fetch_that_cannot_be_is_refused(
+    side: ReplicaDataPlane, arguments: dict[str, Any], error: type[Exception], fragment: str
+) -> None:
+    with pytest.raises(error, match=re.escape(fragment)):
+        side.fetch(meta_of("p", ROWS), **arguments)
+
+
+def test_rows_longer_than_the_chosen_width_are_refused(side: ReplicaDataPlane) -> None:
+    meta = replace(meta_of("p", ROWS), extra_info={"global_forward_pad_seqlen": 6})
+    with pytest.raises(ValueError, match="a row has 7 tokens, more than the width 6"):
+        side.fetch(meta)
+
+
+def test_without_a_client_reading_is_refused_and_writing_does_nothing() -> None:
+    side = side_of(None)
+    with pytest.raises(RuntimeError, match="no data-plane client"):
+        side.require_client()
+    with pytest.raises(RuntimeError, match="no data-plane client"):
+        side.fetch(meta_of("p", ROWS))
+    side.write_back(meta_of("p", ROWS), None, result_key="logprobs", field="prev_logprobs")
+
+
+def test_a_multiple_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="pad_multiple must be at least 1, got 0"):
+        side_of(None, pad_multiple=0)
+
+
+# --- write_back ---
+
+
+@pytest.mark.parametrize("width", [7, 8, 20])
+def test_padding_is_not_stored_however_wide_the_result(
+    client: DataPlaneClient, side: ReplicaDataPlane, width: int
+) -> None:
+    values = torch.rand(3, width, requires_grad=True)
+    side.write_back(meta_of("p", ROWS), {"logprobs": values}, result_key="logprobs", field="prev_logprobs")
+    stored = client.get_samples([IDS[row] for row in ROWS], "p", ["prev_logprobs"])["prev_logprobs"].unbind()
+    for row, kept, value in zip(ROWS, stored, values.detach(), strict=True):
+        assert torch.equal(kept, value[: LENGTHS[row]])
+
+
+@pytest.mark.parametrize(
+    ("result", "known", "error", "fragment"),
+    [
+        ([torch.zeros(3)], True, RuntimeError, "the result is a list, not a mapping"),
+        ({"logprob": torch.zeros(3, 8)}, True, RuntimeError, "no such key, only ['logprob']"),
+        ({"logprobs": [0.0, 0.0, 0.0]}, True, TypeError, "'logprobs': expected a tensor, got list"),
+        ({"logprobs": torch.zeros(4, 8)}, True, ValueError, "shape (4, 8), but the meta has 3 rows"),
+        ({"logprobs": torch.tensor(1.0)}, True, ValueError, "shape (), but the meta has 3 rows"),
+        ({"logprobs": torch.zeros(3, 6)}, True, ValueError, "has 6 positions, but a row has 7 tokens"),
+        ({"logprobs": torch.zeros(3, 8)}, False, ValueError, "the lengths of the rows are unknown"),
+        (
+            {"logprobs": torch.zeros(3, 8), "input_lengths": torch.ones(2, dtype=torch.int64)},
+            False,
+            ValueError,
+            "or the result input_lengths (3,)",
+        ),
+    ],
+)
+def test_a_result_of_other_rows_is_refused_and_nothing_written(
+    client: DataPlaneClient, side: ReplicaDataPlane, result: Any, known: bool, error: type[Exception], fragment: str
+) -> None:
+    with pytest.raises(error, match=re.escape(fragment)):
+        side.write_back(meta_of("p", ROWS, known), result, result_key="logprobs", field="prev_logprobs")
+    with pytest.raises(NotFoundError):
+        client.get_samples([IDS[ROWS[0]]], "p", ["prev_logprobs"])
+
+
+def test_a_scalar_for_each_row_needs_no_lengths(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
+    side.write_back(meta_of("p", ROWS, known=False), {"s": torch.arange(3.0)}, result_key="s", field="score")
+    assert client.get_samples([IDS[ROWS[2]]], "p", ["score"])["score"].tolist() == [2.0]
+
+
+def test_a_row_that_was_put_again_is_another_one(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
+    meta = claim_of(side).meta
+    client.clear_samples(["s2"], "p")
+    client.put_samples(["s2"], "p", {"sample_mask": torch.ones(1)})
+    with pytest.raises(ReplacedError):
+        side.write_back(meta, {"s": torch.zeros(8)}, result_key="s", field="score")
+
+
+# --- claims ---
+
+
+def test_a_claim_commits_columns_and_rows_in_one_step(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
+    notes = np.empty(8, object)
+    notes[:] = list(range(8))
+    with claim_of(side) as claim:
+        assert (claim.meta.sample_ids, claim.meta.sequence_lengths) == (IDS, LENGTHS)
+        assert claim.commit({"prev_logprobs": torch.zeros(8, 8), "notes": notes}) == 8
+    assert repr(claim).endswith("8 rows committed>")
+    stored = client.get_samples(IDS, "p", ["prev_logprobs", "notes"])
+    assert [len(row) for row in stored["prev_logprobs"].unbind()] == LENGTHS
+    assert list(stored["notes"]) == list(range(8))
+
+
+def test_a_claim_is_released_with_the_error_as_its_reason(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
+    with pytest.raises(ZeroDivisionError), claim_of(side) as claim:
+        raise ZeroDivisionError
+    assert claim.state == "released"
+    assert "ZeroDivisionError" in str(client.sample("p", "s0"))
+
+
+def test_columns_that_do_not_fit_leave_the_claim_open(side: ReplicaDataPlane) -> None:
+    claim = claim_of(side)
+    with pytest.raises(ValueError, match=re.escape("column 'score' has shape (3,), but the meta has 8 rows")):
+        claim.commit({"score": torch.zeros(3)})
+    assert (claim.state, claim.release(), claim.state) == ("open", 8, "released")
+
+
+@pytest.mark.parametrize("end", [lambda client: client.reset("p", "train"), lambda client: client.drop_partition("p")])
+def test_a_claim_that_the_server_has_ended_is_fenced(
+    client: DataPlaneClient, side: ReplicaDataPlane, end: Callable[[DataPlaneClient], object]
+) -> None:
+    claim = claim_of(side)
+    end(client)
+    with pytest.raises(ClaimFencedError), claim:
+        pass
+    assert claim.state == "fenced"
+
+
+# --- on a device ---
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("known", [True, False])
+def test_a_batch_on_the_device_is_the_one_on_the_host(client: DataPlaneClient, known: bool) -> None:
+    meta = meta_of("p", ROWS, known)
+    expected, found = side_of(client).fetch(meta), side_of(client, "cuda").fetch(meta)
+    assert list(found) == list(expected)
+    for name, value in found.items():
+        if isinstance(value, torch.Tensor):
+            assert value.device.type == "cuda"
+            assert torch.equal(value.cpu(), expected[name])
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_results_on_the_device_are_stored_like_those_on_the_host(client: DataPlaneClient) -> None:
+    meta: KVBatchMeta = meta_of("p", ROWS)
+    values = torch.rand(3, 8)
+    side_of(client, "cuda").write_back(meta, {"l": values.cuda()}, result_key="l", field="prev_logprobs")
+    stored = client.get_samples(meta.sample_ids, "p", ["prev_logprobs"])["prev_logprobs"].unbind()
+    for row, kept, value in zip(ROWS, stored, values, strict=True):
+        assert torch.equal(kept, value[: LENGTHS[row]])

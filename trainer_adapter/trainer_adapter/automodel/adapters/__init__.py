@@ -1,0 +1,1 @@
+"""LoRA adapters: their settings, their layers and their files."""

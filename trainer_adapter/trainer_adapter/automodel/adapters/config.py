@@ -1,0 +1,122 @@
+"""The settings of adapters in dtensor_cfg.lora_cfg, checked before anything is loaded.
+
+The keys are named as in NeMo Automodel's PeftConfig. An unknown key is an error: a misspelt rank would otherwise train
+a different model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+INITIAL_VALUES = ("xavier", "uniform", "kaiming")
+_FLOAT32 = (None, "float32", "torch.float32")
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """Low-rank adapters (LoRA, arXiv:2106.09685): a layer W computes with W + B @ A * (alpha / dim).
+
+    target_modules: layers to adapt, by the last part of their name ("q_proj") or a pattern for the whole name
+    ("*.self_attn.*").
+    match_all_linear: adapt all linear layers except the output head, whose adapter would be as large as a layer of the
+    model.
+    exclude_modules: layers not to adapt, by the same rules; takes precedence.
+    dim: rows of A, the rank.
+    dropout: the probability with which, in training, an element of the adapter's input (dropout_position "pre") or
+    output ("post") is set to 0.
+    lora_A_init: the initial values of A, "xavier" (normal) or "uniform", also called "kaiming" (torch's default for a
+    linear layer). B starts at 0.
+    """
+
+    dim: int = 8
+    alpha: float = 32
+    dropout: float = 0.0
+    dropout_position: Literal["pre", "post"] = "post"
+    target_modules: tuple[str, ...] = ()
+    exclude_modules: tuple[str, ...] = ()
+    match_all_linear: bool = False
+    lora_A_init: str = "xavier"  # noqa: N815  # as in NeMo Automodel
+
+    @classmethod
+    def from_dict(cls, lora_cfg: Mapping[str, Any]) -> PeftConfig:
+        """Read the keys above, and `enabled`, `use_triton` and `lora_dtype`, which allow one value only.
+
+        Raises ValueError naming the key for an unknown key and for an invalid value.
+        """
+        settings = {key: value for key, value in lora_cfg.items() if key not in ("enabled", "use_triton", "lora_dtype")}
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(settings.keys() - known):
+            raise ValueError(
+                f"dtensor_cfg.lora_cfg: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+            )
+        _check_unchangeable(lora_cfg)
+        for key in ("target_modules", "exclude_modules"):
+            settings[key] = _check_names(key, settings.get(key))
+        config = cls(**settings)
+        _check_values(config)
+        return config
+
+
+def peft_config(dtensor_cfg: Mapping[str, Any], tp_size: int, device: str) -> PeftConfig | None:
+    """Read the adapters of dtensor_cfg; None if they are not enabled.
+
+    Raises AssertionError for use_triton with tensor parallelism, ValueError for other invalid settings,
+    NotImplementedError for dropout if tensor-parallel ranks cannot draw the same random numbers.
+    """
+    lora_cfg = dtensor_cfg.get("lora_cfg") or {}
+    if not lora_cfg.get("enabled"):
+        return None
+    if tp_size > 1 and lora_cfg.get("use_triton"):
+        raise AssertionError("dtensor_cfg.lora_cfg: use_triton must be false with tensor_parallel_size > 1")
+    config = PeftConfig.from_dict(lora_cfg)
+    if config.dropout > 0 and tp_size > 1 and device == "cpu":
+        raise NotImplementedError(
+            "dtensor_cfg.lora_cfg.dropout with tensor_parallel_size > 1 needs device=cuda: on the CPU the ranks would "
+            "drop different elements of replicated tensors"
+        )
+    return config
+
+
+def _check_unchangeable(lora_cfg: Mapping[str, Any]) -> None:
+    if lora_cfg.get("use_triton"):
+        raise ValueError(
+            "dtensor_cfg.lora_cfg.use_triton must be false: the transformers backend has no Triton kernels"
+        )
+    if str(lora_cfg.get("lora_dtype") or "float32") not in _FLOAT32:
+        raise ValueError(
+            f"dtensor_cfg.lora_cfg.lora_dtype must be float32, not {lora_cfg['lora_dtype']}: weights are kept in "
+            "float32, and layers compute in the policy's precision"
+        )
+
+
+def _check_names(key: str, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"dtensor_cfg.lora_cfg.{key} must be a list of names, got {value!r}")
+    return tuple(value)
+
+
+def _check_values(config: PeftConfig) -> None:
+    if not (config.match_all_linear or config.target_modules):
+        raise ValueError("dtensor_cfg.lora_cfg must name target_modules or set match_all_linear")
+    _check("dim", config.dim, _is_count(config.dim), "an integer of at least 1")
+    _check("alpha", config.alpha, _is_number(config.alpha) and config.alpha > 0, "a positive number")
+    _check("dropout", config.dropout, _is_number(config.dropout) and 0 <= config.dropout < 1, "at least 0 and below 1")
+    _check("dropout_position", config.dropout_position, config.dropout_position in ("pre", "post"), "pre or post")
+    _check("lora_A_init", config.lora_A_init, config.lora_A_init in INITIAL_VALUES, f"one of {INITIAL_VALUES}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check(key: str, value: object, is_right: bool, rule: str) -> None:
+    if not is_right:
+        raise ValueError(f"dtensor_cfg.lora_cfg.{key} must be {rule}, got {value!r}")

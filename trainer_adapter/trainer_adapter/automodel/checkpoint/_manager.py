@@ -1,0 +1,169 @@
+"""CheckpointManager, and the folders of a checkpoint.
+
+    <weights_path>/model        the weights (with adapters, only theirs) and the model's configuration
+    <optimizer_path>/optim      the state of the optimizer and of the learning-rate schedule
+    <tokenizer_path>            the tokenizer
+
+Every file is safetensors, MessagePack or JSON, so loading a checkpoint never runs code. Checkpoints in torch's pickled
+formats are recognised and refused. The ranks share one file system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainer_adapter.automodel.adapters.files import read_adapters, write_adapters
+from trainer_adapter.automodel.adapters.layers import adapted_layers, adapter_weights
+from trainer_adapter.automodel.checkpoint._files import (
+    _infer_checkpoint_root,
+    detect_checkpoint_format,
+    read_plain,
+    read_tensors,
+    write_plain,
+    write_tensors,
+)
+from trainer_adapter.automodel.checkpoint._optimizer import read_optimizer, write_optimizer
+from trainer_adapter.automodel.rank import fail_together, report
+
+_SCHEDULER = "scheduler.msgpack"
+
+
+class CheckpointManager:
+    """Saves and loads for all ranks together: each rank calls each method, with its own part of the same model."""
+
+    def save_checkpoint(
+        self,
+        model: Any,
+        weights_path: str,
+        optimizer: Optimizer | None = None,
+        optimizer_path: str | None = None,
+        scheduler: LRScheduler | None = None,
+        tokenizer: Any | None = None,
+        tokenizer_path: str | None = None,
+        checkpointing_cfg: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a checkpoint; returns when every rank has written its part.
+
+        With adapters the base weights are not written, because training does not change them. Optimizer and scheduler
+        are saved if `optimizer` and `optimizer_path` are given; the tokenizer, by rank 0, if `tokenizer` and
+        `tokenizer_path` are given.
+
+        checkpointing_cfg: `model_save_format` ("safetensors" or None) and `save_consolidated` (also write whole
+        weights, for from_pretrained, beside the ranks' files; adapters are always whole).
+
+        Raises ValueError without checkpointing_cfg or for another format, AssertionError before setup_distributed,
+        FileExistsError if the folder of the weights or of the optimizer is not empty (two checkpoints would mix), and
+        RuntimeError if another rank failed.
+        """
+        if checkpointing_cfg is None:
+            raise ValueError("checkpointing_cfg must be provided")
+        _check_format(checkpointing_cfg.get("model_save_format"))
+        _require_process_group()
+        folder = _make_folder(Path(weights_path) / "model")
+        if adapted_layers(model):
+            write_adapters(folder, model)
+        else:
+            write_tensors(folder, _weights(model), bool(checkpointing_cfg.get("save_consolidated", False)))
+        if optimizer is not None and optimizer_path is not None:
+            optim = _make_folder(Path(optimizer_path) / "optim")
+            write_optimizer(optim, model, optimizer)
+            _write_schedule(optim, scheduler)
+        with fail_together("writing the model's configuration and the tokenizer"):
+            if torch.distributed.get_rank() == 0:
+                model.config.save_pretrained(folder)
+                if tokenizer is not None and tokenizer_path is not None:
+                    tokenizer.save_pretrained(tokenizer_path)
+        report(f"[Rank {torch.distributed.get_rank()}] checkpoint saved: {_infer_checkpoint_root(str(folder))}")
+
+    def load_checkpoint(
+        self,
+        model: Any,
+        weights_path: str,
+        optimizer: Optimizer | None = None,
+        optimizer_path: str | None = None,
+        scheduler: LRScheduler | None = None,
+    ) -> None:
+        """Load a checkpoint in place. The ranks that wrote it may have been arranged differently.
+
+        weights_path: as for save_checkpoint, or the folder of the weights itself, also of a Hugging Face model. Loading
+        adapters, or a base model, leaves the model's other weights unchanged. Without optimizer_path, optimizer and
+        scheduler are unchanged.
+
+        Raises AssertionError before setup_distributed, FileNotFoundError if there are no weights, ValueError for
+        pickled weights, adapters that the model does not have or the state of another optimizer, and RuntimeError if
+        another rank failed.
+        """
+        _require_process_group()
+        _read_weights(weights_path, model)
+        if optimizer is None or optimizer_path is None:
+            return
+        optim = _find_subfolder(optimizer_path, "optim")
+        read_optimizer(optim, model, optimizer)
+        if scheduler is not None:
+            scheduler.load_state_dict(read_plain(optim / _SCHEDULER, like=scheduler.state_dict()))
+
+
+def _require_process_group() -> None:
+    if not torch.distributed.is_initialized():
+        raise AssertionError("Checkpointer must be initialized: setup_distributed comes first")
+
+
+def _check_format(save_format: str | None) -> None:
+    if save_format not in (None, "safetensors"):
+        raise ValueError(f"checkpointing_cfg.model_save_format must be safetensors, not {save_format!r}")
+
+
+def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """This rank's part of the state dict without adapters; a tensor with several names (tied embeddings) has its first
+    one.
+    """
+    first_names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())} - adapter_weights(model)
+    state: dict[str, Any] = get_model_state_dict(model)
+    return {name: value for name, value in state.items() if name in first_names}
+
+
+def _make_folder(folder: Path) -> Path:
+    """Return the folder; rank 0 makes it if it is missing."""
+    with fail_together(f"making {folder}"):
+        if torch.distributed.get_rank() == 0:
+            if folder.exists() and any(folder.iterdir()):
+                raise FileExistsError(f"{folder} is not empty; a checkpoint needs a new folder")
+            folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write_schedule(folder: Path, scheduler: LRScheduler | None) -> None:
+    with fail_together("writing the learning-rate schedule"):
+        if scheduler is not None and torch.distributed.get_rank() == 0:
+            write_plain(folder / _SCHEDULER, scheduler.state_dict())
+
+
+def _find_subfolder(path: str, name: str) -> Path:
+    inside = Path(path) / name
+    return inside if inside.is_dir() else Path(path)
+
+
+def _read_weights(path: str, model: torch.nn.Module) -> None:
+    folder = _find_subfolder(path, "model")
+    save_format, is_adapter = detect_checkpoint_format(str(folder))
+    if save_format != "safetensors":
+        raise ValueError(
+            f"{folder} contains pickled weights, which can run code when loaded; convert them to safetensors"
+        )
+    if is_adapter and not adapted_layers(model):
+        raise ValueError(
+            f"{folder} contains the weights of an adapter, and the model has none: enable dtensor_cfg.lora_cfg"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise FileNotFoundError(f"{folder} contains no weights (*.safetensors)")
+    if is_adapter:
+        read_adapters(folder, model)
+    else:
+        read_tensors(folder, _weights(model))

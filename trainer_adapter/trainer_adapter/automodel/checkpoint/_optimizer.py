@@ -1,0 +1,61 @@
+"""The state of an optimizer on disk: tensors sharded like the parameters they belong to, and plain numbers.
+
+States are keyed by parameter names, so ranks with another layout can load the checkpoint.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.optim import Optimizer
+
+from trainer_adapter.automodel.checkpoint._files import read_plain, read_tensors, write_plain, write_tensors
+from trainer_adapter.automodel.rank import fail_together
+
+_NUMBERS = "numbers.msgpack"
+
+
+def write_optimizer(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -> None:
+    """Write the state to an existing, empty folder; a collective call of all ranks."""
+    tensors, numbers = _split_state(get_optimizer_state_dict(model, optimizer))
+    write_tensors(folder, tensors, consolidated=False)
+    with fail_together("writing the optimizer's numbers"):
+        if torch.distributed.get_rank() == 0:
+            write_plain(folder / _NUMBERS, numbers)
+
+
+def read_optimizer(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -> None:
+    """Load the state; a collective call of all ranks. ValueError for the state of another optimizer or of other
+    parameters.
+    """
+    current: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
+    tensors, numbers = _split_state(current)
+    saved = read_plain(folder / _NUMBERS, like=numbers)
+    if _signature(saved) != _signature(numbers):
+        raise ValueError(f"{folder} has the state of another optimizer, or of other parameters")
+    read_tensors(folder, tensors)
+    state: dict[str, Any] = {name: dict(values) for name, values in current["state"].items()}
+    for name, values in saved["scalars"].items():
+        state[name].update({key: torch.tensor(value) for key, value in values.items()})
+    set_optimizer_state_dict(model, optimizer, {"state": state, "param_groups": saved["param_groups"]})
+
+
+def _split_state(state_dict: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Split into tensors by "<parameter>.<key>", and scalars (step counts) and groups, which are the same on
+    all ranks.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    scalars: dict[str, dict[str, float]] = {}
+    for name, values in state_dict["state"].items():
+        scalars[name] = {key: value.item() for key, value in values.items() if value.ndim == 0}
+        tensors |= {f"{name}.{key}": value for key, value in values.items() if value.ndim > 0}
+    return tensors, {"scalars": scalars, "param_groups": state_dict["param_groups"]}
+
+
+def _signature(numbers: dict[str, Any]) -> Any:
+    """The part of the state that two states of one optimizer over the same parameters share."""
+    groups = [(group["params"], sorted(group)) for group in numbers["param_groups"]]
+    return groups, {name: sorted(values) for name, values in numbers["scalars"].items()}

@@ -1,0 +1,1 @@
+"""Loading pretrained models with transformers or NeMo Automodel, and their tokenizers."""

@@ -1,0 +1,157 @@
+"""Loading a pretrained model with NeMo Automodel, in its own implementation if it has one.
+
+On GPUs the package does everything: from_pretrained makes the model without memory, adds adapters, shards it and loads
+each rank's part. That requires CUDA. On the CPU every rank reads the whole model of transformers, and the package
+shards it by the same rules; this is for tests and for trying configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from trainer_adapter.automodel.choices import device_type
+from trainer_adapter.automodel.config import DistributedContext, PolicyConfig, RuntimeConfig
+from trainer_adapter.automodel.models.automodel_ranks import mark_norms_of_heads
+from trainer_adapter.automodel.models.force_hf import _maybe_set_force_hf, force_hf_with_tensor_parallelism
+from trainer_adapter.automodel.packages import from_package, require_transformers
+from trainer_adapter.automodel.rank import fail_together, report
+
+
+def load_automodel(
+    config: PolicyConfig, runtime_config: RuntimeConfig, context: DistributedContext
+) -> tuple[Any, Any, bool]:
+    """Return the model in float32 with its weights, its adapters' PeftConfig or None, and whether it is of
+    transformers.
+
+    Base weights are frozen with adapters. A collective call of all ranks.
+
+    Raises NotImplementedError for context parallelism and, on the CPU, for expert parallelism; RuntimeError for
+    force_hf=False with a model that cannot be trained so; ValueError for invalid settings of adapters.
+    """
+    on_cpu = device_type(config) == "cpu"
+    _check_sizes(config["dtensor_cfg"], context, on_cpu)
+    adapters = _adapter_config(config["dtensor_cfg"], context.tp_size)
+    arguments = _model_kwargs(config, runtime_config, context.tp_size, on_cpu)
+    is_hf_model = from_package("_transformers.model_init", "get_is_hf_model")(
+        runtime_config.model_config, bool(arguments.get("force_hf"))
+    )
+    load = _load_on_cpu if on_cpu else _load_on_gpu
+    model = load(config["model_name"], runtime_config, context, adapters, arguments)
+    if context.tp_size > 1 and is_hf_model:
+        mark_norms_of_heads(model)
+    return model, adapters, is_hf_model
+
+
+def _check_sizes(dtensor_cfg: Mapping[str, Any], context: DistributedContext, on_cpu: bool) -> None:
+    if context.cp_size > 1:
+        raise NotImplementedError("dtensor_cfg.context_parallel_size > 1 needs model_backend=transformers")
+    if on_cpu and int(dtensor_cfg.get("expert_parallel_size", 1)) > 1:
+        raise NotImplementedError(
+            "dtensor_cfg.expert_parallel_size > 1 needs device=cuda: NeMo Automodel has no experts on the CPU"
+        )
+
+
+def _adapter_config(dtensor_cfg: Mapping[str, Any], tp_size: int) -> Any:
+    """The package's PeftConfig, in float32 like all weights; None if dtensor_cfg.lora_cfg is not enabled."""
+    lora_cfg = dict(dtensor_cfg.get("lora_cfg") or {})
+    if not lora_cfg.pop("enabled", False):
+        return None
+    if tp_size > 1 and lora_cfg.get("use_triton"):
+        raise AssertionError("dtensor_cfg.lora_cfg: use_triton must be false with tensor_parallel_size > 1")
+    peft_config = from_package("components._peft.lora", "PeftConfig")
+    known = {field.name for field in fields(peft_config)}
+    if unknown := sorted(lora_cfg.keys() - known):
+        raise ValueError(f"dtensor_cfg.lora_cfg: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return peft_config.from_dict({**lora_cfg, "lora_dtype": "torch.float32"})
+
+
+def _model_kwargs(config: PolicyConfig, runtime_config: RuntimeConfig, tp_size: int, on_cpu: bool) -> dict[str, Any]:
+    """dtensor_cfg.automodel_kwargs with defaults; the user's own mapping is unchanged."""
+    chosen: dict[str, Any] = {"use_liger_kernel": False, **(config["dtensor_cfg"].get("automodel_kwargs") or {})}
+    if on_cpu:
+        if chosen.get("force_hf") is False:
+            raise RuntimeError("dtensor_cfg.automodel_kwargs.force_hf=False needs device=cuda")
+        chosen["force_hf"] = True
+    if tp_size > 1:
+        force_hf_with_tensor_parallelism(chosen, runtime_config.model_config)
+    _maybe_set_force_hf(chosen, runtime_config.model_config)
+    backend = chosen.pop("backend", None)
+    if backend is None:
+        return chosen
+    if chosen.get("force_hf"):
+        report(
+            "WARNING: dtensor_cfg.automodel_kwargs.backend is ignored: it applies to NeMo Automodel's own models only"
+        )
+        return chosen
+    return {**chosen, "backend": _instantiate(backend)}
+
+
+def _instantiate(backend: Mapping[str, Any]) -> Any:
+    """Call `_target_` with the other keys."""
+    resolve = from_package("components.config.loader", "_resolve_target")
+    return resolve(backend["_target_"])(**{key: value for key, value in backend.items() if key != "_target_"})
+
+
+def _load_on_gpu(
+    name: str, runtime_config: RuntimeConfig, context: DistributedContext, adapters: Any, arguments: dict[str, Any]
+) -> Any:
+    setup = context.fsdp2_config.setup
+    model = runtime_config.model_class.from_pretrained(
+        name,
+        distributed_setup=setup,
+        peft_config=adapters,
+        torch_dtype=str(runtime_config.model_config.dtype),
+        sdpa_method=_sdpa_method(setup.activation_checkpointing),
+        **_config_kwargs(runtime_config),
+        **arguments,
+    )
+    return model.to("cpu") if runtime_config.cpu_offload else model
+
+
+def _load_on_cpu(
+    name: str, runtime_config: RuntimeConfig, context: DistributedContext, adapters: Any, _arguments: dict[str, Any]
+) -> Any:
+    model_class = getattr(require_transformers(), runtime_config.model_class.__name__.removeprefix("NeMo"))
+    with fail_together(f"loading {name}"):
+        model = model_class.from_pretrained(
+            name, dtype=torch.float32, use_safetensors=True, **_config_kwargs(runtime_config)
+        )
+    if adapters is not None:
+        from_package("components._peft.lora", "apply_lora_to_linear_modules")(model, adapters)
+        _send_adapters(model)
+    parallelize = from_package("components.distributed.model_parallelizer", "parallelize_model")
+    return parallelize(model, context.fsdp2_config.setup.mesh_context)
+
+
+def _send_adapters(model: torch.nn.Module) -> None:
+    """Send rank 0's adapters to all ranks, because each rank drew its own."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.distributed.broadcast(parameter.data, src=0)
+
+
+def _config_kwargs(runtime_config: RuntimeConfig) -> dict[str, Any]:
+    """Arguments that change the model's configuration; the attention is left out if the model chooses it."""
+    kwargs = {"trust_remote_code": True, **runtime_config.hf_config_overrides}
+    if runtime_config.is_reward_model:
+        kwargs["num_labels"] = runtime_config.model_config.num_labels
+    if runtime_config.attn_impl is not None:
+        kwargs["attn_implementation"] = runtime_config.attn_impl
+    return kwargs
+
+
+def _sdpa_method(activation_checkpointing: bool) -> list[SDPBackend] | None:
+    """Attention kernels to choose from; None: all.
+
+    With activation checkpointing cuDNN's kernel is excluded: the repeated forward pass may choose another kernel than
+    the first.
+    """
+    if not activation_checkpointing:
+        return None
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

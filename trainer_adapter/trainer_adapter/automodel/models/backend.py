@@ -1,0 +1,53 @@
+"""The package that builds the model, and its classes.
+
+`dtensor_cfg.model_backend` is "transformers" (default: models of Hugging Face, sharded by this package) or "automodel"
+(NeMo Automodel, which loads and shards by itself). Installed packages never change the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer_adapter.automodel.choices import _choice
+from trainer_adapter.automodel.packages import from_package, is_installed, require_transformers
+
+_IMAGE_TEXT_MODELS = frozenset(
+    ["qwen2_5_vl", "qwen2_vl", "qwen3_5", "llava", "internvl", "gemma3", "smolvlm", "mistral3", "llama4"]
+)
+
+
+def require_model_backend(config: Mapping[str, Any]) -> str:
+    """Return the chosen backend. ImportError naming the extra to install.
+
+    Does not import nemo_automodel, which takes 6 s.
+    """
+    backend = _choice(config, "model_backend", ("transformers", "automodel"))
+    require_transformers()
+    if backend == "automodel" and not is_installed():
+        raise ImportError(
+            "dtensor_cfg.model_backend=automodel needs nemo_automodel: pip install 'rl-dataplane[automodel]'"
+        )
+    return backend
+
+
+def resolve_model_class(model_type: str, backend: str = "transformers") -> Any:
+    """The backend's class whose from_pretrained loads models of this type; the case of letters is ignored."""
+    if model_type.lower() in _IMAGE_TEXT_MODELS:
+        return _auto_class("AutoModelForImageTextToText", backend)
+    if model_type.lower() == "qwen2_5_omni":
+        return _auto_class("AutoModelForTextToWaveform", backend)
+    return _auto_class("AutoModelForCausalLM", backend)
+
+
+def reward_model_class(reward_model_type: str, backend: str = "transformers") -> Any:
+    """The backend's class for models that output one score for each sequence. ValueError for an unknown type."""
+    if reward_model_type != "bradley_terry":
+        raise ValueError(f"Unknown reward model type: {reward_model_type}; it must be bradley_terry")
+    return _auto_class("AutoModelForSequenceClassification", backend)
+
+
+def _auto_class(name: str, backend: str) -> Any:
+    if backend == "automodel":
+        return from_package("_transformers.auto_model", f"NeMo{name}")
+    return getattr(require_transformers(), name)

@@ -1,0 +1,1 @@
+"""How ranks divide a model and its sequences: mesh, FSDP2, tensor, sequence, context and vocabulary parallelism."""

@@ -1,0 +1,119 @@
+"""Logits whose vocabulary may be sharded over tensor-parallel ranks, and results computed from them without gathering.
+
+A rank holds a consecutive range of the vocabulary: ceil(V / ranks) entries on every rank, fewer or none on the last
+ones, as DTensor shards it. Short ranges are padded with -inf, which has probability 0, so all ranks send tensors of one
+shape.
+
+With m the largest logit and Z the sum of exp(logit - m), both over all ranks, the log-probability of token t is
+logit[t] - m - log Z. Only the rank that holds t knows the first term. So log-softmax costs one MAX and one SUM of two
+numbers for each position instead of V.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor, Replicate
+
+from trainer_adapter.automodel.parallel.collectives import concat_over, max_over, sum_over
+
+
+@dataclass(frozen=True)
+class VocabShard:
+    """A rank's range of the vocabulary.
+
+    own: [..., V_own], differentiable; V_own is the same on all ranks.
+    vocab_size: V, without padding.
+    group: the ranks that hold the other ranges; None: own is the whole vocabulary.
+    """
+
+    own: Tensor
+    vocab_size: int
+    group: ProcessGroup | None
+
+    def piece(self, start: int, end: int) -> VocabShard:
+        """Positions start to end along dim 1."""
+        return VocabShard(self.own[:, start:end], self.vocab_size, self.group)
+
+    def gather(self) -> Tensor:
+        """Gather [..., V] on every rank. Differentiable."""
+        if self.group is None:
+            return self.own
+        return concat_over(self.own, self.own.ndim - 1, self.group)[..., : self.vocab_size]
+
+    def logprobs(self, tokens: Tensor) -> Tensor:
+        """Log-probabilities [...], float32, of tokens [...] int64 in [0, V). Differentiable."""
+        logits = self.own.float()
+        if self.group is None:
+            return torch.log_softmax(logits, dim=-1).gather(-1, tokens[..., None]).squeeze(-1)
+        shifted = logits - max_over(logits.amax(dim=-1), self.group)[..., None]
+        here = tokens - self._first()
+        is_here = (here >= 0) & (here < shifted.shape[-1])
+        chosen = shifted.gather(-1, here.where(is_here, 0)[..., None]).squeeze(-1)
+        normaliser = shifted.exp().sum(dim=-1)
+        sums = sum_over(torch.stack([normaliser, chosen.where(is_here, 0.0)]), self.group)
+        return sums[1] - sums[0].log()
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """The min(k, V) largest logits, float32, largest first, and their int64 vocabulary ids; both [..., min(k, V)].
+
+        Not differentiable with several ranks.
+        """
+        if self.group is None:
+            values, ids = self.own.float().topk(min(k, self.vocab_size), dim=-1)
+            return values, ids
+        candidates = self._gathered_topk(k, self.group)
+        values, places = candidates[0].topk(min(k, self.vocab_size), dim=-1)
+        return values, candidates[1].gather(-1, places)
+
+    def _gathered_topk(self, k: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:
+        """Each rank's k largest logits (all of a shorter range) and their vocabulary ids.
+
+        Padding is removed by its place, because a real logit may also be -inf.
+        """
+        width = min(k, self.own.shape[-1])
+        counts = [min(width, self._held_by(rank)) for rank in range(group.size())]
+        own = self.own.detach()[..., : self._held_by(torch.distributed.get_rank(group))].float()
+        values, ids = own.topk(min(width, own.shape[-1]), dim=-1)
+        short = (0, width - values.shape[-1])
+        values = concat_over(torch.nn.functional.pad(values, short), values.ndim - 1, group)
+        ids = concat_over(torch.nn.functional.pad(ids + self._first(), short), ids.ndim - 1, group)
+        real = [rank * width + place for rank, count in enumerate(counts) for place in range(count)]
+        return values[..., real], ids[..., real]
+
+    def _held_by(self, rank: int) -> int:
+        width = self.own.shape[-1]
+        return max(0, min(width, self.vocab_size - rank * width))
+
+    def _first(self) -> int:
+        """The vocabulary id of the first entry of own."""
+        return torch.distributed.get_rank(self.group) * self.own.shape[-1]
+
+
+def vocab_shard(logits: Tensor) -> VocabShard:
+    """This rank's range of the vocabulary, the last dimension of logits [..., V].
+
+    A DTensor may be sharded in any way over its mesh; other dimensions than the vocabulary are gathered first.
+    """
+    if not isinstance(logits, DTensor):
+        return VocabShard(logits, logits.shape[-1], None)
+    mesh, vocab = logits.device_mesh, logits.ndim - 1
+    vocab_axis = [axis for axis, placement in enumerate(logits.placements) if placement.is_shard(vocab)][-1:]
+    placements = [kept if axis in vocab_axis else Replicate() for axis, kept in enumerate(logits.placements)]
+    own = logits.redistribute(placements=placements).to_local()
+    if not vocab_axis:
+        return VocabShard(own, logits.shape[-1], None)
+    return VocabShard(
+        _pad_vocab(own, -(-logits.shape[-1] // mesh.size(vocab_axis[0]))),
+        logits.shape[-1],
+        mesh.get_group(vocab_axis[0]),
+    )
+
+
+def _pad_vocab(own: Tensor, width: int) -> Tensor:
+    if own.shape[-1] == width:
+        return own
+    return torch.nn.functional.pad(own, (0, width - own.shape[-1]), value=float("-inf"))

@@ -1,0 +1,208 @@
+"""QkvCalibration: samples queries, keys and values of forward passes and computes FP8 scales from them.
+
+A cached number is the activation divided by its scale, and must be within float8_e4m3fn. Every microbatch gives one
+sample for each tensor: the largest absolute value at its real tokens, because padding never reaches a cache. A
+percentile over the samples excludes outlier microbatches; a margin allows for values that the batch did not show. Ranks
+that hold parts of one sample (heads, stretches of a sequence) take the largest.
+
+Values are cached as projected. Queries and keys are sampled before their rotary embedding, because models rotate inside
+attention, where no module ends. A rotation mixes elements in pairs: cos * a - sin * b is at most sqrt(a^2 + b^2), so at
+most sqrt(2) times the larger element. Scales of queries and keys have that factor, and the embedding's factor for
+stretched contexts (attention_scaling). This costs half a bit of the exponent's range, which is better than a saturated
+key. Norms of heads precede the rotation, and samples are taken after them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainer_adapter.automodel.data import FlashAttentionKwargs, ProcessedMicrobatch
+from trainer_adapter.automodel.qkv_calibration._projections import KINDS, qkv_sources
+from trainer_adapter.automodel.qkv_calibration._samples import gather_samples
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.hooks import RemovableHandle
+
+_LARGEST = torch.finfo(torch.float8_e4m3fn).max
+_LEFT_OUT = -1.0
+
+
+class _Current(NamedTuple):
+    """The microbatch that the model reads now, its real tokens, and the sample it goes to."""
+
+    microbatch: ProcessedMicrobatch
+    is_real: Tensor
+    sample: dict[tuple[str, str], Tensor] | None
+
+    def real_here(self) -> Tensor:
+        """The real tokens at this rank's positions; context parallelism keeps these in seq_index while the
+        model runs.
+        """
+        positions = self.microbatch.processed_inputs.seq_index
+        return self.is_real if positions is None else self.is_real[:, positions[0]]
+
+
+class QkvCalibration:
+    """Samples a model's forward passes inside `with`; the model itself is unchanged.
+
+        with QkvCalibration(model, percentile, margin, include_q) as calibration:
+            for microbatch in calibration.watched(microbatches):
+                ...  # one forward pass, of the whole model
+        return calibration.scales(device_mesh)
+
+    percentile: of the microbatches' largest values, in (0, 100], interpolated linearly.
+    margin: a positive factor.
+    include_q: sample queries too.
+
+    Raises ValueError for other values, and for a model whose keys and values cannot be located.
+    """
+
+    def __init__(
+        self, model: nn.Module, percentile: float = 99.9, margin: float = 1.05, include_q: bool = False
+    ) -> None:
+        if not 0 < percentile <= 100:
+            raise ValueError(f"percentile must be above 0 and at most 100, got {percentile}")
+        if not (margin > 0 and math.isfinite(margin)):
+            raise ValueError(f"margin must be positive and finite, got {margin}")
+        self._percentile, self._margin = percentile, margin
+        self._kinds = KINDS if include_q else KINDS[1:]
+        self._sources = qkv_sources(model)
+        self._tensors = [(layer, kind) for layer in self._sources for kind in self._kinds]
+        self._rotation = _max_rotation_growth(model)
+        self._samples: list[dict[tuple[str, str], Tensor]] = []
+        self._current: _Current | None = None
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> QkvCalibration:
+        for layer, sources in self._sources.items():
+            for source in sources:
+                columns = {kind: part for kind, part in source.columns.items() if kind in self._kinds}
+                if columns:
+                    self._hooks.append(source.module.register_forward_hook(partial(self._watch, layer, columns)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._current = None
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def watched(
+        self, microbatches: Iterable[ProcessedMicrobatch], num_valid_microbatches: int | None = None
+    ) -> Iterator[ProcessedMicrobatch]:
+        """Yield the same microbatches; the forward pass after each is its sample.
+
+        Microbatches from index num_valid_microbatches on are dummies and give no sample (None: there are none). A
+        microbatch without real tokens gives none either.
+        """
+        for number, microbatch in enumerate(microbatches):
+            is_real = real_tokens(microbatch)
+            is_valid = num_valid_microbatches is None or number < num_valid_microbatches
+            sample: dict[tuple[str, str], Tensor] | None = {} if is_valid and bool(is_real.any()) else None
+            self._current = _Current(microbatch, is_real, sample)
+            if sample is not None:
+                self._samples.append(sample)
+            yield microbatch
+        self._current = None
+
+    def scales(self, mesh: DeviceMesh | None = None) -> dict[str, Any]:
+        """Compute the scales; the same on all ranks.
+
+        mesh: of all ranks, with dimensions dp, cp and tp. All ranks call this, and ranks with the same dp coordinate
+        have the same number of samples. None: this process is alone.
+
+        Returns `format` "fp8_e4m3", `percentile`, `margin`, `include_q`, `num_samples` of all ranks, and `layers`: by
+        the name of each attention layer `k_scale` and `v_scale`, and `q_scale` if asked for. An activation is about its
+        FP8 number times the scale. A tensor that was always 0 has scale 1.
+
+        Raises ValueError if no rank has a sample, if a layer was not part of a forward pass, and for activations that
+        are not finite.
+        """
+        samples = gather_samples(self._stack_samples(), mesh)
+        if not len(samples):
+            raise ValueError("calibration needs at least one microbatch with a real token, and no rank had one")
+        self._check(samples == _LEFT_OUT, "was not part of a forward pass")
+        self._check(~samples.isfinite(), "is not finite")
+        layers: dict[str, dict[str, float]] = {layer: {} for layer in self._sources}
+        for (layer, kind), largest in zip(self._tensors, self._percentiles(samples), strict=True):
+            layers[layer][f"{kind}_scale"] = self._scale(kind, largest)
+        return {
+            "format": "fp8_e4m3",
+            "percentile": self._percentile,
+            "margin": self._margin,
+            "include_q": "q" in self._kinds,
+            "num_samples": len(samples),
+            "layers": layers,
+        }
+
+    def _watch(
+        self, layer: str, columns: dict[str, slice], module: nn.Module, _inputs: tuple[Any, ...], output: Tensor
+    ) -> None:
+        if self._current is None:
+            return
+        values = (output.to_local() if isinstance(output, DTensor) else output).detach()
+        is_real = self._current.real_here()
+        if values.shape[:2] != is_real.shape:
+            raise ValueError(
+                f"calibration: {type(module).__name__} of {layer} outputs shape {tuple(values.shape)} for inputs of "
+                f"shape {tuple(is_real.shape)}; the first two dimensions must be rows and positions"
+            )
+        sample = self._current.sample
+        if sample is None:
+            return
+        for kind, part in columns.items():
+            largest = values[..., part].abs().flatten(2).amax(2).float()  # [B,S]
+            largest = torch.where(is_real, largest, 0).max()
+            sample[layer, kind] = torch.maximum(sample.get((layer, kind), largest), largest)
+
+    def _stack_samples(self) -> Tensor:
+        """[samples, tensors] float32 of this rank."""
+        rows = [[float(sample.get(tensor, _LEFT_OUT)) for tensor in self._tensors] for sample in self._samples]
+        return torch.tensor(rows).reshape(-1, len(self._tensors))
+
+    def _check(self, is_wrong: Tensor, what: str) -> None:
+        """Raise only after the ranks' samples are gathered: an earlier error on one rank would leave the others
+        waiting.
+        """
+        for (layer, kind), is_bad in zip(self._tensors, is_wrong.any(0).tolist(), strict=True):
+            if is_bad:
+                raise ValueError(f"calibration: the {kind} of {layer} {what}")
+
+    def _percentiles(self, samples: Tensor) -> list[float]:
+        found: list[float] = samples.double().quantile(self._percentile / 100, dim=0).tolist()
+        return found
+
+    def _scale(self, kind: str, largest: float) -> float:
+        if largest == 0:
+            return 1.0
+        return largest * (1.0 if kind == "v" else self._rotation) * self._margin / _LARGEST
+
+
+def real_tokens(microbatch: ProcessedMicrobatch) -> Tensor:
+    """[B,S] bool: true at tokens that are not padding. The shape is that of the microbatch's input_ids before
+    sharding.
+    """
+    inputs = microbatch.processed_inputs
+    rows = inputs.input_ids.shape[0]
+    columns = torch.arange(inputs.seq_len, device=inputs.input_ids.device).expand(rows, -1)
+    if isinstance(inputs.flash_attn_kwargs, FlashAttentionKwargs):
+        return columns < inputs.flash_attn_kwargs.cu_seqlens_q[-1]
+    lengths: Tensor = microbatch.data_dict["input_lengths"]
+    return columns < lengths.to(columns.device)[:, None]
+
+
+def _max_rotation_growth(model: nn.Module) -> float:
+    """The largest factor by which a rotary embedding can increase an element."""
+    settings = [setting for module in model.modules() for setting in vars(module).items()]
+    scalings = [float(value) for name, value in settings if name.endswith("attention_scaling")]
+    return math.sqrt(2) * max(scalings, default=1.0)

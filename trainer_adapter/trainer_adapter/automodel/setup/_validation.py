@@ -1,0 +1,143 @@
+"""Validation of a PolicyConfig before anything starts, and the values derived from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trainer_adapter.automodel.choices import context_parallel_attention, device_type
+from trainer_adapter.automodel.config import PolicyConfig, RuntimeConfig, TrainingSamplingParams, required
+from trainer_adapter.automodel.models.backend import require_model_backend, resolve_model_class, reward_model_class
+from trainer_adapter.automodel.packages import require_transformers
+from trainer_adapter.automodel.rank import report
+
+STRING_TO_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The precisions of a forward pass by name."""
+
+
+def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, rank: int) -> RuntimeConfig:
+    """Check the configuration and derive a RuntimeConfig. processor: of a vision-language model, or None.
+
+    Sets NCCL_CUMEM_ENABLE=1 in the environment unless generation is colocated, and stops torch's inductor from sharing
+    its autotuning between ranks. Reads the model's configuration with float32, the dtype of the weights. Code that
+    comes with the model is run: name only models that you trust.
+
+    Raises ValueError, AssertionError or NotImplementedError for unsupported settings, KeyError naming a missing key,
+    ImportError naming the extra to install.
+    """
+    colocated, sampling = _read_generation(config)
+    if not colocated:
+        os.environ["NCCL_CUMEM_ENABLE"] = "1"
+    _disable_shared_autotuning()
+    if config["precision"] not in STRING_TO_DTYPE:
+        raise ValueError(f"Unknown precision: {config['precision']}; it must be one of {', '.join(STRING_TO_DTYPE)}")
+    cpu_offload = bool(required(config, "dtensor_cfg.cpu_offload"))
+    max_grad_norm = required(config, "max_grad_norm")
+    packing = bool(required(config, "sequence_packing.enabled"))
+    _check_packing(config, packing, processor is not None, rank)
+    overrides = _check_overrides(config.get("hf_config_overrides"))
+    require_model_backend(config)
+    context_parallel_attention(config)
+    attn_impl = _choose_attention(config, packing)
+    model_config = _read_model_config(config["model_name"], attn_impl if packing else None, overrides)
+    reward = bool(dict(config.get("reward_model_cfg") or {}).get("enabled"))
+    model_class = _choose_model_class(config, model_config, packing, reward)
+    _check_parallelism(config, packing)
+    return RuntimeConfig(
+        model_class=model_class,
+        model_config=model_config,
+        hf_config_overrides=overrides,
+        allow_flash_attn_args=not _is_nemotron_nas(model_config),
+        attn_impl=attn_impl,
+        dtype=STRING_TO_DTYPE[config["precision"]],
+        enable_seq_packing=packing,
+        max_grad_norm=max_grad_norm,
+        cpu_offload=cpu_offload,
+        offload_optimizer_for_logprob=config.get("offload_optimizer_for_logprob", False),
+        is_generation_colocated=colocated,
+        sampling_params=sampling,
+        is_reward_model=reward,
+    )
+
+
+def _read_generation(config: PolicyConfig) -> tuple[bool | None, TrainingSamplingParams | None]:
+    """Whether generation is colocated, and how it samples; both None if the policy does not generate."""
+    if config.get("generation") is None:
+        return None, None
+    top_k, top_p, temperature = (required(config, f"generation.{key}") for key in ("top_k", "top_p", "temperature"))
+    sampling = TrainingSamplingParams(top_k=top_k, top_p=top_p, temperature=temperature)
+    return bool(required(config, "generation.colocated.enabled")), sampling
+
+
+def _disable_shared_autotuning() -> None:
+    """Ranks that share a cache of autotuned kernels on disk would overwrite each other's entries."""
+    import torch._inductor.config as inductor  # imported late: it takes 0.3 s
+
+    inductor.autotune_local_cache = False
+
+
+def _check_packing(config: PolicyConfig, packing: bool, is_vlm: bool, rank: int) -> None:
+    if not packing:
+        return
+    if is_vlm:
+        raise ValueError("Sequence packing is not supported for VLM models: set sequence_packing.enabled=false")
+    kernels = "FlashAttention2" if device_type(config) == "cuda" else "SDPA"
+    report(f"[Rank {rank}] Sequence packing is enabled for model {required(config, 'model_name')}")
+    report(f"[Rank {rank}] Using {kernels} for sequence packing")
+
+
+def _check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    checked = dict(overrides or {})
+    for key in ("rope_scaling", "rope_parameters"):
+        if (checked.get(key) or {}).get("rope_type") == "yarn":
+            raise AssertionError(f"hf_config_overrides.{key}: YaRN is not supported")
+    return checked
+
+
+def _choose_attention(config: PolicyConfig, packing: bool) -> str | None:
+    """FlashAttention needs a GPU; on the CPU, SDPA also separates packed sequences."""
+    packed = "flash_attention_2" if device_type(config) == "cuda" else "sdpa"
+    if required(config, "dtensor_cfg.context_parallel_size") > 1:
+        return "sdpa"
+    return packed if packing else None
+
+
+def _read_model_config(name: str, attention: str | None, overrides: Mapping[str, Any]) -> Any:
+    return require_transformers().AutoConfig.from_pretrained(
+        name, dtype=torch.float32, trust_remote_code=True, attn_implementation=attention, **overrides
+    )
+
+
+def _is_nemotron_nas(model_config: Any) -> bool:
+    """Whether the model's code accepts no arguments of FlashAttention."""
+    architecture = next(iter(model_config.architectures or []), None)
+    return bool(architecture == "DeciLMForCausalLM" and model_config.model_type == "nemotron-nas")
+
+
+def _choose_model_class(config: PolicyConfig, model_config: Any, packing: bool, reward: bool) -> Any:
+    """Also sets the number of labels of a reward model's configuration to 1."""
+    backend = require_model_backend(config)
+    if not reward:
+        return resolve_model_class(model_config.model_type, backend)
+    if packing:
+        raise NotImplementedError("Sequence packing is not supported for reward models")
+    model_class = reward_model_class(required(config, "reward_model_cfg.reward_model_type"), backend)
+    if model_config.num_labels != 1:
+        report(f"model_config.num_labels is {model_config.num_labels}; set to 1, as a reward model needs")
+        model_config.num_labels = 1
+    return model_class
+
+
+def _check_parallelism(config: PolicyConfig, packing: bool) -> None:
+    asked_for = config["dtensor_cfg"].get("context_parallel_attention")
+    if required(config, "dtensor_cfg.context_parallel_size") > 1 and packing and asked_for != "gathered":
+        raise ValueError(
+            "Context parallel is not supported for sequence packing unless "
+            "dtensor_cfg.context_parallel_attention=gathered is set: set it, or disable one of them"
+        )
+    tp_size = config["dtensor_cfg"].get("tensor_parallel_size", 1)
+    if required(config, "dtensor_cfg.sequence_parallel") and tp_size == 1:
+        report("WARNING: sequence_parallel=True has no effect with tp_size=1")

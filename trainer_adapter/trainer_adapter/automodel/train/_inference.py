@@ -1,0 +1,130 @@
+"""Post-processors of inference: from the logits of a microbatch to log-probabilities, the largest logits, or scores.
+
+Results have the rows and columns of the microbatch before packing, for any layout of the forward pass, and are the same
+on every rank of a model. Log-probabilities at padding are 0; so are the largest logits of packed microbatches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainer_adapter.automodel.config import TrainingSamplingParams
+from trainer_adapter.automodel.data import ProcessedMicrobatch, unpack_rows
+from trainer_adapter.automodel.parallel.sequence import SequenceShard, sequence_shard
+from trainer_adapter.automodel.parallel.vocab import vocab_shard
+from trainer_adapter.automodel.train._logprobs import next_token_logprobs
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_log = logging.getLogger("trainer_adapter")
+
+
+class LogprobsPostProcessor:
+    """From logits to the log-probability of every token given those before it.
+
+    cfg: `logprob_chunk_size` is the number of positions that are normalised at once (None or absent: all); it changes
+    memory, not results.
+    cp_mesh: as for LossPostProcessor.
+    enable_seq_packing: microbatches are packed.
+    sampling_params: the distribution is that of top_k and top_p sampling.
+    The other arguments are accepted for compatibility.
+    """
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        device_mesh: DeviceMesh | None,
+        cp_mesh: DeviceMesh | None,
+        tp_mesh: DeviceMesh | None,
+        cp_size: int,
+        enable_seq_packing: bool = False,
+        sampling_params: TrainingSamplingParams | None = None,
+    ) -> None:
+        self._chunk_size = cfg.get("logprob_chunk_size")
+        if self._chunk_size is not None and self._chunk_size < 1:
+            raise ValueError(f"logprob_chunk_size must be at least 1 position or None, got {self._chunk_size}")
+        self._cp_mesh = cp_mesh
+        self._is_packing = enable_seq_packing
+        self._sampling_params = sampling_params
+
+    def __call__(self, logits: Tensor, processed_mb: ProcessedMicrobatch) -> Tensor:
+        """[B,S] float32; column 0 and padding are 0. logits: [B,S,V], [1,L,V] packed, or a shard of them.
+
+        A sampled token that top_k or top_p exclude has no log-probability: it gets 0, and a warning counts such tokens.
+        """
+        inputs = processed_mb.processed_inputs
+        sequence = sequence_shard(inputs, self._cp_mesh)
+        input_ids = inputs.input_ids if sequence is None else sequence.gather(inputs.input_ids)
+        found = next_token_logprobs(logits, input_ids, sequence, self._sampling_params, self._chunk_size)
+        logprobs = torch.nn.functional.pad(found, (1, 0))
+        if self._is_packing:
+            logprobs = unpack_rows(logprobs, processed_mb)
+        lengths = processed_mb.data_dict["input_lengths"].to(logprobs.device)
+        return _zero_ruled_out(logprobs.masked_fill(~_is_predicted(lengths, logprobs.shape[1]), 0.0))
+
+
+def _is_predicted(lengths: Tensor, width: int) -> Tensor:
+    """[B,S] bool: columns of tokens that have a token before them."""
+    columns = torch.arange(width, device=lengths.device)
+    return (columns > 0) & (columns < lengths[:, None])
+
+
+def _zero_ruled_out(logprobs: Tensor) -> Tensor:
+    ruled_out = logprobs == float("-inf")
+    count = int(ruled_out.sum())
+    if count:
+        _log.warning("%d tokens of the batch are excluded by top_k or top_p; their log-probability is set to 0", count)
+    return logprobs.masked_fill(ruled_out, 0.0)
+
+
+class TopkLogitsPostProcessor:
+    """From logits to the k largest of every position.
+
+    k: at least 1; a smaller vocabulary gives all its logits. The other arguments are those of LogprobsPostProcessor.
+    """
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        device_mesh: DeviceMesh | None,
+        cp_mesh: DeviceMesh | None,
+        tp_mesh: DeviceMesh | None,
+        cp_size: int,
+        k: int,
+        enable_seq_packing: bool = False,
+    ) -> None:
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        self._cp_mesh = cp_mesh
+        self._k = k
+        self._is_packing = enable_seq_packing
+
+    def __call__(self, logits: Tensor, processed_mb: ProcessedMicrobatch) -> tuple[Tensor, Tensor]:
+        """Values [B,S,k] float32, largest first, and vocabulary ids [B,S,k] int64; the last position is included."""
+        sequence = sequence_shard(processed_mb.processed_inputs, self._cp_mesh)
+        values, ids = vocab_shard(logits).topk(self._k)
+        return self._place(values, processed_mb, sequence), self._place(ids, processed_mb, sequence)
+
+    def _place(self, found: Tensor, processed_mb: ProcessedMicrobatch, sequence: SequenceShard | None) -> Tensor:
+        if sequence is not None:
+            found = sequence.gather(found)
+        return unpack_rows(found, processed_mb) if self._is_packing else found
+
+
+class ScorePostProcessor:
+    """From the output of a reward model to one score for each sample."""
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        del cfg  # accepted for compatibility with the other post-processors
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """[B] float32 from logits [B,1]."""
+        whole = logits.full_tensor() if isinstance(logits, DTensor) else logits
+        return whole.float().squeeze(-1)

@@ -1,0 +1,59 @@
+"""Log-probabilities of the next tokens, from logits that may be sharded over ranks.
+
+Computed in float32. Computing a chunk of positions at a time gives the same numbers with less peak memory, because each
+position is normalised by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainer_adapter.automodel.config import TrainingSamplingParams
+from trainer_adapter.automodel.parallel.sequence import SequenceShard
+from trainer_adapter.automodel.parallel.vocab import VocabShard, vocab_shard
+from trainer_adapter.automodel.train import _sampling_filter
+
+
+def next_token_logprobs(
+    logits: Tensor,
+    input_ids: Tensor,
+    sequence: SequenceShard | None = None,
+    sampling_params: TrainingSamplingParams | None = None,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """[B,S-1] float32: column i is the log-probability of token i + 1 given those before it. Differentiable.
+
+    logits: [B,S,V] divided by the temperature, or this rank's positions of them if `sequence` is given; a DTensor may
+    be sharded along V.
+    input_ids: [B,S] int64, always whole.
+    sampling_params: only top_k and top_p are used; a token that they exclude has log-probability -inf.
+    chunk_size: positions at a time; None: all.
+    """
+    if sequence is not None:
+        own = _logprobs(vocab_shard(logits), sequence.next_tokens(input_ids), sampling_params, chunk_size)
+        return sequence.gather(own)[:, :-1]
+    shard = vocab_shard(logits)
+    return _logprobs(shard.piece(0, input_ids.shape[1] - 1), input_ids[:, 1:], sampling_params, chunk_size)
+
+
+def _logprobs(
+    shard: VocabShard, tokens: Tensor, params: TrainingSamplingParams | None, chunk_size: int | None
+) -> Tensor:
+    """[B,P] float32: the log-probability of each of tokens [B,P] at its position of the shard."""
+    positions = tokens.shape[1]
+    if positions == 0:
+        return shard.own.new_zeros(tokens.shape, dtype=torch.float32)
+    if _sampling_filter.is_filtering(params):
+        chunk_size = min(chunk_size or _sampling_filter.CHUNK, _sampling_filter.CHUNK)
+    step = chunk_size or positions
+    parts = [(start, min(start + step, positions)) for start in range(0, positions, step)]
+    return torch.cat([_part(shard.piece(*part), tokens[:, slice(*part)], params) for part in parts], dim=1)
+
+
+def _part(shard: VocabShard, tokens: Tensor, params: TrainingSamplingParams | None) -> Tensor:
+    if params is not None and _sampling_filter.is_filtering(params):
+        # The filter needs the whole vocabulary.
+        logits = _sampling_filter.filter_logits(shard.gather().float(), params)
+        shard = VocabShard(logits, shard.vocab_size, None)
+    return shard.logprobs(tokens)

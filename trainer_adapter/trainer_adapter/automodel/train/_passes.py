@@ -1,0 +1,173 @@
+"""Running a model over microbatches: forward passes, post-processing of logits, backward passes.
+
+The passes of a sharded model are collective: every rank runs as many, forward and backward, as the rank with most
+microbatches. A rank's dummies are processed like real microbatches, but their loss counts as 0 and their logits get
+gradients of exactly 0. Multiplying the loss by 0 would not be enough: 0 * NaN is NaN.
+
+A loss is the microbatch's share of a mean over the global batch, so gradients must be summed over ranks and
+microbatches. FSDP averages them over the dp * cp ranks that share the weights; a factor before the backward pass undoes
+this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from trainer_adapter.automodel.config import TrainingSamplingParams
+from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch
+from trainer_adapter.automodel.train._forward import apply_temperature_scaling, extract_logits, model_forward
+from trainer_adapter.automodel.train._inference import (
+    LogprobsPostProcessor,
+    ScorePostProcessor,
+    TopkLogitsPostProcessor,
+)
+from trainer_adapter.automodel.train._loss import LossPostProcessor
+
+PostProcessor: TypeAlias = LossPostProcessor | LogprobsPostProcessor | TopkLogitsPostProcessor | ScorePostProcessor
+
+
+def forward_with_post_processing_fn(
+    model: torch.nn.Module,
+    post_processing_fn: PostProcessor,
+    processed_mb: ProcessedMicrobatch,
+    is_reward_model: bool = False,
+    allow_flash_attn_args: bool = True,
+    global_valid_seqs: Tensor | None = None,
+    global_valid_toks: Tensor | None = None,
+    sampling_params: TrainingSamplingParams | None = None,
+) -> tuple[Any, dict[str, Any], ProcessedMicrobatch]:
+    """Run one forward pass. Returns the post-processed result, metrics (empty except for a loss), and processed_mb.
+
+    Logits are divided by the temperature of sampling_params; scores are not. A loss needs global_valid_seqs and
+    global_valid_toks, see process_global_batch. TypeError for another kind of post_processing_fn.
+    """
+    _check_kind(post_processing_fn)
+    logits = _logits(model, processed_mb, is_reward_model, allow_flash_attn_args)
+    valid = (global_valid_seqs, global_valid_toks)
+    result, metrics = _post_process(logits, post_processing_fn, processed_mb, valid, sampling_params)
+    return result, metrics, processed_mb
+
+
+def automodel_forward_backward(
+    model: torch.nn.Module,
+    data_iterator: Iterable[ProcessedMicrobatch],
+    post_processing_fn: PostProcessor,
+    forward_only: bool = False,
+    is_reward_model: bool = False,
+    allow_flash_attn_args: bool = True,
+    global_valid_seqs: Tensor | None = None,
+    global_valid_toks: Tensor | None = None,
+    sampling_params: TrainingSamplingParams | None = None,
+    dp_size: int = 1,
+    cp_size: int = 1,
+    num_global_batches: int = 1,
+    train_context_fn: Callable[[ProcessedInputs], AbstractContextManager[Any]] | None = None,
+    num_valid_microbatches: int | None = None,
+    on_microbatch_start: Callable[[int], None] | None = None,
+) -> list[tuple[Any, dict[str, Any]]]:
+    """Run all items of data_iterator, dummies included. Returns (result, metrics) for each.
+
+    Losses are differentiated unless forward_only is set; everything else runs without autograd. Gradients are added to
+    existing ones. A returned loss is detached and has no backward factor. Its metrics are divided by
+    num_global_batches, so that the sums of a step are means over its global batches; metrics with `_min` or `_max` in
+    their name, and those of dummies, are not divided.
+
+    num_valid_microbatches: items from this index on are dummies; None: there are none.
+    train_context_fn: returns, for the inputs of a microbatch, the context of its forward and backward pass.
+    on_microbatch_start: called with each index before its pass.
+    The other arguments are those of forward_with_post_processing_fn.
+    """
+    _check_kind(post_processing_fn)
+    has_loss = isinstance(post_processing_fn, LossPostProcessor)
+    differentiates = has_loss and not forward_only
+    valid = (global_valid_seqs, global_valid_toks)
+    results = []
+    for index, processed_mb in enumerate(data_iterator):
+        if on_microbatch_start is not None:
+            on_microbatch_start(index)
+        is_dummy = num_valid_microbatches is not None and index >= num_valid_microbatches
+        with _contexts(differentiates, train_context_fn, processed_mb.processed_inputs):
+            logits = _logits(model, processed_mb, is_reward_model, allow_flash_attn_args)
+            if is_dummy and differentiates:
+                logits = _block_gradient(logits)
+            result, metrics = _post_process(logits, post_processing_fn, processed_mb, valid, sampling_params)
+            if differentiates:
+                (result * (dp_size * cp_size)).backward()
+        results.append(_report(result, metrics, is_dummy, num_global_batches) if has_loss else (result, metrics))
+    return results
+
+
+def _check_kind(post_processing_fn: object) -> None:
+    if not isinstance(post_processing_fn, PostProcessor):
+        raise TypeError(
+            f"Unknown post-processing function type {type(post_processing_fn).__name__}: "
+            "it must be a post-processor of trainer_adapter.automodel.train"
+        )
+
+
+def _logits(
+    model: torch.nn.Module, processed_mb: ProcessedMicrobatch, is_reward_model: bool, allow_flash_attn_args: bool
+) -> Tensor:
+    outputs = model_forward(model, processed_mb.processed_inputs, is_reward_model, allow_flash_attn_args)
+    return extract_logits(model, outputs)
+
+
+def _post_process(
+    logits: Tensor,
+    post_processing_fn: PostProcessor,
+    processed_mb: ProcessedMicrobatch,
+    valid: tuple[Tensor | None, Tensor | None],
+    sampling_params: TrainingSamplingParams | None,
+) -> tuple[Any, dict[str, Any]]:
+    if isinstance(post_processing_fn, ScorePostProcessor):
+        return post_processing_fn(logits), {}
+    logits = apply_temperature_scaling(logits, sampling_params)
+    if not isinstance(post_processing_fn, LossPostProcessor):
+        return post_processing_fn(logits, processed_mb), {}
+    seqs, toks = valid
+    if seqs is None or toks is None:
+        raise ValueError("a loss needs global_valid_seqs and global_valid_toks; pass both")
+    return post_processing_fn(logits, processed_mb, seqs, toks)
+
+
+@contextlib.contextmanager
+def _contexts(
+    differentiates: bool,
+    train_context_fn: Callable[[ProcessedInputs], AbstractContextManager[Any]] | None,
+    inputs: ProcessedInputs,
+) -> Iterator[None]:
+    own = nullcontext() if train_context_fn is None else train_context_fn(inputs)
+    with nullcontext() if differentiates else torch.no_grad(), own:
+        yield
+
+
+def _report(
+    loss: Tensor, metrics: dict[str, Any], is_dummy: bool, num_global_batches: int
+) -> tuple[Tensor, dict[str, Any]]:
+    if is_dummy:
+        return torch.zeros_like(loss), metrics
+    is_extreme = {name: "_min" in name or "_max" in name for name in metrics}
+    shares = {name: value if is_extreme[name] else value / num_global_batches for name, value in metrics.items()}
+    return loss.detach(), shares
+
+
+def _block_gradient(logits: Tensor) -> Tensor:
+    """Return the same numbers; the backward pass continues with zeros, whatever arrives."""
+    closed: Tensor = _BlockGradient.apply(logits)  # type: ignore[no-untyped-call]
+    return closed
+
+
+class _BlockGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        return logits.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.zeros_like(grad)

@@ -1,0 +1,76 @@
+"""This rank's weights and optimizer state: moving them between devices, and running with the reference weights.
+
+Reference weights are swapped in place, this rank's part only, because a second model would not fit beside the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from trainer_adapter.automodel.setup import setup_reference_model_state
+
+
+def move_model(model: torch.nn.Module, device: torch.device) -> None:
+    """Move all parameters and buffers, in place."""
+    model.state_dict()  # makes FSDP release parameters that it holds whole
+    model.to(device)
+    _release_cache()
+
+
+def move_optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
+    """Move the optimizer's tensors. Step counts stay on the CPU, where optimizers expect them."""
+    if optimizer is None:
+        return
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, DTensor) or (isinstance(value, torch.Tensor) and value.ndim > 0):
+                state[name] = value.to(device)
+    _release_cache()
+
+
+def _release_cache() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def swap_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Run the block with other weights; afterwards the current ones are back, bit for bit, also after an exception.
+
+    weights: this rank's part of every entry of the model's state dict, as setup_reference_model_state returns it.
+    Raises ValueError, before anything changes, for weights with other names or shapes.
+    """
+    _check_fit(model, weights)
+    current = setup_reference_model_state(model)
+    try:
+        _copy_in(model, weights)
+        yield
+    finally:
+        _copy_in(model, current)
+
+
+def _check_fit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    own = {name: _local(value).shape for name, value in model.state_dict().items()}
+    given = {name: value.shape for name, value in weights.items()}
+    odd = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
+    if odd:
+        raise ValueError(f"reference weights do not fit the model: {', '.join(odd[:5])} differ in shape or are missing")
+
+
+@torch.no_grad()
+def _copy_in(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy the weights into the model.
+
+    state_dict() also makes FSDP release parameters that it still holds whole from the last forward pass; the next pass
+    would otherwise use them.
+    """
+    for name, value in model.state_dict().items():
+        _local(value).copy_(weights[name])
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
