@@ -18,7 +18,8 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from dataplane_client._rows import Int64Array, gather_rows
+from dataplane_client._arrays import Int64Array
+from dataplane_client._rows import gather_rows
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -15,13 +15,10 @@ from typing import Final
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_non_tensor
 
-from dataplane_client._rows import Int64Array
-
-ObjectArray = npt.NDArray[np.object_]
+from dataplane_client._arrays import Int64Array, ObjectArray
 
 _MAX_DEPTH: Final = 128
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})

@@ -12,13 +12,11 @@ import math
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from dataplane_client.row_kernels import ByteArray, RowCopy, copy_rows
+from dataplane_client._arrays import ByteArray, Int64Array
+from dataplane_client.row_kernels import RowCopy, copy_rows
 from dataplane_client.warm_buffers import SMALLEST, take
-
-Int64Array = npt.NDArray[np.int64]
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 

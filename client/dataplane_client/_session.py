@@ -31,11 +31,10 @@ from typing import Any
 
 import grpc
 
+from dataplane_client._channel import open_channel
 from dataplane_client._deadline import Deadline, backoff_pauses
 from dataplane_client._error_table import translated
-from dataplane_client._heartbeats import beat_interval_s, until_next_beat_s
 from dataplane_client._log import log_event
-from dataplane_client._sync.runtime import open_channel
 from dataplane_client.errors import (
     ClosedError,
     DataPlaneError,
@@ -53,6 +52,10 @@ CLOSE_S = 2.0
 _ENDING_S = 1.5  # for the server to end a stream that was closed; the rest of CLOSE_S is for the thread
 _UNDO_S = 1.0
 _MAX_UNDOS = 1024
+
+_BEATS_A_GRACE = 3
+_BEAT_TIMES_S = 0.5
+_SHORT_INTERVAL_S = 1.0
 
 Undo = Callable[[Any, float], object]
 """One or two calls of a stub, each of at most so many seconds, that take something back. May be made repeatedly."""
@@ -85,7 +88,7 @@ class LivenessSession:
         keeper = self._keepers.get(os.getpid())
         return "" if keeper is None else keeper.session_id
 
-    def wanted(self, stale: str, deadline: Deadline) -> Future[str]:
+    def open_session(self, stale: str, deadline: Deadline) -> Future[str]:
         """The id of a session, which is opened if there is none; one that was found to be dead is given as stale.
 
         At the deadline the future holds an UnavailableError, if by then the server was found not to answer.
@@ -366,6 +369,24 @@ class _Stream:
         if self.call.code() is grpc.StatusCode.OK:
             return UnavailableError(f"Session at {target}: the server ended the stream")
         return translated(self.call, "Session", target)
+
+
+def beat_interval_s(grace_s: float) -> float:
+    """The longest time between two heartbeats, in seconds. Three fit into a grace, so two may be lost or late."""
+    return grace_s / _BEATS_A_GRACE
+
+
+def until_next_beat_s(grace_s: float, wall_clock_s: float) -> float:
+    """Seconds from now, which is `wall_clock_s` by the wall clock, until the next heartbeat; always above 0.
+
+    All clients send at the same times of the wall clock, half a second apart: a server of a thousand clients then finds
+    many heartbeats each time it wakes up, and waking up costs it more than reading them. Intervals below 1 s are too
+    short for that; their heartbeats are evenly spaced.
+    """
+    interval_s = beat_interval_s(grace_s)
+    if interval_s < _SHORT_INTERVAL_S:
+        return interval_s
+    return interval_s - (wall_clock_s + interval_s) % _BEAT_TIMES_S
 
 
 def _may_pass(error: DataPlaneError) -> bool:

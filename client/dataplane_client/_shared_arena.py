@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataplane_client._local_frames import request_frame, response_head
-from dataplane_client.row_kernels import ByteArray
+from dataplane_client._arrays import ByteArray
+from dataplane_client._local_protocol import request_frame, response_head
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD
@@ -37,7 +37,7 @@ class SharedArena:
         self.address = address
         self._pid = os.getpid()
         self._handles = itertools.count(1)
-        self._let_go: deque[int] = deque()
+        self._released: deque[int] = deque()
         self._unsent = bytearray()  # frames begun, whole or in part; belongs to who holds _sending
         self._sending = threading.Lock()
         self._lock = threading.Lock()
@@ -104,7 +104,7 @@ class SharedArena:
         """A name for a lease or reservation, never used before."""
         return next(self._handles)
 
-    def let_go(self, *handles: int) -> None:
+    def release(self, *handles: int) -> None:
         """Tell the server that leases or reservations are no longer used.
 
         Safe in finalizers: it takes no lock that its own thread may hold, and never blocks. What cannot be said now,
@@ -113,9 +113,9 @@ class SharedArena:
         """
         if os.getpid() != self._pid:
             return
-        self._let_go.extend(handles)
+        self._released.extend(handles)
         flushed = True
-        while flushed and (self._let_go or self._unsent) and self._sending.acquire(blocking=False):
+        while flushed and (self._released or self._unsent) and self._sending.acquire(blocking=False):
             try:
                 flushed = self._flush()
             finally:
@@ -123,7 +123,7 @@ class SharedArena:
 
     def _flush(self) -> bool:
         """Send what was let go of; whether all of it was."""
-        handles = [self._let_go.popleft() for _ in range(min(len(self._let_go), _HANDLES_A_FRAME))]
+        handles = [self._released.popleft() for _ in range(min(len(self._released), _HANDLES_A_FRAME))]
         if handles:
             self._unsent += request_frame(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles))
         try:

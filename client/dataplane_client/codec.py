@@ -15,28 +15,27 @@ resized.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from dataplane_client._arrays import Int64Array, ObjectArray
 from dataplane_client._jagged import RowSplit, build_jagged, read_jagged, split_like, split_rows
 from dataplane_client._object_leaves import (
-    ObjectArray,
     count_rows,
     is_object_leaf,
     object_rows,
     unwrap_wire_stripped_payload,
 )
 from dataplane_client._padding import pad_jagged, widen
-from dataplane_client._rows import Int64Array, gather_rows
+from dataplane_client._rows import gather_rows
+from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.columns_layout import Layout
 from dataplane_client.row_kernels import RowCopy, copy_rows
-
-if TYPE_CHECKING:
-    from dataplane_client.batched_data_dict import BatchedDataDict
 
 __all__ = [
     "materialize",
@@ -147,16 +146,15 @@ def pack_jagged_fields(
 
     Raises TypeError for any other type of field and ValueError for a field without N rows.
     """
-    packed, n_rows = packed_fields(fields, lengths, token_aligned_fields)
+    packed, n_rows = _pack_fields(fields, lengths, token_aligned_fields)
     return TensorDict(packed, batch_size=[n_rows])
 
 
-def packed_fields(
+def _pack_fields(
     fields: Mapping[str, torch.Tensor | ObjectArray],
     lengths: torch.Tensor | None,
     token_aligned_fields: set[str] | None,
 ) -> tuple[dict[str, torch.Tensor | ObjectArray], int]:
-    """The same as pack_jagged_fields, as a plain dictionary, and N."""
     for name, val in fields.items():
         _check_packable(name, val)
     row_lengths = None if lengths is None else _host_lengths(lengths)
@@ -205,6 +203,47 @@ def _pack_per_token(
     return packed
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedRows:
+    """A jagged field whose row i is ``padded[i, :lengths[i]]``; padded is on the CPU and (N, S, ...).
+
+    A put takes the rows from there, so that packing costs one copy: into the message or into the server's memory.
+    """
+
+    padded: torch.Tensor
+    lengths: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def with_padded_rows(
+    fields: Mapping[str, torch.Tensor | ObjectArray],
+    lengths: torch.Tensor,
+    token_aligned_fields: Collection[str] | None,
+) -> dict[str, object]:
+    """As pack_jagged_fields, with the same errors, but with PaddedRows where that copies rows."""
+    row_lengths = lengths.detach().to("cpu", torch.int64).numpy()
+    longest = int(row_lengths.max(initial=0))
+    padded = {
+        name: PaddedRows(val.detach(), row_lengths)
+        for name, val in fields.items()
+        if isinstance(val, torch.Tensor)
+        and _is_padded(val, row_lengths, longest)
+        and (val.shape[1] == longest if token_aligned_fields is None else name in token_aligned_fields)
+    }
+    others = {name: val for name, val in fields.items() if name not in padded}
+    named = None if token_aligned_fields is None else set(token_aligned_fields)
+    packed, _ = _pack_fields(others, lengths, named)
+    return {name: padded[name] if name in padded else packed[name] for name in fields}
+
+
+def _is_padded(val: torch.Tensor, lengths: Int64Array, longest: int) -> bool:
+    if val.is_nested or val.dim() < 2 or val.device.type != "cpu" or not val.is_contiguous():
+        return False
+    return bool(len(lengths) and val.shape[0] == len(lengths) and val.shape[1] >= longest)
+
+
 def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
     """The response part of per-token predictions, one jagged row of response_len per sample.
 
@@ -250,8 +289,6 @@ def materialize(
     Raises ValueError for an unknown layout or a pad value that the field's dtype cannot hold, and TypeError for nested
     TensorDicts.
     """
-    from dataplane_client.batched_data_dict import BatchedDataDict  # it builds on this package; torch-heavy
-
     if layout not in get_args(Layout):
         raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
     pad_values = pad_value_dict or {}

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from dataplane_client._field_layout import field_layout
+from dataplane_client.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
-
-if TYPE_CHECKING:
-    from dataplane_client.columns_layout import Kind
-    from dataplane_client.meta import Tag
+from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER, KINDS_BY_NUMBER
+from rl_dataplane.v1.element_types import Kind
 
 
 @dataclass(frozen=True)
@@ -260,8 +257,15 @@ def _tags(packed: bytes) -> dict[str, Tag]:
 
 
 def _field(message: pb.FieldDescription) -> FieldDescription:
-    kind, dtype, row_shape = field_layout(message)
-    return FieldDescription(message.name, kind, dtype, row_shape, message.per_token, message.rows, message.size_bytes)
+    return FieldDescription(
+        name=message.name,
+        kind=KINDS_BY_NUMBER.get(message.kind),
+        dtype=DTYPES_BY_NUMBER.get(message.data_type, ""),
+        row_shape=tuple(message.row_shape),
+        per_token=message.per_token,
+        rows=message.rows,
+        size_bytes=message.size_bytes,
+    )
 
 
 def _event(message: pb.SampleEvent) -> SampleEvent:

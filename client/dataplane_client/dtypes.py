@@ -20,7 +20,7 @@ from typing import Final
 
 import torch
 
-from dataplane_client.columns_layout import ITEM_SIZES
+from rl_dataplane.v1.element_types import ITEM_SIZES
 
 
 @dataclass(frozen=True, slots=True)

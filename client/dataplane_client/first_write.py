@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from dataplane_client._padded_rows import with_padded_rows
+from dataplane_client._arrays import ObjectArray
+from dataplane_client.codec import with_padded_rows
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta, Tag
-
-ObjectArray = npt.NDArray[np.object_]
 
 PAD_TARGET_KEY = "global_forward_pad_seqlen"
 """Key of a meta's extra_info: the width in tokens to which every rank pads, so that all see tensors of one shape."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgpack
 
-from dataplane_client._layouts import generations_of, int64s
+from dataplane_client._column_messages import generations_of, int64s
 from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -36,7 +36,7 @@ class Grant:
     groups: tuple[ClaimedGroup, ...] = ()
 
 
-def granted(
+def decode_grant(
     response: pb.ClaimSamplesResponse,
     partition_id: str,
     task_name: str,

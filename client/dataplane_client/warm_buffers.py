@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from dataplane_client.row_kernels import ByteArray
+from dataplane_client._arrays import ByteArray
 
 SMALLEST: Final = 1 << 18
 """Bytes from which on a buffer is worth keeping; what is smaller comes from the allocator."""

@@ -15,9 +15,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from dataplane_client._layouts import int64_bytes, int64s
+from dataplane_client._column_messages import int64_bytes, int64s
 from dataplane_client._placement import PlacedColumn
-from dataplane_client._requests import jagged_batch
+from dataplane_client._read_batches import jagged_batch
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.columns_layout import ColumnLayout, WireColumn
 from dataplane_client.row_kernels import ByteArray

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from dataplane_client.packing._adjustment import adjust_bin_count
 from dataplane_client.packing._metrics import PackingMetrics
 
 
@@ -43,7 +42,7 @@ class SequencePacker(ABC):
         if not lengths:
             return []
         self._check_lengths(lengths)
-        bins = adjust_bin_count(self._pack(lengths), at_least=self.min_bin_count, multiple_of=self.bin_count_multiple)
+        bins = _split_bins(self._pack(lengths), at_least=self.min_bin_count, multiple_of=self.bin_count_multiple)
         if self.metrics is not None:
             self.metrics.update(lengths, bins, self.bin_capacity)
         return bins
@@ -58,3 +57,25 @@ class SequencePacker(ABC):
     @abstractmethod
     def _pack(self, lengths: list[int]) -> list[list[int]]:
         """The algorithm: non-empty bins for a non-empty list of checked lengths."""
+
+
+def _split_bins(bins: list[list[int]], *, at_least: int, multiple_of: int) -> list[list[int]]:
+    """Bins followed by new one-sequence bins, so that there are max(len(bins), at_least) rounded up to multiple_of.
+
+    The fullest bin by count (the later one on ties) gives up its last sequences first, down to a single one, then the
+    next. Raises ValueError when there are not enough sequences to fill every bin.
+    """
+    target = -(-max(len(bins), at_least) // multiple_of) * multiple_of
+    sequences = sum(map(len, bins))
+    if sequences < target:
+        raise ValueError(
+            f"Cannot create {target} bins with only {sequences} sequences: "
+            f"at least {at_least} bins and a multiple of {multiple_of} were asked for"
+        )
+    adjusted = [list(b) for b in bins]
+    by_count = sorted(adjusted, key=len)  # stable, so that popping from the end takes the later bin on ties
+    while len(adjusted) < target:
+        while len(by_count[-1]) == 1:
+            by_count.pop()
+        adjusted.append([by_count[-1].pop()])
+    return adjusted

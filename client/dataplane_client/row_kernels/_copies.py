@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-ByteArray = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
+from dataplane_client._arrays import ByteArray, Int64Array
 
 PATTERN_SIZES: Final = (1, 2, 4, 8, 16)
 _UINT8: Final = np.dtype(np.uint8)
