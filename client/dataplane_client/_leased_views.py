@@ -1,7 +1,7 @@
-"""Columns of a read as views of the arena: nothing is copied, whatever their size.
+"""Columns of a read as views of the arena; nothing is copied, whatever their size.
 
-The views lie in a mapping of their own that is private to the read: writing to them changes neither the arena nor
-another read. The lease is let go of when the last view is gone, and keeps the session alive until then.
+The views lie in a private mapping of the read: writing to them changes neither the arena nor another read. The lease is
+released when the last view is gone, and keeps the attachment alive until then.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def leased_columns(
     offsets: Int64Array,
     sizes: Int64Array,
 ) -> list[PlacedColumn] | None:
-    """The columns as views, if the rows of each adjoin in their order and lie as torch needs them; None otherwise.
+    """The columns as views, if the rows of each adjoin in order and are aligned as torch needs; otherwise None.
 
-    The lease under handle then belongs to the views. Raises ValueError when the runs do not fit the layouts, or lie
-    outside the arena.
+    The views then own the lease under handle. Raises ValueError when the runs do not fit the layouts, or lie outside
+    the arena.
     """
     spans = _spans(layouts, n_rows, offsets, sizes)
     if spans is None or any(at % layout.item_size for (at, _), layout in zip(spans, layouts, strict=True)):

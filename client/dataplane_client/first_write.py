@@ -1,4 +1,4 @@
-"""The first put of a rollout batch, prepared: what is per-token, how wide readers should pad, what the receipt says."""
+"""Prepares the first put of a rollout batch: which fields are per-token, to which width readers pad, the receipt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAD_TARGET_KEY = "global_forward_pad_seqlen"
 
 
 class FirstWrite:
-    """A checked batch in wire layout. Raises ValueError and TypeError for what kv_first_write refuses."""
+    """A checked batch in wire layout. Raises the ValueErrors and TypeErrors of kv_first_write."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class FirstWrite:
         self.fields = with_padded_rows(batch, lengths, per_token)
 
     def receipt(self, meta: KVBatchMeta, task_name: str, extra_info: Mapping[str, object]) -> KVBatchMeta:
-        """The meta of the put, for the task it is meant for."""
+        """The meta of the put, for a task."""
         return replace(meta, task_name=task_name, extra_info={**extra_info, PAD_TARGET_KEY: self.pad_target})
 
 

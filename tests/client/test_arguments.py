@@ -28,19 +28,19 @@ def test_names_come_in_any_iterable(names: Sequence[str]) -> None:
 
 
 def test_a_str_is_not_taken_for_its_letters() -> None:
-    with pytest.raises(UnsupportedTypeError, match="here: field names are a sequence of str, got the str 'ab'"):
+    with pytest.raises(UnsupportedTypeError, match="here: field names must be a sequence of str, got the str 'ab'"):
         checked_names("field name", "ab", "here")
     assert one_or_more("field name", "ab", "here") == ["ab"]
 
 
 @pytest.mark.parametrize("name", [1, None, b"a", ["a"]], ids=repr)
 def test_a_name_is_a_str(name: object) -> None:
-    with pytest.raises(UnsupportedTypeError, match=f"here: a task name is a str, got {type(name).__name__}"):
+    with pytest.raises(UnsupportedTypeError, match=f"here: a task name must be a str, got {type(name).__name__}"):
         checked_name("task name", name, "here")  # type: ignore[arg-type]
 
 
 def test_a_name_without_utf_8_form_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"here: task name .* has no UTF-8 form"):
+    with pytest.raises(InvalidArgumentError, match=r"here: task name .* cannot be encoded as UTF-8"):
         checked_name("task name", "a\udfff", "here")
 
 
@@ -51,7 +51,7 @@ def test_a_count_is_anything_that_is_an_integer(count: int) -> None:
 
 @pytest.mark.parametrize("count", [3.0, "3", None, np.float64(3)], ids=repr)
 def test_a_count_of_another_type_is_refused(count: object) -> None:
-    with pytest.raises(UnsupportedTypeError, match=f"here: rows is an int, got {type(count).__name__}"):
+    with pytest.raises(UnsupportedTypeError, match=f"here: rows must be an int, got {type(count).__name__}"):
         checked_count("rows", count, "here", least=1, most=5)  # type: ignore[arg-type]
 
 
@@ -72,13 +72,13 @@ def test_no_lengths_stay_none() -> None:
 
 @pytest.mark.parametrize("lengths", [[1.0, 2], torch.tensor([1.5, 2.0]), ["1", 2], [None, 1]], ids=repr)
 def test_lengths_are_not_rounded(lengths: Sequence[int]) -> None:
-    with pytest.raises(UnsupportedTypeError, match="here: sequence_lengths are ints"):
+    with pytest.raises(UnsupportedTypeError, match="here: sequence_lengths must be ints"):
         checked_lengths(lengths, ["a", "b"], "here")
 
 
 @pytest.mark.parametrize("length", [-2, 1 << 31, 1 << 70], ids=str)
 def test_a_length_out_of_range_is_refused_naming_the_sample(length: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"here: sample 'b': sequence length {length}"):
+    with pytest.raises(InvalidArgumentError, match=f"here: sample 'b': sequence length must be -1 to .*, got {length}"):
         checked_lengths([1, length], ["a", "b"], "here")
 
 
@@ -91,9 +91,9 @@ def test_generations_are_those_of_a_meta_or_none() -> None:
     ("generations", "error", "message"),
     [
         ([1], InvalidArgumentError, "here: 1 generations, but the call names 2 samples"),
-        ([1, 2.0], UnsupportedTypeError, "here: generations are ints"),
-        ([1, -1], InvalidArgumentError, "here: a generation is not within 0"),
-        ([1, 1 << 63], InvalidArgumentError, "here: a generation is not within 0"),
+        ([1, 2.0], UnsupportedTypeError, "here: generations must be ints"),
+        ([1, -1], InvalidArgumentError, "here: a generation must be 0 to"),
+        ([1, 1 << 63], InvalidArgumentError, "here: a generation must be 0 to"),
     ],
     ids=str,
 )

@@ -56,7 +56,7 @@ def test_a_client_is_known_by_its_host_and_process_unless_it_has_a_name() -> Non
 
 def test_a_name_of_a_client_is_not_longer_than_the_server_takes() -> None:
     assert ClientOptions(client_name="ä" * 128).caller == "ä" * 128
-    with pytest.raises(ValueError, match="client_name has at most 256 bytes, got 'ä"):
+    with pytest.raises(ValueError, match="client_name must have at most 256 bytes, got 'ä"):
         ClientOptions(client_name="ä" * 129)
 
 

@@ -101,7 +101,10 @@ ANSWERS: dict[str, tuple[bytes, Callable[[], tuple[type[Exception], str]]]] = {
     "nothing": (b"", lambda: (ConnectionError, "the server closed the connection")),
     "half a head": (HEAD.pack(5, 0)[:4], lambda: (ConnectionError, "the server closed the connection")),
     "half a body": (HEAD.pack(5, 0) + b"abc", lambda: (ConnectionError, "the server closed the connection")),
-    "too much": (HEAD.pack((20 << 20) + 1, 0), lambda: (ConnectionError, "a response of 20971521 bytes; the limit is 20971520")),
+    "too much": (
+        HEAD.pack((20 << 20) + 1, 0),
+        lambda: (ConnectionError, "a response of 20971521 bytes; the limit is 20971520"),
+    ),
 }
 
 

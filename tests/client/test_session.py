@@ -332,11 +332,11 @@ def test_a_forked_child_has_a_session_of_its_own(address: str, sessions: Session
     """A process that starts none of gRPC's threads before it forks, so that the child can."""
     code = (
         "import os, sys\n"
-        "from dataplane_client._session import LivenessSession, _Keeper\n"
+        "from dataplane_client._session import LivenessSession\n"
         "from dataplane_client._deadline import Deadline\n"
         "from dataplane_client.options import ClientOptions\n"
         f"session = LivenessSession({address!r}, ClientOptions())\n"
-        "parents = session._keeper()\n"
+        "parents = session._thread()\n"
         "parents.session_id = 'of the parent'\n"
         "child = os.fork()\n"
         "if child == 0:\n"

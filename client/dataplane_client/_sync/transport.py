@@ -166,7 +166,7 @@ class Transport:
 
     def _check_open(self, verb: str) -> None:
         if self.closed:
-            raise ClosedError(f"{verb} at {self.target}: the client is closed") from None
+            raise ClosedError(f"{verb} at {self.target}: the client was closed") from None
 
     # -- the choice of how values travel -------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def _reason(place: str, error: OSError) -> str:
         return f"there is no {shown}"
     if isinstance(error, ConnectionRefusedError):
         return f"nobody listens at {shown}{' in this network namespace' if abstract else ''}"
-    if abstract and (error.errno in (errno.ECONNRESET, errno.EPIPE) or "lends no memory" in str(error)):
+    if abstract and (error.errno in (errno.ECONNRESET, errno.EPIPE) or "shares no memory" in str(error)):
         return f"{shown} serves the server's own user alone, and {process_text()}"
     return f"{shown}: {error}"
 
