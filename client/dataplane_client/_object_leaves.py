@@ -113,7 +113,7 @@ def _check_supported(value: object, depth: int) -> None:
     if type(value) is dict:
         for key in value:
             if type(key) is not str:
-                raise TypeError(f"unsupported type {_type_name(key)} of a dict key; use str")
+                raise TypeError(f"unsupported dict key of type {_type_name(key)}; use str")
     for item in value.values() if type(value) is dict else value:
         _check_supported(item, depth + 1)
 

@@ -139,8 +139,8 @@ def test_any_values_come_back_equal_and_of_the_same_type(values: Sequence[object
         (Colour.RED, "Colour"),
         (OrderedDict(a=1), "collections.OrderedDict"),
         (msgpack.Timestamp(1), "Timestamp"),
-        ({1: 2}, "type int of a dict key"),
-        ({b"a": 2}, "type bytes of a dict key"),
+        ({1: 2}, "dict key of type int"),
+        ({b"a": 2}, "dict key of type bytes"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
