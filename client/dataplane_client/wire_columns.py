@@ -65,25 +65,28 @@ def _count_rows(td: TensorDictBase | Mapping[str, object]) -> int:
 
 
 def _encode(name: str, leaf: object, n_rows: int) -> WireColumn:
-    if is_object_leaf(leaf):
-        lengths, packed = pack_objects(name, object_rows(name, leaf, n_rows))
-        return WireColumn(name, "object", "", (), lengths, memoryview(packed))
+    if isinstance(leaf, torch.Tensor):
+        return _encode_tensor(name, leaf, n_rows)
     if isinstance(leaf, PaddedRows):
         return _encode_padded(name, leaf, n_rows)
-    if not isinstance(leaf, torch.Tensor):
+    if not is_object_leaf(leaf):
         raise TypeError(f"field {name!r}: unsupported value type {type(leaf).__name__}")
-    dtype = dtype_name(leaf.dtype, name)
-    rows = count_rows(leaf)
-    if rows != n_rows:
-        found = "a 0-d tensor" if rows is None else f"{rows} rows"
+    lengths, packed = pack_objects(name, object_rows(name, leaf, n_rows))
+    return WireColumn(name, "object", "", (), lengths, memoryview(packed))
+
+
+def _encode_tensor(name: str, tensor: torch.Tensor, n_rows: int) -> WireColumn:
+    dtype = dtype_name(tensor.dtype, name)
+    if not tensor.dim() or tensor.size(0) != n_rows:
+        found = f"{tensor.size(0)} rows" if tensor.dim() else "a 0-d tensor"
         raise ValueError(f"field {name!r}: {found}, but the batch has {n_rows} rows")
-    if leaf.is_nested:
-        jagged = read_jagged(leaf, name)
+    if tensor.is_nested:
+        jagged = read_jagged(tensor, name)
         values = jagged.packed()
         return WireColumn(name, "jagged", dtype, tuple(values.shape[1:]), jagged.lengths, _bytes_of(name, values))
-    if leaf.layout is not torch.strided or leaf.is_meta:
-        raise TypeError(f"field {name!r}: unsupported {leaf.layout} tensor on {leaf.device}; make it dense first")
-    return WireColumn(name, "dense", dtype, tuple(leaf.shape[1:]), None, _bytes_of(name, leaf))
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise TypeError(f"field {name!r}: unsupported {tensor.layout} tensor on {tensor.device}; make it dense first")
+    return WireColumn(name, "dense", dtype, tuple(tensor.shape[1:]), None, _bytes_of(name, tensor))
 
 
 def _encode_padded(name: str, leaf: PaddedRows, n_rows: int) -> WireColumn:

@@ -17,10 +17,11 @@ _BYTES_PER_THREAD: Final = 4 << 20  # starting and joining a thread costs as muc
 
 
 def copy_rows(copies: Sequence[RowCopy], threads: int | None = None) -> None:
-    """Copy all rows of all copies, and fill behind them. Returns when all is written. Releases the GIL meanwhile.
+    """Copy all rows of all copies, and fill behind them. Returns when all is written.
 
     threads: the most that copy at once, including the calling one; None for default_threads(). Fewer are used if there
-    is less than about 4 MiB for each. Without a compiled kernel only the calling thread copies.
+    is less than about 4 MiB for each. Without a compiled kernel only the calling thread copies. A compiled
+    kernel releases the GIL.
 
     Raises ValueError or TypeError, naming copy, row and rule, before anything is written.
     """
