@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from prometheus_client import CollectorRegistry
 
 from dataplane_client import observe
-from dataplane_client._puts import put_of
-from dataplane_client.observe._call import begun
+from dataplane_client._requests import put_request
+from dataplane_client.observe._call import begin_call
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 CALLS, ROUNDS = 2_000, 20
@@ -25,7 +25,7 @@ CALLS, ROUNDS = 2_000, 20
 def main() -> None:
     ids = [f"s{row}" for row in range(64)]
     fields = {"x": torch.zeros(64, 8), "y": torch.zeros(64)}
-    put = put_of("put", "train", ids, fields, "caller", tags=[{"weight_version": 7}] * 64)
+    put = put_request("put", "train", ids, fields, "caller", tags=[{"weight_version": 7}] * 64)
     response = pb.PutSamplesResponse()
 
     def loop() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
 
     def call() -> None:
         for _ in range(CALLS):
-            with begun("PutSamples", "unix:///run/dataplane.sock", put.header) as one:
+            with begin_call("PutSamples", "unix:///run/dataplane.sock", put.header) as one:
                 one.writes(put.columns)
                 one.attempted("shm")
                 one.answered(response)

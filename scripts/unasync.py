@@ -1,12 +1,14 @@
-"""Derive the blocking client from the asynchronous one: `python scripts/unasync.py [--check]`.
+"""Derive the blocking client from the asynchronous one: `python scripts/unasync.py [--check] [PACKAGE]`.
 
-The client is written once, in `client/dataplane_client/_async`. A list of word-for-word replacements turns each module
-into its twin in `_sync`. `runtime.py` has the code that cannot be derived and is written twice. --check changes nothing
-and exits with 1 if a twin is stale.
+The client is written once, in `_async` of the package (default: `client/dataplane_client`). A list of replacements
+turns each module into its twin in `_sync`. `runtime.py` holds the parts that cannot be derived and is written twice.
+--check changes nothing and exits with 1 when a twin differs from what the script would write. A replacement that
+matches nowhere in `_async` is an error, too: remove it.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -21,38 +23,50 @@ REPLACEMENTS = [
     (r"\bAwaitable\[(\w+)\]", r"\1"),
     (r"\bimport Awaitable, Callable\b", "import Callable"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
-    (r"\bAsync(DataPlaneClient|Claim|Group|Session|Transport|GrpcCalls|LocalCalls)\b", r"\1"),
+    (r"\bAsync(DataPlaneClient|Handle|Claim|Group|Session|Transport|GrpcCalls|LocalCalls)\b", r"\1"),
+    (r"\bopen_aio_channel\b", "open_channel"),
     (r"\b_async\b", "_sync"),
     (
-        r'^"""The client, written once\. .*\n"""$',
+        r'^"""The client, written once\. .*"""$',
         '"""The blocking client, derived from `_async` by `scripts/unasync.py`. Do not edit."""',
     ),
 ]
 
 
-def twin_of(source: Path) -> str:
+def derive_twin(source: Path, used: set[str]) -> str:
+    """The text of the twin of source. Adds the patterns that match to used."""
     text = source.read_text()
     for pattern, replacement in REPLACEMENTS:
-        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+        text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
+        if count:
+            used.add(pattern)
     for step in (["check", "--select=I", "--fix-only"], ["format"]):
         command = [sys.executable, "-m", "ruff", *step, "--quiet", "--stdin-filename", str(source), "-"]
         text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     return text
 
 
-def main(check: bool) -> int:
+def main(package: Path, check: bool) -> int:
     stale = 0
-    for source in sorted((PACKAGE / "_async").glob("*.py")):
+    used: set[str] = set()
+    for source in sorted((package / "_async").glob("*.py")):
         if source.name in WRITTEN_TWICE:
             continue
-        twin, text = PACKAGE / "_sync" / source.name, twin_of(source)
+        twin, text = package / "_sync" / source.name, derive_twin(source, used)
         if not twin.exists() or twin.read_text() != text:
             stale += 1
             print(f"{twin.name} {'is stale' if check else 'derived'}")
             if not check:
                 twin.write_text(text)
-    return 1 if check and stale else 0
+    unused = [pattern for pattern, _ in REPLACEMENTS if pattern not in used]
+    for pattern in unused:
+        print(f"the replacement of {pattern!r} matches nothing in {package / '_async'}: remove it")
+    return 1 if unused or (check and stale) else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main("--check" in sys.argv))
+    parser = argparse.ArgumentParser(description="Derive the blocking client from the asynchronous one.")
+    parser.add_argument("--check", action="store_true", help="change nothing, exit with 1 when a twin is stale")
+    parser.add_argument("package", nargs="?", type=Path, default=PACKAGE)
+    arguments = parser.parse_args()
+    raise SystemExit(main(arguments.package, arguments.check))

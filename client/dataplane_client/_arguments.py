@@ -1,7 +1,7 @@
-"""Checks of names and numbers that callers hand in, before a message is made of them.
+"""Checks of the names and numbers that callers pass, before they go into a message.
 
-Types are checked exactly, since a wrong one would travel as something else: a str for a list of its letters, a float
-for an integer. `where` begins each error's message and says which call it was. Limits are the server's business.
+Types are checked exactly, because a wrong one would be sent as something else: a str as a list of its letters, a float
+as an integer. `where` names the call and begins the message of each error. The server checks its limits itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_GENERATION = (1 << 63) - 1
 def checked_names(what: str, names: Iterable[str], where: str) -> list[str]:
     """Names of samples, fields or tasks as a list; a plain str is refused."""
     if isinstance(names, str):
-        raise UnsupportedTypeError(f"{where}: {what}s are a sequence of str, got the str {names!r}")
+        raise UnsupportedTypeError(f"{where}: {what}s must be a sequence of str, got the str {names!r}")
     listed = list(names)
     if not _all_plain(listed, str) or not _has_utf8("".join(listed)):
         for name in listed:
@@ -34,9 +34,9 @@ def one_or_more(what: str, names: Iterable[str], where: str) -> list[str]:
 
 def checked_name(what: str, name: str, where: str) -> str:
     if not isinstance(name, str):
-        raise UnsupportedTypeError(f"{where}: a {what} is a str, got {type(name).__name__}")
+        raise UnsupportedTypeError(f"{where}: a {what} must be a str, got {type(name).__name__}")
     if not _has_utf8(name):
-        raise InvalidArgumentError(f"{where}: {what} {name!r} has no UTF-8 form")
+        raise InvalidArgumentError(f"{where}: {what} {name!r} cannot be encoded as UTF-8")
     return name
 
 
@@ -49,7 +49,7 @@ def _has_utf8(text: str) -> bool:
 
 
 def _all_plain(values: Collection[object], kind: type) -> bool:
-    """Whether all are of exactly this type; checked at once, since batches have thousands of ids."""
+    """Whether all are of exactly this type; one check for all, because batches have thousands of ids."""
     return set(map(type, values)) <= {kind}
 
 
@@ -57,20 +57,20 @@ def checked_count(what: str, count: int, where: str, *, least: int, most: int) -
     try:
         checked = operator.index(count)
     except TypeError:
-        raise UnsupportedTypeError(f"{where}: {what} is an int, got {type(count).__name__}") from None
+        raise UnsupportedTypeError(f"{where}: {what} must be an int, got {type(count).__name__}") from None
     if not least <= checked <= most:
         raise InvalidArgumentError(f"{where}: {what} must be {least} to {most}, got {checked}")
     return checked
 
 
 def checked_lengths(lengths: Sequence[int] | None, sample_ids: Sequence[str], where: str) -> list[int] | None:
-    """Tokens of each row, -1 where unknown."""
+    """Tokens of each row, -1 if unknown."""
     if lengths is None:
         return None
     try:
         checked = list(lengths) if _all_plain(lengths, int) else [operator.index(length) for length in lengths]
     except TypeError as error:
-        raise UnsupportedTypeError(f"{where}: sequence_lengths are ints: {error}") from None
+        raise UnsupportedTypeError(f"{where}: sequence_lengths must be ints: {error}") from None
     if len(checked) != len(sample_ids):
         message = f"{where}: {len(checked)} sequence_lengths, but the call names {len(sample_ids)} samples"
         raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
@@ -78,7 +78,7 @@ def checked_lengths(lengths: Sequence[int] | None, sample_ids: Sequence[str], wh
         return checked
     for sample_id, length in zip(sample_ids, checked, strict=True):
         if not -1 <= length <= _MAX_LENGTH:
-            message = f"{where}: sample {sample_id!r}: sequence length {length} is not within -1 and {_MAX_LENGTH}"
+            message = f"{where}: sample {sample_id!r}: sequence length must be -1 to {_MAX_LENGTH}, got {length}"
             raise InvalidArgumentError(message)
     return checked
 
@@ -86,21 +86,21 @@ def checked_lengths(lengths: Sequence[int] | None, sample_ids: Sequence[str], wh
 def checked_generations(
     generations: Sequence[int] | None, sample_ids: Sequence[str], where: str
 ) -> Sequence[int] | None:
-    """The generation of each row, or None where the ids alone say which rows are meant."""
+    """The generation of each row, or None if the ids alone name the rows."""
     if generations is None:
         return None
     if not _all_plain(generations, int):
-        raise UnsupportedTypeError(f"{where}: generations are ints, as a meta holds them")
+        raise UnsupportedTypeError(f"{where}: generations must be ints, as in a meta")
     if len(generations) != len(sample_ids):
         message = f"{where}: {len(generations)} generations, but the call names {len(sample_ids)} samples"
         raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
     if min(generations, default=0) < 0 or max(generations, default=0) > _MAX_GENERATION:
-        raise InvalidArgumentError(f"{where}: a generation is not within 0 and {_MAX_GENERATION}")
+        raise InvalidArgumentError(f"{where}: a generation must be 0 to {_MAX_GENERATION}")
     return generations
 
 
 def checked_seconds(what: str, seconds: float, where: str) -> int:
-    """In nanoseconds."""
+    """The time in nanoseconds."""
     if not 0 <= seconds <= _MAX_SECONDS:
         raise InvalidArgumentError(f"{where}: {what} must be 0 to {_MAX_SECONDS:g} seconds, got {seconds}")
     return int(seconds * 1e9)

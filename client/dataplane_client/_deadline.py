@@ -10,16 +10,16 @@ from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.options import ClientOptions
 
 ANSWER_MARGIN_S = 2.0
-"""How much longer than a wait on the server the call itself may take, so that the server's own answer ("too few rows
-are ready, because ...") arrives instead of a bare deadline."""
+"""How much longer a call may take than its wait on the server, so that the server's answer ("too few rows are ready,
+because ...") arrives instead of a bare DEADLINE_EXCEEDED."""
 
 
 MAX_TIMEOUT_S = 1e9
-"""Some 30 years; beyond that the clocks of gRPC run over."""
+"""About 30 years; gRPC's clocks overflow beyond that."""
 
 
 class Deadline:
-    """A point in time, `timeout_s` seconds from its making."""
+    """The point in time `timeout_s` seconds after its creation."""
 
     def __init__(self, timeout_s: float) -> None:
         if not 0 <= timeout_s <= MAX_TIMEOUT_S:
@@ -32,8 +32,8 @@ class Deadline:
 
 
 def backoff_pauses(options: ClientOptions) -> Iterator[float]:
-    """Seconds to pause after the first attempt, the second, and so on, for ever."""
+    """Seconds to pause after the first attempt, the second, and so on, without end."""
     pause = options.first_backoff_s
     while True:
-        yield pause * (0.5 + random.random() / 2)  # noqa: S311  # spreads load, keeps no secret
+        yield pause * (0.5 + random.random() / 2)  # noqa: S311  # spreads load; needs no cryptographic randomness
         pause = min(2 * pause, options.max_backoff_s)

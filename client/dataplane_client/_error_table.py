@@ -1,4 +1,4 @@
-"""From gRPC statuses to our exceptions: the one translator. No grpc exception leaves the client."""
+"""Translates gRPC statuses to exceptions of `errors`. No grpc exception leaves the client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BY_REASON: dict[str, type[DataPlaneError]] = {
     "ROW_REPLACED": ReplacedError,
     "SESSION_EXPIRED": SessionExpiredError,
 }
-"""Reasons that have a class of their own; the others follow their status."""
+"""Reasons with their own class; for others the status decides."""
 
 BY_CODE: dict[grpc.StatusCode, type[DataPlaneError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
@@ -47,18 +47,17 @@ BY_CODE: dict[grpc.StatusCode, type[DataPlaneError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: OutOfSpaceError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
-    grpc.StatusCode.CANCELLED: UnavailableError,  # a server that ends does so to calls it has not begun; we never do
+    grpc.StatusCode.CANCELLED: UnavailableError,  # by a server that shuts down
     grpc.StatusCode.ABORTED: SupersededError,
 }
-"""Statuses that do not stand here are InternalError."""
-
+"""Other statuses are InternalError."""
 
 _CODE_OF_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def translated(error: grpc.RpcError, verb: str, target: str) -> DataPlaneError:
-    """Our exception for a failed call over gRPC; its message begins with the verb and names the server."""
-    metadata: Any = error.trailing_metadata() or ()  # pairs, whatever the type stubs say
+    """The exception for a failed call over gRPC. The message begins with the verb and the server's address."""
+    metadata: Any = error.trailing_metadata() or ()  # pairs, unlike the type stubs say
     packed = next((value for key, value in metadata if key == _DETAILS_KEY), b"")
     code = error.code()
     message = error.details() or code.name
@@ -67,8 +66,8 @@ def translated(error: grpc.RpcError, verb: str, target: str) -> DataPlaneError:
     return _error(code, message, status_pb2.Status.FromString(packed), verb, target)
 
 
-def refused(status: status_pb2.Status, verb: str, target: str) -> DataPlaneError:
-    """Our exception for a call over the local socket that was answered with a status."""
+def translated_status(status: status_pb2.Status, verb: str, target: str) -> DataPlaneError:
+    """The exception for a status that answers a call over the local socket."""
     code = _CODE_OF_NUMBER.get(status.code, grpc.StatusCode.UNKNOWN)
     return _error(code, status.message or code.name, status, verb, target)
 

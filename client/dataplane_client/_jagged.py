@@ -18,19 +18,20 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from dataplane_client._rows import Int64Array, gather_rows
+from dataplane_client._arrays import Int64Array
+from dataplane_client._rows import gather_rows
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_useful(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("is_fx_tracing will return true")
 
 
-# torch.nested warns, once a process, of a call that torch.nested itself makes: nothing that our callers could act on.
-logging.getLogger("torch.fx._symbolic_trace").addFilter(_is_news)
+# torch.nested warns, once per process, of a call that it makes itself. Callers can do nothing about that.
+logging.getLogger("torch.fx._symbolic_trace").addFilter(_is_useful)
 
 
 class _JaggedLayout(Protocol):
-    """What torch adds to a tensor of the jagged layout; its stubs do not tell."""
+    """What torch adds to a tensor of the jagged layout; its type stubs lack it."""
 
     def offsets(self) -> torch.Tensor: ...
 
@@ -39,14 +40,14 @@ class _JaggedLayout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JaggedRows:
-    """Row i is ``values[starts[i] : starts[i] + lengths[i]]``; values keeps its autograd history."""
+    """Row i is ``values[starts[i] : starts[i] + lengths[i]]``. values keeps its autograd history."""
 
     values: torch.Tensor
     starts: Int64Array
     lengths: Int64Array
 
     def packed(self) -> torch.Tensor:
-        """Exactly the entries of the rows, one after the other; a view of values where the rows already lie so."""
+        """The entries of the rows, one after the other; a view of values if the rows adjoin there."""
         ends = self.starts + self.lengths
         if len(ends) and not np.array_equal(ends[:-1], self.starts[1:]):
             return gather_rows(self.values, self.starts, self.lengths)
@@ -55,7 +56,7 @@ class JaggedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowSplit:
-    """The lengths of N rows and the N + 1 offsets, on the device of the values, that fields of one batch share."""
+    """The lengths of N rows, and the N + 1 offsets that fields of one batch share, on the device of the values."""
 
     lengths: Int64Array
     offsets: torch.Tensor
@@ -68,8 +69,8 @@ def split_rows(lengths: Int64Array, device: torch.device) -> RowSplit:
 
 
 def split_like(nested: torch.Tensor, lengths: Int64Array, device: torch.device) -> RowSplit:
-    """The split of a nested tensor whose row lengths these are; an equal one where new values cannot share its offsets,
-    because it has holes, is a window on larger values, or lives on another device.
+    """The split of a nested tensor with these row lengths. If new values cannot share its offsets, an equal one: it has
+    holes, is a window on larger values, or is on another device.
     """
     if nested.layout is torch.jagged and nested.device == device:
         jagged = cast("_JaggedLayout", nested)
@@ -79,7 +80,7 @@ def split_like(nested: torch.Tensor, lengths: Int64Array, device: torch.device) 
 
 
 def build_jagged(values: torch.Tensor, split: RowSplit) -> torch.Tensor:
-    """The nested tensor of rows that lie one after the other in values, which is not copied."""
+    """The nested tensor of rows that adjoin in values, which is not copied."""
     longest = int(split.lengths.max(initial=0))
     shortest = int(split.lengths.min(initial=longest))
     return torch.nested.nested_tensor_from_jagged(
@@ -90,14 +91,16 @@ def build_jagged(values: torch.Tensor, split: RowSplit) -> torch.Tensor:
 def read_jagged(tensor: torch.Tensor, field: str) -> JaggedRows:
     """The rows of a nested tensor of either layout. Costs one device-to-host copy of the offsets.
 
-    Raises ValueError, naming the field, if another dim than dim 1 is ragged or the offsets do not fit the values.
+    Raises ValueError, naming the field, if a dim other than dim 1 is ragged or the offsets do not fit the values.
     """
     if tensor.layout is not torch.jagged:
         return _read_strided(tensor, field)
     sizes: list[object] = list(tensor.shape)
     ragged_dim = next(dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt))
     if ragged_dim != 1:
-        raise ValueError(f"field {field!r}: ragged in dim {ragged_dim}, only dim 1 may be; transpose it back first")
+        raise ValueError(
+            f"field {field!r}: ragged in dim {ragged_dim}; only dim 1 may be ragged, so transpose it first"
+        )
     jagged = cast("_JaggedLayout", tensor)
     offsets, lengths = _to_array(jagged.offsets()), jagged.lengths()
     row_lengths = np.diff(offsets) if lengths is None else _to_array(lengths)

@@ -1,7 +1,7 @@
-"""Columns of a read as views of the arena: nothing is copied, whatever their size.
+"""Columns of a read as views of the arena; nothing is copied, whatever their size.
 
-The views lie in a mapping of their own that is private to the read: writing to them changes neither the arena nor
-another read. The lease is let go of when the last view is gone, and keeps the session alive until then.
+The views lie in a private mapping of the read: writing to them changes neither the arena nor another read. The lease is
+released when the last view is gone, and keeps the attachment alive until then.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ import weakref
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from dataplane_client._arrays import Int64Array
 from dataplane_client._placement import PlacedColumn, column_pieces, row_places
 from dataplane_client._shared_arena import SharedArena
-from dataplane_client.columns_layout import ITEM_SIZES, ColumnLayout
-
-Int64Array = npt.NDArray[np.int64]
+from dataplane_client.columns_layout import ColumnLayout
 
 
 def leased_columns(
@@ -27,17 +25,17 @@ def leased_columns(
     offsets: Int64Array,
     sizes: Int64Array,
 ) -> list[PlacedColumn] | None:
-    """The columns as views, if the rows of each adjoin in their order and lie as torch needs them; None otherwise.
+    """The columns as views, if the rows of each adjoin in order and are aligned as torch needs; otherwise None.
 
-    The lease under handle then belongs to the views. Raises ValueError when the runs do not fit the layouts, or lie
-    outside the arena.
+    The views then own the lease under handle. Raises ValueError when the runs do not fit the layouts, or lie outside
+    the arena.
     """
     spans = _spans(layouts, n_rows, offsets, sizes)
-    if spans is None or any(at % _item_bytes(layout) for (at, _), layout in zip(spans, layouts, strict=True)):
+    if spans is None or any(at % layout.item_size for (at, _), layout in zip(spans, layouts, strict=True)):
         return None
     low, high = min(at for at, end in spans if at < end), max(end for _, end in spans)
     view = arena.private_view(low, high)
-    weakref.finalize(view, arena.let_go, handle)
+    weakref.finalize(view, arena.release, handle)
     return [
         PlacedColumn(layout, view[at - low : end - low] if at < end else view[:0], None)
         for layout, (at, end) in zip(layouts, spans, strict=True)
@@ -66,7 +64,3 @@ def _span(starts: Int64Array, sizes: Int64Array) -> tuple[int, int] | None:
     if (begins[1:] != begins[:-1] + lengths[:-1]).any():
         return None
     return int(begins[0]), int(begins[-1] + lengths[-1])
-
-
-def _item_bytes(layout: ColumnLayout) -> int:
-    return 1 if layout.kind == "object" else ITEM_SIZES[layout.dtype]

@@ -14,13 +14,13 @@ _logger = logging.getLogger("dataplane_client")
 
 
 def log_event(level: int, event: str, **fields: object) -> None:
-    """Log an event. Names of fields must not be those of a record's own attributes, such as `name` or `process`."""
+    """Log an event. A field must not have the name of an attribute of LogRecord, such as `name` or `process`."""
     if _logger.isEnabledFor(level):
         message = " ".join([event, *(f"{name}={_shown(str(value))}" for name, value in fields.items())])
         _logger.log(level, "%s", message, extra={"event": event, **fields}, stacklevel=2)
 
 
 def _shown(value: str) -> str:
-    """A value as one word: quoted where it is empty, or holds what would not be read back."""
+    """A value as one word: quoted if it is empty, or has characters that a parser would misread."""
     plain = value.isprintable() and value and not any(mark in value for mark in ' "=')
     return value if plain else json.dumps(value, ensure_ascii=False)

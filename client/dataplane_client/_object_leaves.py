@@ -1,10 +1,9 @@
 """Object fields: one value per row, as TensorDict leaves and as msgpack bytes.
 
-A value travels if msgpack carries it and gives it back equal and of the same type: None, bool, int within 64 bits,
-float, str, bytes, and lists and dicts of these, with str keys, at most 128 deep. Types are compared exactly. Tuples,
-bytearrays, subclasses (enums, OrderedDict) and NumPy scalars would come back as something else and are refused, not
-converted. The same rule holds when bytes are read, so msgpack's extension types are refused and no code comes from
-the wire.
+A value is supported if msgpack returns it equal and of the same type: None, bool, int within 64 bits, float, str,
+bytes, and lists and dicts of these, with str keys, at most 128 deep. Types are compared exactly. Tuples, bytearrays,
+subclasses (enums, OrderedDict) and NumPy scalars would come back as another type; they are refused, not converted. The
+same rule holds for bytes that are read, so msgpack's extension types are refused and no code comes from the wire.
 """
 
 from __future__ import annotations
@@ -15,17 +14,14 @@ from typing import Final
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_non_tensor
 
-from dataplane_client._rows import Int64Array
-
-ObjectArray = npt.NDArray[np.object_]
+from dataplane_client._arrays import Int64Array, ObjectArray
 
 _MAX_DEPTH: Final = 128
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
-_CARRIED: Final = "None, bool, int, float, str, bytes, list and dict do"
+_SUPPORTED: Final = "None, bool, int, float, str, bytes, list or dict"
 
 
 def unwrap_wire_stripped_payload(item: object) -> object:
@@ -59,7 +55,7 @@ def count_rows(leaf: object) -> int | None:
 
 
 def object_rows(field: str, leaf: object, n_rows: int) -> ObjectArray:
-    """The values of the rows, ``(n_rows,)``; a NonTensorData payload other than an object array stands for every row.
+    """The values of the rows, ``(n_rows,)``. A NonTensorData payload other than an object array is every row's value.
 
     Raises ValueError, naming the field, if the leaf has another number of rows.
     """
@@ -74,7 +70,7 @@ def object_rows(field: str, leaf: object, n_rows: int) -> ObjectArray:
 
 
 def _stack_item(item: object) -> object:
-    """One row of a stack; a row that is itself a stack is how a TensorDict stores lists of equal length."""
+    """One row of a stack. A row that is itself a stack is a list: a TensorDict stores lists of equal length so."""
     return item.tolist() if isinstance(item, NonTensorStack) else unwrap_wire_stripped_payload(item)
 
 
@@ -82,7 +78,7 @@ def object_array(field: str, items: Sequence[object], n_rows: int) -> ObjectArra
     if len(items) != n_rows:
         raise ValueError(f"field {field!r}: {len(items)} objects, but there are {n_rows} rows")
     rows = np.empty(n_rows, object)
-    for row, item in enumerate(items):  # by index: numpy would look into lists
+    for row, item in enumerate(items):  # one by one: numpy would unpack lists
         rows[row] = item
     return rows
 
@@ -90,7 +86,7 @@ def object_array(field: str, items: Sequence[object], n_rows: int) -> ObjectArra
 def pack_objects(field: str, rows: ObjectArray) -> tuple[Int64Array, bytes]:
     """The msgpack bytes of all rows, one after the other, and the bytes of each.
 
-    Raises TypeError for a type and ValueError for a value that does not travel, naming the field and the row.
+    Raises TypeError for an unsupported type and ValueError for an unsupported value, naming the field and the row.
     """
     packed = [_pack(field, row, value) for row, value in enumerate(rows)]
     return np.array([len(data) for data in packed], np.int64), b"".join(packed)
@@ -98,7 +94,7 @@ def pack_objects(field: str, rows: ObjectArray) -> tuple[Int64Array, bytes]:
 
 def _pack(field: str, row: int, value: object) -> bytes:
     try:
-        _check_carried(value, 0)
+        _check_supported(value, 0)
         packed: bytes = msgpack.packb(value)
     except TypeError as error:
         raise TypeError(f"field {field!r}, row {row}: {error}") from error
@@ -107,19 +103,19 @@ def _pack(field: str, row: int, value: object) -> bytes:
     return packed
 
 
-def _check_carried(value: object, depth: int) -> None:
+def _check_supported(value: object, depth: int) -> None:
     if type(value) in _SCALARS:
         return
     if type(value) is not list and type(value) is not dict:
-        raise TypeError(f"{_type_name(value)} does not travel; {_CARRIED}")
+        raise TypeError(f"unsupported type {_type_name(value)}; use {_SUPPORTED}")
     if depth == _MAX_DEPTH:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
     if type(value) is dict:
         for key in value:
             if type(key) is not str:
-                raise TypeError(f"dict key of type {_type_name(key)}, only str travels")
+                raise TypeError(f"unsupported dict key of type {_type_name(key)}; use str")
     for item in value.values() if type(value) is dict else value:
-        _check_carried(item, depth + 1)
+        _check_supported(item, depth + 1)
 
 
 def _type_name(value: object) -> str:
@@ -130,7 +126,7 @@ def _type_name(value: object) -> str:
 def unpack_objects(field: str, lengths: Int64Array, values: memoryview) -> list[object]:
     """The inverse of pack_objects; lengths must sum to the size of values.
 
-    No row can make it allocate more than a small multiple of the row's own bytes. Raises ValueError, naming the field
+    Allocates at most a small multiple of the rows' bytes, whatever they contain. Raises ValueError, naming the field
     and the row, for bytes that are not exactly one msgpack value that pack_objects could have written.
     """
     begins = (np.cumsum(lengths) - lengths).tolist()
@@ -142,8 +138,8 @@ def unpack_objects(field: str, lengths: Int64Array, values: memoryview) -> list[
 
 def _unpack(field: str, row: int, data: memoryview) -> object:
     try:
-        value: object = msgpack.unpackb(data, strict_map_key=True)  # its own limits are the size of data
-        _check_carried(value, 0)
+        value: object = msgpack.unpackb(data, strict_map_key=True)  # msgpack limits itself to the size of data
+        _check_supported(value, 0)
     except (ValueError, TypeError) as error:
         raise ValueError(f"field {field!r}, row {row}: not valid msgpack: {error}") from error
     return value

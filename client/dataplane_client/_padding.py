@@ -1,7 +1,7 @@
-"""Rectangles from ragged or too narrow fields, filled up on the right with a pad value.
+"""Pads ragged or too narrow fields on the right to rectangles.
 
-The pad value is converted once to the field's dtype. For integer and bool fields it must be a value of that dtype, and
-it arrives there exactly, also beyond 2**53; for floating-point fields torch rounds it to the nearest value.
+The pad value is converted once to the field's dtype. For integer and bool fields it must be a value of that dtype and
+is converted exactly, also beyond 2**53; for floating-point fields torch rounds it to the nearest value.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pad_element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tenso
         return torch.tensor([pad_value], dtype=dtype)
     low, high = _integer_range(dtype)
     if not low <= pad_value <= high or int(pad_value) != pad_value:
-        raise ValueError(f"field {field!r}: pad value {pad_value!r} is no value of {dtype}")
+        raise ValueError(f"field {field!r}: pad value {pad_value!r} is not a value of {dtype}")
     if dtype is _TWO_IN_A_BYTE:
         return torch.zeros(1, dtype=torch.uint8).view(dtype)
     return torch.tensor([int(pad_value)], dtype=dtype)
@@ -48,7 +48,7 @@ def pad_element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tenso
 
 def _integer_range(dtype: torch.dtype) -> tuple[int, int]:
     if dtype is _TWO_IN_A_BYTE:
-        return 0, 0  # torch converts no number to this type; two zeros are the zero byte
+        return 0, 0  # torch cannot convert numbers to this type; a zero byte is two zeros
     if dtype is torch.bool:
         return 0, 1
     info = torch.iinfo(dtype)

@@ -1,31 +1,29 @@
 """Where the values of a read go: buffers for columns, and the copies that fill them.
 
-A read's values are one sequence of bytes: row after row, column after column. Each column has a buffer in which its
-rows adjoin, or each is as wide as the widest and filled up behind its values. Whoever has some bytes of the sequence, a
-chunk of a stream or the arena itself, turns them into copies here: every byte is copied once, to its last place.
+A read's values are one sequence of bytes: row after row, column after column. Each column has a buffer, in which its
+rows either adjoin or are padded to one width. Bytes of the sequence come in chunks of a stream or lie in the arena; in
+both cases every byte is copied once, to its final place.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from dataplane_client.columns_layout import ITEM_SIZES, ColumnLayout
+from dataplane_client._arrays import ByteArray, Int64Array
+from dataplane_client.columns_layout import ColumnLayout
 from dataplane_client.errors import InternalError
-from dataplane_client.row_kernels import ByteArray, RowCopy, copy_rows
+from dataplane_client.row_kernels import RowCopy, copy_rows
 from dataplane_client.warm_buffers import take
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Rows are to be width entries of dim 1 wide, the entries behind a row's own filled with an element's bytes."""
+    """Pads rows to width entries in dim 1. element: the bytes of the pad value, repeated behind each row's entries."""
 
     width: int
     element: bytes
@@ -33,11 +31,11 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a read is to go.
+    """Where the values of a read go.
 
-    place: how a column is wanted, padded or (None) with its rows one after the other. allocate: memory of so many bytes
-    for a column; its contents do not matter. views: columns whose rows adjoin in memory that the server shares are not
-    copied at all, and neither placed nor allocated.
+    place: the padding of a column; None for rows that adjoin. allocate: returns memory of the given size in bytes for a
+    column; its contents do not matter. views: columns whose rows adjoin in memory that the server shares are not
+    copied, and neither place nor allocate is called for them.
     """
 
     place: Callable[[ColumnLayout], Padding | None]
@@ -47,7 +45,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedColumn:
-    """A column that was read. width: entries of each row in dim 1 if it was padded, None if its rows adjoin."""
+    """A column that was read. width: entries of each row in dim 1 if the column is padded, None if its rows adjoin."""
 
     layout: ColumnLayout
     values: ByteArray
@@ -55,7 +53,7 @@ class PlacedColumn:
 
 
 def adjoining(layout: ColumnLayout) -> None:
-    """A place for every column: its rows one after the other."""
+    """Destination.place for rows that adjoin: no padding."""
 
 
 class _Target:
@@ -66,33 +64,33 @@ class _Target:
         self.size_bytes = layout.size_of(n_rows)
         self.element = b"\0" if padding is None else padding.element
         self._n_rows = n_rows
-        self._width_bytes = None if padding is None else padding.width * _entry_bytes(layout)
+        self._width_bytes = None if padding is None else padding.width * layout.entry_bytes
         values = destination.allocate(self.size_bytes if self._width_bytes is None else n_rows * self._width_bytes)
         self.placed = PlacedColumn(layout, values, None if padding is None else padding.width)
 
-    @property
+    @cached_property
     def row_bytes(self) -> Int64Array:
-        """Bytes of each row, padding aside."""
+        """Bytes of each row without padding."""
         return self.placed.layout.row_bytes(self._n_rows)
 
-    @property
+    @cached_property
     def starts(self) -> Int64Array:
         """Where each row begins in the buffer."""
         if self._width_bytes is not None:
             return np.arange(self._n_rows, dtype=np.int64) * self._width_bytes
         return np.cumsum(self.row_bytes) - self.row_bytes
 
-    @property
+    @cached_property
     def fills(self) -> Int64Array | None:
         """Bytes of padding behind each row."""
         return None if self._width_bytes is None else self._width_bytes - self.row_bytes
 
     def copy_of(self, source: ByteArray, rows: Int64Array) -> RowCopy:
-        """The copy of all rows, which begin at these bytes of source."""
+        """The copy of all rows. rows: where each begins in source, in bytes."""
         return RowCopy(self.placed.values, self.starts, source, rows, self.row_bytes, self.fills, self.element)
 
     def copy_of_piece(self, source: ByteArray, at: int) -> RowCopy:
-        """The copy of all rows, which lie in one piece of source."""
+        """The copy of all rows, which adjoin in source from byte `at` on."""
         if self._width_bytes is not None:
             return self.copy_of(source, at + np.cumsum(self.row_bytes) - self.row_bytes)
         whole = np.array([self.size_bytes], np.int64)
@@ -109,8 +107,8 @@ class ReadBuffers:
         self.size_bytes = sum(target.size_bytes for target in self._targets)
 
     def copy_runs(self, source: ByteArray, offsets: Int64Array, run_sizes: Int64Array) -> None:
-        """Copy everything: the read's bytes are these runs of source, in their order. Raises ValueError when the runs
-        are not as many bytes, or cut a row in two.
+        """Copy all values: the runs of source, in order, are the read's sequence of bytes. Raises ValueError when the
+        runs have another number of bytes, or a run ends within a row.
         """
         pieces = column_pieces(offsets, run_sizes, [target.size_bytes for target in self._targets])
         if pieces is not None:
@@ -121,12 +119,12 @@ class ReadBuffers:
         copy_rows([target.copy_of(source, rows) for target, rows in zip(self._targets, places, strict=True)])
 
     def stream(self) -> StreamBuffers:
-        """To fill the buffers as chunks come."""
+        """A writer that fills the buffers chunk by chunk."""
         return StreamBuffers(self._targets, self._n_rows)
 
 
 class StreamBuffers:
-    """The copies into the buffers of a read whose bytes come in chunks."""
+    """Fills the buffers of a read chunk by chunk."""
 
     def __init__(self, targets: Sequence[_Target], n_rows: int) -> None:
         self._targets = targets
@@ -139,14 +137,14 @@ class StreamBuffers:
         self._received = 0
 
     def add(self, position: int, chunk: memoryview) -> None:
-        """Copy the next bytes of the read, which come at `position`; `finish` once all have come.
+        """Copy the next chunk, which begins at byte `position` of the read. Call `finish` after the last one.
 
-        Raises ValueError when they do not continue what came, or are too many.
+        Raises ValueError when the chunk does not continue the last one, or exceeds the read.
         """
         if position != self._received or position + len(chunk) > self._size_bytes:
             raise ValueError(
-                f"a chunk of {len(chunk)} bytes at byte {position} came where byte {self._received} of "
-                f"{self._size_bytes} was next"
+                f"a chunk has {len(chunk)} bytes at byte {position}; the next byte is {self._received} of "
+                f"{self._size_bytes}"
             )
         self._received += len(chunk)
         source: ByteArray = np.frombuffer(chunk, np.uint8)
@@ -169,7 +167,7 @@ class StreamBuffers:
         return RowCopy(self._targets[column].placed.values, targets, source, begins - position, sizes)
 
     def finish(self) -> None:
-        """Fill up padded rows behind their values. Raises ValueError when bytes are missing."""
+        """Write the padding behind the rows. Raises ValueError when bytes are missing."""
         if self._received != self._size_bytes:
             raise ValueError(f"the stream ended after {self._received} of {self._size_bytes} bytes")
         nothing = np.zeros(self._n_rows, np.int64)
@@ -181,14 +179,8 @@ class StreamBuffers:
         copy_rows(copies)
 
 
-def _entry_bytes(layout: ColumnLayout) -> int:
-    """Bytes of one entry of dim 1 of the batch."""
-    trailing = layout.row_shape[1:] if layout.kind == "dense" else layout.row_shape
-    return math.prod(trailing) * ITEM_SIZES[layout.dtype]
-
-
 def column_pieces(offsets: Int64Array, run_sizes: Int64Array, column_sizes: Sequence[int]) -> list[int] | None:
-    """Where each column begins, when each that has bytes is one run; None when it takes a look at the rows to tell."""
+    """Where each column begins, if every column with bytes is exactly one run; otherwise None."""
     if run_sizes.tolist() != [size for size in column_sizes if size]:
         return None
     begins = iter(offsets.tolist())
@@ -196,8 +188,8 @@ def column_pieces(offsets: Int64Array, run_sizes: Int64Array, column_sizes: Sequ
 
 
 def row_places(offsets: Int64Array, run_sizes: Int64Array, row_sizes: Int64Array) -> Int64Array:
-    """Where each row begins, when the bytes of all rows are these runs in their order. Raises ValueError when the runs
-    are not as many bytes, or end within a row.
+    """Where each row begins, given that the runs, in order, are the bytes of all rows. Raises ValueError when the runs
+    have another number of bytes, or a run ends within a row.
     """
     ends = np.cumsum(row_sizes)
     begins = np.cumsum(run_sizes) - run_sizes
@@ -213,18 +205,11 @@ def row_places(offsets: Int64Array, run_sizes: Int64Array, row_sizes: Int64Array
 
 
 @contextlib.contextmanager
-def decoding() -> Iterator[None]:
-    """A block in which a ValueError says that the values that a server has sent are none of their field's."""
+def blame_server(what: str) -> Iterator[None]:
+    """A context manager that turns a ValueError, raised for values that the server sent, into an InternalError. what:
+    the beginning of its message.
+    """
     try:
         yield
     except ValueError as error:
-        raise InternalError(f"the server sent a column that cannot be decoded: {error}") from None
-
-
-@contextlib.contextmanager
-def fitting(target: str) -> Iterator[None]:
-    """A block in which a ValueError says that the server at target has sent values that do not fit their layout."""
-    try:
-        yield
-    except ValueError as error:
-        raise InternalError(f"ReadColumns at {target}: {error}") from None
+        raise InternalError(f"{what}: {error}") from None

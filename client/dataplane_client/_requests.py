@@ -1,28 +1,41 @@
-"""What callers hand in to messages, and columns that were read to tensors. Whatever cannot travel is refused here,
-before anything is sent.
+"""The requests of all calls: what callers hand in, checked and packed into messages.
+
+Checks come before anything is sent. An error begins with the call's name and names the wrong field or row.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import ItemsView, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import msgpack
-import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
-from dataplane_client._arguments import checked_count, checked_name, checked_names
-from dataplane_client._object_leaves import object_array
-from dataplane_client._placement import Destination, PlacedColumn, adjoining, decoding
-from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client._arguments import (
+    checked_count,
+    checked_generations,
+    checked_lengths,
+    checked_name,
+    checked_names,
+    checked_seconds,
+    one_or_more,
+)
+from dataplane_client._column_messages import column_message, generations_of, int64_bytes
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.meta import Tag
-from dataplane_client.wire_columns import decode_columns, decode_leaves, encode_columns
+from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.wire_columns import encode_columns
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Fields = TensorDictBase | Mapping[str, object]
+
+Balance = Literal["rows", "tokens"]
+"""How a step's rows are split between data-parallel ranks."""
+
+_UINT32 = (1 << 32) - 1
+_INT64 = (1 << 63) - 1
 
 
 def new_request_id() -> str:
@@ -30,60 +43,7 @@ def new_request_id() -> str:
     return uuid.uuid4().hex
 
 
-def wire_columns(fields: Fields | None, n_rows: int, where: str) -> list[WireColumn]:
-    """The columns of fields that must have n_rows rows. UnsupportedTypeError or InvalidArgumentError name the field."""
-    if fields is None:
-        return []
-    if not isinstance(fields, (TensorDictBase, Mapping)):
-        raise UnsupportedTypeError(f"{where}: fields are a TensorDict or a mapping, got {type(fields).__name__}")
-    checked_names("field name", fields.keys(), where)
-    try:
-        columns = encode_columns(fields)
-    except TypeError as error:
-        raise UnsupportedTypeError(f"{where}: {error}") from None
-    except ValueError as error:
-        raise InvalidArgumentError(f"{where}: {error}") from None
-    rows = _rows_of(fields, n_rows)
-    if rows != n_rows:
-        raise InvalidArgumentError(
-            f"{where}: the fields have {rows} rows, but the call names {n_rows} samples", reason="ROW_COUNT_MISMATCH"
-        )
-    return columns
-
-
-def _rows_of(fields: Fields, n_rows: int) -> int:
-    if isinstance(fields, TensorDictBase):
-        return int(fields.batch_size[0])
-    counts = [len(value) for value in fields.values() if hasattr(value, "__len__")]
-    return counts[0] if counts else n_rows
-
-
-def row_tags(tags: Sequence[Mapping[str, Tag]] | None, n_rows: int, where: str) -> list[bytes]:
-    """Tags as the contract packs them. Errors name the row."""
-    if tags is None:
-        return []
-    if len(tags) != n_rows:
-        raise InvalidArgumentError(
-            f"{where}: tags for {len(tags)} rows, but the call names {n_rows} samples", reason="ROW_COUNT_MISMATCH"
-        )
-    return [_packed_tags(row, mapping, where) for row, mapping in enumerate(tags)]
-
-
-def _packed_tags(row: int, tags: Mapping[str, Tag], where: str) -> bytes:
-    if not isinstance(tags, Mapping):
-        raise UnsupportedTypeError(f"{where}: the tags of row {row} are a mapping, got {type(tags).__name__}")
-    items: ItemsView[object, object] = tags.items()  # whatever the annotations promise, callers hand in what they have
-    for key, value in items:
-        if not isinstance(key, str) or not (value is None or isinstance(value, (bool, int, float, str))):
-            raise UnsupportedTypeError(
-                f"{where}: tag {key!r} of row {row} is {type(value).__name__}; a tag is a str with a value None, bool, "
-                "int, float or str"
-            )
-    try:
-        packed: bytes = msgpack.packb(tags) if tags else b""
-    except (OverflowError, ValueError) as error:
-        raise InvalidArgumentError(f"{where}: tags of row {row} cannot be packed: {error}") from None
-    return packed
+# -- partitions --------------------------------------------------------------------------------------------------------
 
 
 def register_request(
@@ -102,44 +62,277 @@ def register_request(
         partition_id=checked_name("partition id", partition_id, where),
         fields=checked_names("field name", fields, where),
         tasks=checked_names("task name", tasks, where),
-        num_samples=checked_count("num_samples", num_samples, where, least=0, most=(1 << 63) - 1),
+        num_samples=checked_count("num_samples", num_samples, where, least=0, most=_INT64),
         grpo_group_size=None
         if grpo_group_size is None
-        else checked_count("grpo_group_size", grpo_group_size, where, least=0, most=(1 << 32) - 1),
+        else checked_count("grpo_group_size", grpo_group_size, where, least=0, most=_UINT32),
         enums={
             checked_name("field name", field, where): pb.EnumNames(names=checked_names("enum name", names, where))
             for field, names in enums.items()
         },
         per_token_fields=checked_names("per-token field name", per_token_fields, where),
-        max_deliveries=checked_count("max_deliveries", max_deliveries, where, least=0, most=(1 << 32) - 1),
+        max_deliveries=checked_count("max_deliveries", max_deliveries, where, least=0, most=_UINT32),
     )
 
 
-COPIES = Destination(adjoining)
-"""Columns for `tensors`, in memory of the caller's own."""
-
-VIEWS = Destination(adjoining, views=True)
-"""Columns for `tensors`, where possible in memory that the server shares."""
+# -- puts --------------------------------------------------------------------------------------------------------------
 
 
-def tensors(columns: Sequence[PlacedColumn], n_rows: int) -> TensorDict:
-    """The columns of a read, their rows adjoining, as a TensorDict of batch size [n_rows]."""
-    with decoding():
-        return decode_columns([_wire_column(column) for column in columns], n_rows)
+@dataclass(frozen=True)
+class Put:
+    """A put, ready to be sent."""
+
+    header: pb.PutSamplesHeader
+    sample_ids: list[str]
+    columns: list[WireColumn]
+    sequence_lengths: list[int] | None
+    tags: list[dict[str, Tag]] | None
+
+    def receipt(self, response: pb.PutSamplesResponse) -> KVBatchMeta:
+        """The meta of the rows that were put."""
+        return KVBatchMeta(
+            partition_id=self.header.partition_id,
+            task_name=None,
+            sample_ids=self.sample_ids,
+            fields=[column.name for column in self.columns],
+            sequence_lengths=self.sequence_lengths,
+            tags=self.tags,
+            generations=generations_of(response.generations, len(self.sample_ids)),
+        )
 
 
-def jagged_batch(columns: Sequence[PlacedColumn], n_rows: int) -> BatchedDataDict[Any]:
-    """The same as a batch, as ``materialize`` makes it of those tensors in layout "jagged"."""
-    with decoding():
-        leaves = decode_leaves([_wire_column(column) for column in columns], n_rows)
-    return BatchedDataDict(
-        {
-            name: leaf if isinstance(leaf, torch.Tensor) else object_array(name, leaf, n_rows)
-            for name, leaf in leaves.items()
-        }
+def put_request(
+    where: str,
+    partition_id: str,
+    sample_ids: Sequence[str],
+    fields: Fields | None,
+    caller: str,
+    *,
+    tags: Sequence[Mapping[str, Tag]] | None = None,
+    sequence_lengths: Sequence[int] | None = None,
+    generations: Sequence[int] | None = None,
+) -> Put:
+    """A put of rows. where: the beginning of every error message, such as "put_samples into 'p'"."""
+    ids = checked_names("sample id", sample_ids, where)
+    lengths = checked_lengths(sequence_lengths, ids, where)
+    named = checked_generations(generations, ids, where)
+    columns = wire_columns(fields, len(ids), where)
+    header = pb.PutSamplesHeader(
+        request_id=new_request_id(),
+        partition_id=checked_name("partition id", partition_id, where),
+        sample_ids=ids,
+        columns=[column_message(column) for column in columns],
+        row_tags=_packed_rows_of_tags(tags, len(ids), where),
+        sequence_lengths=b"" if lengths is None else int64_bytes(lengths),
+        generations=b"" if named is None else int64_bytes(named),
+        caller=caller,
+    )
+    return Put(header, ids, columns, lengths, None if tags is None else [dict(mapping) for mapping in tags])
+
+
+def shared_put_request(where: str, partition_id: str, fields: Fields, caller: str) -> Put:
+    """A put of one row that every row of a reserved group gets."""
+    columns = wire_columns(fields, 1, where)
+    header = pb.PutSamplesHeader(
+        request_id=new_request_id(),
+        partition_id=partition_id,
+        columns=[column_message(column) for column in columns],
+        shared=True,
+        caller=caller,
+    )
+    return Put(header, [], columns, None, None)
+
+
+def wire_columns(fields: Fields | None, n_rows: int, where: str) -> list[WireColumn]:
+    """The columns of fields, each of n_rows rows. Raises UnsupportedTypeError or InvalidArgumentError."""
+    if fields is None:
+        return []
+    if not isinstance(fields, (TensorDictBase, Mapping)):
+        raise UnsupportedTypeError(f"{where}: fields must be a TensorDict or a mapping, got {type(fields).__name__}")
+    checked_names("field name", fields.keys(), where)
+    try:
+        return encode_columns(fields, n_rows)
+    except TypeError as error:
+        raise UnsupportedTypeError(f"{where}: {error}") from None
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{where}: {error}", reason=error.reason) from None
+    except ValueError as error:
+        raise InvalidArgumentError(f"{where}: {error}") from None
+
+
+def _packed_rows_of_tags(tags: Sequence[Mapping[str, Tag]] | None, n_rows: int, where: str) -> list[bytes]:
+    if tags is None:
+        return []
+    if len(tags) != n_rows:
+        raise InvalidArgumentError(
+            f"{where}: tags for {len(tags)} rows, but the call names {n_rows} samples", reason="ROW_COUNT_MISMATCH"
+        )
+    return [_packed_tags(row, mapping, where) for row, mapping in enumerate(tags)]
+
+
+def _packed_tags(row: int, tags: Mapping[str, Tag], where: str) -> bytes:
+    if not isinstance(tags, Mapping):
+        raise UnsupportedTypeError(f"{where}: the tags of row {row} must be a mapping, got {type(tags).__name__}")
+    items: ItemsView[object, object] = tags.items()  # callers may pass what the annotations exclude
+    for key, value in items:
+        if not isinstance(key, str) or not (value is None or isinstance(value, (bool, int, float, str))):
+            raise UnsupportedTypeError(
+                f"{where}: tag {key!r} of row {row} is {type(value).__name__}; a tag must be a str with a value None, "
+                "bool, int, float or str"
+            )
+    try:
+        packed: bytes = msgpack.packb(tags) if tags else b""
+    except (OverflowError, ValueError) as error:
+        raise InvalidArgumentError(f"{where}: tags of row {row} cannot be packed: {error}") from None
+    return packed
+
+
+# -- reads and clears --------------------------------------------------------------------------------------------------
+
+
+def read_request(
+    verb: str,
+    partition_id: str,
+    sample_ids: Sequence[str],
+    select_fields: Sequence[str],
+    generations: Sequence[int] | None = None,
+) -> pb.ReadColumnsRequest:
+    where = f"{verb} from {partition_id!r}"
+    ids = checked_names("sample id", sample_ids, where)
+    names = one_or_more("field name", select_fields, where)
+    if not names:
+        raise InvalidArgumentError(f"{where}: select_fields is empty; name the fields to read")
+    if not ids:
+        raise InvalidArgumentError(f"{where}: sample_ids is empty; name the samples to read")
+    return pb.ReadColumnsRequest(
+        partition_id=checked_name("partition id", partition_id, where),
+        sample_ids=ids,
+        fields=names,
+        generations=b"" if generations is None else int64_bytes(generations),
     )
 
 
-def _wire_column(column: PlacedColumn) -> WireColumn:
-    layout = column.layout
-    return WireColumn(layout.name, layout.kind, layout.dtype, layout.row_shape, layout.lengths, column.values.data)
+def clear_request(
+    partition_id: str, sample_ids: Sequence[str] | None, generations: Sequence[int] | None
+) -> pb.ClearSamplesRequest:
+    """sample_ids None: all rows of the partition."""
+    where = f"clear_samples in {partition_id!r}"
+    ids = None if sample_ids is None else checked_names("sample id", sample_ids, where)
+    named = None if ids == [] else checked_generations(generations, ids or (), where)
+    return pb.ClearSamplesRequest(
+        request_id=new_request_id(),
+        partition_id=checked_name("partition id", partition_id, where),
+        sample_ids=ids or (),
+        whole_partition=ids is None,
+        generations=b"" if named is None else int64_bytes(named),
+    )
+
+
+# -- claims and groups -------------------------------------------------------------------------------------------------
+
+
+def claim_request(
+    partition_id: str,
+    task_name: str,
+    required_fields: Sequence[str],
+    batch_size: int,
+    *,
+    mode: pb.ClaimMode.ValueType,
+    min_size: int | None = None,
+    whole_groups: bool = False,
+    max_tokens: int | None = None,
+) -> pb.ClaimSamplesRequest:
+    """A claim without a request_id: each attempt gets one of its own."""
+    where = f"claim from {partition_id!r}"
+    return pb.ClaimSamplesRequest(
+        partition_id=checked_name("partition id", partition_id, where),
+        task=checked_name("task name", task_name, where),
+        required_fields=one_or_more("field name", required_fields, where),
+        batch_size=checked_count("batch_size", batch_size, where, least=1, most=_UINT32),
+        min_size=_min_size(min_size, batch_size, where),
+        mode=mode,
+        whole_groups=whole_groups,
+        max_tokens=_max_tokens(max_tokens, where),
+    )
+
+
+def shard_request(
+    partition_id: str,
+    task_name: str,
+    required_fields: Sequence[str],
+    batch_size: int,
+    *,
+    step: int,
+    dp_rank: int,
+    dp_world: int,
+    min_size: int | None,
+    balance: Balance,
+    max_tokens: int | None,
+    whole_groups: bool,
+) -> pb.ClaimShardRequest:
+    where = f"claim_shard from {partition_id!r}"
+    if balance not in get_args(Balance):
+        raise InvalidArgumentError(f"{where}: balance must be one of {get_args(Balance)}, got {balance!r}")
+    world = checked_count("dp_world", dp_world, where, least=1, most=_UINT32)
+    return pb.ClaimShardRequest(
+        partition_id=checked_name("partition id", partition_id, where),
+        task=checked_name("task name", task_name, where),
+        step=checked_count("step", step, where, least=0, most=(1 << 64) - 1),
+        dp_rank=checked_count("dp_rank", dp_rank, where, least=0, most=world - 1),
+        dp_world=world,
+        required_fields=one_or_more("field name", required_fields, where),
+        batch_size=checked_count("batch_size", batch_size, where, least=1, most=_UINT32),
+        min_size=_min_size(min_size, batch_size, where),
+        balance=pb.SHARD_BALANCE_ROWS if balance == "rows" else pb.SHARD_BALANCE_TOKENS,
+        max_tokens=_max_tokens(max_tokens, where),
+        whole_groups=whole_groups,
+    )
+
+
+def _min_size(min_size: int | None, batch_size: int, where: str) -> int | None:
+    return None if min_size is None else checked_count("min_size", min_size, where, least=1, most=batch_size)
+
+
+def _max_tokens(max_tokens: int | None, where: str) -> int:
+    """0 means no limit in the message, so callers may not pass it."""
+    return 0 if max_tokens is None else checked_count("max_tokens", max_tokens, where, least=1, most=_INT64)
+
+
+def release_request(claim_id: str, delay_s: float, reason: str) -> pb.ReleaseClaimRequest:
+    where = f"release of claim {claim_id}"
+    delay_ns = checked_seconds("delay_s", delay_s, where)
+    request = pb.ReleaseClaimRequest(
+        request_id=new_request_id(), claim_id=claim_id, reason=checked_name("reason", reason, where)
+    )
+    if delay_ns:
+        request.delay.FromNanoseconds(delay_ns)
+    return request
+
+
+def reset_request(partition_id: str, task_name: str, sample_ids: Sequence[str] | None) -> pb.ResetTaskRequest:
+    where = f"reset of {task_name!r} in {partition_id!r}"
+    return pb.ResetTaskRequest(
+        request_id=new_request_id(),
+        partition_id=checked_name("partition id", partition_id, where),
+        task=checked_name("task name", task_name, where),
+        sample_ids=() if sample_ids is None else checked_names("sample id", sample_ids, where),
+        whole_task=sample_ids is None,
+    )
+
+
+def reserve_request(
+    partition_id: str, group_id: str, sample_ids: Sequence[str], weight_version: int | None
+) -> pb.ReserveGroupRequest:
+    where = f"reserve_group {group_id!r} in {partition_id!r}"
+    return pb.ReserveGroupRequest(
+        partition_id=checked_name("partition id", partition_id, where),
+        group_id=checked_name("group id", group_id, where),
+        sample_ids=checked_names("sample id", sample_ids, where),
+        weight_version=checked_version(weight_version, where),
+    )
+
+
+def checked_version(weight_version: int | None, where: str) -> int | None:
+    if weight_version is None:
+        return None
+    return checked_count("weight_version", weight_version, where, least=-_INT64 - 1, most=_INT64)

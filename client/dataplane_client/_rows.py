@@ -1,9 +1,9 @@
 """Row copies between the padded form ``(N, width, ...)`` and the jagged form ``(sum of lengths, ...)``.
 
-Rows are copied as bit patterns: a tensor is viewed as integers of its own item size, so every element type works, also
+Rows are copied as bit patterns: a tensor is viewed as integers of its own item size. So every element type works, also
 those for which torch has no padding, index or fill kernel, and NaN payloads survive. On the CPU the row kernels write
-each byte of the result once, into memory that is used again where it is large; several fields can share one call. On
-other devices one indexed copy does it.
+each byte of the result once, into reused memory if it is large; several fields can share one call. On other devices
+rows are copied by one indexed assignment.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ import math
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from dataplane_client.row_kernels import ByteArray, RowCopy, copy_rows
+from dataplane_client._arrays import ByteArray, Int64Array
+from dataplane_client.row_kernels import RowCopy, copy_rows
 from dataplane_client.warm_buffers import SMALLEST, take
-
-Int64Array = npt.NDArray[np.int64]
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements as plain patterns of their size, detached.
+    """The tensor's elements as bit patterns of their size, detached.
 
-    Shares the tensor's memory unless a conjugation or negation is still pending.
+    Shares the tensor's memory unless a conjugation or negation is pending.
     """
     return tensor.detach().resolve_conj().resolve_neg().view(_BITS[tensor.dtype.itemsize])
 
@@ -39,10 +37,10 @@ def pad_rows(
     pad: torch.Tensor,
     later: list[RowCopy] | None = None,
 ) -> torch.Tensor:
-    """A fresh ``(N, width, *trailing)`` tensor whose row i begins with ``values[starts[i] : starts[i] + lengths[i]]``
+    """A new ``(N, width, *trailing)`` tensor whose row i begins with ``values[starts[i] : starts[i] + lengths[i]]``
     and continues with pad, a one-element tensor of the same dtype. No length may exceed width.
 
-    Given a list, a copy on the CPU is added to it and the tensor has its contents once the caller has copied that.
+    later: if given, a copy on the CPU is appended to it instead of made; the caller makes the copies together.
     """
     source, element = bits(values).contiguous(), bits(pad.reshape(1))
     shape = (len(lengths), width, *values.shape[1:])
@@ -58,7 +56,7 @@ def pad_rows(
 
 
 def index_rows_in(padded: torch.Tensor, source: torch.Tensor, starts: Int64Array, lengths: Int64Array) -> None:
-    """The same copy as one indexed assignment, for devices where a loop would launch a kernel per row."""
+    """Copy rows into padded by one indexed assignment, for devices where a loop would launch a kernel for each row."""
     rows = np.repeat(np.arange(len(lengths)), lengths)
     columns = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     entries = np.repeat(starts, lengths) + columns
@@ -69,10 +67,10 @@ def index_rows_in(padded: torch.Tensor, source: torch.Tensor, starts: Int64Array
 def gather_rows(
     values: torch.Tensor, starts: Int64Array, lengths: Int64Array, later: list[RowCopy] | None = None
 ) -> torch.Tensor:
-    """The rows ``values[starts[i] : starts[i] + lengths[i]]``, one after the other, in fresh memory.
+    """The rows ``values[starts[i] : starts[i] + lengths[i]]``, one after the other, in new memory.
 
-    Gradients flow through if values requires them. Given a list, a copy on the CPU without gradients is added to it and
-    the tensor has its contents once the caller has copied that.
+    Gradients flow through if values requires them. later: if given, a copy on the CPU without gradients is appended to
+    it instead of made; the caller makes the copies together.
     """
     if values.requires_grad or values.device.type != "cpu":
         pieces = [values[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]

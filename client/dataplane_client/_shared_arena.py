@@ -1,9 +1,9 @@
-"""The server's arena as a client of its host maps it, and what the client holds there.
+"""The server's arena, mapped into a client on the server's host, and the handles on its bytes.
 
-A session begins with a connection to the server's local socket, over which the arena's descriptors come, and ends when
-that connection closes: with the process, or when nobody here refers to the session any more. Until then the server
-keeps every lease and reservation that has not been let go of. So whoever uses the memory must hold the session; views
-handed out to users do.
+An attachment begins with a connection to the server's local socket, which delivers the arena's descriptors. It ends
+when that connection closes: with the process, or when the last reference to the attachment is gone. Until then the
+server keeps every lease and reservation that has not been released. So code that uses the memory must keep a reference
+to the SharedArena; views that users get do.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataplane_client._local_frames import request_frame, response_head
-from dataplane_client.row_kernels import ByteArray
+from dataplane_client._arrays import ByteArray
+from dataplane_client._local_protocol import request_frame, response_head
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD
 
 ATTACH_TIMEOUT_S = 2.0
-_HANDLES_A_FRAME = 1024
+_HANDLES_PER_FRAME = 1024
 
 
 class SharedArena:
-    """An attached session. Raises OSError when there is no such socket, or it leads to another server's memory."""
+    """An attachment. Raises OSError when there is no such socket, or it belongs to another server than the nonce."""
 
     def __init__(self, address: str, nonce: bytes) -> None:
         self.address = address
         self._pid = os.getpid()
         self._handles = itertools.count(1)
-        self._let_go: deque[int] = deque()
-        self._unsent = bytearray()  # frames begun, whole or in part; belongs to who holds _sending
+        self._released: deque[int] = deque()
+        self._unsent = bytearray()  # frames not fully sent yet; protected by _sending
         self._sending = threading.Lock()
         self._lock = threading.Lock()
         self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -49,12 +49,12 @@ class SharedArena:
         response = self._attach()
         self._lifeline.setblocking(False)
         self.token = response.session
-        self.traces = response.traces  # so requests may name the trace that they belong to
+        self.traces = response.traces  # whether requests may carry a trace context
         self._size = response.arena_bytes
         self.readable: ByteArray = np.frombuffer(self._map(self._descriptors[0], mmap.PROT_READ), np.uint8)
         found = self.readable[response.nonce_offset : response.nonce_offset + len(nonce)].tobytes()
         if found != nonce or not nonce:
-            raise ConnectionError("the memory behind the socket is not that of the server")
+            raise ConnectionError("the socket's memory is not that of the server: its nonce differs")
         self._writable: ByteArray | None = None
 
     def _attach(self) -> pb.AttachResponse:
@@ -64,15 +64,15 @@ class SharedArena:
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)  # recv_fds ignores MSG_CMSG_CLOEXEC
         if len(descriptors) != 2 or len(data) < HEAD.size:
-            raise ConnectionError("the socket lends no memory")
+            raise ConnectionError("the socket's server shares no memory")
         size, outcome = response_head(data[: HEAD.size])
         if outcome != pb.LOCAL_OUTCOME_UNSPECIFIED or len(data) != HEAD.size + size:
-            raise ConnectionError("the socket lends no memory")
+            raise ConnectionError("the socket's server shares no memory")
         return pb.AttachResponse.FromString(data[HEAD.size :])
 
     @property
     def writable(self) -> ByteArray:
-        """The whole arena for writing; only what a reservation names may be written to."""
+        """The whole arena, writable. Write only to bytes that the server has reserved for this client."""
         with self._lock:
             if self._writable is None:
                 mapping = self._map(self._descriptors[1], mmap.PROT_READ | mmap.PROT_WRITE)
@@ -86,51 +86,51 @@ class SharedArena:
         return mapping
 
     def private_view(self, start: int, end: int) -> ByteArray:
-        """Bytes start to end of the arena, mapped anew, so that writing to them changes this view alone.
+        """Bytes start to end of the arena in a mapping of their own. Writing to them changes this view only.
 
-        Raises ValueError for bytes that are not of the arena.
+        Raises ValueError for bytes outside the arena.
         """
         if not 0 <= start <= end <= self._size:
-            raise ValueError(f"bytes {start} to {end} of an arena of {self._size}")
+            raise ValueError(f"bytes {start} to {end} are outside the arena of {self._size} bytes")
         first = start - start % mmap.ALLOCATIONGRANULARITY
         rights = mmap.PROT_READ | mmap.PROT_WRITE
         flags = mmap.MAP_PRIVATE
         mapping = mmap.mmap(self._descriptors[0], end - first, flags=flags, prot=rights, offset=first)
         return np.frombuffer(mapping, np.uint8, end - start, start - first)
 
-    # -- what is held --------------------------------------------------------------------------------------------------
+    # -- handles -------------------------------------------------------------------------------------------------------
 
     def next_handle(self) -> int:
-        """A name for a lease or reservation, never used before."""
+        """A new handle, for a lease or a reservation."""
         return next(self._handles)
 
-    def let_go(self, *handles: int) -> None:
+    def release(self, *handles: int) -> None:
         """Tell the server that leases or reservations are no longer used.
 
-        Safe in finalizers: it takes no lock that its own thread may hold, and never blocks. What cannot be said now,
-        since the server is too busy to take it in, is said with those that follow, if only of no handles. A forked
-        child says nothing, for the handles are its parent's.
+        Safe in finalizers: never blocks, and takes no lock that its own thread may hold. If the socket is full, the
+        handles are queued and sent by the next call, which may itself release none. Does nothing in a forked child,
+        because the handles are its parent's.
         """
         if os.getpid() != self._pid:
             return
-        self._let_go.extend(handles)
+        self._released.extend(handles)
         flushed = True
-        while flushed and (self._let_go or self._unsent) and self._sending.acquire(blocking=False):
+        while flushed and (self._released or self._unsent) and self._sending.acquire(blocking=False):
             try:
                 flushed = self._flush()
             finally:
                 self._sending.release()
 
     def _flush(self) -> bool:
-        """Send what was let go of; whether all of it was."""
-        handles = [self._let_go.popleft() for _ in range(min(len(self._let_go), _HANDLES_A_FRAME))]
+        """Send the next frame of released handles. Returns False if the socket is full."""
+        handles = [self._released.popleft() for _ in range(min(len(self._released), _HANDLES_PER_FRAME))]
         if handles:
             self._unsent += request_frame(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles))
         try:
             sent = self._lifeline.send(self._unsent)
         except BlockingIOError:
             return False
-        except OSError:  # the server is gone, and with it all that was held
+        except OSError:  # the server is gone, and with it all handles
             self._unsent.clear()
             return True
         del self._unsent[:sent]
@@ -138,15 +138,15 @@ class SharedArena:
 
 
 def local_addresses(target: str, shared: plane_pb.SharedMemory) -> list[str]:
-    """Where the local socket of a server may be found, the likeliest first: beside the socket file by which the client
-    knows it, whatever the server calls that file, and at its abstract socket.
+    """The addresses at which a server's local socket may be, the likeliest first: beside the socket file that the
+    client connects to (the server may know it by another path), and the abstract socket.
     """
     beside = [target.removeprefix("unix://") + FILE_SUFFIX] if target.startswith("unix:") else []
     return [*beside, f"\0{shared.abstract_socket}"]
 
 
 def attach(target: str, shared: plane_pb.SharedMemory) -> SharedArena:
-    """Attach to the memory of the server at target. Raises OSError with what was found at each place."""
+    """Attach to the memory of the server at target. Raises OSError, which says what failed at each address."""
     failures = []
     for address in local_addresses(target, shared):
         try:

@@ -1,5 +1,6 @@
-"""Who owns a socket file, who we are, and what that means, in words: gRPC says "Permission denied" and no more. Owners
-are numbers, since their names differ between containers.
+"""Explains why this process may not connect to a socket file; gRPC says only "Permission denied".
+
+Users and groups are numbers, because their names differ between containers.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ def process_text() -> str:
 
 
 def may_connect(path: Path) -> bool:
-    """Connecting to a socket takes the right to write to its file."""
+    """Whether this process may connect to a socket, which needs write permission on its file."""
     return os.access(path, os.W_OK, effective_ids=True)
 
 
 def advice_on(target: str) -> str:
-    """Why this process may not connect to `unix:///path`, and who has to change what; "" where nothing keeps it from
-    connecting, or the address is of another kind.
+    """Why this process may not connect to `unix:///path`, and what must change; "" if it may connect, or the address is
+    of another kind.
     """
     if not target.startswith("unix:"):
         return ""
@@ -40,7 +41,9 @@ def advice_on(target: str) -> str:
     try:
         owner = owner_text(file)
     except PermissionError:
-        return f"; the folder {file.parent} is closed to it: {process_text()}. Let its group enter the folder"
+        return (
+            f"; this process may not enter the folder {file.parent}: {process_text()}. Let its group enter the folder"
+        )
     except OSError:
         return ""
     return "" if may_connect(file) else f"; the socket has {owner}, and {process_text()}: {RIGHTS_ADVICE}"

@@ -1,42 +1,40 @@
-"""Between the rectangular tensors of trainers and the ragged layout of the wire.
+"""Conversion between the rectangular tensors of trainers and the ragged layout of the wire.
 
 Writers strip padding before a put (``pack_jagged_fields``, ``pack_per_token_field``), so it is neither stored nor sent.
-Readers get rectangles back from ``materialize``, which is the only place where padding is paid for. A *per-token* field
-has one entry per token in dim 1; after packing, all per-token fields of a batch have the same row lengths, so they are
-padded to the same width, and the same offsets tensor, so they can be combined element by element.
+Readers get rectangles back from ``materialize``. A *per-token* field has one entry per token in dim 1. After packing,
+all per-token fields of a batch have the same row lengths, so they are padded to the same width, and the same offsets
+tensor, so they can be combined element by element.
 
 ``N`` is the number of rows, ``S`` the padded width. Lengths are integer tensors of shape ``(N,)`` on any device; they
-are brought to the host once per call.
+are copied to the host once per call.
 
-On the CPU all fields of a call are copied together, on several threads. Results of 256 KiB and more lie in memory that
-is used again once they are gone (``warm_buffers``); as with every tensor made of an array, their storage cannot be
-resized.
+On the CPU all fields of a call are copied together, on several threads. Results of 256 KiB and more use memory of the
+pool in ``warm_buffers``; as with every tensor made of an array, their storage cannot be resized.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from dataplane_client._arrays import Int64Array, ObjectArray
 from dataplane_client._jagged import RowSplit, build_jagged, read_jagged, split_like, split_rows
 from dataplane_client._object_leaves import (
-    ObjectArray,
     count_rows,
     is_object_leaf,
     object_rows,
     unwrap_wire_stripped_payload,
 )
 from dataplane_client._padding import pad_jagged, widen
-from dataplane_client._rows import Int64Array, gather_rows
+from dataplane_client._rows import gather_rows
+from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.columns_layout import Layout
 from dataplane_client.row_kernels import RowCopy, copy_rows
-
-if TYPE_CHECKING:
-    from dataplane_client.batched_data_dict import BatchedDataDict
 
 __all__ = [
     "materialize",
@@ -99,8 +97,8 @@ def stack_or_nest(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The field without its padding if its shape is ``(N, max(lengths), ...)``, otherwise contiguous; detached.
 
-    The shape is all there is to go by: a feature tensor whose dim 1 happens to equal the longest row is taken for a
-    per-token field. Where the fields are known by name, use pack_per_token_field. A nested field comes back as it is.
+    Only the shape decides: a feature tensor whose dim 1 happens to equal the longest row is packed as a per-token
+    field. If the per-token fields are known by name, use pack_per_token_field. Returns a nested field unchanged.
     """
     row_lengths = _host_lengths(lengths)
     if _holds_longest(val, row_lengths) and val.shape[1] == row_lengths.max():
@@ -109,10 +107,10 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def pack_per_token_field(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """A field known to be per-token without its padding, however wide that is; detached.
+    """A per-token field without its padding, however wide that is; detached.
 
-    Comes back contiguous and rectangular if it cannot be one: fewer than 2 dims, another number of rows, or narrower
-    than the longest row. A nested field comes back as it is.
+    Returns the field contiguous and rectangular if it cannot be per-token: fewer than 2 dims, another number of rows,
+    or narrower than the longest row. Returns a nested field unchanged.
     """
     row_lengths = _host_lengths(lengths)
     if _holds_longest(val, row_lengths):
@@ -140,23 +138,22 @@ def pack_jagged_fields(
 ) -> TensorDict:
     """The fields in wire layout, batch size ``[N]``, ready for put_samples; tensors are detached.
 
-    With lengths, a tensor is packed as maybe_pack_jagged does, or, given token_aligned_fields, as pack_per_token_field
-    does if it is named there and left rectangular if not. Without lengths all tensors stay rectangular and N is the
-    fields' common leading dim (0 without fields). Object arrays are forwarded as they are; since a TensorDict holds
-    such an array as one value, put the result before indexing it.
+    With lengths, a tensor is packed as maybe_pack_jagged does. With token_aligned_fields, a tensor named there is
+    packed as pack_per_token_field does, and others stay rectangular. Without lengths all tensors stay rectangular and N
+    is the fields' common leading dim (0 without fields). Object arrays are forwarded unchanged. A TensorDict holds such
+    an array as one value, so put the result before indexing it.
 
     Raises TypeError for any other type of field and ValueError for a field without N rows.
     """
-    packed, n_rows = packed_fields(fields, lengths, token_aligned_fields)
+    packed, n_rows = _pack_fields(fields, lengths, token_aligned_fields)
     return TensorDict(packed, batch_size=[n_rows])
 
 
-def packed_fields(
+def _pack_fields(
     fields: Mapping[str, torch.Tensor | ObjectArray],
     lengths: torch.Tensor | None,
     token_aligned_fields: set[str] | None,
 ) -> tuple[dict[str, torch.Tensor | ObjectArray], int]:
-    """The same as pack_jagged_fields, as a plain dictionary, and N."""
     for name, val in fields.items():
         _check_packable(name, val)
     row_lengths = None if lengths is None else _host_lengths(lengths)
@@ -205,11 +202,52 @@ def _pack_per_token(
     return packed
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedRows:
+    """A jagged field whose row i is ``padded[i, :lengths[i]]``; padded is on the CPU and (N, S, ...).
+
+    A put takes the rows from there, so that packing costs one copy: into the message or into the server's memory.
+    """
+
+    padded: torch.Tensor
+    lengths: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def with_padded_rows(
+    fields: Mapping[str, torch.Tensor | ObjectArray],
+    lengths: torch.Tensor,
+    token_aligned_fields: Collection[str] | None,
+) -> dict[str, object]:
+    """As pack_jagged_fields, with the same errors, but with PaddedRows where that copies rows."""
+    row_lengths = lengths.detach().to("cpu", torch.int64).numpy()
+    longest = int(row_lengths.max(initial=0))
+    padded = {
+        name: PaddedRows(val.detach(), row_lengths)
+        for name, val in fields.items()
+        if isinstance(val, torch.Tensor)
+        and _is_padded(val, row_lengths, longest)
+        and (val.shape[1] == longest if token_aligned_fields is None else name in token_aligned_fields)
+    }
+    others = {name: val for name, val in fields.items() if name not in padded}
+    named = None if token_aligned_fields is None else set(token_aligned_fields)
+    packed, _ = _pack_fields(others, lengths, named)
+    return {name: padded[name] if name in padded else packed[name] for name in fields}
+
+
+def _is_padded(val: torch.Tensor, lengths: Int64Array, longest: int) -> bool:
+    if val.is_nested or val.dim() < 2 or val.device.type != "cpu" or not val.is_contiguous():
+        return False
+    return bool(len(lengths) and val.shape[0] == len(lengths) and val.shape[1] >= longest)
+
+
 def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
     """The response part of per-token predictions, one jagged row of response_len per sample.
 
     full has rows of prompt_len + response_len, response_mask of response_len; the latter's values are not read. The
-    result is shifted left by one: position j of a response holds what full holds one position before token j, where a
+    result is shifted left by one: position j of a response has the value of full one position before token j, where a
     causal model predicts it. It shares response_mask's offsets, so the two can be multiplied. Gradients flow through.
 
     Raises ValueError for a response without at least one prompt token before it.
@@ -225,7 +263,7 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
         row = int(np.argmax(no_prompt))
         raise ValueError(
             f"row {row}: a response of {responses.lengths[row]} tokens in a sequence of {rows.lengths[row]} "
-            "leaves no prompt token to predict its first token from"
+            "leaves no prompt token before it; at least one is needed"
         )
     starts = np.maximum(rows.starts + rows.lengths - responses.lengths - 1, 0)
     values = gather_rows(rows.values, starts, responses.lengths)
@@ -238,20 +276,18 @@ def materialize(
     pad_value_dict: Mapping[str, int | float] | None = None,
     pad_to_seqlen: int = 0,
 ) -> BatchedDataDict[Any]:
-    """The batch a trainer consumes: the TensorDict's top-level fields in their order.
+    """The batch for a trainer: the TensorDict's top-level fields in their order.
 
-    - Nested tensors become ``(N, longest row, ...)`` in layout "padded", filled up on the right with the field's entry
-      in pad_value_dict (0 if it has none), and stay as they are in layout "jagged".
-    - With pad_to_seqlen > 0, padded and rectangular tensors of 2 or more dims whose dim 1 is smaller are filled up to
-      that width. This cannot tell a token dim from another: features ``(N, 2, 5)`` become ``(N, pad_to_seqlen, 5)``.
-    - Objects become object arrays ``(N,)``; one value without rows stands for every row.
-    - All else passes through without a copy.
+    - Nested tensors become ``(N, longest row, ...)`` in layout "padded", padded on the right with the field's entry in
+      pad_value_dict (0 if it has none). They stay unchanged in layout "jagged".
+    - With pad_to_seqlen > 0, padded and rectangular tensors of 2 or more dims whose dim 1 is smaller are padded to that
+      width. This does not know which dims are token dims: features ``(N, 2, 5)`` become ``(N, pad_to_seqlen, 5)``.
+    - Objects become object arrays ``(N,)``; one value without rows becomes the value of every row.
+    - Other values pass through without a copy.
 
     Raises ValueError for an unknown layout or a pad value that the field's dtype cannot hold, and TypeError for nested
     TensorDicts.
     """
-    from dataplane_client.batched_data_dict import BatchedDataDict  # it builds on this package; torch-heavy
-
     if layout not in get_args(Layout):
         raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
     pad_values = pad_value_dict or {}

@@ -1,28 +1,26 @@
-"""What a server says of itself, its partitions and their samples.
+"""Descriptions of a server, its partitions and their samples.
 
-The command line starts with this, so nothing is loaded that only data needs: no numpy, and msgpack with the first tags.
+The command line imports this module, so it must load quickly: no numpy, and msgpack only when there are tags.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from dataplane_client._field_layout import field_layout
+from dataplane_client.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
-
-if TYPE_CHECKING:
-    from dataplane_client.columns_layout import Kind
-    from dataplane_client.meta import Tag
+from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER, KINDS_BY_NUMBER
+from rl_dataplane.v1.element_types import Kind
 
 
 @dataclass(frozen=True)
 class FieldDescription:
-    """One field of a partition. kind, dtype and row_shape are None, "" and () until the first put; row_shape is the
-    shape of a row (dense) or of one entry of a row (jagged). rows and size_bytes count resident rows that hold it.
+    """One field of a partition. kind, dtype and row_shape are None, "" and () until the first put. row_shape is the
+    shape of a row (dense) or of one entry of a row (jagged). rows and size_bytes count the resident rows that hold the
+    field.
     """
 
     name: str
@@ -36,20 +34,21 @@ class FieldDescription:
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """Resident rows of a partition by state for one task, rows it consumed since registration, claims that wait.
+    """One task of a partition: resident rows by state, rows consumed since registration, claims that wait.
 
-    delivered_rows_total: rows ever handed out, each as often as it was; always claimed_rows plus the sum of
-        ended_deliveries, which counts deliveries that have ended, by how: "committed", "released", "expired" (the
-        session died), "reset", "cleared" (while claimed), "abandoned" (the caller did not take the answer).
-    state_seconds: for how long the task has been in each state: "serving" (rows are claimed), "waiting_for_producers"
-        (claims wait, too few rows are ready), "waiting_for_consumers" (rows are ready, nobody holds or wants any),
+    delivered_rows_total: deliveries of rows, ever; always claimed_rows plus the sum of ended_deliveries.
+    ended_deliveries: deliveries that have ended, by how: "committed", "released", "expired" (with the session),
+        "reset", "cleared" (while claimed), "abandoned" (the caller did not take the answer).
+    state_seconds: seconds that the task has been in each state: "serving" (rows are claimed), "waiting_for_producers"
+        (claims wait, too few rows are ready), "waiting_for_consumers" (rows are ready, no claim holds or awaits any),
         "waiting_by_policy" (claims wait for rows that are delayed, or hidden in an unfinished group), "idle".
-    ready_rows: rows that a claim could take now, by the field set that claims named last; None until one has.
-    oldest_untaken_age_s: for how long the untaken row that came first has been there, in seconds (exact to a second or
-        a hundredth); None when no row is untaken.
+    ready_rows: rows that a claim could get now, for the fields that the last claim required; None before the first
+        claim.
+    oldest_untaken_age_s: age in seconds of the oldest untaken row (exact to a second or a hundredth); None when no row
+        is untaken.
     weight_version_lag: newest weight version of the partition less the oldest of its untaken rows; None while rows name
         none.
-    longest_wait_s: for how long the claim that has waited longest has waited, in seconds; None when none waits.
+    longest_wait_s: seconds that the oldest waiting claim has waited; None when none waits.
     claims_total: claims granted.
     """
 
@@ -73,14 +72,14 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class PartitionDescription:
-    """A partition: its definition and what it holds. rows_put_total is always rows_cleared_total + rows.
+    """A partition: its definition and its contents. rows_put_total is always rows_cleared_total + rows.
 
     max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 0 for no limit.
-    removed_rows: rows that are gone, by why: "consumed" (cleared when every task had consumed them), "cleared" (before
+    removed_rows: removed rows by reason: "consumed" (cleared after every task had consumed them), "cleared" (before
         that), "rolled_back" (with their group).
     open_groups: groups that are reserved and not finished.
-    oldest_row_age_s: for how long the resident row that came first has been there, in seconds (exact to a second or a
-        hundredth); None when there is none.
+    oldest_row_age_s: age in seconds of the oldest resident row (exact to a second or a hundredth); None when there is
+        none.
     newest_weight_version: the greatest that rows (tag "weight_version") or groups have named; None while none has.
     written_bytes_total, read_bytes_total, read_rows_total: values in applied puts and commits; values and rows read.
     """
@@ -116,8 +115,8 @@ class PartitionDescription:
 class ServerStatus:
     """The whole server. memory_used_bytes: values of resident rows, puts under way, cleared rows still being sent.
 
-    largest_free_bytes: the longest piece of memory that is free. longest_put_wait_s: for how long the put that has
-        waited longest for space has waited, in seconds; None when none waits. draining: it is shutting down.
+    largest_free_bytes: the longest free run of memory. longest_put_wait_s: seconds that the oldest put waiting for
+        space has waited; None when none waits. draining: the server is shutting down.
     """
 
     version: str
@@ -136,7 +135,7 @@ class ServerStatus:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A row that a task has given up. reason: of the release that ended its last delivery, or "expired"."""
+    """A row that a task no longer gets. reason: of the release that ended its last delivery, or "expired"."""
 
     sample_id: str
     deliveries: int
@@ -145,8 +144,8 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class SampleTask:
-    """Where a row stands with a task. state: "untaken", "claimed", "consumed", "delayed" or "dead"; claim_id: of the
-    claim that holds it, empty when none does.
+    """The state of a row for a task: "untaken", "claimed", "consumed", "delayed" or "dead". claim_id: the claim that
+    holds it; empty when none does.
     """
 
     task: str
@@ -157,11 +156,11 @@ class SampleTask:
 
 @dataclass(frozen=True)
 class SampleEvent:
-    """Something that happened to samples of one id, so many seconds ago.
+    """An event in the history of a sample id, age_s seconds ago.
 
     what: "put", "wrote_back", "reserved", "ready", "claimed", "committed", "released", "expired", "adopted", "reset",
         "fenced" (a call in the name of an ended claim was refused), "cleared", "rolled_back" or "dead_letter".
-    who: the client. What does not apply is empty.
+    who: the client. Attributes that do not apply are empty.
     """
 
     age_s: float
@@ -175,12 +174,12 @@ class SampleEvent:
 
 @dataclass(frozen=True)
 class SampleDescription:
-    """One sample: what it holds and where it stands, if it is there (resident), and what happened to samples of its id.
+    """One sample id: the contents and states of its row, if there is one (resident), and the history of the id.
 
-    generation: which row of that id it is; None when there is none.
+    generation: tells the row from earlier rows of the id; None when there is no row.
     sequence_length: in tokens; None when not known.
-    group_id: None when it belongs to no group. hidden: the group is still reserved, so that no claim sees the row.
-    events: oldest first, as far as the server remembers.
+    group_id: None when it belongs to no group. hidden: the group is still reserved, so claims do not see the row.
+    events: oldest first, as far as the server keeps them.
     """
 
     resident: bool
@@ -210,7 +209,7 @@ def partition_description(message: pb.Partition) -> PartitionDescription:
         removed_rows=dict(sorted(message.removed_rows.items())),
         open_groups=message.open_groups,
         oldest_row_age_s=_seconds(message, "oldest_row_age"),
-        newest_weight_version=_given(message, "newest_weight_version"),
+        newest_weight_version=_optional(message, "newest_weight_version"),
         written_bytes_total=message.written_bytes_total,
         read_bytes_total=message.read_bytes_total,
         read_rows_total=message.read_rows_total,
@@ -260,8 +259,15 @@ def _tags(packed: bytes) -> dict[str, Tag]:
 
 
 def _field(message: pb.FieldDescription) -> FieldDescription:
-    kind, dtype, row_shape = field_layout(message)
-    return FieldDescription(message.name, kind, dtype, row_shape, message.per_token, message.rows, message.size_bytes)
+    return FieldDescription(
+        name=message.name,
+        kind=KINDS_BY_NUMBER.get(message.kind),
+        dtype=DTYPES_BY_NUMBER.get(message.data_type, ""),
+        row_shape=tuple(message.row_shape),
+        per_token=message.per_token,
+        rows=message.rows,
+        size_bytes=message.size_bytes,
+    )
 
 
 def _event(message: pb.SampleEvent) -> SampleEvent:
@@ -289,20 +295,20 @@ def _task(message: pb.TaskStatus) -> TaskStatus:
         delivered_rows_total=message.delivered_rows_total,
         ended_deliveries=dict(sorted(message.ended_deliveries.items())),
         state_seconds=dict(sorted(message.state_seconds.items())),
-        ready_rows=_given(message, "ready_rows"),
+        ready_rows=_optional(message, "ready_rows"),
         oldest_untaken_age_s=_seconds(message, "oldest_untaken_age"),
-        weight_version_lag=_given(message, "weight_version_lag"),
+        weight_version_lag=_optional(message, "weight_version_lag"),
         longest_wait_s=_seconds(message, "longest_wait"),
         claims_total=message.claims_total,
     )
 
 
-def _given(message: Message, name: str) -> int | None:
-    """A number that is there, or None."""
+def _optional(message: Message, name: str) -> int | None:
+    """The number in an optional field, or None."""
     value: int | None = getattr(message, name) if message.HasField(name) else None
     return value
 
 
 def _seconds(message: Message, name: str) -> float | None:
-    """A duration that is there, in seconds, or None."""
+    """The duration in an optional field, in seconds, or None."""
     return getattr(message, name).ToNanoseconds() / 1e9 if message.HasField(name) else None

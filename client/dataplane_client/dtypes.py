@@ -1,16 +1,16 @@
-"""The tensor element types that travel, each under one canonical name.
+"""The supported tensor element types, as torch dtypes.
 
-The name is torch's own without its ``torch.`` prefix; the item size is the number of bytes of one element on the wire,
-which are the element's bytes in memory, little-endian. The table is normative: a peer that lacks torch reads columns
-by it.
+Names and item sizes are those of `rl_dataplane.v1.element_types`: the name is torch's own without its ``torch.``
+prefix; the item size is the number of bytes of one element on the wire, which are the element's bytes in memory,
+little-endian.
 
-An element type travels if a tensor of it can be made, viewed as bytes and rebuilt from those bytes alone. Two groups
-fail that and are refused. Quantized types (``qint8``, ``quint8``, ``qint32``, ``quint4x2``, ``quint2x4``) keep their
-scale and zero point outside the bytes. Shell types (``int1`` to ``int7``, ``uint1`` to ``uint7``, ``bits*``) name a
-width for compilers and have no operations of their own. ``float4_e2m1fn_x2`` travels: one element is one byte that
-holds two values.
+An element type is supported if a tensor of it can be made, viewed as bytes and rebuilt from those bytes alone. Two
+groups fail that and are refused. Quantized types (``qint8``, ``quint8``, ``qint32``, ``quint4x2``, ``quint2x4``) keep
+their scale and zero point outside the bytes. Shell types (``int1`` to ``int7``, ``uint1`` to ``uint7``, ``bits*``) name
+a width for compilers and have no operations. ``float4_e2m1fn_x2`` is supported: one element is one byte that holds two
+values.
 
-An element type that the running torch does not know yet is left out of the table, not an import error.
+The table lacks element types that the running torch does not know.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 import torch
 
-from dataplane_client.columns_layout import ITEM_SIZES
+from rl_dataplane.v1.element_types import ITEM_SIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,18 @@ def torch_dtype(name: str, field: str | None = None) -> torch.dtype:
     """The torch dtype of a canonical name. Raises ValueError, naming the field if given, for any other name."""
     entry = _BY_NAME.get(name)
     if entry is None:
-        reason = f"needs a newer torch than {torch.__version__}" if name in ITEM_SIZES else "is no element type we know"
+        reason = (
+            f"needs a newer torch than {torch.__version__}" if name in ITEM_SIZES else "is not a known element type"
+        )
         raise ValueError(f"{_prefix(field)}dtype {name!r} {reason}")
     return entry.torch_dtype
 
 
 def dtype_name(dtype: torch.dtype, field: str | None = None) -> str:
-    """The canonical name of a dtype. Raises TypeError, naming the field if given, for one that does not travel."""
+    """The canonical name of a dtype. Raises TypeError, naming the field if given, for an unsupported one."""
     entry = _BY_TORCH_DTYPE.get(dtype)
     if entry is None:
-        raise TypeError(f"{_prefix(field)}dtype {dtype} does not travel: its bytes alone do not hold its values")
+        raise TypeError(f"{_prefix(field)}unsupported dtype {dtype}: its bytes alone do not hold its values")
     return entry.name
 
 

@@ -1,8 +1,8 @@
-"""Every error of a call to the data plane, in one family.
+"""All errors of calls to the data plane.
 
-All derive from DataPlaneError; each is also a KeyError, ValueError, TimeoutError or so, so that handlers written for
-other data planes keep working. A call that raises has changed nothing on the server, except where UnavailableError
-says that nobody knows. Errors survive pickling, since trainers raise them across processes.
+They derive from DataPlaneError. Each is also a built-in error, such as KeyError, ValueError or TimeoutError, so that
+handlers written for other data planes keep working. A call that raises has changed nothing on the server, unless the
+error's description says that this is unknown. Errors can be pickled, because trainers raise them across processes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 class DataPlaneError(Exception):
     """A call to the data plane failed.
 
-    reason: why, in one word (the contract's ErrorReason without its prefix, or "" when the server said none).
-    details: what the server named: partition_id, sample_id, field, task, and the like.
-    retry_after_s: after how many seconds the server suggests to try again, or None.
+    reason: the contract's ErrorReason without its prefix, or "" if the server gave none.
+    details: what the error is about, as named by the server: partition_id, sample_id, field, task, and the like.
+    retry_after_s: seconds after which the server suggests to try again, or None.
     """
 
     def __init__(
@@ -46,21 +46,21 @@ def _rebuilt(
 
 
 class InvalidArgumentError(DataPlaneError, ValueError):
-    """The call is wrong in any state: malformed or duplicate ids, rows that do not fit the field, lengths that
+    """The call is invalid in any state: malformed or duplicate ids, rows that do not fit the field, lengths that
     differ.
     """
 
 
 class UnsupportedTypeError(DataPlaneError, TypeError):
-    """A value of a type that does not travel; nothing was sent."""
+    """A value has an unsupported type; nothing was sent."""
 
 
 class NotFoundError(DataPlaneError, KeyError):
-    """Partition, task, sample, produced field or open claim that does not exist (see reason)."""
+    """A partition, task, sample, field of a sample or open claim does not exist (see reason)."""
 
 
 class ReplacedError(NotFoundError):
-    """The sample was cleared and put again since: it is another row than the one that the meta's generation names."""
+    """The sample was cleared and put again: it is not the row that the meta's generation names."""
 
 
 class ClaimNotFoundError(NotFoundError):
@@ -68,50 +68,50 @@ class ClaimNotFoundError(NotFoundError):
 
 
 class ClaimFencedError(ClaimNotFoundError):
-    """The server has ended the claim, since its session died, its task was reset or its partition registered anew. Its
-    rows may be with others by now: nothing that was made of them is accepted any more.
+    """The server has ended the claim: its session expired, its task was reset, or its partition was registered again.
+    Its rows may have been redelivered; the claim can no longer write or commit.
     """
 
 
 class GroupFencedError(NotFoundError):
-    """The group is not reserved any more: it was finished, aborted, or rolled back with its session."""
+    """The group is no longer reserved: it was finished, aborted, or rolled back with its session."""
 
 
 class SessionExpiredError(DataPlaneError, ConnectionError):
-    """The client's session has died, and again when it was opened anew. What it held is with others."""
+    """The client's session expired, and so did the one opened after it. Its rows were released."""
 
 
 class PreconditionError(DataPlaneError, RuntimeError):
-    """The call would be right in another state; repeating it as it is does not help."""
+    """The call is not allowed in the current state; repeating it unchanged does not help."""
 
 
 class DeadlineError(DataPlaneError, TimeoutError):
-    """The call did not end within its timeout_s. Of a call that changes something nobody knows whether it took effect;
-    the two subclasses know: it did not.
+    """The call did not end within its timeout_s. It is unknown whether a call that changes something took effect. With
+    the two subclasses it did not.
     """
 
 
 class ClaimTimeoutError(DeadlineError):
-    """Too few rows became ready in time; none was taken. The message says which fields the rows lack."""
+    """Too few rows became ready in time; none was claimed. The message names the fields that rows lack."""
 
 
 class OutOfSpaceError(DeadlineError):
-    """The memory budget had no room in time, or a configured limit is reached; nothing was stored."""
+    """The memory budget had no space in time, or a configured limit is reached; nothing was stored."""
 
 
 class UnavailableError(DataPlaneError, ConnectionError):
-    """The server could not be reached, or is shutting down, until the deadline. Whether a call that changes something
-    took effect is not known.
+    """Until the deadline, the server could not be reached or was shutting down. It is unknown whether a call that
+    changes something took effect.
     """
 
 
 class SupersededError(DataPlaneError, RuntimeError):
-    """A later attempt of the same call took this one's place."""
+    """A later attempt of the same call replaced this one."""
 
 
 class InternalError(DataPlaneError, RuntimeError):
-    """A defect of the server, or a response that breaks the contract."""
+    """The server has a defect, or its response violates the contract."""
 
 
 class ClosedError(DataPlaneError, RuntimeError):
-    """The client was closed before the call or during it; of the latter nobody knows whether it took effect."""
+    """The client was closed before the call or during it. If during it, it is unknown whether the call took effect."""

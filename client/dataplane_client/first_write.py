@@ -1,26 +1,23 @@
-"""The first put of a rollout batch, prepared: what is per-token, how wide readers should pad, what the receipt says."""
+"""Prepares the first put of a rollout batch: which fields are per-token, to which width readers pad, the receipt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from dataplane_client._padded_rows import with_padded_rows
+from dataplane_client._arrays import ObjectArray
+from dataplane_client.codec import with_padded_rows
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta, Tag
-
-ObjectArray = npt.NDArray[np.object_]
 
 PAD_TARGET_KEY = "global_forward_pad_seqlen"
 """Key of a meta's extra_info: the width in tokens to which every rank pads, so that all see tensors of one shape."""
 
 
 class FirstWrite:
-    """A checked batch in wire layout. Raises ValueError and TypeError for what kv_first_write refuses."""
+    """A checked batch in wire layout. Raises the ValueErrors and TypeErrors of kv_first_write."""
 
     def __init__(
         self,
@@ -44,7 +41,7 @@ class FirstWrite:
         self.fields = with_padded_rows(batch, lengths, per_token)
 
     def receipt(self, meta: KVBatchMeta, task_name: str, extra_info: Mapping[str, object]) -> KVBatchMeta:
-        """The meta of the put, for the task it is meant for."""
+        """The meta of the put, for a task."""
         return replace(meta, task_name=task_name, extra_info={**extra_info, PAD_TARGET_KEY: self.pad_target})
 
 

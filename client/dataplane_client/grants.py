@@ -1,4 +1,4 @@
-"""What a claim hands out."""
+"""What a claim grants."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import msgpack
 
-from dataplane_client._layouts import generations_of, int64s
+from dataplane_client._column_messages import generations_of, int64s
 from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
 @dataclass(frozen=True)
 class ClaimedGroup:
-    """Rows of one prompt within a claim: the next `rows` of its meta.
+    """Rows of one prompt within a claim. The groups of a claim are in the order of its meta; this one has `rows` rows.
 
-    group_id: empty for a row outside of any group. start_weight_version, end_weight_version: of the weights with which
-    generation began and ended, or None where the producer has not said.
+    group_id: empty for a row outside any group. start_weight_version, end_weight_version: of the weights with which
+    generation began and ended, or None if the producer did not give them.
     """
 
     group_id: str
@@ -28,7 +28,7 @@ class ClaimedGroup:
 
 @dataclass(frozen=True)
 class Grant:
-    """Rows under a claim. deliveries: how often each was delivered to the task, this time included."""
+    """Claimed rows. deliveries: how often each was delivered to the task, this time included."""
 
     claim_id: str
     meta: KVBatchMeta
@@ -36,7 +36,7 @@ class Grant:
     groups: tuple[ClaimedGroup, ...] = ()
 
 
-def granted(
+def decode_grant(
     response: pb.ClaimSamplesResponse,
     partition_id: str,
     task_name: str,

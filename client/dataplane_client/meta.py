@@ -1,7 +1,8 @@
-"""Receipts: which rows a call was about, without their values."""
+"""KVBatchMeta: the rows of a call, without their values."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
@@ -33,18 +34,18 @@ class _Between:
 
 @dataclass(frozen=True)
 class KVBatchMeta:
-    """Rows of one partition, in order, as a put or a claim answered.
+    """Rows of one partition, in order, as returned by a put or a claim.
 
     partition_id, sample_ids: the rows; the ids are distinct.
     task_name: the task that claimed them; None after a put.
-    fields: the fields that were put or required, which get_data reads unless told otherwise; None when not known.
+    fields: the fields that were put or required, which get_data reads by default; None when not known.
     sequence_lengths: tokens of each row, or None when not known.
-    extra_info: whatever travels with the batch from driver to workers; never sent to the server.
+    extra_info: the caller's data for the batch; never sent to the server.
     tags: the tags of each row, or None when not known.
-    generations: which row it is that each id named, or None when not known. A row that is cleared and put again under
-        its id is another one, and calls about this meta refuse it. Not looked at when metas are compared.
+    generations: the generation of each row, or None when not known. A row that is cleared and put again under its id
+        has a new generation, and calls with this meta refuse it. Ignored when metas are compared.
 
-    Metas are values: every method returns a new one and leaves this one alone.
+    Metas are values: every method returns a new one and does not change this one.
     """
 
     partition_id: str
@@ -60,7 +61,7 @@ class KVBatchMeta:
         for name in ("sequence_lengths", "tags", "generations"):
             column = getattr(self, name)
             if column is not None and len(column) != self.size:
-                raise ValueError(f"{name} has {len(column)} entries for {self.size} sample ids")
+                raise ValueError(f"{name} must have one entry for each of {self.size} sample ids, got {len(column)}")
 
     @property
     def size(self) -> int:
@@ -68,7 +69,7 @@ class KVBatchMeta:
         return len(self.sample_ids)
 
     def stamp_tags(self, tags: Mapping[str, Tag] | Sequence[Mapping[str, Tag]]) -> KVBatchMeta:
-        """With tags merged into each row's: one mapping for all rows, or one for each."""
+        """A meta with tags merged into those of each row. tags: one mapping for all rows, or one for each."""
         rows = [tags] * self.size if isinstance(tags, Mapping) else list(tags)
         if len(rows) != self.size:
             raise ValueError(f"tags for {len(rows)} rows, but the meta has {self.size}")
@@ -77,24 +78,24 @@ class KVBatchMeta:
         return replace(self, tags=stamped, extra_info=dict(self.extra_info))
 
     def subset(self, indices: Iterable[int]) -> KVBatchMeta:
-        """The rows at the given positions, in that order. Raises IndexError outside 0 to size - 1."""
+        """The rows at the given positions, in that order. Raises IndexError for a position outside 0 to size - 1."""
         chosen = list(indices)
         wrong = [index for index in chosen if not 0 <= index < self.size]
         if wrong:
-            raise IndexError(f"row {wrong[0]} of a meta of {self.size} rows")
+            raise IndexError(f"row {wrong[0]} is outside a meta of {self.size} rows")
         return self._rows(_At(chosen))
 
     def slice(self, start: int, end: int) -> KVBatchMeta:
-        """Rows start to end - 1; bounds beyond the rows are cut, as for a list."""
+        """Rows start to end - 1. Bounds beyond the rows are clipped, as for a list."""
         return self._rows(_Between(start, end))
 
     def drop(self, sample_ids: Iterable[str]) -> KVBatchMeta:
-        """Without the named rows; ids that it does not hold are fine."""
+        """The rows without the named ones. Ignores ids that the meta does not hold."""
         gone = set(sample_ids)
         return self.subset(index for index, sample_id in enumerate(self.sample_ids) if sample_id not in gone)
 
     def with_fields(self, fields: Sequence[str] | None) -> KVBatchMeta:
-        """With other fields named."""
+        """The same rows with other fields."""
         named = None if fields is None else list(fields)
         return replace(self, fields=named, extra_info=dict(self.extra_info))
 
@@ -102,19 +103,20 @@ class KVBatchMeta:
     def concat(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
         """The rows of several metas, one after the other.
 
-        All must be of one partition. task_name and fields are kept where all agree, fields as the intersection in the
-        order of the first; sequence_lengths, tags and generations where all have them; of extra_info the later wins.
-        Raises ValueError for none, for several partitions, and for a row that stands twice.
+        All must be of one partition. task_name is kept if all agree; fields become the intersection, in the order of
+        the first; sequence_lengths, tags and generations are kept if all have them. If several metas have a key of
+        extra_info, the last one wins. Raises ValueError for no metas, several partitions, and duplicate rows.
         """
         if not metas:
             raise ValueError("concat needs at least one meta")
         first = metas[0]
         partitions = {meta.partition_id for meta in metas}
         if len(partitions) > 1:
-            raise ValueError(f"metas of several partitions: {', '.join(sorted(partitions))}")
+            raise ValueError(f"metas to concat must be of one partition, got {', '.join(sorted(partitions))}")
         sample_ids = [sample_id for meta in metas for sample_id in meta.sample_ids]
         if len(set(sample_ids)) != len(sample_ids):
-            raise ValueError("a sample stands in more than one of the metas")
+            duplicate = next(id_ for id_, count in Counter(sample_ids).items() if count > 1)
+            raise ValueError(f"duplicate sample id {duplicate!r} in the metas to concat")
         return KVBatchMeta(
             partition_id=first.partition_id,
             task_name=first.task_name if len({meta.task_name for meta in metas}) == 1 else None,
@@ -127,7 +129,7 @@ class KVBatchMeta:
         )
 
     def _rows(self, pick: _Pick) -> KVBatchMeta:
-        """With every per-row column picked from; what extra_info holds of rows is its owner's business."""
+        """A meta with the picked rows. extra_info is copied unchanged, even if it holds data for each row."""
         return replace(
             self,
             sample_ids=pick(self.sample_ids),

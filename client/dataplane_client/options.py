@@ -1,4 +1,4 @@
-"""How a client behaves unless a call says otherwise."""
+"""The settings of a client."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MAX_NAME_BYTES = 256
 class ClientOptions:
     """Settings of one client; times in seconds, sizes in bytes.
 
-    transport: how values travel. "auto": through memory where the server shares it with this host, else over gRPC;
+    transport: how values travel. "auto": through memory if the server shares it with this host, otherwise over gRPC;
         "shm": through memory, or PreconditionError; "grpc": over gRPC.
-    timeout_s: deadline of a call that names none.
-    connect_timeout_s: how long `connect` waits for the server to come up.
-    chunk_bytes: size of the pieces in which values are sent; 1 to 4 MiB is best, 16 MiB the most a server accepts.
-    first_backoff_s, max_backoff_s: pauses between attempts while the server cannot be reached; each is twice the one
-        before, and a random half of it is left out so that clients do not return all at once.
-    session_grace_s: after how long without a sign of life from this process (it was killed or stopped, or cannot reach
-        the server) the rows that it has claimed go to others; 0.1 s to 1 h. Signs of life are sent four times as often.
-    client_name: who this client is, for people who ask the server what happened to a sample; at most 256 bytes, "" for
-        host:pid.
+    timeout_s: the deadline of a call that names none.
+    connect_timeout_s: how long `connect` waits for the server.
+    chunk_bytes: size of the chunks in which values are sent; 1 to 4 MiB is best, servers accept at most 16 MiB.
+    first_backoff_s, max_backoff_s: pauses between attempts while the server cannot be reached. Each is twice the one
+        before, reduced by a random part of up to a half, so that clients do not return all at once.
+    session_grace_s: after how long without a heartbeat from this process (it was killed or stopped, or cannot reach the
+        server) its session expires and the rows that it has claimed go to other clients; 0.1 s to 1 h. Heartbeats are
+        sent at least three times as often.
+    client_name: the name of this client in the history of samples; at most 256 bytes, "" for host:pid.
     """
 
     transport: Transport = "auto"
@@ -44,7 +44,7 @@ class ClientOptions:
         if self.transport not in get_args(Transport):
             raise ValueError(f"transport must be one of {get_args(Transport)}, got {self.transport!r}")
         if len(self.client_name.encode()) > _MAX_NAME_BYTES:
-            raise ValueError(f"client_name has at most {_MAX_NAME_BYTES} bytes, got {self.client_name!r}")
+            raise ValueError(f"client_name must have at most {_MAX_NAME_BYTES} bytes, got {self.client_name!r}")
         for setting in fields(self):
             if setting.name in ("transport", "client_name"):
                 continue

@@ -1,7 +1,7 @@
 """PackedTensor: one tensor a row, of different sizes, to be concatenated along one dimension just before use.
 
-Image patches are the typical content: row i of a batch owns any number of patches, or none (None), and the model wants
-the patches of a whole microbatch in one tensor. Rows are kept apart until then, so that slicing and dealing out a batch
+Image patches are the typical content: row i of a batch has any number of patches, or none (None), and the model takes
+the patches of a whole microbatch in one tensor. Rows stay separate until then, so that slicing and sharding a batch
 copies nothing: slice and concat share the row tensors with their source.
 """
 
@@ -16,13 +16,13 @@ class PackedTensor:
     """Rows `tensors`, each a tensor or None; all tensors agree in every dimension but dim_to_pack."""
 
     def __init__(self, tensors: torch.Tensor | Sequence[torch.Tensor | None], dim_to_pack: int) -> None:
-        """A bare tensor becomes a single row. A list must not be empty: a batch without rows comes from slicing one."""
+        """A bare tensor is a single row. A list must not be empty; slice a PackedTensor to get one without rows."""
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         if not isinstance(tensors, (list, tuple)):
             raise TypeError(f"PackedTensor wraps a tensor or a list of tensors, got {type(tensors).__name__}")
         if not tensors:
-            raise AssertionError("PackedTensor needs a non-empty list of tensors")
+            raise AssertionError("PackedTensor needs a non-empty list of tensors, got an empty one")
         for row, tensor in enumerate(tensors):
             if tensor is not None and not isinstance(tensor, torch.Tensor):
                 raise TypeError(f"row {row} of a PackedTensor must be a tensor or None, got {type(tensor).__name__}")
@@ -44,8 +44,8 @@ class PackedTensor:
         return f"PackedTensor(rows={shapes}, dim_to_pack={self.dim_to_pack})"
 
     def as_tensor(self, device: torch.device | str | None = None) -> torch.Tensor | None:
-        """A new tensor: the rows, moved to device when one is given, concatenated along dim_to_pack. None when every
-        row is None. The rows themselves stay where they are.
+        """A new tensor: the rows, moved to device if one is given, concatenated along dim_to_pack. None if every row is
+        None. The rows themselves stay on their devices.
         """
         present = [t if device is None else t.to(device) for t in self.tensors if t is not None]
         return torch.cat(present, dim=self.dim_to_pack) if present else None
@@ -56,13 +56,13 @@ class PackedTensor:
         return self
 
     def slice(self, indices: Iterable[int] | torch.Tensor) -> PackedTensor:
-        """The rows named, in the order named; none gives a PackedTensor of length 0, whose as_tensor() is None."""
+        """The rows at indices, in that order. No indices give length 0, and as_tensor() None."""
         rows = indices.tolist() if isinstance(indices, torch.Tensor) else indices
         return self._of_rows([self.tensors[i] for i in rows], self.dim_to_pack)
 
     @classmethod
     def empty_like(cls, other: PackedTensor) -> PackedTensor:
-        """As many rows as other has, all None."""
+        """A PackedTensor with as many rows as other, all None."""
         return cls._of_rows([None] * len(other), other.dim_to_pack)
 
     @classmethod
@@ -75,7 +75,7 @@ class PackedTensor:
     def flattened_concat(cls, packed: Sequence[PackedTensor]) -> PackedTensor:
         """One row for each element of packed: its rows concatenated. as_tensor() equals that of concat.
 
-        This is how the turns of one conversation become one row of a batch.
+        It makes the turns of one conversation one row of a batch.
         """
         dim = _common_dim(packed)
         return cls._of_rows([p.as_tensor() for p in packed], dim)

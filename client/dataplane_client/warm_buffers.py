@@ -1,14 +1,14 @@
-"""Large host buffers whose memory is used again, since fresh pages cost several times the copy that fills them.
+"""A pool of large host buffers. It reuses memory, because new pages cost several times the copy that fills them.
 
-Law: a buffer's memory returns to its pool when the last array, tensor or view on it is gone, and never before, however
-it was passed on: NumPy, torch, memoryviews and DLPack all keep the array that ``take`` returned, which is what the pool
-watches. **Contents are whatever the last user left**: who takes a buffer overwrites all of it.
+A buffer's memory returns to the pool when the last array, tensor or view on it is gone, and never before, however it
+was passed on: NumPy, torch, memoryviews and DLPack all keep the array that ``take`` returned, and the pool watches that
+array. **A buffer contains arbitrary bytes**: its user overwrites all of them.
 
-A pool has no lock, for arrays die anywhere, also in the middle of garbage collection on a thread that is just inside
-the pool. Its only state is a fixed set of deques, whose ends are pushed and popped in one step each.
+A pool has no lock, because an array may be freed anywhere, also by a garbage collection on a thread that is inside the
+pool. Its only state is a fixed set of deques, whose ends are pushed and popped atomically.
 
-Memory is private to a process and mapped in huge pages where the system offers them on request. A forked child reads
-its parent's buffers as they were at the fork, and lets go of those that were idle.
+Memory is private to a process, and mapped in huge pages if the system offers them. A forked child reads its parent's
+buffers as they were at the fork, and drops the idle ones.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Final
 
 import numpy as np
 
-from dataplane_client.row_kernels import ByteArray
+from dataplane_client._arrays import ByteArray
 
 SMALLEST: Final = 1 << 18
-"""Bytes from which on a buffer is worth keeping; what is smaller comes from the allocator."""
+"""Bytes of the smallest pooled buffer; smaller ones come from the allocator."""
 
 _IDLE_BYTES: Final = 1 << 30
 
 
 class WarmBuffers:
-    """A pool of buffers, for any number of threads. It keeps at most idle_bytes of memory that nobody uses."""
+    """A pool of buffers, for any number of threads. It keeps at most idle_bytes of unused memory."""
 
     def __init__(self, idle_bytes: int) -> None:
         self._most_idle = idle_bytes
@@ -42,24 +42,24 @@ class WarmBuffers:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes that are kept and not in use."""
+        """Bytes of pooled memory that are not in use."""
         return sum([size * len(mappings) for size, mappings in self._idle.items() if mappings])
 
     def take(self, nbytes: int) -> ByteArray:
         """A writable, contiguous 1-D array of nbytes with arbitrary contents.
 
-        At most an eighth more memory than nbytes stands behind it. Raises MemoryError when the system has none left.
+        Its mapping is at most an eighth larger than nbytes. Raises MemoryError when the system has no memory left.
         """
         if nbytes < SMALLEST:
             return np.empty(nbytes, np.uint8)
         size = _class_of(nbytes)
         mapping = self._reuse(size) or self._map(size)
         buffer = np.frombuffer(mapping, np.uint8, nbytes)
-        weakref.finalize(buffer, self._give_back, mapping).atexit = False
+        weakref.finalize(buffer, self._recycle, mapping).atexit = False
         return buffer
 
     def drop_idle(self) -> None:
-        """Give all memory that nobody uses back to the system."""
+        """Return all unused memory to the system."""
         for mappings in self._idle.values():
             mappings.clear()
 
@@ -78,10 +78,10 @@ class WarmBuffers:
         except OSError as error:
             raise MemoryError(f"no memory for a buffer of {size} bytes: {error}") from error
 
-    def _give_back(self, mapping: mmap.mmap) -> None:
+    def _recycle(self, mapping: mmap.mmap) -> None:
         mappings = self._idle.get(len(mapping))
         if mappings is None:
-            return  # larger than all that may be idle
+            return  # larger than idle_bytes
         mappings.append((next(self._ages), mapping))
         while self.idle_bytes > self._most_idle:
             self._drop_oldest()
@@ -98,7 +98,7 @@ class WarmBuffers:
 
 
 def _class_of(nbytes: int) -> int:
-    """The size of the mapping behind a buffer: eight sizes between a power of two and the next."""
+    """The size of the mapping of a buffer: one of eight sizes between a power of two and the next."""
     step = 1 << (nbytes.bit_length() - 4)
     return -(-nbytes // step) * step
 

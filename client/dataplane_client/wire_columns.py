@@ -1,11 +1,12 @@
-"""Between TensorDicts and wire columns.
+"""Conversion between TensorDicts and wire columns.
 
 Encoding a contiguous CPU tensor copies nothing: the column's bytes are the tensor's memory, which the column keeps
-alive, so the tensor must not be written to until the column is sent. Decoding copies nothing either where the buffer is
-writable and aligned to the element size: the tensors then live in the buffer. Objects are always copied.
+alive. Do not write to the tensor until the column is sent. Decoding copies nothing either if the buffer is writable and
+aligned to the element size: the tensors then share the buffer. Objects are always copied.
 
 Decoded jagged fields with equal row lengths share one offsets tensor, so that they can be combined element by element.
-Columns come from outside: decode_columns checks every size before it touches the bytes, and fails only with ValueError.
+Columns to decode come from another process: decode_columns checks every size before it reads the bytes, and raises
+only ValueError.
 """
 
 from __future__ import annotations
@@ -15,71 +16,77 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-from dataplane_client._host_staging import on_host
+from dataplane_client._arrays import ByteArray, Int64Array
 from dataplane_client._jagged import RowSplit, build_jagged, read_jagged, split_rows
 from dataplane_client._object_leaves import count_rows, is_object_leaf, object_rows, pack_objects, unpack_objects
-from dataplane_client._padded_rows import PaddedRows
-from dataplane_client._rows import Int64Array, bits
+from dataplane_client._rows import bits
+from dataplane_client.codec import PaddedRows
 from dataplane_client.columns_layout import ColumnLayout, WireColumn
 from dataplane_client.dtypes import dtype_name, torch_dtype
-
-ByteArray = npt.NDArray[np.uint8]
+from dataplane_client.errors import InvalidArgumentError
 
 _CPU: Final = torch.device("cpu")
 _MAX_NBYTES: Final = 2**63 - 1
 
 
-def encode_columns(td: TensorDictBase | Mapping[str, object]) -> list[WireColumn]:
-    """One column per field, in the order of the fields; the number of rows is the batch size, for a plain mapping the
+def encode_columns(td: TensorDictBase | Mapping[str, object], n_samples: int | None = None) -> list[WireColumn]:
+    """One column per field, in the order of the fields. The number of rows is the batch size, for a plain mapping the
     leading dim of the first field that has one.
 
-    Dense and jagged leaves are tensors (jagged: ragged in dim 1); object leaves are a NonTensorStack, a NonTensorData
-    (an object array of the rows, or one payload for every row) or an object ndarray. Tensors elsewhere than on the CPU
-    are copied to it. Raises TypeError for a leaf, dtype or value type that does not travel, and ValueError for a wrong
-    number of rows, naming the field.
+    Dense and jagged leaves are tensors (jagged: ragged in dim 1). Object leaves are a NonTensorStack, a NonTensorData
+    (an object array of the rows, or one payload for every row) or an object ndarray. Tensors on other devices are
+    copied to the CPU. n_samples: the rows that the call names, if it names any.
+
+    Raises TypeError for an unsupported leaf, dtype or value type, and ValueError for a field with another number of
+    rows, naming the field; InvalidArgumentError (ROW_COUNT_MISMATCH) when the fields do not have n_samples rows.
     """
     n_rows = _count_rows(td)
+    if n_samples is not None and n_rows != n_samples:
+        message = f"the fields have {n_rows} rows, but the call names {n_samples} samples"
+        raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
     return [_encode(name, leaf, n_rows) for name, leaf in td.items()]
 
 
 def _count_rows(td: TensorDictBase | Mapping[str, object]) -> int:
     if isinstance(td, TensorDictBase):
         if td.batch_dims == 0:
-            raise ValueError("a TensorDict without batch dims has no rows")
+            raise ValueError("a TensorDict must have a batch dim, its rows; this one has none")
         return int(td.batch_size[0])
     for leaf in td.values():
         rows = len(leaf) if isinstance(leaf, PaddedRows) else count_rows(leaf)
         if rows is not None:
             return rows
     if td:
-        raise ValueError(f"no field says how many rows there are: {list(td)}")
+        raise ValueError(f"none of the fields {list(td)} has rows")
     return 0
 
 
 def _encode(name: str, leaf: object, n_rows: int) -> WireColumn:
-    if is_object_leaf(leaf):
-        lengths, packed = pack_objects(name, object_rows(name, leaf, n_rows))
-        return WireColumn(name, "object", "", (), lengths, memoryview(packed))
+    if isinstance(leaf, torch.Tensor):
+        return _encode_tensor(name, leaf, n_rows)
     if isinstance(leaf, PaddedRows):
         return _encode_padded(name, leaf, n_rows)
-    if not isinstance(leaf, torch.Tensor):
-        raise TypeError(f"field {name!r}: a leaf of type {type(leaf).__name__} does not travel")
-    dtype = dtype_name(leaf.dtype, name)
-    rows = count_rows(leaf)
-    if rows != n_rows:
-        found = "a 0-d tensor" if rows is None else f"{rows} rows"
+    if not is_object_leaf(leaf):
+        raise TypeError(f"field {name!r}: unsupported value type {type(leaf).__name__}")
+    lengths, packed = pack_objects(name, object_rows(name, leaf, n_rows))
+    return WireColumn(name, "object", "", (), lengths, memoryview(packed))
+
+
+def _encode_tensor(name: str, tensor: torch.Tensor, n_rows: int) -> WireColumn:
+    dtype = dtype_name(tensor.dtype, name)
+    if not tensor.dim() or tensor.size(0) != n_rows:
+        found = f"{tensor.size(0)} rows" if tensor.dim() else "a 0-d tensor"
         raise ValueError(f"field {name!r}: {found}, but the batch has {n_rows} rows")
-    if leaf.is_nested:
-        jagged = read_jagged(leaf, name)
+    if tensor.is_nested:
+        jagged = read_jagged(tensor, name)
         values = jagged.packed()
         return WireColumn(name, "jagged", dtype, tuple(values.shape[1:]), jagged.lengths, _bytes_of(name, values))
-    if leaf.layout is not torch.strided or leaf.is_meta:
-        raise TypeError(f"field {name!r}: a {leaf.layout} tensor on {leaf.device} does not travel; make it dense first")
-    return WireColumn(name, "dense", dtype, tuple(leaf.shape[1:]), None, _bytes_of(name, leaf))
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise TypeError(f"field {name!r}: unsupported {tensor.layout} tensor on {tensor.device}; make it dense first")
+    return WireColumn(name, "dense", dtype, tuple(tensor.shape[1:]), None, _bytes_of(name, tensor))
 
 
 def _encode_padded(name: str, leaf: PaddedRows, n_rows: int) -> WireColumn:
@@ -93,15 +100,25 @@ def _encode_padded(name: str, leaf: PaddedRows, n_rows: int) -> WireColumn:
 
 
 def _bytes_of(name: str, tensor: torch.Tensor) -> memoryview:
-    flat: ByteArray = on_host(bits(tensor).contiguous()).numpy().reshape(-1).view(np.uint8)
+    flat: ByteArray = _on_host(bits(tensor).contiguous()).numpy().reshape(-1).view(np.uint8)
     if tensor.dtype is torch.bool:
         _check_bools(name, flat)
     return flat.data.toreadonly()
 
 
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU, complete. From CUDA it goes through pinned memory, at the bus's speed."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    staged.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return staged
+
+
 def _check_bools(name: str, flat: ByteArray) -> None:
     if flat.max(initial=0) > 1:
-        raise ValueError(f"field {name!r}: a bool is stored as a byte other than 0 and 1")
+        raise ValueError(f"field {name!r}: a byte of a bool must be 0 or 1")
 
 
 def decode_columns(columns: Sequence[WireColumn], n_rows: int) -> TensorDict:
@@ -119,29 +136,30 @@ def decode_columns(columns: Sequence[WireColumn], n_rows: int) -> TensorDict:
 
 
 def decode_leaves(columns: Sequence[WireColumn], n_rows: int) -> dict[str, torch.Tensor | list[object]]:
-    """The same as decode_columns, as a plain dictionary, with the values of object columns in lists."""
+    """As decode_columns, but a plain dictionary; the values of object columns are lists."""
     if n_rows < 0:
-        raise ValueError(f"{n_rows} rows")
+        raise ValueError(f"n_rows must not be negative, got {n_rows}")
     splits: dict[bytes, RowSplit] = {}
     leaves: dict[str, torch.Tensor | list[object]] = {}
     for column in columns:
         if column.name in leaves:
-            raise ValueError(f"field {column.name!r} comes twice")
+            raise ValueError(f"duplicate field {column.name!r}")
         leaves[column.name] = _decode(column, n_rows, splits)
     return leaves
 
 
 def _decode(column: WireColumn, n_rows: int, splits: dict[bytes, RowSplit]) -> torch.Tensor | list[object]:
+    data = np.frombuffer(column.values, np.uint8)
     if column.kind == "object":
         lengths = _checked_lengths(column, n_rows)
-        _check_nbytes(column, sum(lengths.tolist()), 1)
+        _check_nbytes(column, data, sum(lengths.tolist()), 1)
         return unpack_objects(column.name, lengths, column.values)
     if column.kind == "dense":
-        return _tensor_on(column, n_rows)
+        return tensor_on(column, data, (n_rows, *column.row_shape))
     if column.kind != "jagged":
         raise ValueError(f"field {column.name!r}: unknown kind {column.kind!r}")
     lengths = _checked_lengths(column, n_rows)
-    values = _tensor_on(column, sum(lengths.tolist()))
+    values = tensor_on(column, data, (sum(lengths.tolist()), *column.row_shape))
     split = splits.setdefault(lengths.tobytes(), split_rows(lengths, _CPU))
     return build_jagged(values, split)
 
@@ -157,20 +175,17 @@ def _checked_lengths(column: WireColumn, n_rows: int) -> Int64Array:
     return lengths
 
 
-def _tensor_on(column: WireColumn, n_entries: int) -> torch.Tensor:
-    """The tensor ``(n_entries, *row_shape)`` on the column's buffer, or on a copy where torch cannot use the buffer."""
-    dtype = torch_dtype(column.dtype, column.name)
-    if any(size < 0 for size in column.row_shape):
-        raise ValueError(f"field {column.name!r}: negative size in row shape {column.row_shape}")
-    _check_nbytes(column, n_entries, math.prod(column.row_shape) * dtype.itemsize)
-    if max(n_entries, 1) * math.prod(max(size, 1) for size in column.row_shape) * dtype.itemsize > _MAX_NBYTES:
-        raise ValueError(f"field {column.name!r}: row shape {column.row_shape} is too large")
-    return tensor_on(column, np.frombuffer(column.values, np.uint8), (n_entries, *column.row_shape))
-
-
 def tensor_on(layout: ColumnLayout, data: ByteArray, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of the layout's dtype on data, which must have as many bytes, or on a copy where torch cannot use it."""
+    """A tensor of the layout's dtype on data, or on a copy if torch cannot use that memory.
+
+    Raises ValueError, naming the field, when data does not have exactly the bytes of the shape.
+    """
     dtype = torch_dtype(layout.dtype, layout.name)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"field {layout.name!r}: negative size in row shape {layout.row_shape}")
+    _check_nbytes(layout, data, shape[0], math.prod(shape[1:]) * dtype.itemsize)
+    if math.prod(max(size, 1) for size in shape) * dtype.itemsize > _MAX_NBYTES:
+        raise ValueError(f"field {layout.name!r}: row shape {layout.row_shape} is too large")
     if dtype is torch.bool:
         _check_bools(layout.name, data)
     if not data.flags.writeable or data.ctypes.data % dtype.itemsize:
@@ -179,8 +194,8 @@ def tensor_on(layout: ColumnLayout, data: ByteArray, shape: tuple[int, ...]) -> 
     return flat.view(dtype).reshape(shape)
 
 
-def _check_nbytes(column: WireColumn, n_entries: int, entry_nbytes: int) -> None:
-    if n_entries * entry_nbytes != column.values.nbytes:
+def _check_nbytes(layout: ColumnLayout, data: ByteArray, n_entries: int, entry_bytes: int) -> None:
+    if n_entries * entry_bytes != len(data):
         raise ValueError(
-            f"field {column.name!r}: {n_entries} entries of {entry_nbytes} bytes, but {column.values.nbytes} bytes"
+            f"field {layout.name!r}: {n_entries} entries of {entry_bytes} bytes, but {len(data)} bytes of values"
         )

@@ -45,7 +45,7 @@ def test_get_batch_takes_the_rows_and_metadata_recorded_for_packed_data() -> Non
 
 @pytest.mark.parametrize("batch_idx", [2, -1])
 def test_get_batch_of_packed_data_refuses_a_batch_that_is_not_there(batch_idx: int) -> None:
-    with pytest.raises(IndexError, match="of 2 global batches"):
+    with pytest.raises(IndexError, match="outside 2 global batches"):
         packed().get_batch(batch_idx)
 
 

@@ -210,12 +210,6 @@ def test_offsets_outside_the_values_are_refused_naming_field_and_row(offsets: li
         materialize(TensorDict({"x": nested}, [2]))
 
 
-def test_importing_the_codec_does_not_import_the_batch_type() -> None:
-    code = "import sys, dataplane_client.codec; print('dataplane_client.batched_data_dict' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "False"
-
-
 def test_importing_the_column_layout_does_not_import_torch() -> None:
     code = "import sys, dataplane_client.columns_layout; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

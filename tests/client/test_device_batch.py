@@ -10,13 +10,12 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from torch.nested import nested_tensor_from_jagged
 
-from dataplane_client._device_batch import STAGED, batch_on_device
-from dataplane_client._lent_room import joined
 from dataplane_client._placement import ReadBuffers
+from dataplane_client._read_batches import STAGED, batch_on_device
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import connect
 from dataplane_client.codec import materialize
-from dataplane_client.columns_layout import Layout
+from dataplane_client.columns_layout import Layout, join_values
 from dataplane_client.wire_columns import encode_columns
 from dataplane_server.testing import running_server
 
@@ -41,7 +40,7 @@ def batch(device: str, layout: Layout, pad_values: dict[str, float], pad_to_seql
     columns = encode_columns(FIELDS)
     buffers = ReadBuffers(columns, 3, STAGED)
     stream = buffers.stream()
-    stream.add(0, memoryview(joined(columns)))
+    stream.add(0, memoryview(join_values(columns)))
     stream.finish()
     return batch_on_device(buffers.columns, 3, torch.device(device), layout, pad_values, pad_to_seqlen)
 

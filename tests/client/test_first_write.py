@@ -7,8 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from dataplane_client._lent_room import joined
-from dataplane_client.columns_layout import WireColumn
+from dataplane_client.columns_layout import WireColumn, join_values
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.first_write import PAD_TARGET_KEY, FirstWrite
 from dataplane_client.meta import KVBatchMeta
@@ -34,7 +33,7 @@ def first_write(columns: dict[str, object], pad_to_multiple: int = 1) -> FirstWr
 def stored(write: FirstWrite) -> TensorDict:
     """What a reader gets of the fields."""
     columns = [
-        WireColumn(c.name, c.kind, c.dtype, c.row_shape, c.lengths, memoryview(bytearray(joined([c]))))
+        WireColumn(c.name, c.kind, c.dtype, c.row_shape, c.lengths, memoryview(bytearray(join_values([c]))))
         for c in encode_columns(write.fields)
     ]
     return decode_columns(columns, len(IDS))

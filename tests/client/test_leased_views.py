@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from dataplane_client._leased_views import leased_columns
 from dataplane_client._shared_arena import SharedArena, attach
-from dataplane_client.columns_layout import ITEM_SIZES, ColumnLayout
+from dataplane_client.columns_layout import ColumnLayout
 from dataplane_server.testing import running_server
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+from rl_dataplane.v1.element_types import ITEM_SIZES
 
 BUDGET = 1 << 20
 Int64Array = npt.NDArray[np.int64]
@@ -30,7 +31,7 @@ class RecordedArena(SharedArena):
 
     gone: list[int]
 
-    def let_go(self, *handles: int) -> None:
+    def release(self, *handles: int) -> None:
         self.gone.extend(handles)
 
 

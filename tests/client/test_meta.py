@@ -56,7 +56,7 @@ def test_size_counts_rows(meta: KVBatchMeta) -> None:
     ids=["sequence_lengths", "tags", "generations"],
 )
 def test_columns_of_another_length_than_the_ids_are_refused(column: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(column))} has 1 entries for 2 sample ids"):
+    with pytest.raises(ValueError, match=f"{next(iter(column))} must have one entry for each of 2 sample ids, got 1"):
         KVBatchMeta("p", None, ["a", "b"], **column)
 
 
@@ -107,7 +107,7 @@ def test_subset_takes_any_iterable(meta: KVBatchMeta) -> None:
 
 @pytest.mark.parametrize("index", [-1, 4])
 def test_subset_refuses_positions_outside_the_rows(meta: KVBatchMeta, index: int) -> None:
-    with pytest.raises(IndexError, match=f"row {index} of a meta of 4 rows"):
+    with pytest.raises(IndexError, match=f"row {index} is outside a meta of 4 rows"):
         meta.subset([0, index])
 
 
@@ -209,7 +209,7 @@ def test_concat_keeps_what_all_metas_know(
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"partition_id": "q"}, "several partitions: p, q"), ({"sample_ids": ["a"]}, "more than one of the metas")],
+    [({"partition_id": "q"}, "must be of one partition, got p, q"), ({"sample_ids": ["a"]}, "duplicate sample id 'a'")],
     ids=["partitions", "samples"],
 )
 def test_concat_refuses_metas_that_do_not_belong_together(

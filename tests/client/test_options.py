@@ -1,4 +1,4 @@
-"""Settings, deadlines, pauses and addresses: what a client refuses before it opens a connection."""
+"""Settings, pauses and addresses: what a client refuses before it opens a connection."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import dataclasses
 import itertools
 import os
 import socket
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from dataplane_client._channel import checked_target
-from dataplane_client._deadline import MAX_TIMEOUT_S, Deadline, backoff_pauses
+from dataplane_client._deadline import backoff_pauses
 from dataplane_client.client import connect
-from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.options import ClientOptions
+from dataplane_server.testing import running_server
 
 WORDS = ("transport", "client_name")
 NUMBERS = [setting.name for setting in dataclasses.fields(ClientOptions) if setting.name not in WORDS]
@@ -56,7 +56,7 @@ def test_a_client_is_known_by_its_host_and_process_unless_it_has_a_name() -> Non
 
 def test_a_name_of_a_client_is_not_longer_than_the_server_takes() -> None:
     assert ClientOptions(client_name="ä" * 128).caller == "ä" * 128
-    with pytest.raises(ValueError, match="client_name has at most 256 bytes, got 'ä"):
+    with pytest.raises(ValueError, match="client_name must have at most 256 bytes, got 'ä"):
         ClientOptions(client_name="ä" * 129)
 
 
@@ -70,20 +70,7 @@ def test_connect_refuses_an_unknown_setting_by_name() -> None:
         connect("127.0.0.1:1", timeout=1.0)
 
 
-# -- deadlines ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("timeout_s", [-1, float("nan"), float("inf"), 2 * MAX_TIMEOUT_S], ids=str)
-def test_a_deadline_lies_in_the_finite_future(timeout_s: float) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"timeout_s must be 0 to 1000000000 seconds"):
-        Deadline(timeout_s)
-
-
-def test_time_left_falls_and_never_below_zero() -> None:
-    deadline = Deadline(60.0)
-    assert 59.0 < deadline.left_s <= 60.0
-    assert deadline.left_s <= 60.0
-    assert Deadline(0.0).left_s == 0.0
+# -- pauses ------------------------------------------------------------------------------------------------------------
 
 
 def test_pauses_double_up_to_the_maximum_less_a_random_half() -> None:
@@ -100,18 +87,19 @@ def test_pauses_of_two_callers_differ() -> None:
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("target", "address"),
-    [
-        ("127.0.0.1:50051", "127.0.0.1:50051"),
-        ("dataplane.example:443", "dataplane.example:443"),
-        ("[::1]:50051", "[::1]:50051"),
-        ("unix:///run/dataplane.sock", "unix:///run/dataplane.sock"),
-        ("unix:/run/dataplane.sock", "unix:///run/dataplane.sock"),
-    ],
-)
-def test_an_address_is_taken_as(target: str, address: str) -> None:
-    assert checked_target(target) == address
+@pytest.mark.parametrize("form", ["unix://{path}", "unix:{path}"])
+def test_a_socket_file_is_an_address(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "a.sock"
+    with running_server(listen=f"unix://{path}"), connect(form.format(path=path)) as client:
+        assert client.target == form.format(path=path)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_host_with_a_port_is_an_address(host: str) -> None:
+    with running_server(listen="127.0.0.1:0") as address:
+        port = address.rpartition(":")[2]
+        with connect(f"{host}:{port}") as client:
+            assert client.transport == "shm"
 
 
 @pytest.mark.parametrize(

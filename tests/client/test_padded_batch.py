@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch.nested import nested_tensor_from_jagged
 
-from dataplane_client._lent_room import joined
-from dataplane_client._padded_batch import PaddedBatch
 from dataplane_client._placement import Destination, ReadBuffers
+from dataplane_client._read_batches import PaddedBatch
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
-from dataplane_client.columns_layout import ColumnLayout
+from dataplane_client.columns_layout import ColumnLayout, join_values
 from dataplane_client.dtypes import WIRE_DTYPES
 from dataplane_client.errors import InternalError
 from dataplane_client.wire_columns import encode_columns
@@ -35,7 +34,7 @@ def read(td: TensorDict, pad_values: Mapping[str, float], pad_to_seqlen: int) ->
     padded = PaddedBatch(pad_values, pad_to_seqlen)
     buffers = ReadBuffers(columns, n_rows, Destination(padded.place))
     stream = buffers.stream()
-    stream.add(0, memoryview(joined(columns)))
+    stream.add(0, memoryview(join_values(columns)))
     stream.finish()
     return padded.batch(buffers.columns, n_rows)
 

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nested import as_nested_tensor
 
-from dataplane_client._lent_room import joined
-from dataplane_client._padded_rows import PaddedRows, with_padded_rows
-from dataplane_client.codec import pack_jagged_fields
+from dataplane_client.codec import PaddedRows, pack_jagged_fields, with_padded_rows
+from dataplane_client.columns_layout import join_values
 from dataplane_client.wire_columns import encode_columns
 
 Fields = dict[str, Any]
@@ -24,7 +23,7 @@ DTYPES = [torch.bool, torch.uint8, torch.bfloat16, torch.int32, torch.int64, tor
 def sent(fields: Any) -> list[tuple[object, ...]]:
     """All that a put would send of fields."""
     return [
-        (c.name, c.kind, c.dtype, c.row_shape, None if c.lengths is None else c.lengths.tolist(), joined([c]))
+        (c.name, c.kind, c.dtype, c.row_shape, None if c.lengths is None else c.lengths.tolist(), join_values([c]))
         for c in encode_columns(fields)
     ]
 

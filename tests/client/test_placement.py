@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_client._placement import Destination, Padding, PlacedColumn, ReadBuffers, fitting, row_places
-from dataplane_client.columns_layout import ITEM_SIZES, ColumnLayout, Kind
+from dataplane_client._placement import Destination, Padding, PlacedColumn, ReadBuffers, blame_server, row_places
+from dataplane_client.columns_layout import ColumnLayout
 from dataplane_client.errors import InternalError
+from rl_dataplane.v1.element_types import ITEM_SIZES, Kind
 
 Int64Array = npt.NDArray[np.int64]
 DTYPES = ["uint8", "int16", "float32", "int64", "complex128"]
@@ -179,7 +180,7 @@ def test_a_chunk_that_does_not_continue_the_stream_is_refused_and_changes_nothin
     buffers = ReadBuffers([LAYOUT], 3, ADJOINING)
     stream = buffers.stream()
     stream.add(0, memoryview(b"12"))
-    with pytest.raises(ValueError, match=f"{len(data)} bytes at byte {position} came where byte 2 of 5 was next"):
+    with pytest.raises(ValueError, match=f"{len(data)} bytes at byte {position}; the next byte is 2 of 5"):
         stream.add(position, memoryview(data))
     stream.add(2, memoryview(b"345"))
     stream.finish()
@@ -202,5 +203,5 @@ def test_a_read_without_values_needs_no_chunk() -> None:
 
 
 def test_values_that_do_not_fit_are_an_error_of_the_server() -> None:
-    with pytest.raises(InternalError, match=r"ReadColumns at unix:///x: a run ends within a row"), fitting("unix:///x"):
+    with pytest.raises(InternalError, match=r"^ReadColumns: a run ends within a row"), blame_server("ReadColumns"):
         raise ValueError("a run ends within a row")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane_client._async.runtime import LocalConnection, apart
+from dataplane_client._async.runtime import LocalConnection, run_in_thread
 from dataplane_client._sync.runtime import LocalConnection as BlockingConnection
 from rl_dataplane.v1.local_frames import HEAD
 
@@ -18,9 +18,9 @@ from rl_dataplane.v1.local_frames import HEAD
 
 
 async def test_work_apart_gives_what_it_returns_or_raises() -> None:
-    assert await apart(lambda: 5) == 5
+    assert await run_in_thread(lambda: 5) == 5
     with pytest.raises(ZeroDivisionError):
-        await apart(lambda: 1 // 0)
+        await run_in_thread(lambda: 1 // 0)
 
 
 @pytest.mark.parametrize("cancellations", [1, 2, 5])
@@ -33,7 +33,7 @@ async def test_a_cancellation_waits_until_work_is_done(cancellations: int) -> No
         go_on.wait(20)
         done.set()
 
-    task = asyncio.ensure_future(apart(work))
+    task = asyncio.ensure_future(run_in_thread(work))
     await asyncio.to_thread(begun.wait, 20)
     for _ in range(cancellations):
         task.cancel()
@@ -57,7 +57,7 @@ def test_a_loop_that_ends_waits_until_work_is_done() -> None:
 
     async def caller() -> None:
         try:
-            await apart(work)
+            await run_in_thread(work)
         finally:
             seen.append(done.is_set())
 
@@ -78,7 +78,7 @@ async def test_work_that_fails_after_it_was_cancelled_is_a_cancellation() -> Non
         go_on.wait(20)
         raise ValueError
 
-    task = asyncio.ensure_future(apart(work))
+    task = asyncio.ensure_future(run_in_thread(work))
     await asyncio.to_thread(begun.wait, 20)
     task.cancel()
     await asyncio.sleep(0)
@@ -98,10 +98,13 @@ def pair() -> tuple[socket.socket, socket.socket]:
 Pair = tuple[socket.socket, socket.socket]
 
 ANSWERS: dict[str, tuple[bytes, Callable[[], tuple[type[Exception], str]]]] = {
-    "nothing": (b"", lambda: (ConnectionError, "the server closed it")),
-    "half a head": (HEAD.pack(5, 0)[:4], lambda: (ConnectionError, "the server closed it")),
-    "half a body": (HEAD.pack(5, 0) + b"abc", lambda: (ConnectionError, "the server closed it")),
-    "too much": (HEAD.pack((20 << 20) + 1, 0), lambda: (ConnectionError, "a response of 20971521 bytes")),
+    "nothing": (b"", lambda: (ConnectionError, "the server closed the connection")),
+    "half a head": (HEAD.pack(5, 0)[:4], lambda: (ConnectionError, "the server closed the connection")),
+    "half a body": (HEAD.pack(5, 0) + b"abc", lambda: (ConnectionError, "the server closed the connection")),
+    "too much": (
+        HEAD.pack((20 << 20) + 1, 0),
+        lambda: (ConnectionError, "a response of 20971521 bytes; the limit is 20971520"),
+    ),
 }
 
 

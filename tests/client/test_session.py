@@ -166,7 +166,7 @@ Eventually = Callable[[Callable[[], object]], None]
 
 
 def opened(session: LivenessSession, stale: str = "", timeout_s: float = 20.0) -> str:
-    return session.wanted(stale, Deadline(timeout_s)).result(20)
+    return session.open_session(stale, Deadline(timeout_s)).result(20)
 
 
 # -- opening -----------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_no_session_is_opened_until_one_is_wanted(address: str, sessions: Sessio
 
 def test_all_who_want_a_session_get_the_same(address: str, sessions: Sessions, liveness: Open) -> None:
     session = liveness(address)
-    wanted = [session.wanted("", Deadline(20.0)) for _ in range(20)]
+    wanted = [session.open_session("", Deadline(20.0)) for _ in range(20)]
     assert {future.result(20) for future in wanted} == {"s1"}
     assert len(sessions.opened) == 1
 
@@ -191,7 +191,7 @@ def test_all_who_want_a_session_get_the_same(address: str, sessions: Sessions, l
 def test_a_server_that_comes_up_later_is_waited_for(start: Callable[..., str], liveness: Open) -> None:
     first = start(Sessions(), "127.0.0.1:0")
     session = liveness(f"127.0.0.1:{free_port()}")
-    wanted = session.wanted("", Deadline(20.0))
+    wanted = session.open_session("", Deadline(20.0))
     assert first != session._target
     start(Sessions(), session._target)
     assert wanted.result(20) == "s1"
@@ -292,7 +292,7 @@ def test_whoever_waits_for_a_session_learns_that_it_was_closed(
 ) -> None:
     sessions.silent = threading.Event()
     session = liveness(address)
-    wanted = session.wanted("", Deadline(20.0))
+    wanted = session.open_session("", Deadline(20.0))
     eventually(lambda: sessions.opened)
     session.close().result(20)
     with pytest.raises(DataPlaneError):
@@ -321,7 +321,7 @@ def test_a_process_that_ends_without_closing_its_client_gives_back_what_it_holds
         "from dataplane_client._deadline import Deadline\n"
         "from dataplane_client.options import ClientOptions\n"
         f"session = LivenessSession({address!r}, ClientOptions())\n"
-        "print(session.wanted('', Deadline(20.0)).result(20))\n"
+        "print(session.open_session('', Deadline(20.0)).result(20))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "s1\n", "")
@@ -332,15 +332,15 @@ def test_a_forked_child_has_a_session_of_its_own(address: str, sessions: Session
     """A process that starts none of gRPC's threads before it forks, so that the child can."""
     code = (
         "import os, sys\n"
-        "from dataplane_client._session import LivenessSession, _Keeper\n"
+        "from dataplane_client._session import LivenessSession\n"
         "from dataplane_client._deadline import Deadline\n"
         "from dataplane_client.options import ClientOptions\n"
         f"session = LivenessSession({address!r}, ClientOptions())\n"
-        "parents = session._keeper()\n"
+        "parents = session._thread()\n"
         "parents.session_id = 'of the parent'\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    found = session.session_id, session.wanted('', Deadline(20.0)).result(20)\n"
+        "    found = session.session_id, session.open_session('', Deadline(20.0)).result(20)\n"
         "    session.close().result(20)\n"
         "    os._exit(0 if found == ('', 's1') else 1)\n"
         "code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"

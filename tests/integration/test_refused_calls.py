@@ -37,7 +37,7 @@ READS = [
     refused("an unproduced field", KEY, ["'p'", "'b'", "'logprobs'"], sample_ids=["b"], select_fields=["logprobs"]),
     refused("an undeclared field", VALUE, ["'p'", "'nope'", "reward,"], select_fields=["nope"]),
     refused("no field", VALUE, ["'p'", "select_fields"], select_fields=[]),
-    refused("no sample", VALUE, ["'p'", "no sample"], sample_ids=[]),
+    refused("no sample", VALUE, ["'p'", "sample_ids is empty"], sample_ids=[]),
     refused("a sample that stands twice", VALUE, ["'a'", "twice"], sample_ids=["a", "b", "a"]),
     refused("a field that stands twice", VALUE, ["'text'", "twice"], select_fields=["text", "text"]),
     refused("an over-long id", VALUE, ["1 to 256", "257"], sample_ids=[LONG]),

@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from dataplane_client._error_table import BY_CODE
-from dataplane_client.columns_layout import ITEM_SIZES
 from dataplane_client.options import ClientOptions
 from dataplane_server.core.calls.columns import DTYPE_BYTES, KINDS
 from dataplane_server.core.calls.limits import Limits
@@ -20,6 +19,7 @@ from dataplane_server.service.error_table import ERROR_TABLE, RETRY_DELAY_S
 from dataplane_server.service.frames import MAX_CHUNK_BYTES, SENT_CHUNK_BYTES
 from dataplane_server.service.servicer import DataPlaneServicer
 from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.element_types import ITEM_SIZES
 
 PROTO = (Path(__file__).resolve().parents[2] / "proto" / "rl_dataplane" / "v1" / "data_plane.proto").read_text()
 HEAD = " ".join(line.lstrip("/ ") for line in PROTO[: PROTO.index("syntax")].splitlines())

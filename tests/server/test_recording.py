@@ -13,7 +13,6 @@ import msgpack
 import numpy as np
 import pytest
 
-from dataplane_server.core import calls
 from dataplane_server.core.calls import (
     BeginRead,
     ClaimSamples,
@@ -41,7 +40,11 @@ COLUMN = ColumnSpec("a", Shape("jagged", "uint8", (2,)), np.array([3, 1]))
 PUT = PutSamples(
     "r1", "p", ["s0", "s1"], [COLUMN], [{"weight_version": 3, "std": 0.5, "x": None}, {}], np.array([3, -1])
 )
-CALLS = [kind for kind in map(vars(requests).get, calls.__all__) if dataclasses.is_dataclass(kind)]
+CALLS = [
+    kind
+    for kind in vars(requests).values()
+    if getattr(kind, "__module__", "") == requests.__name__ and dataclasses.is_dataclass(kind)
+]
 
 
 def recorded(path: Path, outside: Callable[[RecordedPlane], None] = lambda plane: None) -> None:

@@ -1,4 +1,4 @@
-"""Verbs that hand rows to a task, and those of producers that work group by group."""
+"""Verbs that claim rows for a task, and that reserve groups."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from dataplane_client._async.claim import AsyncClaim
 from dataplane_client._async.group import AsyncGroup
 from dataplane_client._async.session import AsyncSession
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._claim_requests import Balance, claim_request, reserve_request, reset_request, shard_request
-from dataplane_client._layouts import generations_of
-from dataplane_client._requests import new_request_id
+from dataplane_client._column_messages import generations_of
+from dataplane_client._requests import (
+    Balance,
+    claim_request,
+    new_request_id,
+    reserve_request,
+    reset_request,
+    shard_request,
+)
 from dataplane_client.descriptions import DeadLetter, dead_letter
 from dataplane_client.errors import ClaimTimeoutError
-from dataplane_client.grants import Grant, granted
+from dataplane_client.grants import Grant, decode_grant
 from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -37,18 +43,18 @@ class ClaimVerbs:
         max_tokens: int | None = None,
         timeout_s: float = 60.0,
     ) -> AsyncClaim:
-        """Take rows for a task until they are committed or released, or this client dies.
+        """Claim rows for a task until they are committed or released, or this client dies.
 
-        Rows in which all required fields are produced and which the task has not taken, in the order in which they
-        became ready. Blocks on the server until min_size rows are there (None: batch_size) and takes up to batch_size.
+        Claims rows that hold all required fields and that the task has not taken, in the order in which they became
+        ready. Blocks until min_size rows are ready (None: batch_size) and claims up to batch_size.
 
-        whole_groups: take the rows of a group together, and only when all are ready; batch_size and min_size then count
-        groups, and a row outside of groups is one of its own. max_tokens: take no more rows (or groups) than have so
-        many tokens together, but one at least, also if that is less than min_size; None for no limit.
+        whole_groups: claim the rows of a group together, and only when all are ready; batch_size and min_size then
+        count groups, and a row outside of groups counts as a group. max_tokens: claim no more rows (or groups) than
+        have this many tokens together, but at least one, even if that is less than min_size; None for no limit.
 
-        Raises ClaimTimeoutError with nothing taken when timeout_s passes first, NotFoundError for an unknown partition
-        or task, InvalidArgumentError for an undeclared field or sizes that make no sense. Rows that were handed out in
-        an answer that did not arrive go back to the task.
+        Raises ClaimTimeoutError, with nothing claimed, when timeout_s passes first; NotFoundError for an unknown
+        partition or task; InvalidArgumentError for an undeclared field or invalid sizes. Rows whose grant did not
+        arrive here return to the task.
         """
         request = claim_request(
             partition_id,
@@ -60,8 +66,8 @@ class ClaimVerbs:
             whole_groups=whole_groups,
             max_tokens=max_tokens,
         )
-        response = await self._session.hand_out("ClaimSamples", request, timeout_s, waits=True)
-        return AsyncClaim(self._session, granted(response, partition_id, task_name, required_fields, {}))
+        response = await self._session.request_grant("ClaimSamples", request, timeout_s, waits=True)
+        return AsyncClaim(self._session, decode_grant(response, partition_id, task_name, required_fields, {}))
 
     async def claim_shard(
         self,
@@ -79,19 +85,18 @@ class ClaimVerbs:
         whole_groups: bool = False,
         timeout_s: float = 60.0,
     ) -> AsyncClaim:
-        """Take the rows of one data-parallel rank for one step.
+        """Claim the rows of one data-parallel rank for one step.
 
-        The first call of a step takes the rows of all ranks, as `claim` would (batch_size, min_size and max_tokens are
-        of all together), and splits them. Whoever asks for the same step and rank, however often, gets the same rows
-        under the same claim: so all tensor-, context- and pipeline-parallel ranks see one shard. It is theirs together,
-        stays claimed while one of them lives, and ends for all with the first commit. Rows that nobody holds any more
-        stay with their step, and go to whoever asks next, under a new claim. Calls of one step must agree on all but
-        dp_rank.
+        The first call of a step claims the rows of all ranks, as `claim` does (batch_size, min_size and max_tokens
+        count all ranks together), and splits them. Every call for the same step and rank gets the same rows under the
+        same claim, so all tensor-, context- and pipeline-parallel ranks see one shard. They hold it together: it stays
+        claimed while one of them lives, and the first commit ends it for all. Rows that are no longer held stay with
+        their step and go to the next caller, under a new claim. Calls of one step must agree on all but dp_rank.
 
-        step: a number on which the ranks agree; the server remembers the last 64 or so. balance "tokens": sums of
-        sequence_lengths as equal as can be, numbers of rows differing by one at most; "rows": in order. whole_groups: a
-        group goes to one rank. The meta's extra_info holds dp_rank. Blocks and raises as `claim`, and
-        InvalidArgumentError for a call that contradicts the step.
+        step: a number on which the ranks agree; the server remembers about the last 64. balance: "tokens" makes the
+        sums of sequence_lengths as equal as possible, with numbers of rows that differ by at most one; "rows" splits in
+        order. whole_groups: a group goes to one rank. The meta's extra_info holds dp_rank. Blocks and raises as
+        `claim`, and InvalidArgumentError for a call that contradicts the step.
         """
         request = shard_request(
             partition_id,
@@ -106,18 +111,20 @@ class ClaimVerbs:
             max_tokens=max_tokens,
             whole_groups=whole_groups,
         )
-        response = await self._session.hand_out("ClaimShard", request, timeout_s, waits=True)
+        response = await self._session.request_grant("ClaimShard", request, timeout_s, waits=True)
         extra_info: dict[str, object] = {"dp_rank": dp_rank}
-        return AsyncClaim(self._session, granted(response.claim, partition_id, task_name, required_fields, extra_info))
+        return AsyncClaim(
+            self._session, decode_grant(response.claim, partition_id, task_name, required_fields, extra_info)
+        )
 
     async def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> AsyncClaim:
-        """Take over an open claim from whoever holds it: from now on it lives as long as this client. For handing rows
-        from one process to another, which sends claim_id and meta.
+        """Take over an open claim from another client, which sends claim_id and meta. From now on it lives as long as
+        this client.
 
         Raises ClaimFencedError or ClaimNotFoundError when the claim has ended.
         """
         request = pb.AdoptClaimRequest(claim_id=checked_name("claim id", claim_id, "adopt_claim"))
-        await self._session.hand_out("AdoptClaim", request, timeout_s)
+        await self._session.request_grant("AdoptClaim", request, timeout_s)
         return AsyncClaim(self._session, Grant(claim_id, meta, []))
 
     async def claim_meta(
@@ -130,10 +137,11 @@ class ClaimVerbs:
         blocking: bool = True,
         timeout_s: float = 60.0,
     ) -> KVBatchMeta:
-        """Take rows for a task; delivery is consumption. What the caller loses stays lost: `claim` does not have that.
+        """Take rows for a task and consume them at once. Rows that the caller loses are not redelivered; use `claim` to
+        avoid that.
 
-        Waits as `claim` does for exactly batch_size rows. Not blocking: a meta without rows when they are not there.
-        dp_rank is handed on in the meta's extra_info; which rows are taken does not depend on it.
+        Waits as `claim` does for exactly batch_size rows. blocking=False: returns a meta without rows if fewer are
+        ready. dp_rank is copied into the meta's extra_info; it does not affect which rows are taken.
         """
         mode = pb.CLAIM_MODE_CONSUME
         request = claim_request(partition_id, task_name, required_fields, batch_size, mode=mode)
@@ -148,7 +156,7 @@ class ClaimVerbs:
                 raise
             response = pb.ClaimSamplesResponse()
         extra_info: dict[str, object] = {} if dp_rank is None else {"dp_rank": dp_rank}
-        return granted(response, partition_id, task_name, required_fields, extra_info).meta
+        return decode_grant(response, partition_id, task_name, required_fields, extra_info).meta
 
     async def reset(
         self,
@@ -158,8 +166,8 @@ class ClaimVerbs:
         *,
         timeout_s: float | None = None,
     ) -> int:
-        """Give rows (None: all) back to a task as if it had never taken them, whether consumed, claimed, delayed or
-        dead; how many it had taken. Claims that hold any of them are fenced as a whole. Unknown ids are fine.
+        """Return rows (None: all) to a task as if it had never taken them, whether consumed, claimed, delayed or dead.
+        Returns how many it had taken. Fences every claim that holds any of them. Ignores unknown ids.
 
         Raises NotFoundError for an unknown partition or task.
         """
@@ -171,8 +179,8 @@ class ClaimVerbs:
     async def dead_letters(
         self, partition_id: str, task_name: str, *, timeout_s: float | None = None
     ) -> list[DeadLetter]:
-        """The rows that a task has given up: delivered max_deliveries times and never committed. In order of arrival,
-        at most 65,536. `reset` gives them another chance. Raises NotFoundError for an unknown partition or task.
+        """The dead letters of a task: rows delivered max_deliveries times and never committed. In order of arrival, at
+        most 65,536. `reset` makes them claimable again. Raises NotFoundError for an unknown partition or task.
         """
         where = f"dead_letters of {partition_id!r}"
         request = pb.ListDeadLettersRequest(
@@ -191,15 +199,15 @@ class ClaimVerbs:
         weight_version: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGroup:
-        """Reserve the rows of one prompt: they exist from here on, but no claim sees them until the group is committed.
-        If this client dies before, they vanish.
+        """Reserve the rows of one prompt. They exist from now on, but are hidden from claims until the group is
+        committed. They vanish if this client dies before that.
 
-        group_id: a name in the partition, as of the prompt. sample_ids: 1 to 4,096 rows. weight_version: of the weights
-        with which generation begins, for those who claim groups whole. Raises PreconditionError when a row or the group
-        exists already, NotFoundError for an unknown partition.
+        group_id: a name in the partition, such as that of the prompt. sample_ids: 1 to 4,096 rows. weight_version: of
+        the weights with which generation begins; claims with whole_groups return it. Raises PreconditionError when a
+        row or the group exists already, NotFoundError for an unknown partition.
         """
         request = reserve_request(partition_id, group_id, sample_ids, weight_version)
-        response = await self._session.hand_out("ReserveGroup", request, timeout_s)
+        response = await self._session.request_grant("ReserveGroup", request, timeout_s)
         meta = KVBatchMeta(
             partition_id=partition_id,
             task_name=None,

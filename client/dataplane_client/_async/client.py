@@ -1,8 +1,8 @@
-"""The client: the verbs of the data plane over tensors.
+"""The client: the verbs of the data plane, with tensors for values.
 
-Every verb takes `timeout_s` (seconds; None: the client's default) and raises, within it, an error of
-`dataplane_client.errors`. While the server cannot be reached calls are repeated until then. A client may be used by
-several threads or tasks at once.
+Every verb takes `timeout_s` (seconds; None: the client's default) and raises an error of `dataplane_client.errors`
+within that time. While the server cannot be reached, calls are repeated until then. Several threads or tasks may use a
+client at once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dataplane_client.options import ClientOptions
 async def connect(target: str, **options: float | str) -> AsyncDataPlaneClient:
     """Connect to a server at `unix:///path` or `host:port` and wait until it answers.
 
-    options: the settings of ClientOptions by name. Blocks for at most connect_timeout_s while the server is not there
-    yet, then raises UnavailableError; ValueError for a malformed address or setting.
+    options: the settings of ClientOptions by name. Blocks for at most connect_timeout_s while the server is not
+    reachable, then raises UnavailableError. Raises ValueError for a malformed address or setting.
     """
-    settings = ClientOptions(**options)  # type: ignore[arg-type]  # a wrong value is refused by name in __post_init__
+    settings = ClientOptions(**options)  # type: ignore[arg-type]  # __post_init__ refuses wrong values
     client = AsyncDataPlaneClient(AsyncTransport(target, settings))
     try:
         await client.server_status(timeout_s=settings.connect_timeout_s)
@@ -64,8 +64,8 @@ class AsyncDataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs):
         return self._transport.target
 
     async def close(self) -> None:
-        """Close the connection; closing twice is fine. Rows of open claims go back to their tasks at once, as not used,
-        and reserved groups are rolled back. Takes at most about 2 seconds.
+        """Close the connection; does nothing if closed. The rows of open claims return to their tasks at once, as not
+        delivered, and reserved groups are rolled back. Takes at most about 2 seconds.
         """
         try:
             await self._transport.close()

@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from dataplane_client._arguments import checked_generations, checked_name, checked_names, one_or_more
+from dataplane_client._arguments import checked_name
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._device_batch import STAGED, batch_on_device
-from dataplane_client._layouts import int64_bytes
-from dataplane_client._padded_batch import PaddedBatch
 from dataplane_client._placement import Destination
-from dataplane_client._puts import put_of
-from dataplane_client._requests import COPIES, VIEWS, Fields, jagged_batch, new_request_id, tensors
+from dataplane_client._read_batches import COPIES, STAGED, VIEWS, PaddedBatch, batch_on_device, jagged_batch, to_tensors
+from dataplane_client._requests import Fields, clear_request, put_request, read_request
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
 from dataplane_client.columns_layout import Layout
@@ -41,20 +38,20 @@ class SampleVerbs:
         generations: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
-        """Write columns and tags of rows, all at once or not at all.
+        """Write columns and tags of rows, atomically.
 
-        Rows that do not exist are created; fields that a row has are replaced; others stay; tags are merged. fields: a
-        TensorDict (or mapping) with one row for each id: dense tensors (N, ...), torch.jagged nested tensors ragged in
-        dim 1, object leaves of what msgpack carries. sequence_lengths: tokens of each row, for the metas of later
-        claims; not needed where a per-token field says it. generations: those of a meta, to write to its very rows:
-        then none is created, and ReplacedError is raised for an id that was cleared and put again.
+        Creates rows that do not exist; replaces the given fields, keeps the others; merges tags. fields: a TensorDict
+        (or mapping) with one row for each id: dense tensors (N, ...), torch.jagged nested tensors ragged in dim 1, or
+        object leaves with values that msgpack supports. sequence_lengths: tokens of each row, for the metas of later
+        claims; not needed if a per-token field has them. generations: those of a meta, to write to exactly its rows:
+        no row is created, and ReplacedError is raised for an id that was cleared and put again.
 
-        Blocks while the server's memory has no room, then raises OutOfSpaceError. Raises InvalidArgumentError for rows
-        that do not fit the field or the ids, UnsupportedTypeError for values that do not travel, NotFoundError for an
-        unknown partition, and PreconditionError for a row of a reserved group, which only its holder may put.
+        Blocks while the server's memory is full, then raises OutOfSpaceError. Raises InvalidArgumentError for rows that
+        do not fit the field or the ids, UnsupportedTypeError for unsupported values, NotFoundError for an unknown
+        partition, and PreconditionError for a row of a reserved group, which only the group's holder may put.
         """
         where = f"put_samples into {partition_id!r}"
-        put = put_of(
+        put = put_request(
             where,
             partition_id,
             sample_ids,
@@ -76,17 +73,17 @@ class SampleVerbs:
     ) -> TensorDict:
         """Read fields of rows, in the order of the ids; batch size [N], on the CPU.
 
-        A field's kind is the field's, not the rows': jagged fields come as torch.jagged nested tensors even where all
-        rows have one length. Raises NotFoundError (a KeyError) for a missing sample or a field it has not produced,
-        InvalidArgumentError for an empty selection or a field that is not declared.
+        Jagged fields are torch.jagged nested tensors even if all rows read have one length. Raises NotFoundError (a
+        KeyError) for a missing sample or a field that it does not hold, InvalidArgumentError for an empty selection or
+        an undeclared field.
         """
-        request = self._read_request(sample_ids, partition_id, select_fields, "get_samples")
-        return tensors(await self._transport.read(request, COPIES, timeout_s), len(request.sample_ids))
+        request = read_request("get_samples", partition_id, sample_ids, select_fields)
+        return to_tensors(await self._transport.read(request, COPIES, timeout_s), len(request.sample_ids))
 
     async def get_data(
         self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
     ) -> TensorDict:
-        """Read the rows of a meta: the selected fields, else the meta's own. Never "all": ValueError without either.
+        """Read the rows of a meta: the selected fields, or the meta's own. Raises ValueError if neither names a field.
 
         Errors as get_samples, and ReplacedError (a KeyError) for a row that was cleared and put again since.
         """
@@ -95,8 +92,8 @@ class SampleVerbs:
             raise InvalidArgumentError(
                 f"get_data from {meta.partition_id!r}: neither select_fields nor meta.fields names a field"
             )
-        request = self._meta_request(meta, names, "get_data")
-        return tensors(await self._transport.read(request, COPIES, timeout_s), len(request.sample_ids))
+        request = read_request("get_data", meta.partition_id, meta.sample_ids, names, meta.generations)
+        return to_tensors(await self._transport.read(request, COPIES, timeout_s), len(request.sample_ids))
 
     async def read_columns(
         self,
@@ -111,18 +108,18 @@ class SampleVerbs:
     ) -> BatchedDataDict[Any]:
         """Read fields of a meta's rows as a batch. Errors as get_data.
 
-        layout "padded": ragged fields (N, longest row or pad_to_seqlen tokens where that is more, ...), filled up with
-        the field's entry of pad_value_dict (0 where it has none; ValueError where its dtype cannot hold it).
+        layout "padded": ragged fields are (N, max(longest row, pad_to_seqlen), ...), filled up with the field's entry
+        of pad_value_dict (0 if it has none; ValueError if its dtype cannot hold it).
 
-        layout "jagged": they stay torch.jagged nested tensors. Where memory is shared with the server and the rows
+        layout "jagged": ragged fields are torch.jagged nested tensors. If memory is shared with the server and the rows
         adjoin there in this order (as those of one put do), nothing is copied: the tensors are views of the server's
-        memory, at the cost of one call whatever their size. The rows stay as they were read as long as a view lives,
-        and their bytes count against the server's budget; writing to a view changes that view only.
+        memory, at the cost of one call whatever their size. As long as a view lives, the rows stay as they were read
+        and their bytes count against the server's budget. Writing to a view changes that view only.
 
-        device: where tensors are wanted. On a CUDA device ragged values arrive through pinned memory, are padded there,
-        and may still be on their way on the current stream when the call returns.
+        device: where the tensors go. To a CUDA device ragged values travel through pinned memory and are padded there;
+        copies may still be under way on the current stream when the call returns.
         """
-        request = self._meta_request(meta, select_fields, "read_columns")
+        request = read_request("read_columns", meta.partition_id, meta.sample_ids, select_fields, meta.generations)
         n_rows = len(request.sample_ids)
         if torch.device(device).type != "cpu":
             staged = await self._transport.read(request, STAGED, timeout_s)
@@ -131,29 +128,9 @@ class SampleVerbs:
             return jagged_batch(await self._transport.read(request, VIEWS, timeout_s), n_rows)
         if layout != "padded":
             columns = await self._transport.read(request, VIEWS, timeout_s)
-            return materialize(tensors(columns, n_rows), layout, pad_value_dict, pad_to_seqlen)
+            return materialize(to_tensors(columns, n_rows), layout, pad_value_dict, pad_to_seqlen)
         padded = PaddedBatch(pad_value_dict or {}, pad_to_seqlen)
         return padded.batch(await self._transport.read(request, Destination(padded.place), timeout_s), n_rows)
-
-    @staticmethod
-    def _read_request(
-        sample_ids: Sequence[str], partition_id: str, select_fields: Sequence[str], verb: str
-    ) -> pb.ReadColumnsRequest:
-        where = f"{verb} from {partition_id!r}"
-        ids = checked_names("sample id", sample_ids, where)
-        names = one_or_more("field name", select_fields, where)
-        if not names:
-            raise InvalidArgumentError(f"{where}: select_fields is empty; name the fields to read")
-        if not ids:
-            raise InvalidArgumentError(f"{where}: no sample ids")
-        partition_id = checked_name("partition id", partition_id, where)
-        return pb.ReadColumnsRequest(partition_id=partition_id, sample_ids=ids, fields=names)
-
-    def _meta_request(self, meta: KVBatchMeta, select_fields: Sequence[str], verb: str) -> pb.ReadColumnsRequest:
-        request = self._read_request(meta.sample_ids, meta.partition_id, select_fields, verb)
-        if meta.generations is not None:
-            request.generations = int64_bytes(meta.generations)
-        return request
 
     async def clear_samples(
         self,
@@ -163,27 +140,19 @@ class SampleVerbs:
         generations: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Remove rows, claimed or not (None: all of the partition); how many there were. Unknown ids are fine.
+        """Remove rows, claimed or not (None: all rows of the partition). Returns how many there were. Ignores unknown
+        ids.
 
-        generations: those of a meta, to remove its very rows: an id that was cleared and put again since stays.
+        generations: those of a meta, to remove exactly its rows: an id that was cleared and put again since stays.
         """
-        where = f"clear_samples in {partition_id!r}"
-        ids = None if sample_ids is None else checked_names("sample id", sample_ids, where)
-        if ids is not None and not ids:
+        request = clear_request(partition_id, sample_ids, generations)
+        if not request.sample_ids and not request.whole_partition:
             return 0
-        named = checked_generations(generations, ids or (), where)
-        request = pb.ClearSamplesRequest(
-            request_id=new_request_id(),
-            partition_id=checked_name("partition id", partition_id, where),
-            sample_ids=ids or (),
-            whole_partition=ids is None,
-            generations=b"" if named is None else int64_bytes(named),
-        )
         return int((await self._transport.unary("ClearSamples", request, timeout_s)).cleared_rows)
 
     async def sample(self, partition_id: str, sample_id: str, *, timeout_s: float | None = None) -> SampleDescription:
-        """Tell the story of a sample: what it holds, where it stands with every task, and what happened to it as far as
-        the server remembers. Also of a sample that is gone. Raises NotFoundError for an unknown partition.
+        """Describe a sample: its contents, its state for every task, and its history as far as the server keeps it. The
+        sample may have been removed. Raises NotFoundError for an unknown partition.
         """
         where = f"sample {sample_id!r} of {partition_id!r}"
         request = pb.GetSampleRequest(

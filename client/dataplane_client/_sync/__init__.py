@@ -1,1 +1,1 @@
-"""The client, written once. `scripts/unasync.py` derives the blocking twin in `_sync` from these modules."""
+"""The blocking client, derived from `_async` by `scripts/unasync.py`. Do not edit."""

@@ -1,4 +1,4 @@
-"""Batches in, batches out: the calls that trainers and rollout workers make most, above the plain verbs."""
+"""Reads and writes of whole batches: the calls that trainers and rollout workers make most."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from dataplane_client._padded_rows import with_padded_rows
+from dataplane_client._arrays import ObjectArray
 from dataplane_client._requests import Fields
 from dataplane_client._sync.client import DataPlaneClient
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.codec import pack_jagged_fields
+from dataplane_client.codec import pack_jagged_fields, with_padded_rows
 from dataplane_client.columns_layout import Layout
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.first_write import FirstWrite, ObjectArray
+from dataplane_client.first_write import FirstWrite
 from dataplane_client.meta import KVBatchMeta, Tag
 
 
@@ -48,7 +48,7 @@ def write_columns(
     *,
     timeout_s: float | None = None,
 ) -> None:
-    """Write columns under a meta's rows: one row for each of its ids and in its order; no fields is a no-op.
+    """Write columns of a meta's rows: one row for each of its ids, in its order. No fields: does nothing.
 
     Tensors (N, max(sequence_lengths), ...) are stored jagged, by the meta's lengths; others as they are. Errors as
     put_samples, and NotFoundError for a row that was cleared since (ReplacedError if it was put again).
@@ -79,12 +79,12 @@ def kv_first_write(
 ) -> KVBatchMeta:
     """Put a finished rollout batch: the rows' first fields, lengths and tags in one atomic put.
 
-    batch: right-padded tensors and object arrays with one row for each id; it must hold `input_lengths` (N,), the
-    tokens of each row, and `sample_mask` (N,). Tensors (N, S, ...) are stored jagged where S is the longest row or that
-    rounded up to pad_to_multiple. The meta that is returned names task_name, all fields, the lengths and the tags, and
-    its extra_info holds the width to which every rank should pad (`global_forward_pad_seqlen`) beside the caller's.
+    batch: right-padded tensors and object arrays with one row for each id. It must hold `input_lengths` (N,), the
+    tokens of each row, and `sample_mask` (N,). Tensors (N, S, ...) are stored jagged if S is the longest row or that
+    rounded up to pad_to_multiple. The returned meta names task_name, all fields, the lengths and the tags. Its
+    extra_info holds the caller's, and the width to which every rank should pad (`global_forward_pad_seqlen`).
 
-    Raises ValueError for a missing field, and for ids or tags whose number "must match batch size"; else as
+    Raises ValueError for a missing field, and for a number of ids or tags that does not match the batch; errors also as
     put_samples.
     """
     write = FirstWrite(batch, sample_ids, tags, pad_to_multiple)

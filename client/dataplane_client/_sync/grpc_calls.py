@@ -1,7 +1,7 @@
-"""Calls over gRPC, values in streams of chunks: what works from any host.
+"""Calls over gRPC, with values in streams of chunks. They work from any host.
 
-Frames of streams are written and read as bytes, so a value is copied once into its frame and once out of its chunk,
-straight to its last place.
+Frames of streams are written and read as bytes, so a value is copied once into its frame and once out of its chunk, to
+its final place.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from dataplane_client._layouts import column_layouts
-from dataplane_client._lent_room import chunks
-from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, fitting
-from dataplane_client._sync.runtime import open_channel
-from dataplane_client.columns_layout import WireColumn
+from dataplane_client._channel import open_channel
+from dataplane_client._column_messages import column_layouts
+from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, blame_server
+from dataplane_client.columns_layout import WireColumn, split_into_chunks
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -59,24 +58,24 @@ class GrpcCalls:
     def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
     ) -> list[PlacedColumn]:
-        """Read columns; views are not to be had here."""
-        n_rows = len(request.sample_ids)
+        """Read columns; never as views."""
+        n_rows, what = len(request.sample_ids), f"ReadColumns at {self._target}"
         buffers: ReadBuffers | None = None
         stream: StreamBuffers | None = None
         for data in self._read(request, timeout=timeout_s, metadata=_metadata(traceparent)):
-            with fitting(self._target):
+            with blame_server(what):
                 frame = parse_frame(data)
             if buffers is None or stream is None:
                 header = pb.ReadColumnsHeader.FromString(frame.header or b"")
                 buffers = ReadBuffers(column_layouts(header, request), n_rows, destination)
                 stream = buffers.stream()
             if frame.chunk:
-                with fitting(self._target):
+                with blame_server(what):
                     stream.add(frame.offset, frame.chunk)
-            del data, frame  # their memory is free for the next message
+            del data, frame  # frees their memory for the next message
         if buffers is None or stream is None:
-            raise InternalError(f"ReadColumns at {self._target}: the stream had no frame")
-        with fitting(self._target):
+            raise InternalError(f"{what}: the stream had no frame")
+        with blame_server(what):
             stream.finish()
         return buffers.columns
 
@@ -92,7 +91,7 @@ def _path(verb: str) -> str:
 def _frames(header: bytes, columns: Sequence[WireColumn], chunk_bytes: int) -> Iterator[bytes]:
     head: bytes | None = header
     offset = 0
-    for views in chunks(columns, chunk_bytes):
+    for views in split_into_chunks(columns, chunk_bytes):
         size = sum(view.nbytes for view in views)
         yield b"".join([frame_prefix(head, offset, size), *views])
         offset, head = offset + size, None

@@ -1,7 +1,7 @@
-"""Calls over a server's local socket, values through the memory that it shares: the same calls as `grpc_calls`.
+"""Calls over a server's local socket, with values in the memory that it shares. The same calls as in `grpc_calls`.
 
-Each connection carries one call at a time; idle ones are kept for the next calls. A call that fails half-way, by a
-deadline or because its caller was cancelled, takes its connection with it, which cancels it on the server.
+A connection carries one call at a time; idle connections are reused. A call that fails half-way, at its deadline or
+because it was cancelled, closes its connection, which cancels the call on the server.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import numpy as np
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
+from dataplane_client._arena_writes import fill_runs
+from dataplane_client._column_messages import column_layouts, int64s
 from dataplane_client._deadline import Deadline
-from dataplane_client._error_table import refused
-from dataplane_client._layouts import column_layouts, int64s
+from dataplane_client._error_table import translated_status
 from dataplane_client._leased_views import leased_columns
-from dataplane_client._lent_room import fill_runs, joined, size_of
-from dataplane_client._local_frames import request_frame
-from dataplane_client._local_methods import LOCAL_METHODS, LOCAL_WRITES
-from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, fitting
+from dataplane_client._local_protocol import LOCAL_METHODS, LOCAL_WRITES, request_frame
+from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, blame_server
 from dataplane_client._shared_arena import SharedArena
-from dataplane_client._sync.runtime import LocalConnection, apart, sleep
-from dataplane_client.columns_layout import WireColumn
+from dataplane_client._sync.runtime import LocalConnection, run_in_thread, sleep
+from dataplane_client.columns_layout import WireColumn, join_values, total_bytes
 from dataplane_client.errors import DeadlineError, InternalError, InvalidArgumentError, UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
@@ -36,7 +35,7 @@ INLINE_BYTES = 64 << 10
 """Values of up to this many bytes travel in the message: copying them twice costs less than another call."""
 
 _IDLE_CONNECTIONS = 64
-_CROWDED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # the server's backlog is full, or we have no descriptor left
+_CROWDED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # the server's backlog is full, or no descriptor is left here
 _CROWDED_PAUSE_S = 0.01
 _LONG_COPY_BYTES = 2 << 20
 
@@ -44,7 +43,7 @@ Response = TypeVar("Response", bound=Message)
 
 
 class LocalCalls:
-    """Calls of one session."""
+    """The calls of one attached session."""
 
     def __init__(self, target: str, arena: SharedArena) -> None:
         self._target = target
@@ -54,7 +53,7 @@ class LocalCalls:
         self._closed = False
 
     def close(self) -> None:
-        """End calls under way. What views of the arena still hold stays held."""
+        """End calls under way. Views of the arena keep their leases."""
         self._closed = True
         for connection in list(self._busy):
             connection.interrupt()
@@ -73,31 +72,31 @@ class LocalCalls:
     def write(
         self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""
     ) -> Any:
-        """Put or commit: in one call when the values are small, else into room that the server lends."""
-        deadline, handle, size_bytes = Deadline(timeout_s), self._arena.next_handle(), size_of(columns)
+        """Put or commit: small values in one call, larger ones into space of the arena that the server reserves."""
+        deadline, handle, size_bytes = Deadline(timeout_s), self._arena.next_handle(), total_bytes(columns)
         number, message = LOCAL_WRITES[verb]
-        values = joined(columns) if size_bytes <= INLINE_BYTES else None
+        values = join_values(columns) if size_bytes <= INLINE_BYTES else None
         request = message(header=header, handle=handle, values=values)
-        held: list[LocalConnection] = []  # a server that begins to drain meanwhile would not let us open another
+        own: list[LocalConnection] = []  # for both calls: a server that starts to drain accepts no new connection
         try:
-            written = self._call(verb, number, request, pb.LocalWriteResponse, deadline, traceparent, held)
+            written = self._call(verb, number, request, pb.LocalWriteResponse, deadline, traceparent, own)
             if written.HasField("reservation"):
-                _copied(partial(self._fill, written.reservation, columns), size_bytes)
+                _copy(partial(self._fill, written.reservation, columns), size_bytes)
                 number, finish = pb.LOCAL_METHOD_FINISH_WRITE, pb.FinishWriteRequest(handle=handle)
-                written = self._call(verb, number, finish, pb.LocalWriteResponse, deadline, traceparent, held)
+                written = self._call(verb, number, finish, pb.LocalWriteResponse, deadline, traceparent, own)
         except BaseException:
-            self._arena.let_go(handle)  # nobody writes there any more
+            self._arena.release(handle)  # no copy into the reservation is under way any more
             raise
         finally:
-            for connection in held:
-                self._keep(connection)
+            for connection in own:
+                self._put_back(connection)
         return written.commit if written.HasField("commit") else written.put
 
-    def _fill(self, room: pb.ArenaRuns, columns: Sequence[WireColumn]) -> None:
+    def _fill(self, reservation: pb.ArenaRuns, columns: Sequence[WireColumn]) -> None:
         try:
-            fill_runs(self._arena.writable, int64s(room.offsets), int64s(room.sizes), columns)
+            fill_runs(self._arena.writable, int64s(reservation.offsets), int64s(reservation.sizes), columns)
         except ValueError as error:
-            raise InternalError(f"the server at {self._target} lent room that does not fit: {error}") from None
+            raise InternalError(f"the server at {self._target} reserved space that does not fit: {error}") from None
 
     def read(
         self, request: plane_pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
@@ -105,28 +104,35 @@ class LocalCalls:
         """Read columns."""
         handle = self._arena.next_handle()
         message = pb.LocalReadRequest(request=request, handle=handle, inline_bytes=INLINE_BYTES)
-        n_rows, held = len(request.sample_ids), True
+        n_rows, leased = len(request.sample_ids), True
         try:
             number, deadline = pb.LOCAL_METHOD_READ, Deadline(timeout_s)
             found = self._call("ReadColumns", number, message, pb.LocalReadResponse, deadline, traceparent)
-            held = found.HasField("lease")
+            leased = found.HasField("lease")
             layouts = column_layouts(found.header, request)
-            if not held:
-                return _unpacked(found.values, ReadBuffers(layouts, n_rows, destination), self._target)
-            with fitting(self._target):
+            if not leased:
+                return self._place_inline_values(found.values, ReadBuffers(layouts, n_rows, destination))
+            with self._blame_server():
                 runs = (int64s(found.lease.offsets), int64s(found.lease.sizes))
-                leased = leased_columns(self._arena, handle, layouts, n_rows, *runs) if destination.views else None
-            if leased is not None:
-                held = False  # by us; the views let go of it
-                return leased
+                views = leased_columns(self._arena, handle, layouts, n_rows, *runs) if destination.views else None
+            if views is not None:
+                leased = False  # the views release the lease
+                return views
             buffers = ReadBuffers(layouts, n_rows, destination)
-            with fitting(self._target):
-                copy = partial(buffers.copy_runs, self._arena.readable, *runs)
-                _copied(copy, buffers.size_bytes)
+            with self._blame_server():
+                _copy(partial(buffers.copy_runs, self._arena.readable, *runs), buffers.size_bytes)
             return buffers.columns
         finally:
-            if held:
-                self._arena.let_go(handle)
+            if leased:
+                self._arena.release(handle)
+
+    def _place_inline_values(self, values: bytes, buffers: ReadBuffers) -> list[PlacedColumn]:
+        with self._blame_server():
+            buffers.copy_runs(np.frombuffer(values, np.uint8), np.zeros(1, np.int64), np.array([len(values)], np.int64))
+        return buffers.columns
+
+    def _blame_server(self) -> contextlib.AbstractContextManager[None]:
+        return blame_server(f"ReadColumns at {self._target}")
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -138,26 +144,26 @@ class LocalCalls:
         response: type[Response],
         deadline: Deadline,
         traceparent: str,
-        held: list[LocalConnection] | None = None,
+        own: list[LocalConnection] | None = None,
     ) -> Response:
-        """held: takes a connection out, if there is one, and puts that of the call in when it has its answer."""
+        """own: at most one connection, which the call uses; the call's connection is in it afterwards."""
         try:
             frame = request_frame(number, request, traceparent if self._arena.traces else "")
         except ValueError as error:
             raise InvalidArgumentError(f"{verb} at {self._target}: {error}") from None
-        self._arena.let_go()  # what could not be said when it was let go of
+        self._arena.release()  # sends handles that an earlier release could not send
         try:
-            outcome, body = self._exchanged(frame, deadline, held)
+            outcome, body = self._exchange(frame, deadline, own)
         except TimeoutError:
-            raise DeadlineError(f"{verb} at {self._target}: no answer in time") from None
+            raise DeadlineError(f"{verb} at {self._target}: no answer before the deadline") from None
         except OSError as error:
             raise UnavailableError(f"{verb} at {self._target}: the local connection broke: {error}") from None
         if outcome == pb.LOCAL_OUTCOME_ERROR:
-            raise refused(status_pb2.Status.FromString(body), verb, self._target)
+            raise translated_status(status_pb2.Status.FromString(body), verb, self._target)
         return response.FromString(body)
 
-    def _exchanged(self, frame: bytes, deadline: Deadline, held: list[LocalConnection] | None) -> tuple[int, bytes]:
-        connection = held.pop() if held else self._connection(deadline)
+    def _exchange(self, frame: bytes, deadline: Deadline, own: list[LocalConnection] | None) -> tuple[int, bytes]:
+        connection = own.pop() if own else self._take_connection(deadline)
         self._busy.add(connection)
         try:
             if self._closed:
@@ -168,36 +174,26 @@ class LocalCalls:
             raise
         finally:
             self._busy.discard(connection)
-        if held is None:
-            self._keep(connection)
+        if own is None:
+            self._put_back(connection)
         else:
-            held.append(connection)
+            own.append(connection)
         return answer
 
-    def _keep(self, connection: LocalConnection) -> None:
+    def _put_back(self, connection: LocalConnection) -> None:
         if len(self._idle) >= _IDLE_CONNECTIONS:
             connection.close()
             return
         self._idle.append(connection)
-        if self._closed:  # perhaps since somebody last looked
+        if self._closed:  # perhaps since the last check
             self._close_idle()
 
-    def _opened(self, deadline: Deadline) -> LocalConnection:
-        """A new connection. Many callers at once wait here for one another, which says nothing against the session."""
-        while True:
-            try:
-                return LocalConnection.open(self._arena.address, deadline.left_s)
-            except OSError as error:
-                if error.errno not in _CROWDED or not deadline.left_s:
-                    raise
-            sleep(_CROWDED_PAUSE_S)
-
-    def _connection(self, deadline: Deadline) -> LocalConnection:
+    def _take_connection(self, deadline: Deadline) -> LocalConnection:
         try:
             return self._idle.pop()
         except IndexError:
             pass
-        connection = self._opened(deadline)
+        connection = self._open_connection(deadline)
         try:
             join = request_frame(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=self._arena.token))
             outcome, _ = connection.exchange(join, deadline.left_s)
@@ -208,16 +204,20 @@ class LocalCalls:
             raise
         return connection
 
+    def _open_connection(self, deadline: Deadline) -> LocalConnection:
+        """A new connection. A full backlog is no error: it means that many callers connect at once, so it waits."""
+        while True:
+            try:
+                return LocalConnection.open(self._arena.address, deadline.left_s)
+            except OSError as error:
+                if error.errno not in _CROWDED or not deadline.left_s:
+                    raise
+            sleep(_CROWDED_PAUSE_S)
 
-def _copied(copy: Callable[[], None], size_bytes: int) -> None:
-    """Copy; what takes longer than a call does not hold up the loop."""
+
+def _copy(copy: Callable[[], None], size_bytes: int) -> None:
+    """Copy, in a thread if it takes longer than a call, so that the event loop goes on."""
     if size_bytes > _LONG_COPY_BYTES:
-        apart(copy)
+        run_in_thread(copy)
     else:
         copy()
-
-
-def _unpacked(values: bytes, buffers: ReadBuffers, target: str) -> list[PlacedColumn]:
-    with fitting(target):
-        buffers.copy_runs(np.frombuffer(values, np.uint8), np.zeros(1, np.int64), np.array([len(values)], np.int64))
-    return buffers.columns

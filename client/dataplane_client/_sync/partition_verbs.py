@@ -31,11 +31,11 @@ class PartitionVerbs:
     ) -> PartitionDescription:
         """Create a partition or replace its definition.
 
-        fields: every field that its rows may have; a put of another is refused. per_token_fields: those of them with
-        one entry for each token, which must have one length within a row. num_samples: how many rows the producer
-        announces, for check_consumption_status; not a limit. grpo_group_size and enums (names for integer codes, by
-        field) are kept for readers. max_deliveries: how often a row is delivered to a task that does not commit it
-        before it becomes a dead letter (see dead_letters); 0 for no limit, at most 65,535.
+        fields: all fields that rows may have; puts of others are refused. per_token_fields: those with one entry for
+        each token; within a row they must have one length. num_samples: how many rows the producer announces, for
+        check_consumption_status; not a limit. grpo_group_size and enums (names for integer codes, by field) are stored
+        for readers. max_deliveries: how often a row is delivered to a task that does not commit it before it becomes a
+        dead letter (see dead_letters); 0 for no limit, at most 65,535.
 
         Registering again keeps the rows, resets the cursors of all tasks and fences open claims. Raises
         PreconditionError when it would drop a field in which rows hold values.
@@ -54,8 +54,8 @@ class PartitionVerbs:
         return partition_description(response.partition)
 
     def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> int:
-        """Remove a partition with its rows, claims and definition; how many rows went. One that is not there is
-        fine.
+        """Remove a partition with its rows, claims and definition. Returns how many rows it had; 0 if there is no such
+        partition.
         """
         request = pb.DropPartitionRequest(
             request_id=new_request_id(), partition_id=checked_name("partition id", partition_id, "drop_partition")
@@ -79,9 +79,7 @@ class PartitionVerbs:
     def check_consumption_status(
         self, partition_id: str, task_names: Sequence[str], *, timeout_s: float | None = None
     ) -> bool:
-        """Whether the announced num_samples rows have been put and each of the tasks has consumed all that are
-        there.
-        """
+        """Whether the announced num_samples rows have been put and each of the tasks has consumed all resident rows."""
         where = f"check_consumption_status of {partition_id!r}"
         request = pb.GetConsumptionStatusRequest(
             partition_id=checked_name("partition id", partition_id, where),

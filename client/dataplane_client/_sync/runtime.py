@@ -1,4 +1,4 @@
-"""What differs between the asynchronous client and its blocking twin beyond the words async and await."""
+"""The parts in which the asynchronous client and its blocking twin differ by more than async and await."""
 
 from __future__ import annotations
 
@@ -13,36 +13,28 @@ from typing import TypeVar
 
 import grpc
 
-from dataplane_client._channel import CHANNEL_OPTIONS, checked_target
-from dataplane_client._local_frames import response_head
-from rl_dataplane.v1.frames import keep_message_memory
+from dataplane_client._local_protocol import response_head
 from rl_dataplane.v1.local_frames import HEAD
 
 T = TypeVar("T")
 
 CALL_ENDED = (grpc.RpcError, ValueError)
-"""What a call that fails raises. grpc says ValueError when another thread has closed the channel."""
+"""The exceptions of a failed call. grpc raises ValueError when another thread has closed the channel."""
 
 _RECEIVE_BYTES = 1 << 16
-
-
-def open_channel(target: str) -> grpc.Channel:
-    """A channel without encryption; nothing is sent before the first call."""
-    keep_message_memory()
-    return grpc.insecure_channel(checked_target(target), options=CHANNEL_OPTIONS)
 
 
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def apart(work: Callable[[], T]) -> T:
-    """Do work; the calling thread is as good as any."""
+def run_in_thread(work: Callable[[], T]) -> T:
+    """Run work in the calling thread, which may block."""
     return work()
 
 
 def result_of(future: Future[T], timeout_s: float) -> T:
-    """What another thread makes of a future. Raises TimeoutError."""
+    """The result of a future that another thread completes. Raises TimeoutError."""
     if not concurrent.futures.wait([future], timeout_s).done:
         raise TimeoutError
     return future.result()
@@ -53,7 +45,7 @@ class LocalConnection:
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
-        weakref.finalize(self, peer.close)  # for clients that nobody closes
+        weakref.finalize(self, peer.close)  # for clients that are never closed
 
     @classmethod
     def open(cls, address: str, timeout_s: float) -> LocalConnection:
@@ -74,29 +66,29 @@ class LocalConnection:
         self._peer.sendall(frame)
         received = bytearray()
         while len(received) < HEAD.size:
-            received += self._received(until)
+            received += self._receive(until)
         size, outcome = response_head(bytes(received[: HEAD.size]))
         while len(received) < HEAD.size + size:
-            received += self._received(until)
+            received += self._receive(until)
         return outcome, bytes(received[HEAD.size :])
 
-    def _received(self, until: float) -> bytes:
+    def _receive(self, until: float) -> bytes:
         self._peer.settimeout(_positive(until - time.monotonic()))
         data = self._peer.recv(_RECEIVE_BYTES)
         if not data:
-            raise ConnectionError("the server closed it")
+            raise ConnectionError("the server closed the connection")
         return data
 
     def interrupt(self) -> None:
-        """Whoever waits for a response gets a ConnectionError, and then closes it."""
+        """End the exchange under way with a ConnectionError; its caller closes the connection."""
         with contextlib.suppress(OSError):
             self._peer.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it; the call under way is cancelled on the server. Only for who has it for itself."""
+        """Close the connection, which cancels a call under way on the server. No other thread or task may use it."""
         self._peer.close()
 
 
 def _positive(timeout_s: float) -> float:
-    """A timeout for a socket, to which 0 would mean not to wait at all, rather than to give up."""
+    """A timeout for a socket, above 0: 0 would make the socket non-blocking."""
     return max(timeout_s, 1e-3)

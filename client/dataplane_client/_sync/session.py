@@ -1,8 +1,8 @@
-"""Calls that hand something out to a client, in the name of its session: claims, shards, reserved groups.
+"""Calls that grant something to a client's session: claims, shards, reserved groups.
 
-A session that has died is replaced: a call that is refused for it (SESSION_EXPIRED) changed nothing, and is made again
-in the name of a new one. What an answer that nobody takes has handed out (its caller was cancelled or out of time, the
-connection broke for good) is taken back by the session's thread. A shard stays with its step, for whoever asks again.
+A session that has expired is replaced: a call that is refused for it (SESSION_EXPIRED) changed nothing and is repeated
+for a new session. If the caller does not take the answer (it was cancelled or out of time, or the connection broke for
+good), the session's thread undoes the grant. A shard stays with its step, for the next call that asks for it.
 """
 
 from __future__ import annotations
@@ -34,32 +34,35 @@ class Session:
         self._liveness = LivenessSession(transport.target, transport.options)
 
     def close(self) -> None:
-        """End the session and its thread; the server gives back at once what it held. Takes at most CLOSE_S seconds."""
-        with contextlib.suppress(TimeoutError):  # then the thread ends by itself
+        """End the session and its thread; the server releases at once what the session held. Takes at most CLOSE_S
+        seconds.
+        """
+        with contextlib.suppress(TimeoutError):  # the thread then ends later
             result_of(self._liveness.close(), CLOSE_S)
 
     def session_id(self, deadline: Deadline, stale: str = "") -> str:
-        """The session's id, other than that of a dead one. It is opened where there is none.
+        """The id of an open session, which is opened if there is none. stale: the id of an expired one, not returned.
 
-        Raises UnavailableError when the server does not answer until the deadline, and what it refuses to open.
+        Raises UnavailableError when the server does not answer before the deadline, and the error with which the server
+        refuses to open a session.
         """
         current = self._liveness.session_id
         if current and current != stale:
             return current
-        opened = self._liveness.wanted(stale, deadline)
+        opened = self._liveness.open_session(stale, deadline)
         try:
             return result_of(opened, deadline.left_s + ANSWER_MARGIN_S)
         except TimeoutError:
-            raise UnavailableError(f"Session at {self.transport.target}: no answer in time") from None
+            raise UnavailableError(f"Session at {self.transport.target}: no answer before the deadline") from None
 
-    def hand_out(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
-        """Make a call whose request has a session_id and a request_id, which are set here."""
+    def request_grant(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
+        """Make a call that grants something. Sets session_id and request_id of the request."""
         deadline = Deadline(self.transport.options.timeout_s if timeout_s is None else timeout_s)
         pauses = backoff_pauses(self.transport.options)
         stale, again = "", False
         while True:
             request.session_id = self.session_id(deadline, stale)
-            request.request_id = new_request_id()  # an answer to an earlier one would be of the session that has died
+            request.request_id = new_request_id()  # the answer to the last one would be for the expired session
             try:
                 return self.transport.unary(verb, request, deadline.left_s, waits=waits)
             except SessionExpiredError:
@@ -67,20 +70,22 @@ class Session:
                 if again and deadline.left_s <= pause_s:
                     raise
             except BaseException as error:
-                if _may_have_happened(error):
+                if _may_have_been_granted(error):
                     self._liveness.undo(_undo_of(verb, request))
                 raise
             if again:
                 sleep(pause_s)
             stale, again = request.session_id, True
 
-    def repeat(self, verb: str, request: Any) -> None:
-        """Have the session's thread make a call that ends something, until it is answered or the session ends."""
+    def call_later(self, verb: str, request: Any) -> None:
+        """Have the session's thread make a call that ends a hold, repeatedly until it is answered or the session ends.
+        Does not block.
+        """
         self._liveness.undo(lambda stub, timeout_s: getattr(stub, verb)(request, timeout=timeout_s))
 
 
-def _may_have_happened(error: BaseException) -> bool:
-    """Whether a call that ended so may have handed something out, or may do so yet."""
+def _may_have_been_granted(error: BaseException) -> bool:
+    """Whether the server may have granted, or may still grant, what a call asked for that ended with this error."""
     return (
         not isinstance(error, DataPlaneError)
         or isinstance(error, (UnavailableError, ClosedError, InternalError))
@@ -101,7 +106,7 @@ def _undo_of_reservation(request: pb.ReserveGroupRequest) -> Undo:
     request_id = new_request_id()
 
     def undo(stub: Any, timeout_s: float) -> None:
-        """Asking again tells the name of the reservation; one that was not made is made, for a moment."""
+        """Repeating the request returns the reservation's name; if there was no reservation, it makes one, briefly."""
         reservation_id = stub.ReserveGroup(request, timeout=timeout_s).reservation_id
         abort = pb.AbortGroupRequest(request_id=request_id, reservation_id=reservation_id, reason="not taken")
         stub.AbortGroup(abort, timeout=timeout_s)

@@ -1,12 +1,12 @@
-"""Calls to a server: deadlines, retries, and the choice of how values travel. Messages go in and come out; no tensors.
+"""Calls to a server: deadlines, retries, and the choice of how values travel. Carries messages, not tensors.
 
 Every call has a deadline. While the server cannot be reached (UNAVAILABLE) a call is repeated with growing pauses until
-its deadline, always with the same request_id, so that the server applies it once. Whoever observes calls hears of
-each here, as one call whatever its attempts.
+its deadline, always with the same request_id, so that the server applies it once. Observers see one call, whatever its
+attempts.
 
-Values go through memory that the server shares wherever the client can prove that it is there: it attaches to the
-server's local socket and finds the server's nonce in the memory. Else they go over gRPC, which is always there. A
-session that breaks, as when the server is started anew, is opened anew with the next attempt.
+Values go through memory that the server shares if the client can prove that it is on the server's host: it attaches to
+the server's local socket and finds the server's nonce in the memory. Otherwise values go over gRPC. When the local path
+breaks, as when the server is restarted, the next attempt attaches again.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from dataplane_client._placement import Destination, PlacedColumn
 from dataplane_client._shared_arena import attach
 from dataplane_client._sync.grpc_calls import GrpcCalls
 from dataplane_client._sync.local_calls import LocalCalls
-from dataplane_client._sync.runtime import CALL_ENDED, apart, sleep
+from dataplane_client._sync.runtime import CALL_ENDED, run_in_thread, sleep
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
-from dataplane_client.observe._call import UnobservedCall, begun
+from dataplane_client.observe._call import UnobservedCall, begin_call
 from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
-_TRIES = 10
+_ATTACH_TRIES = 10
 Response = TypeVar("Response")
 Calls = GrpcCalls | LocalCalls
 
 
 class Transport:
-    """The ways to one server."""
+    """The connections to one server."""
 
     def __init__(self, target: str, options: ClientOptions) -> None:
         self.target = target
@@ -47,10 +47,10 @@ class Transport:
         self.closed = False
         self._grpc = GrpcCalls(target, options.chunk_bytes)
         self._local: LocalCalls | None = None
-        self._settled = options.transport == "grpc"
-        self._tries_left = 0  # to find again the memory of a server that had shared it
-        self._reached = True  # as far as the log has told
-        self._changing = threading.Lock()  # never held across a call
+        self._is_chosen = options.transport == "grpc"
+        self._tries_left = 0  # to attach again to a server that has shared its memory before
+        self._logged_reachable = True
+        self._lock = threading.Lock()  # for changes of the attributes above; never held across a call
 
     @property
     def name(self) -> Literal["shm", "grpc"]:
@@ -58,8 +58,8 @@ class Transport:
         return "grpc" if self._local is None else "shm"
 
     def close(self) -> None:
-        """Close every way; calls under way end with an error. Closing twice is fine."""
-        with self._changing:
+        """Close all connections; calls under way end with an error. Does nothing if closed."""
+        with self._lock:
             was_closed, self.closed, local, self._local = self.closed, True, self._local, None
         if local is not None:
             local.close()
@@ -67,15 +67,15 @@ class Transport:
             self._grpc.close()
 
     def unary(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
-        """Call a method with one request. waits: the request has a wait_timeout, which is set from the deadline."""
+        """Call a method with one request. waits: set the request's wait_timeout from the deadline."""
 
         def attempt(calls: Calls, left_s: float) -> Any:
             if waits:
                 request.wait_timeout.FromNanoseconds(int(left_s * 1e9))
             return calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0), call.traceparent)
 
-        with begun(verb, self.target, request) as call:
-            return call.answered(self._attempts(call, verb, attempt, timeout_s))
+        with begin_call(verb, self.target, request) as call:
+            return call.answered(self._call_with_retries(call, verb, attempt, timeout_s))
 
     def write(self, verb: str, header: Any, columns: Sequence[WireColumn], timeout_s: float | None) -> Any:
         """Put or commit columns."""
@@ -84,9 +84,9 @@ class Transport:
             header.wait_timeout.FromNanoseconds(int(left_s * 1e9))
             return calls.write(verb, header, columns, left_s + ANSWER_MARGIN_S, call.traceparent)
 
-        with begun(verb, self.target, header) as call:
+        with begin_call(verb, self.target, header) as call:
             call.writes(columns)
-            return call.answered(self._attempts(call, verb, attempt, timeout_s))
+            return call.answered(self._call_with_retries(call, verb, attempt, timeout_s))
 
     def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
@@ -99,15 +99,15 @@ class Transport:
             except OutOfSpaceError as refusal:
                 if calls is self._grpc or refusal.reason != "LIMIT_REACHED":
                     raise
-            call.attempted("grpc")  # more runs than one message can name
+            call.attempted("grpc")  # there are more runs than one local message can name
             return self._grpc.read(request, destination, left_s, call.traceparent)
 
-        with begun("ReadColumns", self.target, request) as call:
-            columns = self._attempts(call, "ReadColumns", attempt, timeout_s)
+        with begin_call("ReadColumns", self.target, request) as call:
+            columns = self._call_with_retries(call, "ReadColumns", attempt, timeout_s)
             call.reads(columns, len(request.sample_ids))
             return columns
 
-    def _attempts(
+    def _call_with_retries(
         self,
         call: UnobservedCall,
         verb: str,
@@ -121,38 +121,39 @@ class Transport:
             self._check_open(verb)
             calls: Calls | None = None
             try:
-                calls = self._calls(deadline)
+                calls = self._choose_calls(deadline)
                 self._check_open(verb)
                 call.attempted("grpc" if calls is self._grpc else "shm")
                 response = attempt(calls, deadline.left_s)
             except (UnavailableError, *CALL_ENDED) as ended:
                 self._check_open(verb)
-                error = self._judged(ended, verb, error)
-                self._leave(calls)
+                error = self._retryable_error(ended, verb, error)
+                self._forget_local(calls)
                 pause_s = next(pauses)
                 if deadline.left_s <= pause_s:
                     raise error from None
-                self._tell_unreached(verb, error)
+                self._log_unreachable(verb, error)
                 call.retried(error)
             else:
-                self._tell_reached()
+                self._log_reachable()
                 return response
             sleep(pause_s)
 
-    def _tell_unreached(self, verb: str, error: UnavailableError) -> None:
+    def _log_unreachable(self, verb: str, error: UnavailableError) -> None:
         log_event(logging.DEBUG, "call_repeated", server=self.target, verb=verb, error=error)
-        if self._reached:
-            self._reached = False
+        if self._logged_reachable:
+            self._logged_reachable = False
             log_event(logging.INFO, "server_unreachable", server=self.target, error=error)
 
-    def _tell_reached(self) -> None:
-        if not self._reached:
-            self._reached = True
+    def _log_reachable(self) -> None:
+        if not self._logged_reachable:
+            self._logged_reachable = True
             log_event(logging.INFO, "server_reached", server=self.target)
 
-    def _judged(self, ended: BaseException, verb: str, before: UnavailableError | None) -> UnavailableError:
-        """Why the call may be repeated; raises when it may not. before: what the attempt before this one met; it says
-        more than that the little time that was left did not do either.
+    def _retryable_error(self, ended: BaseException, verb: str, previous: UnavailableError | None) -> UnavailableError:
+        """The error to retry on; raises if the call must not be retried.
+
+        previous: the error of the attempt before, preferred over a DEADLINE_EXCEEDED that only reflects the time left.
         """
         if isinstance(ended, UnavailableError):
             return ended
@@ -160,17 +161,17 @@ class Transport:
             raise ended
         error = translated(ended, verb, self.target)
         if not isinstance(error, UnavailableError):
-            raise (before if before is not None and type(error) is DeadlineError else error) from None
+            raise (previous if previous is not None and type(error) is DeadlineError else error) from None
         return error
 
     def _check_open(self, verb: str) -> None:
         if self.closed:
             raise ClosedError(f"{verb} at {self.target}: the client was closed") from None
 
-    # -- the way of values ---------------------------------------------------------------------------------------------
+    # -- the choice of how values travel -------------------------------------------------------------------------------
 
-    def _calls(self, deadline: Deadline) -> Calls:
-        if not self._settled:
+    def _choose_calls(self, deadline: Deadline) -> Calls:
+        if not self._is_chosen:
             self._attach(deadline)
         return self._grpc if self._local is None else self._local
 
@@ -179,32 +180,34 @@ class Transport:
         try:
             if not status.HasField("shared_memory"):
                 raise OSError("the server shares no memory")
-            arena = apart(partial(attach, self.target, status.shared_memory))
+            arena = run_in_thread(partial(attach, self.target, status.shared_memory))
         except OSError as error:
             message = f"{self.target}: its memory cannot be shared: {error}"
             if self._tries_left and status.HasField("shared_memory"):
                 self._tries_left -= 1
-                raise UnavailableError(message) from None  # this server is about to end, and the next one to begin
+                raise UnavailableError(message) from None  # the server is about to be replaced by the next one
             if self.options.transport == "shm":
                 raise PreconditionError(message) from None
             log_event(logging.INFO, "memory_not_shared", server=self.target, why=error)
-            self._settled = True
+            self._is_chosen = True
         else:
-            self._keep(LocalCalls(self.target, arena))
+            self._use_local(LocalCalls(self.target, arena))
 
-    def _keep(self, local: LocalCalls) -> None:
-        """Use a session from now on, unless another call has opened one meanwhile, or the client was closed."""
-        with self._changing:
-            wanted = self._local is None and not self.closed
-            if wanted:
-                self._local, self._settled, self._tries_left = local, True, _TRIES
-        if not wanted:
+    def _use_local(self, local: LocalCalls) -> None:
+        """Send calls over the local socket from now on, unless another call has attached meanwhile, or the client was
+        closed.
+        """
+        with self._lock:
+            is_used = self._local is None and not self.closed
+            if is_used:
+                self._local, self._is_chosen, self._tries_left = local, True, _ATTACH_TRIES
+        if not is_used:
             local.close()
 
-    def _leave(self, broken: Calls | None) -> None:
-        """Use a session no more if it is the one that broke; the next call opens another. It is not closed: the server
-        may be draining, and other calls that it has accepted are about to be answered. With the last of them it goes.
+    def _forget_local(self, broken: Calls | None) -> None:
+        """Stop using the local calls if they are what broke; the next call attaches again. They are not closed: a
+        draining server still answers other calls that it has accepted. The last of these drops them.
         """
-        with self._changing:
+        with self._lock:
             if self._local is not None and self._local is broken:
-                self._local, self._settled = None, False
+                self._local, self._is_chosen = None, False

@@ -1,4 +1,4 @@
-"""BatchedDataDict: named columns with one entry a row, and the ways to slice, deal out, gather and iterate them."""
+"""BatchedDataDict: named columns with one entry per row, and methods to slice, shard, gather and iterate them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The batch type that trainers pass around.
+"""The batch type of trainers.
 
-Rows are samples; the columns are a plain dictionary (see _columns for what may be one). Methods that return a batch
-leave their source alone; reorder_data, truncate_tensors and to() change the batch in place. The three metadata
-attributes say how a shard's rows form microbatches (see _sharding); shard_by_batch_size sets them, get_batch reduces
-them to one global batch, and no other method carries them over.
+Rows are samples; the columns are a plain dictionary (see _columns for their kinds). Methods that return a batch do not
+change their source; reorder_data, truncate_tensors and to() change the batch in place. Three metadata attributes say
+how a shard's rows form microbatches (see _sharding): shard_by_batch_size sets them, get_batch reduces them to one
+global batch, and no other method copies them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ RowIndices = Sequence[int] | torch.Tensor
 
 
 class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
-    """Columns by name. SpecT is a TypedDict that tells the reader which ones; nothing checks it.
+    """Columns by name. SpecT is a TypedDict that documents the columns; it is not checked.
 
-    Not a dict: test for collections.abc.Mapping.
+    This is not a dict: test for collections.abc.Mapping.
     """
 
     ADDITIONAL_OPTIONAL_KEY_TENSORS: ClassVar[list[str]] = ["token_type_ids", "mm_token_type_ids"]
@@ -52,7 +52,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         self.elem_counts_per_gb: list[int] | None = None
         super().__init__(*args, **kwargs)
 
-    # --- looking ---
+    # --- columns ---
 
     @property
     def size(self) -> int:
@@ -64,10 +64,10 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         return self.data
 
     def get_multimodal_dict(self, as_tensors: bool = False, device: torch.device | str | None = None) -> dict[str, Any]:
-        """The PackedTensor columns and the optional token-type columns; other tensors are left out.
+        """The PackedTensor columns and the optional token-type columns, without other tensors.
 
-        as_tensors concatenates each PackedTensor (None when all its rows are). What is returned lies on device when one
-        is given; this batch stays where it is.
+        as_tensors: concatenate each PackedTensor (None if all its rows are). device: where the returned values are
+        moved; this batch does not change.
         """
         packed = {key: value for key, value in self.data.items() if isinstance(value, PackedTensor)}
         found: dict[str, Any] = {
@@ -81,22 +81,22 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
     # --- rows of one batch ---
 
     def slice(self, start: int, end: int) -> SlicedDataDict[SpecT]:
-        """Rows [start, end). Tensors are views of this batch's and must have end rows (AssertionError otherwise);
-        lists and arrays end where they end.
+        """Rows [start, end). Tensors are views of this batch's and must have at least end rows (AssertionError
+        otherwise); shorter lists and arrays give fewer rows.
         """
         return SlicedDataDict(slice_rows(self.data, start, end))
 
     def get_batch(self, batch_idx: int, batch_size: int | None = None) -> SlicedDataDict[SpecT]:
         """Global batch batch_idx with its microbatches.
 
-        Of packed data (elem_counts_per_gb is set) the rows recorded for it, whatever batch_size says; otherwise the
+        For packed data (elem_counts_per_gb is set) the rows recorded for it; batch_size is then ignored. Otherwise the
         batch_idx-th batch_size rows.
         """
         if self.elem_counts_per_gb is not None:
             if self.micro_batch_indices is None:
                 raise AssertionError("micro_batch_indices must be present when elem_counts_per_gb is")
             if not 0 <= batch_idx < len(self.elem_counts_per_gb):
-                raise IndexError(f"batch_idx {batch_idx} of {len(self.elem_counts_per_gb)} global batches")
+                raise IndexError(f"batch_idx {batch_idx} is outside {len(self.elem_counts_per_gb)} global batches")
             start = sum(self.elem_counts_per_gb[:batch_idx])
             batch = self.slice(start, start + self.elem_counts_per_gb[batch_idx])
             batch.elem_counts_per_gb = [self.elem_counts_per_gb[batch_idx]]
@@ -110,11 +110,11 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         return batch
 
     def select_indices(self, indices: RowIndices) -> Self:
-        """The rows named, in the order named, repeats allowed. Tensors and arrays are copies."""
+        """The rows at indices, in that order, with repeats. Tensors and arrays are copies."""
         return type(self)(take_rows(self.data, as_ints(indices, "row indices")))
 
     def chunk(self, rank: int, chunks: int) -> SlicedDataDict[SpecT]:
-        """A copy of the rank-th of equally large parts; AssertionError when rows do not divide or rank is not one."""
+        """A copy of the rank-th of equally large parts. AssertionError if rows do not divide or rank is invalid."""
         rows = require_equal_rows(self.data, "chunk: batch sizes are not the same")
         if chunks < 1 or rows % chunks:
             raise AssertionError(f"batch size ({rows}) is not a multiple of chunks ({chunks})")
@@ -124,10 +124,10 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         return SlicedDataDict(take_rows(self.data, list(range(rank * part, (rank + 1) * part))))
 
     def reorder_data(self, indices: RowIndices) -> None:
-        """Send row p to indices[p], in place: the inverse of select_indices.
+        """Move row p to indices[p], in place: the inverse of select_indices.
 
-        It puts rows back that were dealt out: indices[p] is where row p came from. AssertionError when the sizes
-        differ, ValueError when indices are not a permutation; the batch is then unchanged.
+        It restores the order of rows that were sharded: indices[p] is where row p came from. AssertionError if the
+        sizes differ, ValueError if indices are not a permutation; the batch is then unchanged.
         """
         complaint = "Batch sizes are not the same"
         rows = require_equal_rows(self.data, complaint)
@@ -140,7 +140,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         self.data.update(take_rows(self.data, sources))
 
     def repeat_interleave(self, num_repeats: int) -> Self:
-        """Every row num_repeats times in succession. List and object elements are deep copies, one a repeat."""
+        """Every row num_repeats times in succession. Elements of lists and object arrays are deep copies."""
         if num_repeats < 0:
             raise ValueError(f"num_repeats must be nonnegative, got {num_repeats}")
         for key, value in self.data.items():
@@ -184,7 +184,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         """All rows of all batches, keys sorted. Tensors of two or more dimensions are padded on the right of dim 1 to
         the longest with the column's value in pad_value_dict (default 0).
 
-        Batches without rows may lack columns; a column missing from another batch is a KeyError.
+        Batches without rows may lack columns. Raises KeyError for a column that another batch lacks.
         """
         return cls(concat_batches(batches, pad_value_dict or {}))
 
@@ -236,12 +236,13 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         dynamic_batching_args: DynamicBatchingArgs | None = None,
         sequence_packing_args: SequencePackingArgs | None = None,
     ) -> list[SlicedDataDict[SpecT]] | tuple[list[SlicedDataDict[SpecT]], list[int]]:
-        """Deal every batch_size rows (default: all) out to shards; shard k holds part k of each in turn, as copies.
+        """Split every batch_size rows (default: all) between shards; shard k holds part k of each in turn, as copies.
 
-        Without arguments for microbatches, a list of shards. Otherwise the shards, with microbatch metadata, and the
-        row numbers in dealt order, so that reorder_data(them) on from_batches(shards) restores the original order
-        (with dynamic batching only when batch_size is left out: the order is then chunk by chunk, not shard by shard).
-        Arrays become lists. AssertionError when rows or sizes do not match; the docstring of _sharding has the rules.
+        Without arguments for microbatches, returns a list of shards. Otherwise returns the shards, with microbatch
+        metadata, and the row numbers in the order of the shards: reorder_data(numbers) on from_batches(shards) restores
+        the original order (with dynamic batching only without batch_size: the order is chunk by chunk, not shard by
+        shard). Arrays become lists. AssertionError if rows or sizes do not match. The docstring of _sharding has the
+        rules.
         """
         if shards < 1:
             raise ValueError(f"shards must be positive, got {shards}")
@@ -257,12 +258,12 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
             lengths = self._lengths(dynamic_batching_args["input_lengths_key"])
             width = self._width(dynamic_batching_args["input_key"])
             plans, order = _sharding.plan_dynamic(lengths, width, chunks, shards, dynamic_batching_args)
-            return self._deal(plans), order
+            return self._shards(plans), order
         if sequence_packing_args is not None:
             lengths = self._lengths(sequence_packing_args["input_lengths_key"])
             plans, order = _sharding.plan_packed(lengths, chunks, shards, sequence_packing_args)
-            return self._deal(plans), order
-        return self._deal(_sharding.plan_plain(chunks, shards))
+            return self._shards(plans), order
+        return self._shards(_sharding.plan_plain(chunks, shards))
 
     def _lengths(self, key: str) -> list[int]:
         lengths = as_ints(self.data[key], f"column {key!r}")
@@ -277,7 +278,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
             raise TypeError(f"dynamic batching needs a rectangular tensor of rows x positions in column {key!r}")
         return tensor.shape[1]
 
-    def _deal(self, plans: list[_sharding.ShardPlan]) -> list[SlicedDataDict[SpecT]]:
+    def _shards(self, plans: list[_sharding.ShardPlan]) -> list[SlicedDataDict[SpecT]]:
         return [self._shard(plan) for plan in plans]
 
     def _shard(self, plan: _sharding.ShardPlan) -> SlicedDataDict[SpecT]:
@@ -337,7 +338,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
 
 
 class SlicedDataDict(BatchedDataDict[SpecT]):
-    """A batch that was cut or dealt out of another one."""
+    """A part of another batch."""
 
 
 def _moved(packed: PackedTensor, device: torch.device | str | None) -> PackedTensor:

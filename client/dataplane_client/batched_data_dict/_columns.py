@@ -1,10 +1,10 @@
-"""The kinds of column a batch may hold, and what a row is in each.
+"""The kinds of columns that a batch may hold, and the rows of each.
 
-- tensor: rows lie along dim 0. torch.jagged nested tensors too (see _jagged).
+- tensor: rows are along dim 0, also in torch.jagged nested tensors (see _jagged).
 - PackedTensor: one entry is one row.
-- list and ndarray (object arrays above all): one element along the first axis is one row.
+- list and ndarray (mostly object arrays): one element along the first axis is one row.
 
-Anything else is refused with a TypeError that names the column as soon as its rows are asked for.
+Access to the rows of any other value raises a TypeError that names the column.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def require_equal_rows(columns: Columns, complaint: str) -> int:
 
 
 def as_ints(values: Sequence[int] | torch.Tensor | np.ndarray[Any, Any], name: str) -> list[int]:
-    """Row indices or lengths as Python ints. Masks are refused: a list would take them for rows 0 and 1."""
+    """Row indices or lengths as Python ints. Raises TypeError for masks, whose bools would be used as rows 0 and 1."""
     ints = values.tolist() if isinstance(values, (torch.Tensor, np.ndarray)) else list(values)
     if not isinstance(ints, list) or any(isinstance(i, (bool, list, float)) for i in ints):
         raise TypeError(f"{name} must be a flat sequence of integers")
@@ -53,9 +53,9 @@ def as_ints(values: Sequence[int] | torch.Tensor | np.ndarray[Any, Any], name: s
 
 
 def slice_rows(columns: Columns, start: int, end: int) -> dict[str, Any]:
-    """Rows [start, end). Tensors are views and must have end rows; lists and arrays end where they end."""
+    """Rows [start, end). Tensors are views and must have at least end rows; shorter lists and arrays give fewer."""
     if not 0 <= start <= end:
-        raise ValueError(f"a slice of rows needs 0 <= start <= end, got start {start} and end {end}")
+        raise ValueError(f"a slice of rows must have 0 <= start <= end, got start {start} and end {end}")
     jagged = JaggedSlicer(start, end)
     return {key: _slice(key, value, start, end, jagged) for key, value in columns.items()}
 
@@ -72,7 +72,7 @@ def _slice(key: str, value: Any, start: int, end: int, jagged: JaggedSlicer) -> 
 
 
 def take_rows(columns: Columns, rows: list[int]) -> dict[str, Any]:
-    """The rows named, in the order named. Tensors and arrays are copies; lists and PackedTensors share their rows."""
+    """The given rows, in that order. Tensors and arrays are copies; lists and PackedTensors share their rows."""
     index = torch.tensor(rows, dtype=torch.int64)
     jagged = JaggedPicker(rows)
     return {key: _take(key, value, index, rows, jagged) for key, value in columns.items()}

@@ -1,6 +1,6 @@
-"""Joining batches row-wise. Sequences of different widths are padded on the right of dim 1 to the widest.
+"""Joins batches row-wise. Sequences of different widths are padded on the right of dim 1 to the widest.
 
-Batches without rows take no part: they may lack columns, and their widths and dtypes do not count.
+Batches without rows are ignored: they may lack columns, and their widths and dtypes do not matter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _parts(key: str, batches: Sequence[Columns]) -> list[Any]:
 
 
 def _is_rowless(key: str, value: object) -> bool:
-    """Whether it is a column of length 0; a value that is no column at all is left for _concat to refuse."""
+    """Whether value is a column of length 0; False for a value that is not a column, which _concat refuses."""
     try:
         return count_rows(key, value) == 0
     except TypeError:

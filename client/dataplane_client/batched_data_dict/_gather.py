@@ -1,11 +1,11 @@
-"""Concatenating the columns of all ranks of a process group, in rank order, on every rank.
+"""Concatenates the columns of all ranks of a process group, in rank order, on every rank.
 
-Ranks first exchange what their columns look like. All of them judge the same descriptions, so that bad input raises the
-same error everywhere, before any rank waits in a collective that another one will never enter.
+Ranks first exchange descriptions of their columns. All ranks check the same descriptions, so that bad input raises the
+same error everywhere, before any rank waits in a collective that another rank will never enter.
 
 A tensor of any dtype travels as bytes: each rank fills its own rows of a zeroed result, and a SUM over the ranks' bytes
-(at each place all are zero but one) puts the result together, with gloo and nccl alike. Each rank sends about twice the
-bytes of the result. Lists and arrays are pickled by torch.distributed, which is safe among the ranks of one job.
+(all but one are zero at each position) is the result, with gloo and nccl alike. Each rank sends about twice the bytes
+of the result. Lists and arrays are pickled by torch.distributed, which is safe among the ranks of one job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Described = dict[str, tuple[_Layout, int]]
 
 
 def _describe(value: Any) -> tuple[_Layout, int]:
-    """Layout, which must be the same on all ranks, and rows, which need not."""
+    """The layout, which must be the same on all ranks, and the number of rows, which may differ."""
     if isinstance(value, torch.Tensor):
         if value.is_nested or value.ndim == 0:
             return _Layout("nested tensor" if value.is_nested else "0-d tensor"), 0
@@ -47,7 +47,9 @@ def gather_columns(columns: Columns, group: torch.distributed.ProcessGroup) -> d
     described = _gather_objects({key: _describe(value) for key, value in columns.items()}, group)
     _check_agreement(described)
     gathered: dict[str, Any] = {}
-    for key, (layout, _) in described[0].items():  # rank 0's order: all ranks must enter the collectives in one order
+    for key, (layout, _) in described[
+        0
+    ].items():  # in rank 0's order, so that all ranks enter the collectives in one order
         if layout.kind == "tensor":
             gathered[key] = _gather_tensor(columns[key], [ranks[key][1] for ranks in described], group)
         elif layout.kind == "ndarray":

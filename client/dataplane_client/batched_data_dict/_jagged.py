@@ -1,9 +1,9 @@
 """Row operations on torch.jagged nested tensors of shape (N, ragged, *trailing).
 
-Rows are cut out of the values buffer by offset: indexing a nested tensor unbinds every row for each one asked for. New
-nested tensors state their shortest and longest row, without which torch pads them to the total number of tokens.
-Nested tensors can be added or compared only when they hold the same offsets object, so columns that shared offsets
-share the new ones too: one object below serves all columns of a batch.
+Rows are cut out of the values buffer by offset, because indexing a nested tensor unbinds all rows for each row. New
+nested tensors record their shortest and longest row; without them torch pads to the total number of tokens. Nested
+tensors can be added or compared only if they hold the same offsets object. So columns that shared offsets share the new
+ones, too: one object of a class below is used for all columns of a batch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _offsets_of(lengths: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 class JaggedSlicer:
-    """Rows [start, end) of jagged columns; their values are views."""
+    """Cuts rows [start, end) out of jagged columns; their values are views."""
 
     def __init__(self, start: int, end: int) -> None:
         self._start, self._end = start, end
@@ -63,7 +63,7 @@ class JaggedSlicer:
 
 
 class JaggedPicker:
-    """The rows named, in the order named, of jagged columns; their values are copies."""
+    """Takes the given rows, in that order, from jagged columns; their values are copies."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         self._rows = rows
@@ -82,7 +82,7 @@ class JaggedPicker:
 
 
 class JaggedConcat:
-    """All rows of several jagged columns of one name, one after another; copies."""
+    """Joins the rows of several jagged columns of one name; their values are copies."""
 
     def __init__(self) -> None:
         self._joined: dict[tuple[int, ...], tuple[torch.Tensor, list[int]]] = {}  # by id() of the sources' offsets

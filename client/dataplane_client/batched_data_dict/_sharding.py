@@ -1,13 +1,13 @@
-"""Which rows each data-parallel shard gets, and how they form microbatches. Works on lengths only, never on the data.
+"""Plans which rows each data-parallel shard gets, and how they form microbatches. Uses only lengths, not the data.
 
-A batch is cut into chunks (global batches: one optimizer step each), and each chunk is dealt out to the shards:
+A batch is cut into chunks (global batches: one optimizer step each), and each chunk is split between the shards:
 
 - plain: consecutive parts of equal size;
-- dynamic batching: the chunk's rows sorted by length and dealt like cards, so that the shards' p-th rows are of similar
-  length and all shards can use the same microbatches;
-- sequence packing: the chunk's rows packed into bins (one bin, one microbatch), and the bins dealt like cards.
+- dynamic batching: the chunk's rows, sorted by length, go to the shards in turn, so that the shards' p-th rows have
+  similar lengths and all shards can use the same microbatches;
+- sequence packing: the chunk's rows are packed into bins (one bin, one microbatch), which go to the shards in turn.
 
-Every shard gets the same number of microbatches in each chunk, because ranks that run different numbers deadlock.
+Every shard gets the same number of microbatches in each chunk, because ranks with different numbers deadlock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MicroBatchLengths = list[list[int]]
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Rows of one shard in order, by their number in the whole batch, and their microbatches if any were formed."""
+    """Rows of one shard in order, by their number in the whole batch, and their microbatches, if any."""
 
     rows: list[int]
     micro_batch_indices: MicroBatchIndices | None = None
@@ -48,7 +48,7 @@ def cut_into_chunks(total: int, shards: int, batch_size: int | None, *, uneven: 
 
 
 def plan_plain(chunks: Sequence[range], shards: int) -> list[ShardPlan]:
-    """Parts are rounded up, so that of an uneven chunk the last shards get fewer rows or none."""
+    """Equal parts, rounded up: the last shards of an uneven chunk get fewer rows or none."""
     rows: list[list[int]] = [[] for _ in range(shards)]
     for chunk in chunks:
         part = _round_up(len(chunk), shards) // shards
@@ -60,32 +60,32 @@ def plan_plain(chunks: Sequence[range], shards: int) -> list[ShardPlan]:
 def plan_dynamic(
     lengths: Sequence[int], width: int, chunks: Sequence[range], shards: int, args: DynamicBatchingArgs
 ) -> tuple[list[ShardPlan], list[int]]:
-    """Plans with the same microbatches for every shard, and the rows of shard 0, 1, and so on, chunk by chunk.
+    """Plans with the same microbatches for every shard; and the rows of shard 0, 1, and so on, chunk by chunk.
 
-    No microbatch is padded beyond width, the number of positions the data has.
+    Pads no microbatch beyond width, the number of positions of the data.
     """
     rounding = _positive(args["sequence_length_round"], "sequence_length_round")
-    dealt: list[list[list[int]]] = []
+    shard_rows: list[list[list[int]]] = []
     microbatches: list[tuple[list[list[int]], list[int]]] = []
     for chunk in chunks:
         by_length = sorted(chunk, key=lengths.__getitem__)
-        dealt.append([by_length[k::shards] for k in range(shards)])
-        longest = (max(lengths[row] for row in rows) for rows in zip(*dealt[-1], strict=True))
+        shard_rows.append([by_length[k::shards] for k in range(shards)])
+        longest = (max(lengths[row] for row in rows) for rows in zip(*shard_rows[-1], strict=True))
         padded = [min(_round_up(length, rounding), width) for length in longest]
         microbatches.append(_group_under_budget(padded, args["max_tokens_per_microbatch"]))
     plans = [
         ShardPlan(
-            rows=_flat(rows_of[k] for rows_of in dealt),
+            rows=_flat(rows_of[k] for rows_of in shard_rows),
             micro_batch_indices=[[list(span) for span in spans] for spans, _ in microbatches],
             micro_batch_lengths=[list(longest_of) for _, longest_of in microbatches],
         )
         for k in range(shards)
     ]
-    return plans, _flat(chain.from_iterable(dealt))
+    return plans, _flat(chain.from_iterable(shard_rows))
 
 
 def _group_under_budget(padded: Sequence[int], max_tokens: int) -> tuple[list[list[int]], list[int]]:
-    """Consecutive positions grouped while count times longest stays within max_tokens; their spans and longest."""
+    """Groups consecutive positions while count times longest is at most max_tokens. Returns their spans and longest."""
     spans: list[list[int]] = []
     longest: list[int] = []
     for p, length in enumerate(padded):
@@ -103,7 +103,7 @@ def _group_under_budget(padded: Sequence[int], max_tokens: int) -> tuple[list[li
 def plan_packed(
     lengths: Sequence[int], chunks: Sequence[range], shards: int, args: SequencePackingArgs
 ) -> tuple[list[ShardPlan], list[int]]:
-    """Plans with as many microbatches for every shard, and the rows of shard 0, then of shard 1, and so on."""
+    """Plans with the same number of microbatches for every shard; and the rows of shard 0, then shard 1, and so on."""
     multiple = _positive(args["sequence_length_pad_multiple"], "sequence_length_pad_multiple")
     padded = [_round_up(length, multiple) for length in lengths]
     packer = get_packer(args["algorithm"], args["max_tokens_per_microbatch"], bin_count_multiple=shards)

@@ -168,7 +168,7 @@ _changing = threading.Lock()
 _UNOBSERVED = UnobservedCall()
 
 
-def begun(verb: str, target: str, request: object) -> UnobservedCall:
+def begin_call(verb: str, target: str, request: object) -> UnobservedCall:
     """A call that is about to be made; a context manager."""
     observers = _active
     return Call(verb, target, request, observers) if observers else _UNOBSERVED

@@ -1,4 +1,4 @@
-"""Packing of sequences of different lengths into bins of one capacity (one bin = one microbatch row).
+"""Packs sequences of different lengths into bins of one capacity (one bin = one microbatch row).
 
 Pure Python: importing this package loads no torch, so that drivers and planners can pack without it.
 """

@@ -1,4 +1,4 @@
-"""Packing in arrival order: the cheapest rule, and the only one that keeps the order of the sequences."""
+"""Packs in arrival order: the cheapest rule, and the only one that keeps the order of the sequences."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""First fit: each sequence goes into the earliest bin with room for it, whatever order the sequences come in.
+"""First fit: each sequence goes into the earliest bin with room for it.
 
-The earliest bin is found in a tree of maxima over the bins' rooms, so packing n sequences takes O(n log n), not O(n^2).
+A tree of maxima over the bins' rooms finds the earliest bin, so packing n sequences takes O(n log n), not O(n^2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How well packings fill their bins. Costs O(sequences) a packing and keeps only sums, never lengths."""
+"""Statistics of how well packings fill their bins. Costs O(sequences) per packing and keeps only sums."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Modified first-fit decreasing: it saves bins where long sequences leave room for two short ones.
+"""Modified first-fit decreasing. Saves bins if long sequences leave room for two short ones.
 
-After D. S. Johnson and M. R. Garey, "A 71/60 theorem for bin packing", Journal of Complexity 1 (1985). Step 5 is ours:
-theirs is first-fit decreasing, and the bound of the title is theirs too. Sequences are classed by the capacity C: large
-> C/2, medium > C/3, small > C/6, tiny. Five steps:
+After D. S. Johnson and M. R. Garey, "A 71/60 theorem for bin packing", Journal of Complexity 1 (1985). Step 5 differs:
+theirs is first-fit decreasing, and the bound of the title holds for theirs. Sequences are classed by the capacity C:
+large > C/2, medium > C/3, small > C/6, tiny. Five steps:
 
 1. every large sequence opens a bin, longest first;
 2. each bin, forward, takes the longest medium that fits, one at most;
 3. each bin, backward, takes the shortest small and the longest other small that fits beside it, provided that the two
    shortest fit (beside a large and a medium there is never room for two: less than C/6 is left);
 4. each bin, forward, takes the longest of everything left, again and again, while anything fits;
-5. what is left goes, longest first, into the least loaded of the new bins, or opens one.
+5. the rest goes, longest first, into the least loaded of the new bins, or opens one.
 
 The lists are kept sorted and searched by bisection: O(n log n) comparisons.
 """
@@ -116,7 +116,7 @@ def _pack_leftovers(items: list[_Item], capacity: int) -> list[list[int]]:
 
 
 class ModifiedFirstFitDecreasingPacker(SequencePacker):
-    """Lengths must be positive. The packing depends on nothing but the lengths and their order."""
+    """Lengths must be positive. The packing depends only on the lengths and their order."""
 
     def _pack(self, lengths: list[int]) -> list[list[int]]:
         if self.bin_capacity <= 0:

@@ -1,6 +1,6 @@
-"""What a call copies, and the check that no byte outside the arrays is read or written.
+"""The arguments of a call, and the check that no byte outside the arrays is read or written.
 
-The check works on copies of the index arrays, which nobody else can change between check and call.
+The check works on copies of the index arrays, which no other thread can change between check and call.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-ByteArray = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
+from dataplane_client._arrays import ByteArray, Int64Array
 
 PATTERN_SIZES: Final = (1, 2, 4, 8, 16)
 _UINT8: Final = np.dtype(np.uint8)
@@ -26,9 +25,9 @@ _INT64: Final = np.dtype(np.int64)
 class RowCopy:
     """N rows of bytes: ``sizes[i]`` bytes from ``source[source_starts[i]]`` on go to ``target[target_starts[i]]`` on.
 
-    target and source are contiguous 1-D arrays; target is writable. Right behind row i the next ``fills[i]`` bytes of
-    the target are filled with fill, one element's bytes (1, 2, 4, 8 or 16 of them), begun anew behind each row; fills
-    are multiples of its length. Without fills nothing is filled. Starts may be any byte, aligned or not.
+    target and source are contiguous 1-D arrays; target is writable. The next ``fills[i]`` bytes of the target behind
+    row i are filled with repetitions of fill, the bytes of one element (1, 2, 4, 8 or 16 of them); fills are multiples
+    of its length. Without fills nothing is filled. Starts may be any byte, aligned or not.
 
     Rows may share source bytes. Two rows that write the same byte, or a target that is also a source, give
     unspecified bytes there; this is not checked.
@@ -45,7 +44,7 @@ class RowCopy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedCopies:
-    """Copies whose rows are known to lie inside their arrays."""
+    """Copies whose rows were checked to be inside their arrays."""
 
     copies: tuple[RowCopy, ...]
     ends: list[int]  # rows ends[k - 1] to ends[k], not included, belong to copy k
@@ -54,7 +53,7 @@ class CheckedCopies:
 
 
 def check_copies(copies: Sequence[RowCopy]) -> CheckedCopies:
-    """Raises ValueError for rows outside their arrays and TypeError for other arrays, naming copy, row and rule."""
+    """Raises ValueError for rows outside their arrays, TypeError for unsupported arrays, naming copy, row and rule."""
     copies = tuple(copies)
     for index, copy in enumerate(copies):
         _check_arrays(index, copy)
@@ -101,7 +100,7 @@ def _table_of(copies: tuple[RowCopy, ...], ends: list[int]) -> Int64Array:
 
 
 def _check_rows(copies: tuple[RowCopy, ...], ends: list[int], table: Int64Array) -> None:
-    """Each rule holds before the next one is computed, so that no difference overflows."""
+    """Checks each rule before it computes the next one, so that no difference overflows."""
     if table.min(initial=0) < 0:
         index, row, _ = _first(table.min(axis=0) < 0, ends)
         raise ValueError(f"copy {index}, row {row}: a start, size or fill is negative")

@@ -1,4 +1,4 @@
-"""Which implementation copies, and on how many threads."""
+"""Chooses the implementation and the number of threads."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _BYTES_PER_THREAD: Final = 4 << 20  # starting and joining a thread costs as muc
 
 
 def copy_rows(copies: Sequence[RowCopy], threads: int | None = None) -> None:
-    """Copy all rows of all copies, and fill up behind them; returns when all is written. Other Python threads run on.
+    """Copy all rows of all copies, and fill behind them. Returns when all is written.
 
-    threads is the most that work at once, the calling one included; None means default_threads(). Fewer do when there
-    is less than about 4 MiB for each. Without a compiled kernel the calling thread does all.
+    threads: the most that copy at once, including the calling one; None for default_threads(). Fewer are used if there
+    is less than about 4 MiB for each. Without a compiled kernel only the calling thread copies. A compiled
+    kernel releases the GIL.
 
     Raises ValueError or TypeError, naming copy, row and rule, before anything is written.
     """

@@ -1,7 +1,7 @@
-"""The copy in compiled code: row_kernels.c, called with ctypes, which lets other Python threads run meanwhile.
+"""The copy in compiled code: row_kernels.c, called with ctypes, which releases the GIL.
 
-The library is a file beside this module that the installation builds if it finds a C compiler. One that is missing, of
-another version or not loadable here is as good as none.
+The library is a file beside this module, which the installation builds if it finds a C compiler. A library that is
+missing, of another version or not loadable is not used.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ is_compiled: Final = _library is not None
 
 
 def copy_rows_in_c(checked: CheckedCopies, threads: int) -> int:
-    """Returns how many threads took part, fewer than asked for if the system had no more.
+    """Returns how many threads took part: fewer than `threads` if the system could not start them.
 
     Raises RuntimeError without a library.
     """
     if _library is None:
-        raise RuntimeError(f"there is no usable {_LIBRARY.name}: install the package where a C compiler is")
+        raise RuntimeError(f"there is no usable {_LIBRARY.name}: install the package on a host with a C compiler")
     described = b"".join(_describe(copy, end) for copy, end in zip(checked.copies, checked.ends, strict=True))
     table = checked.table
     took_part: int = _library.row_kernels_copy(described, table.ctypes.data, table.shape[1], checked.total, threads)

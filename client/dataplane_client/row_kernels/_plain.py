@@ -1,4 +1,4 @@
-"""The copy as a loop of NumPy slices, on the calling thread: where no compiled kernel is there."""
+"""The copy as a loop of NumPy slices, on the calling thread, for installations without a compiled kernel."""
 
 from __future__ import annotations
 

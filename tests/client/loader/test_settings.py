@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+import pickle
 from typing import Any
 
 import pytest
 
 from dataplane_client.loader import ClaimLoader
-from dataplane_client.loader._settings import LoaderSettings
 
 
 @pytest.mark.parametrize(
@@ -46,5 +45,4 @@ def test_rows_are_required_to_have_the_fields_that_are_read_unless_told_otherwis
 
 def test_settings_survive_the_way_to_a_worker() -> None:
     loader = ClaimLoader("a", "p", "t", ["x"], 4, pad_value_dict={"x": -1}, client_options={"timeout_s": 3.0})
-    assert LoaderSettings.of_message(loader._settings.message()) == loader._settings
-    assert copy.deepcopy(loader)._settings == loader._settings
+    assert pickle.loads(pickle.dumps(loader))._settings == loader._settings

@@ -10,7 +10,7 @@ import pytest
 
 from dataplane_client import observe
 from dataplane_client.errors import DataPlaneError, UnavailableError
-from dataplane_client.observe._call import begun
+from dataplane_client.observe._call import begin_call
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Add = Callable[[observe.Observer], None]
@@ -52,7 +52,7 @@ def add() -> Iterator[Add]:
 
 
 def make_a_call(*, retries: int = 0, fails: Exception | None = None) -> None:
-    with begun("ListPartitions", "127.0.0.1:1", pb.ListPartitionsRequest()) as call:
+    with begin_call("ListPartitions", "127.0.0.1:1", pb.ListPartitionsRequest()) as call:
         for _ in range(retries):
             call.attempted("grpc")
             call.retried(UnavailableError("gone"))
@@ -140,7 +140,7 @@ def test_a_call_has_the_partition_task_and_rows_of_its_messages(
     add: Add, request_: Any, response: object, attributes: tuple[str, str, int | None]
 ) -> None:
     add(Recorder())
-    with begun("Verb", "127.0.0.1:1", request_) as call:
+    with begin_call("Verb", "127.0.0.1:1", request_) as call:
         call.answered(response)
     assert isinstance(call, observe.Call)
     assert (call.partition, call.task, call.rows) == attributes

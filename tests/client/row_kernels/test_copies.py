@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataplane_client._arrays import Int64Array
 from dataplane_client.row_kernels import RowCopy, copy_rows, kernel_name
-from dataplane_client.row_kernels._copies import PATTERN_SIZES, CheckedCopies, Int64Array, check_copies
+from dataplane_client.row_kernels._copies import PATTERN_SIZES, CheckedCopies, check_copies
 from dataplane_client.row_kernels._native import copy_rows_in_c
 from dataplane_client.row_kernels._plain import copy_rows_in_numpy
 

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch.nested import nested_tensor_from_jagged
 
-from dataplane_client._lent_room import fill_runs
-from dataplane_client._placement import Int64Array, ReadBuffers
+from dataplane_client._arena_writes import fill_runs
+from dataplane_client._arrays import Int64Array
+from dataplane_client._placement import ReadBuffers
 from dataplane_client._sync import local_calls
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect

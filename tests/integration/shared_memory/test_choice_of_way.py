@@ -109,14 +109,13 @@ def test_the_memory_of_another_server_is_not_used(
 
 @pytest.mark.parametrize("what", ["another server", "a silent socket", "a file", "nothing"])
 def test_without_a_way_to_the_right_memory_values_travel_over_grpc(
-    start_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    start_server: Start, tmp_path: Path, what: str
 ) -> None:
     start_server((f"unix://{tmp_path}/other.sock",), memory_bytes=8 * MIB)
     unix, place = f"unix://{tmp_path}/this.sock", local_socket(tmp_path, "this")
     server = start_server((unix,), memory_bytes=8 * MIB)
     server.server._servicer._shared_memory.abstract_socket = "rl-dataplane-nowhere"  # type: ignore[union-attr]
     place.unlink()
-    monkeypatch.setattr("dataplane_client._shared_arena.ATTACH_TIMEOUT_S", 0.2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         if what == "another server":
             place.symlink_to(local_socket(tmp_path, "other"))

@@ -152,7 +152,7 @@ def test_a_trainer_that_may_not_enter_the_folder_is_told_so(make_pod: Callable[.
     pod = make_pod(0o2770)
     serve(pod, "--socket-mode", "0660")
     outsider = replace(pod.of(*TRAINER), fs_group=None)
-    with pytest.raises(AssertionError, match=f"the folder {MOUNT} is closed to it: .* groups 1000. Let its group"):
+    with pytest.raises(AssertionError, match=f"may not enter the folder {MOUNT}: .* groups 1000. Let its group"):
         outsider.run(work, "p", "auto", 0.3)
 
 

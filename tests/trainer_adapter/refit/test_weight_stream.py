@@ -199,7 +199,7 @@ def asking(endpoint: str, *messages: dict[str, Any]) -> Callable[[], None]:
         ({"index": 1}, "expected message 0 of this stream of weights, got message 1 of another one"),
         ({"weights": [["w", "float32", [4], 4]]}, "weight 'w' is outside the 16 bytes used"),
         ({"weights": [["w", "float32", [4], -4]]}, "weight 'w' is outside the 16 bytes used"),
-        ({"weights": [["w", "object", [4], 0]]}, "dtype 'object' is no element type we know"),
+        ({"weights": [["w", "object", [4], 0]]}, "dtype 'object' is not a known element type"),
         ({"used_bytes": 99, "weights": [["w", "float32", [4], 16]]}, "is outside the 16 bytes used"),
         ({"handle": ["cuda", 0, b""]}, "the trainer's memory is of kind 'cuda', which cannot be opened on cpu"),
         ({"handle": ["memory", os.getpid(), 99_999]}, "the trainer's memory cannot be opened"),

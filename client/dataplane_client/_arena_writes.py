@@ -1,49 +1,22 @@
-"""Values of a put or commit on their way: into a message, into chunks, or into room of the arena that was lent."""
+"""Writing the values of a put or commit into the space of the arena that the server has reserved for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from dataplane_client._arrays import ByteArray, Int64Array
 from dataplane_client._placement import column_pieces
 from dataplane_client.columns_layout import WireColumn
-from dataplane_client.row_kernels import ByteArray, RowCopy, copy_rows
-
-Int64Array = npt.NDArray[np.int64]
-
-
-def size_of(columns: Sequence[WireColumn]) -> int:
-    """Bytes of the values of all columns."""
-    return sum(column.size_bytes for column in columns)
-
-
-def joined(columns: Sequence[WireColumn]) -> bytes:
-    """The values of all columns, one after the other."""
-    return b"".join(piece for column in columns for piece in column.pieces())
-
-
-def chunks(columns: Sequence[WireColumn], chunk_bytes: int) -> Iterator[list[memoryview]]:
-    """The same bytes in chunks of chunk_bytes, the last one shorter; each as the views that make it up."""
-    pieces: list[memoryview] = []
-    room = chunk_bytes
-    for column in columns:
-        for rest in column.pieces():
-            while rest.nbytes:
-                piece, rest = rest[:room], rest[room:]
-                pieces.append(piece)
-                room -= piece.nbytes
-                if not room:
-                    yield pieces
-                    pieces, room = [], chunk_bytes
-    if pieces:
-        yield pieces
+from dataplane_client.row_kernels import RowCopy, copy_rows
 
 
 def fill_runs(arena: ByteArray, offsets: Int64Array, sizes: Int64Array, columns: Sequence[WireColumn]) -> None:
-    """Copy the values of all columns into runs of the arena, in their order. Raises ValueError when the runs are not as
-    many bytes, or lie outside the arena.
+    """Copy the values of all columns, in order, into runs of the arena.
+
+    Raises ValueError, before it writes anything, when the runs do not have exactly the bytes of the values, or lie
+    outside the arena.
     """
     pieces = column_pieces(offsets, sizes, [column.size_bytes for column in columns])
     if pieces is not None:
@@ -63,7 +36,7 @@ def _copies_to_runs(
     sources = [_rows_of(column) for column in columns]
     begins, lengths = (np.concatenate(rows) for rows in zip(*sources, strict=True))
     if int(sizes.sum()) != int(lengths.sum()):
-        raise ValueError(f"{int(sizes.sum())} bytes of room for {int(lengths.sum())} bytes of values")
+        raise ValueError(f"a reservation of {int(sizes.sum())} bytes for {int(lengths.sum())} bytes of values")
     ends, run_ends = np.cumsum(lengths), np.cumsum(sizes)
     cuts = np.sort(np.concatenate((ends, run_ends)))  # between two cuts the bytes adjoin on both sides
     at = np.concatenate(([0], cuts[:-1]))
@@ -85,7 +58,7 @@ def _source_of(column: WireColumn) -> ByteArray:
 
 
 def _rows_of(column: WireColumn) -> tuple[Int64Array, Int64Array]:
-    """Where the rows of a column begin in its values, and their sizes; one row when they adjoin."""
+    """Where the rows of a column begin in its values, and their sizes; adjoining rows count as one."""
     if column.starts is None:
         return np.zeros(1, np.int64), np.array([column.values.nbytes], np.int64)
     return column.starts, column.row_bytes(len(column.starts))

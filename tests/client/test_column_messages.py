@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dataplane_client._field_layout import field_layout
-from dataplane_client._layouts import column_layouts, column_message, int64_bytes, int64s
+from dataplane_client._column_messages import column_layouts, column_message, int64_bytes, int64s
 from dataplane_client.columns_layout import WireColumn
+from dataplane_client.descriptions import partition_description
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -53,7 +53,8 @@ def test_lengths_are_little_endian_int64() -> None:
 
 
 def test_a_field_that_nobody_put_has_no_kind() -> None:
-    assert field_layout(pb.FieldDescription(name="x")) == (None, "", ())
+    description = partition_description(pb.Partition(fields=[pb.FieldDescription(name="x")]))
+    assert [(field.kind, field.dtype, field.row_shape) for field in description.fields] == [(None, "", ())]
 
 
 REQUEST = pb.ReadColumnsRequest(sample_ids=["a", "b"], fields=["x"])

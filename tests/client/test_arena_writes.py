@@ -1,4 +1,4 @@
-"""Values of a put on their way, against lists of bytes: padded or not, into messages, chunks and scattered runs."""
+"""The values of a put, padded or not, copied into messages, chunks and scattered runs, against lists of bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_client._lent_room import chunks, fill_runs, joined, size_of
-from dataplane_client.columns_layout import WireColumn
+from dataplane_client._arena_writes import fill_runs
+from dataplane_client.columns_layout import WireColumn, join_values, split_into_chunks, total_bytes
 
 Int64Array = npt.NDArray[np.int64]
 UNTOUCHED = 0xEE
@@ -59,18 +59,18 @@ def values_of(given_sources: list[Source]) -> bytes:
 @given(sources)
 def test_joined_values_are_the_bytes_of_all_rows_in_order(given_sources: list[Source]) -> None:
     columns = [source.column for source in given_sources]
-    assert joined(columns) == values_of(given_sources)
-    assert size_of(columns) == len(values_of(given_sources))
+    assert join_values(columns) == values_of(given_sources)
+    assert total_bytes(columns) == len(values_of(given_sources))
 
 
 def test_no_columns_are_no_bytes() -> None:
-    assert (joined([]), size_of([]), list(chunks([], 3))) == (b"", 0, [])
+    assert (join_values([]), total_bytes([]), list(split_into_chunks([], 3))) == (b"", 0, [])
 
 
 @settings(deadline=None, max_examples=100)
 @given(sources, st.integers(1, 50))
 def test_chunks_hold_all_bytes_in_order_and_are_full_but_the_last(given_sources: list[Source], size: int) -> None:
-    sent = [b"".join(views) for views in chunks([source.column for source in given_sources], size)]
+    sent = [b"".join(views) for views in split_into_chunks([source.column for source in given_sources], size)]
     assert b"".join(sent) == values_of(given_sources)
     assert all(len(chunk) == size for chunk in sent[:-1])
     assert all(sent)
@@ -79,7 +79,7 @@ def test_chunks_hold_all_bytes_in_order_and_are_full_but_the_last(given_sources:
 def test_chunks_are_views() -> None:
     data = bytearray(b"abcd")
     column = WireColumn("x", "dense", "uint8", (4,), None, memoryview(data))
-    first, second = chunks([column], 2)
+    first, second = split_into_chunks([column], 2)
     data[:] = b"ABCD"
     assert (b"".join(first), b"".join(second)) == (b"AB", b"CD")
 
@@ -117,9 +117,9 @@ def test_room_cut_anywhere_holds_all_bytes_in_order_and_nothing_else_is_touched(
 @pytest.mark.parametrize(
     ("offsets", "sizes", "message"),
     [
-        ([0], [3], "3 bytes of room for 4 bytes of values"),
-        ([0, 10], [3, 2], "5 bytes of room for 4 bytes of values"),
-        ([], [], "0 bytes of room for 4 bytes of values"),
+        ([0], [3], "3 bytes for 4 bytes of values"),
+        ([0, 10], [3, 2], "5 bytes for 4 bytes of values"),
+        ([], [], "0 bytes for 4 bytes of values"),
         ([17], [4], "row"),
         ([0, -1], [2, 2], "row"),
         ([0, 1 << 40], [2, 2], "row"),

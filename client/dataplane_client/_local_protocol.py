@@ -1,0 +1,45 @@
+"""The protocol of the local socket (local.proto): frames as bytes, and the methods by their verbs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import Message
+
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
+from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, SHARED_METHODS, TRACED
+
+_SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"]
+
+LOCAL_METHODS = {
+    verb: (number, getattr(plane_pb, _SERVICE.methods_by_name[verb].output_type.name))
+    for verb, number in SHARED_METHODS.items()
+}
+"""Number and response class of the methods that take the same messages as over gRPC."""
+
+LOCAL_WRITES: dict[str, tuple[int, Any]] = {
+    "PutSamples": (pb.LOCAL_METHOD_PUT, pb.LocalPutRequest),
+    "CommitClaim": (pb.LOCAL_METHOD_COMMIT, pb.LocalCommitRequest),
+}
+"""Number and request class of the methods that write values."""
+
+
+def request_frame(method: int, request: Message, traceparent: str = "") -> bytes:
+    """A request as a frame. traceparent: the trace context of the call, "" for none. Raises ValueError when the body
+    is larger than a frame may be.
+    """
+    body = request.SerializeToString()
+    if traceparent:
+        method, body = method | TRACED, traceparent.encode() + body
+    if len(body) > MAX_BODY_BYTES:
+        raise ValueError(f"the request has {len(body)} bytes; the limit is {MAX_BODY_BYTES}")
+    return HEAD.pack(len(body), method) + body
+
+
+def response_head(head: bytes) -> tuple[int, int]:
+    """Size of the body, and LocalOutcome. Raises ConnectionError when the size is over the limit."""
+    size, outcome = HEAD.unpack(head)
+    if size > MAX_BODY_BYTES:
+        raise ConnectionError(f"the peer announced a response of {size} bytes; the limit is {MAX_BODY_BYTES}")
+    return size, outcome

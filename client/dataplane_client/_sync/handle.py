@@ -1,0 +1,81 @@
+"""The base of claims and reserved groups: open until this object ends it or the server fences it."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dataplane_client._sync.session import Session
+from dataplane_client.errors import ClaimFencedError, DataPlaneError, GroupFencedError, PreconditionError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
+
+_NAME_LENGTH = 64  # of an exception's type, as a reason; the server takes 256 bytes
+
+
+class Handle(ABC):
+    """Rows that the client's session holds. As a context manager it commits on a clean exit; on an exception it gives
+    the rows up, with the name of the exception's type as the reason.
+    """
+
+    _fenced_error: ClassVar[type[ClaimFencedError | GroupFencedError]]
+    _fenced_reason: ClassVar[str]
+    _give_up_verb: ClassVar[str]
+    _given_up_state: ClassVar[Any]
+
+    def __init__(self, session: Session, label: str) -> None:
+        self._session = session
+        self._label = label  # for errors, such as "claim 7-12"
+        self.state: str = "open"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.state != "open":
+            return
+        if kind is None:
+            self.commit()
+            return
+        request = self._give_up_request(kind.__name__[:_NAME_LENGTH])
+        try:
+            with contextlib.suppress(DataPlaneError):  # the exception that ended the block matters more
+                self._give_up(request, None)
+        finally:
+            if self.state == "open":
+                self._session.call_later(self._give_up_verb, request)
+                self.state = self._given_up_state
+
+    @abstractmethod
+    def commit(self) -> int: ...
+
+    @abstractmethod
+    def _give_up_request(self, reason: str) -> Any: ...
+
+    def _give_up(self, request: Any, timeout_s: float | None) -> Any:
+        with self._watch_for_fence():
+            response = self._session.transport.unary(self._give_up_verb, request, timeout_s)
+        self.state = self._given_up_state
+        return response
+
+    def _check_open(self) -> None:
+        if self.state == "fenced":
+            message = f"{self._label} is not open: the server has fenced it already"
+            raise self._fenced_error(message, reason=self._fenced_reason)
+        if self.state != "open":
+            raise PreconditionError(f"{self._label} is not open: it was {self.state} already")
+
+    @contextlib.contextmanager
+    def _watch_for_fence(self) -> Iterator[None]:
+        """A block of calls in the name of this handle, one of which may tell that it is fenced."""
+        try:
+            yield
+        except self._fenced_error:
+            self.state = "fenced"
+            raise
