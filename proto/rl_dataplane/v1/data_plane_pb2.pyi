@@ -358,8 +358,8 @@ class _ShardBalanceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShardBal
     SHARD_BALANCE_ROWS: _ShardBalance.ValueType  # 1
     """In order: each rank gets the next rows; the numbers of rows differ by at most one."""
     SHARD_BALANCE_TOKENS: _ShardBalance.ValueType  # 2
-    """By tokens: sums of sequence_lengths as equal as the largest differencing method or a greedy split makes them, while
-    the numbers of rows (with whole_groups: of groups) differ by at most one. Unknown lengths count as 0.
+    """By tokens: the sums of sequence_lengths are nearly equal (longest first, then swaps), and the numbers of rows (with
+    whole_groups: of groups) differ by at most one. Unknown lengths count as 0.
     """
 
 class ShardBalance(_ShardBalance, metaclass=_ShardBalanceEnumTypeWrapper):
@@ -370,8 +370,8 @@ SHARD_BALANCE_UNSPECIFIED: ShardBalance.ValueType  # 0
 SHARD_BALANCE_ROWS: ShardBalance.ValueType  # 1
 """In order: each rank gets the next rows; the numbers of rows differ by at most one."""
 SHARD_BALANCE_TOKENS: ShardBalance.ValueType  # 2
-"""By tokens: sums of sequence_lengths as equal as the largest differencing method or a greedy split makes them, while
-the numbers of rows (with whole_groups: of groups) differ by at most one. Unknown lengths count as 0.
+"""By tokens: the sums of sequence_lengths are nearly equal (longest first, then swaps), and the numbers of rows (with
+whole_groups: of groups) differ by at most one. Unknown lengths count as 0.
 """
 Global___ShardBalance: _TypeAlias = ShardBalance  # noqa: Y015
 
