@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from tests.core.replayed import RecordedPlane
 
 from dataplane_server.core.calls import (
     AbandonRequest,
@@ -53,7 +54,6 @@ from dataplane_server.core.calls import (
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.plane import DataPlane
 
 BYTES = Shape("jagged", "uint8", ())
 A = TypeVar("A")
@@ -63,7 +63,7 @@ class Caller:
     """One caller of one data plane. Every call has a request_id of its own, and time stands still unless it is set."""
 
     def __init__(self, limits: Limits) -> None:
-        self.plane = DataPlane(limits)
+        self.plane = RecordedPlane(limits)
         self.now = 0.0
         self._requests = 0
 

@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and data planes whose laws are checked when a test is over.
+"""Hypothesis profiles, and data planes whose laws are checked, and whose calls are replayed, when a test is over.
 
 Tests look up the profile that HYPOTHESIS_PROFILE names; `nightly` explores far more, with other calls in every run.
 """
@@ -12,7 +12,14 @@ from hypothesis import settings
 
 from dataplane_server.core.calls.limits import Limits
 
-for _helper in ("arena_model", "caller", "modelled_plane", "partition_model", "claim_machine.checked_plane"):
+for _helper in (
+    "arena_model",
+    "caller",
+    "modelled_plane",
+    "partition_model",
+    "replayed",
+    "claim_machine.checked_plane",
+):
     pytest.register_assert_rewrite(f"tests.core.{_helper}")
 
 from tests.core.caller import Caller  # noqa: E402 - after its assertions were registered to be told in full
@@ -34,6 +41,7 @@ def new_caller() -> Iterator[Callable[..., Caller]]:
     for caller in callers:
         caller.plane.take_effects()
         caller.plane.check_invariants()
+        caller.plane.check_replay()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tests.core.arena_model import ArenaModel, cut
 from tests.core.partition_model import Claim, PartitionModel, Read, Value, Write, check_grant, entry_bytes, row_entries
+from tests.core.replayed import RecordedPlane
 
 from dataplane_server.core.calls import (
     AbandonClaim,
@@ -50,7 +51,6 @@ from dataplane_server.core.calls import (
 )
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.plane import DataPlane
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class Answer:
 class ModelledPlane:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.plane = DataPlane(limits)
+        self.plane = RecordedPlane(limits)
         self.arena = ArenaModel(limits.memory_bytes)
         self.partitions: dict[str, PartitionModel] = {}
         self.writes: dict[int, Write] = {}

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 from tests.core.caller import Caller, int64
+from tests.core.replayed import RecordedPlane
 
 from dataplane_server.core.calls import BeginRead, ClearResult, DropPartition, PutResult, PutSamples, Reservation
 from dataplane_server.core.calls.columns import Int64Array
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.plane import DataPlane
 
 
 def replaced(caller: Caller, *sample_ids: str) -> Int64Array:
@@ -56,7 +56,7 @@ def test_a_partition_that_was_dropped_and_registered_anew_repeats_no_generation(
 
 def test_generations_begin_where_the_shell_says() -> None:
     caller = Caller(Limits())
-    caller.plane = DataPlane(Limits(), first_generation=10**15)
+    caller.plane = RecordedPlane(first_generation=10**15)
     caller.register()
     assert caller.put_rows(["s1", "s2"], "a").generations.tolist() == [10**15, 10**15 + 1]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.core.caller import Caller
+from tests.core.replayed import RecordedPlane
 
 from dataplane_server.core.calls import (
     AbortGroup,
@@ -30,7 +31,6 @@ from dataplane_server.core.calls import (
 )
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.plane import DataPlane
 
 
 def put_into(caller: Caller, reservation_id: str, *sample_ids: str, size: int = 1) -> PutResult:
@@ -132,7 +132,7 @@ def test_groups_of_two_partitions_may_have_the_same_id(caller: Caller) -> None:
 
 def test_a_reservation_of_another_server_life_is_refused() -> None:
     earlier, later = Caller(Limits()), Caller(Limits())
-    earlier.plane, later.plane = DataPlane(incarnation="one"), DataPlane(incarnation="two")
+    earlier.plane, later.plane = RecordedPlane(incarnation="one"), RecordedPlane(incarnation="two")
     for caller in (earlier, later):
         caller.register()
     reservation_id = earlier.reserve("g", ["s1"]).reservation_id

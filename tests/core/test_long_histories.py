@@ -58,6 +58,7 @@ class History:
             self.world.check()
         self.world.drain()
         self.world.check()
+        self.world.plane.check_replay()
 
     def chance(self, one_in: int) -> bool:
         return self.dice.randrange(one_in) == 0

@@ -200,6 +200,7 @@ class Machine(RuleBasedStateMachine):
             world.abort(ticket)
         world.check()
         assert world.plane.totals().memory_used_bytes == 0
+        world.plane.check_replay()
 
 
 TestCoreAgainstModel = Machine.TestCase

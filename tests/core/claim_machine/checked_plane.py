@@ -18,6 +18,7 @@ from tests.core.claim_machine.model import Model
 from tests.core.claim_machine.partition import PartitionModel
 from tests.core.claim_machine.refusals import No
 from tests.core.claim_machine.things import Answer, Group, Handed, Row, Session, Wish, Write
+from tests.core.replayed import RecordedPlane
 
 from dataplane_server.core.calls import (
     AbandonClaim,
@@ -59,7 +60,6 @@ from dataplane_server.core.calls import (
 )
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.plane import DataPlane
 
 
 class CheckedPlane:
@@ -67,7 +67,7 @@ class CheckedPlane:
     """Of all planes of this process: how often everything was compared."""
 
     def __init__(self, limits: Limits) -> None:
-        self.plane = DataPlane(limits)
+        self.plane = RecordedPlane(limits)
         self.model = Model(limits)
         self.history = History()
         self.sent: list[RepeatableCall[Any]] = []

@@ -80,6 +80,7 @@ class Machine(RuleBasedStateMachine):
         self.later: list[RepeatableCall[Any]] = []
         self.seen: list[Row] = []
         self.drawn = 0
+        self.as_predicted = False
 
     @initialize(most=st.integers(0, 2))
     def begin(self, most: int) -> None:
@@ -90,7 +91,9 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_as_predicted(self) -> None:
+        self.as_predicted = False
         self.world.check()
+        self.as_predicted = True
         for partition in self.world.model.partitions.values():
             self.seen += [row for row in partition.rows if row not in self.seen[-40:]]
 
@@ -342,6 +345,10 @@ class Machine(RuleBasedStateMachine):
     @rule(partition_id=partition_ids, task=tasks, ids=sample_ids, everything=rarely, late=seldom)
     def reset(self, partition_id: str, task: str, ids: tuple[str, ...], everything: bool, late: bool) -> None:
         self.go(ResetTask("", partition_id, task, None if everything else ids), late)
+
+    def teardown(self) -> None:
+        if self.as_predicted:  # else the failure that ended the run is the one to show
+            self.world.plane.check_replay()
 
 
 TestClaimsAgainstModel = Machine.TestCase

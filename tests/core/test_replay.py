@@ -1,0 +1,109 @@
+"""Calls are all that changes the core: what is changed beside them is found, and no query changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller, int64
+
+from dataplane_server.core.calls import CommitClaim, PutSamples, Waiting
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.plane import DataPlane
+
+
+@pytest.fixture
+def caller() -> Caller:
+    """A data plane with a bit of everything: rows, a claim, a dead row, a group, a session, a waiting claim, a read."""
+    one = Caller(Limits(memory_bytes=4096))
+    one.register(tasks=("train", "score"), max_deliveries=1)
+    one.put_rows(["s1", "s2", "s3", "s4"], "a", size=9)
+    one.release(one.take("a").claim_id, reason="bad")
+    session = one.open_session(5.0)
+    one.take("a", session_id=session)
+    one.reserve("g", ["g1", "g2"], session, weight_version=3)
+    assert isinstance(one.apply(one.claim_call("b")), Waiting)
+    one.read(["s1"], "a")
+    one.plane.take_effects()
+    return one
+
+
+QUERIES: dict[str, Callable[[DataPlane], object]] = {
+    "totals": lambda plane: plane.totals(3.0),
+    "columns": lambda plane: plane.columns(3.0),
+    "partition_info": lambda plane: plane.partition_info("p", 3.0),
+    "partition_infos": lambda plane: plane.partition_infos(3.0),
+    "consumption": lambda plane: plane.consumption("p", ["train"], 3.0),
+    "sample": lambda plane: plane.sample("p", "s1"),
+    "no sample": lambda plane: plane.sample("p", "nothing"),
+    "dead_letters": lambda plane: plane.dead_letters("p", "train"),
+    "holds_reservation": lambda plane: plane.holds_reservation(1),
+    "properties": lambda plane: (plane.next_due, plane.has_deferred_frees, len(plane.partitions)),
+    "check_invariants": lambda plane: plane.check_invariants(),
+    "digest": lambda plane: plane.digest(),
+}
+
+
+@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+def test_a_query_changes_nothing(caller: Caller, query: Callable[[DataPlane], object]) -> None:
+    before = caller.plane.digest()
+    query(caller.plane)
+    assert caller.plane.digest() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plane: plane.partitions["p"].clear(plane.partitions["p"].rows.find(["s4"])),
+        lambda plane: plane.partitions["p"].tasks["train"].take(plane.partitions["p"].rows.find(["s4"]), consume=True),
+        lambda plane: plane.partitions["p"].create(["new"]),
+    ],
+    ids=["rows cleared", "rows taken", "rows created"],
+)
+def test_a_change_beside_the_calls_breaks_a_law(caller: Caller, change: Callable[[DataPlane], object]) -> None:
+    caller.plane.check_invariants()
+    change(caller.plane)
+    with pytest.raises(AssertionError, match="nothing was changed outside of a turn"):
+        caller.plane.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plane: plane.partitions["p"].rows.merge_tags(0, {"k": 1}),
+        lambda plane: plane.partitions["p"].rows["sequence_length"].__setitem__(0, 7),
+        lambda plane: plane.partitions["p"].tasks["train"].clock.enter("idle", 5.0),
+        lambda plane: plane._answers.remember("id", "put", 1, 0.0),
+        lambda plane: plane._state.ticket(),
+    ],
+    ids=["tags", "a cell of an array", "a clock", "an answer", "a counter"],
+)
+def test_a_change_that_breaks_no_law_shows_in_the_digest(caller: Caller, change: Callable[[DataPlane], object]) -> None:
+    caller.plane.check_replay()
+    change(caller.plane)
+    with pytest.raises(AssertionError):
+        caller.plane.check_replay()
+
+
+def test_an_answer_that_depends_on_more_than_the_calls_is_found_in_the_replay(caller: Caller) -> None:
+    caller.plane._state.space.allocate(8)
+    caller.put_rows(["new"], "a")
+    with pytest.raises(AssertionError, match="PutSamples"):
+        caller.plane.check_replay()
+
+
+def test_a_call_is_kept_as_it_was(caller: Caller) -> None:
+    """A frozen call, whose lists its caller may change afterwards, is replayed with what it said."""
+    ids, lengths = ["new"], int64([3])
+    caller.put(PutSamples("put", "p", ids, caller.put_call(ids, {"a": lengths.tolist()}).columns))
+    ids.append("more")
+    caller.plane.check_replay()
+
+
+def test_a_refused_call_is_replayed_too(caller: Caller) -> None:
+    with pytest.raises(Refusal) as caught:
+        caller.apply(CommitClaim("commit", "c-99"))
+    assert caught.value.reason is Reason.CLAIM_NOT_FOUND
+    caller.plane.check_replay()
+    assert "CLAIM_NOT_FOUND" in caller.plane.turns[-1][2]
