@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from dataplane_server.core.calls import requests
 from dataplane_server.core.calls.answers import (
     Admitted,
     CommitResult,
@@ -32,38 +33,7 @@ from dataplane_server.core.calls.answers import (
     Waiting,
 )
 from dataplane_server.core.calls.refusal import Reason, Refusal, superseded
-from dataplane_server.core.calls.requests import (
-    AbandonClaim,
-    AbandonRequest,
-    AbortGroup,
-    AbortWrite,
-    AdoptClaim,
-    Advance,
-    BeginRead,
-    Call,
-    ClaimSamples,
-    ClaimShard,
-    ClearSamples,
-    CloseSession,
-    CommitClaim,
-    Drain,
-    DropPartition,
-    EndRead,
-    FinishGroup,
-    FinishWrite,
-    GiveUpClaim,
-    GiveUpWrite,
-    Heartbeat,
-    MergeFreeRanges,
-    OpenSession,
-    PutSamples,
-    RegisterPartition,
-    ReleaseClaim,
-    RepeatableCall,
-    ReserveGroup,
-    ResetTask,
-    ShareReservation,
-)
+from dataplane_server.core.calls.requests import Call, ClaimShard, RepeatableCall
 from dataplane_server.core.state.answers import Abandoned, Answers
 from dataplane_server.core.state.state import State
 from dataplane_server.core.stats.history import History
@@ -101,36 +71,36 @@ class Turn:
         """The calls that may be repeated, and the others."""
         sessions = self._state.sessions
         repeatable: dict[type, _Verb] = {
-            RegisterPartition: _Verb("register", v.partitions.register),
-            DropPartition: _Verb("drop", lambda call, now: v.partitions.drop(call)),
-            ClearSamples: _Verb("clear", lambda call, now: v.partitions.clear(call)),
-            ResetTask: _Verb("reset", lambda call, now: v.partitions.reset(call)),
-            PutSamples: _Verb("put", v.writes.put, v.writes.supersede),
-            CommitClaim: _Verb("commit", v.writes.commit, v.writes.supersede),
-            ClaimSamples: _Verb("claim", v.claims.claim, v.queue.supersede),
-            ClaimShard: _Verb("claim", v.steps.claim, v.queue.supersede),
-            ReleaseClaim: _Verb("release", v.claims.release),
-            AbandonRequest: _Verb("release", self._abandon_request),
-            AdoptClaim: _Verb("adopt", lambda call, now: v.claims.adopt(call)),
-            ReserveGroup: _Verb("reserve", v.groups.reserve),
-            FinishGroup: _Verb("finish_group", lambda call, now: v.groups.finish(call)),
-            AbortGroup: _Verb("abort_group", lambda call, now: v.groups.abort(call)),
+            requests.RegisterPartition: _Verb("register", v.partitions.register),
+            requests.DropPartition: _Verb("drop", lambda call, now: v.partitions.drop(call)),
+            requests.ClearSamples: _Verb("clear", lambda call, now: v.partitions.clear(call)),
+            requests.ResetTask: _Verb("reset", lambda call, now: v.partitions.reset(call)),
+            requests.PutSamples: _Verb("put", v.writes.put, v.writes.supersede),
+            requests.CommitClaim: _Verb("commit", v.writes.commit, v.writes.supersede),
+            requests.ClaimSamples: _Verb("claim", v.claims.claim, v.queue.supersede),
+            requests.ClaimShard: _Verb("claim", v.steps.claim, v.queue.supersede),
+            requests.ReleaseClaim: _Verb("release", v.claims.release),
+            requests.AbandonRequest: _Verb("release", self._abandon_request),
+            requests.AdoptClaim: _Verb("adopt", lambda call, now: v.claims.adopt(call)),
+            requests.ReserveGroup: _Verb("reserve", v.groups.reserve),
+            requests.FinishGroup: _Verb("finish_group", lambda call, now: v.groups.finish(call)),
+            requests.AbortGroup: _Verb("abort_group", lambda call, now: v.groups.abort(call)),
         }
         others: dict[type, Change] = {
-            FinishWrite: self._finish_write,
-            ShareReservation: lambda call, now: v.writes.share(call.ticket),
-            AbortWrite: lambda call, now: v.writes.abort(call.ticket),
-            GiveUpWrite: lambda call, now: v.writes.give_up(call.ticket),
-            BeginRead: lambda call, now: v.reads.begin(call),
-            EndRead: lambda call, now: v.reads.end(call.ticket),
-            GiveUpClaim: self._give_up_claim,
-            AbandonClaim: self._abandon_claim,
-            OpenSession: lambda call, now: sessions.open(call.session_id, call.client_name, call.grace_s, now),
-            Heartbeat: lambda call, now: sessions.heartbeat(call.session_id, now),
-            CloseSession: lambda call, now: v.expiry.close(call),
-            Advance: self._advance,
-            MergeFreeRanges: lambda call, now: self._state.space.merge_pending(_MERGED_AT_ONCE),
-            Drain: self._drain,
+            requests.FinishWrite: self._finish_write,
+            requests.ShareReservation: lambda call, now: v.writes.share(call.ticket),
+            requests.AbortWrite: lambda call, now: v.writes.abort(call.ticket),
+            requests.GiveUpWrite: lambda call, now: v.writes.give_up(call.ticket),
+            requests.BeginRead: lambda call, now: v.reads.begin(call),
+            requests.EndRead: lambda call, now: v.reads.end(call.ticket),
+            requests.GiveUpClaim: self._give_up_claim,
+            requests.AbandonClaim: self._abandon_claim,
+            requests.OpenSession: lambda call, now: sessions.open(call.session_id, call.client_name, call.grace_s, now),
+            requests.Heartbeat: lambda call, now: sessions.heartbeat(call.session_id, now),
+            requests.CloseSession: lambda call, now: v.expiry.close(call),
+            requests.Advance: self._advance,
+            requests.MergeFreeRanges: lambda call, now: self._state.space.merge_pending(_MERGED_AT_ONCE),
+            requests.Drain: self._drain,
         }
         return repeatable, others
 
@@ -204,7 +174,7 @@ class Turn:
 
     # -- calls that involve several verbs, or the answer of another call -----------------------------------------------
 
-    def _finish_write(self, call: FinishWrite, now: float) -> PutResult | CommitResult:
+    def _finish_write(self, call: requests.FinishWrite, now: float) -> PutResult | CommitResult:
         """The answer belongs to the request that began the write."""
         request_id = self._verbs.writes.request_of(call.ticket)
         answer = self._verbs.writes.finish(call.ticket, now)
@@ -213,7 +183,7 @@ class Turn:
             self._answers.remember(request_id, verb, answer, now)
         return answer
 
-    def _abandon_request(self, call: AbandonRequest, now: float) -> ReleaseResult:
+    def _abandon_request(self, call: requests.AbandonRequest, now: float) -> ReleaseResult:
         granted = self._answers.recall(call.claim_request_id, "claim", now)  # refuses an id of another verb
         self._verbs.queue.supersede(call.claim_request_id)
         claim_id = getattr(granted, "claim_id", None)
@@ -222,14 +192,14 @@ class Turn:
             self._answers.remember(call.claim_request_id, "claim", Abandoned(), now)
         return ReleaseResult(rows)
 
-    def _give_up_claim(self, call: GiveUpClaim, now: float) -> Refusal:
+    def _give_up_claim(self, call: requests.GiveUpClaim, now: float) -> Refusal:
         refusal = self._verbs.queue.give_up(call.ticket)
         return refusal or Refusal(Reason.CLAIM_TIMEOUT, "the claim is no longer queued")
 
-    def _abandon_claim(self, call: AbandonClaim, now: float) -> None:
+    def _abandon_claim(self, call: requests.AbandonClaim, now: float) -> None:
         self._verbs.queue.leave(call.ticket)
 
-    def _advance(self, call: Advance, now: float) -> None:
+    def _advance(self, call: requests.Advance, now: float) -> None:
         expiry = self._verbs.expiry
         for session in expiry.expired(now, call.stalled_s):
             expiry.expire(session, now)
@@ -238,7 +208,7 @@ class Turn:
             expiry.end_delay(due)
             self._follow_up(now)
 
-    def _drain(self, call: Drain, now: float) -> None:
+    def _drain(self, call: requests.Drain, now: float) -> None:
         self._state.draining = True
         self._verbs.queue.drain()
         self._verbs.writes.drain()
