@@ -17,10 +17,9 @@ import msgpack
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.recording.codec import decode
-from dataplane_server.recording.recorder import FORMAT, outcome_hash
+from dataplane_server.recording.recorder import FORMAT, LENGTH, outcome_hash
 from dataplane_server.version import VERSION
 
-_MOST_RECORD_BYTES = 1 << 30
 _PROGRESS_CALLS = 50_000
 
 
@@ -68,8 +67,13 @@ def replay(path: Path) -> Replay:
 
 
 def _records(path: Path) -> Iterator[Any]:
+    """The values of a recording, without a last one that was cut short."""
     with path.open("rb") as file:
-        yield from msgpack.Unpacker(file, use_list=False, max_buffer_size=_MOST_RECORD_BYTES)
+        while len(head := file.read(LENGTH.size)) == LENGTH.size:
+            (size,) = LENGTH.unpack(head)
+            if len(data := file.read(size)) < size:
+                return
+            yield msgpack.unpackb(data, use_list=False)
 
 
 def _fresh_plane(header: Any) -> DataPlane:

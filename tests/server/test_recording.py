@@ -33,7 +33,7 @@ from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.recording.codec import decode, encode
-from dataplane_server.recording.recorder import RecordedPlane
+from dataplane_server.recording.recorder import LENGTH, RecordedPlane
 from dataplane_server.replay import replay
 
 COLUMN = ColumnSpec("a", Shape("jagged", "uint8", (2,)), np.array([3, 1]))
@@ -81,18 +81,26 @@ def run(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def unpacked(path: Path) -> list[Any]:
-    unpacker = msgpack.Unpacker()
-    unpacker.feed(path.read_bytes())
-    return list(unpacker)
+def records_of(path: Path) -> list[Any]:
+    data, records = path.read_bytes(), []
+    while data:
+        end = LENGTH.size + LENGTH.unpack(data[: LENGTH.size])[0]
+        records.append(msgpack.unpackb(data[LENGTH.size : end]))
+        data = data[end:]
+    return records
+
+
+def write(path: Path, records: list[Any]) -> None:
+    packed = map(msgpack.packb, records)
+    path.write_bytes(b"".join(LENGTH.pack(len(record)) + record for record in packed))
 
 
 def changed(path: Path, number: int, change: Callable[[list[object]], None]) -> Path:
     """A copy of a recording with one record changed."""
-    records = unpacked(path)
+    records = records_of(path)
     change(records[number])
     copy = path.with_name("changed")
-    copy.write_bytes(b"".join(map(msgpack.packb, records)))
+    write(copy, records)
     return copy
 
 
@@ -175,7 +183,7 @@ def test_a_recording_without_its_end_is_replayed_as_far_as_it_goes(recording: Pa
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "not a recording"), (b"\x93\x01\x02\x03", "not a recording"), (b"[not msgpack", "not a recording")],
+    [(b"", "not a recording"), (b"\x04\0\0\0\x93\x01\x02\x03", "not a recording"), (b"[text]", "not a recording")],
     ids=["an empty file", "another list", "text"],
 )
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
@@ -187,8 +195,8 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes, 
 
 
 def test_a_recording_of_another_version_is_refused(recording: Path) -> None:
-    records = unpacked(recording)
+    records = records_of(recording)
     records[0]["version"] = "0.0.1"
-    recording.write_bytes(b"".join(map(msgpack.packb, records)))
+    write(recording, records)
     with pytest.raises(ValueError, match=r"0\.0\.1.*replay it with that version"):
         replay(recording)

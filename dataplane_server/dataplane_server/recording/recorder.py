@@ -1,13 +1,15 @@
 """Writes every call of a core, with its outcome, to a file.
 
-A recording is a stream of msgpack values: a header, one record a call, and a footer. A record has the time, the call,
-and a hash of its outcome: the answer or the refusal, and the effects that the call caused. The footer has the digest of
-the final state. A server that was killed leaves no footer, and may cut the last record short.
+A recording is a sequence of msgpack values, each after its length (4 bytes, little-endian): a header, one record a
+call, and a footer. A record has the time, the call, and a hash of its outcome: the answer or the refusal, and the
+effects that the call caused. The footer has the digest of the final state. A server that was killed leaves no footer,
+and may cut the last record short.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -23,6 +25,7 @@ from dataplane_server.version import VERSION
 A = TypeVar("A")
 
 FORMAT = 1
+LENGTH = struct.Struct("<I")
 
 
 class RecordedPlane(DataPlane):
@@ -61,7 +64,8 @@ class RecordedPlane(DataPlane):
 
     def _write(self, value: object) -> None:
         if not self._file.closed:
-            self._file.write(msgpack.packb(value))
+            data = msgpack.packb(value)
+            self._file.write(LENGTH.pack(len(data)) + data)
 
 
 def outcome_hash(outcome: object, effects: object) -> bytes:
