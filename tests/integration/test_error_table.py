@@ -26,8 +26,8 @@ from dataplane_client.errors import (
     UnavailableError,
 )
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.boundary import Boundary
 from dataplane_server.service.local_calls import LocalCalls

@@ -54,6 +54,6 @@ def test_what_is_no_trace_context_begins_a_trace_of_its_own(peer: Peer, spans: S
 
 
 def test_a_body_that_is_shorter_than_a_trace_context_is_refused(peer: Peer, spans: Spans) -> None:
-    assert peer.refused(LIST | TRACED) == ("INVALID_REQUEST", "there is no such method")
+    assert peer.refused(LIST | TRACED) == ("INVALID_REQUEST", "unknown method")
     assert peer.refused(LIST | TRACED, b"0" * 54)[0] == "INVALID_REQUEST"
     peer.call(LIST, b"", RESPONSE)
