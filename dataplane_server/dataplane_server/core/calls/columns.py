@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Int64Array
 
-Int64Array = npt.NDArray[np.int64]
 Kind = Literal["dense", "jagged", "object"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_ENTRIES = (1 << 31) - 1
