@@ -62,7 +62,7 @@ class LocalSession:
             return
         self._released.pop(handle, None)
         self._end(held)
-        message = f"handle {handle} {'was released' if unwanted else 'is already in use'}"
+        message = f"handle {handle} {'was released' if unwanted else 'is in use already'}"
         raise Refusal(Reason.INVALID_REQUEST, message, handle=handle)
 
     def take_reservation(self, handle: int) -> SharedReservation:

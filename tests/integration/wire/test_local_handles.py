@@ -138,7 +138,7 @@ def test_a_handle_that_is_held_cannot_be_taken_again(
     peer.call(*first)
     used = host.used
     reason = peer.refused(*second)
-    assert reason == ("INVALID_REQUEST", "handle 1 is already in use")
+    assert reason == ("INVALID_REQUEST", "handle 1 is in use already")
     assert host.used == used  # the first is still held, the second is not
     host.let_go(1)
     eventually(lambda: host.used == ROW_BYTES)
