@@ -1,7 +1,7 @@
 """Calls that clients keep open: the heartbeats of a session, a watch on the server's health.
 
-The server ends these calls: one of them for a reason of its own, or all of them at once when it shuts down, so that
-shutdown does not wait for them.
+The server ends one of these calls when there is a reason, and all of them when it shuts down, so that shutdown does not
+wait for them.
 """
 
 from __future__ import annotations
