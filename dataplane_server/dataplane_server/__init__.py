@@ -1,5 +1,6 @@
 """The data-plane server.
 
-`core` decides and does no I/O; `storage` keeps bytes; `service` speaks gRPC; `observe` tells Prometheus. The command is
-`dataplane-server`; `testing.running_server` runs one for tests and notebooks.
+`core` decides and does no I/O. `storage` holds the bytes of values. `service` serves gRPC and shared memory. `observe`
+has metrics, traces and logs. The command is `dataplane-server`; `testing.running_server` runs a server for tests and
+notebooks.
 """

@@ -1,4 +1,4 @@
-"""The command `dataplane-server`. It lives as long as its server, so it is made of the standard library alone."""
+"""The command `dataplane-server`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as `4GiB`, `512MiB`, `10GB` or `1000`. Raises ValueError."""
+    """Parse a size in bytes, such as `4GiB`, `512MiB`, `10GB` or `1000`. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{text!r} is not a size; write a number and one of {', '.join(filter(None, _UNITS))}")
@@ -42,7 +42,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_mode(text: str) -> int:
-    """Rights of a file, as chmod takes them in octal: `0660` or `660`. Raises ValueError."""
+    """Parse an octal file mode as chmod takes it: `0660` or `660`. Raises ValueError."""
     if re.fullmatch(r"0?[0-7]{3}", text) is None:
         raise ValueError(f"--socket-mode: {text!r} is not a file mode; write three octal digits, such as 0660")
     return int(text, 8)
@@ -54,23 +54,31 @@ def _parser() -> argparse.ArgumentParser:
         "--listen",
         action="append",
         metavar="ADDRESS",
-        help="where to serve gRPC: unix:///path or host:port (port 0: any); may be given several times "
+        help="address to serve gRPC on: unix:///path or host:port (port 0: the system chooses); repeatable "
         f"(default: {ServerConfig.listen[0]})",
     )
     for flag, default, text in (
-        ("--http", "127.0.0.1:9464", "host:port of /metrics and /healthz; empty for none"),
-        ("--memory", "4GiB", "budget for the bytes of stored values"),
+        ("--http", "127.0.0.1:9464", "host:port to serve /metrics and /healthz on; empty for none"),
+        ("--memory", "4GiB", "memory budget for stored values"),
     ):
         parser.add_argument(flag, default=default, help=f"{text} (default: {default})")
-    parser.add_argument("--health", metavar="ADDRESS", help="host:port for health probes over gRPC (default: none)")
+    parser.add_argument("--health", metavar="ADDRESS", help="host:port to serve only gRPC health on (default: none)")
     parser.add_argument(
         "--socket-mode",
         metavar="MODE",
-        help="rights of the Unix socket files, such as 0660 for clients of the same group (default: as umask has it)",
+        help="mode of the Unix socket files, such as 0660 for clients of the same group (default: by umask)",
     )
-    parser.add_argument("--max-rows", type=int, default=Limits().max_rows, help="rows kept at most (%(default)s)")
     parser.add_argument(
-        "--grace", type=float, default=20.0, help="seconds that calls under way may take after SIGTERM (%(default)s)"
+        "--max-rows",
+        type=int,
+        default=Limits().max_rows,
+        help="most rows that the server stores (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=20.0,
+        help="seconds that calls may take to finish after SIGTERM (default: %(default)s)",
     )
     parser.add_argument(
         "--share-memory",
@@ -79,22 +87,22 @@ def _parser() -> argparse.ArgumentParser:
         help="let clients of this host exchange values through shared memory",
     )
     parser.add_argument(
-        "--insecure", action="store_true", help="serve without encryption on addresses that other hosts can reach"
+        "--insecure", action="store_true", help="allow unencrypted gRPC on addresses that other hosts can reach"
     )
     parser.add_argument(
-        "--tracing", action="store_true", help="make OpenTelemetry spans; run it under opentelemetry-instrument"
+        "--tracing", action="store_true", help="create OpenTelemetry spans; run under opentelemetry-instrument"
     )
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="the least event that goes to stderr (%(default)s)",
+        help="lowest level of the events written to stderr (default: %(default)s)",
     )
     return parser
 
 
 def _config(flags: argparse.Namespace) -> ServerConfig:
-    """Raises ValueError that names the setting and the rule."""
+    """The settings from flags and environment. Raises ValueError that names the setting and the rule."""
     config = ServerConfig(
         listen=tuple(flags.listen or ServerConfig.listen),
         http=flags.http or None,
@@ -119,7 +127,7 @@ async def _serve(config: ServerConfig) -> None:
     server = Server(config)
     try:
         await server.start()
-        print(_banner(server), flush=True)  # noqa: T201  # what a command says
+        print(_banner(server), flush=True)  # noqa: T201  # a command's output
         await stopping.wait()
     finally:
         await server.stop()

@@ -1,4 +1,4 @@
-"""The settings of a server. Flags, and the one environment variable (DATAPLANE_RECORD), are read in `cli` alone."""
+"""The settings of a server. Only `cli` reads flags and the environment (DATAPLANE_RECORD)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dataplane_server.core.calls.limits import Limits
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """One server.
+    """The settings of one server.
 
     listen: gRPC addresses, each `unix:///path` or `host:port` (port 0: the system chooses).
     http: `host:port` of /metrics and /healthz, or None for none.
-    health: `host:port` of a listener with nothing but gRPC's health service, or None for none. It may be any address:
-        all that it tells is whether the server serves.
-    socket_mode: rights of the Unix socket files, or None for those that the umask leaves. Whoever may write to such a
-        file may connect, and with share_memory write to the arena.
-    share_memory: let clients of this host map the arena and exchange values through it, where the system can.
-    insecure: serve without encryption or authentication on addresses that other hosts can reach.
-    tracing: make a span of every call by OpenTelemetry's global tracer provider, which the program sets up.
-    drain_grace_s: how long calls under way may take after SIGTERM, in seconds.
+    health: `host:port` of a listener with only gRPC's health service, or None for none. Any address is safe: the
+        listener only reports whether the server serves.
+    socket_mode: mode of the Unix socket files, or None to leave it to the umask. Any user who may write to such a file
+        may connect and, with share_memory, write to the arena.
+    share_memory: let clients of this host map the arena and exchange values through it, if the system has memfd.
+    insecure: allow gRPC without encryption or authentication on addresses that other hosts can reach.
+    tracing: create a span of every call with OpenTelemetry's global tracer provider, which the program sets up.
+    drain_grace_s: how long calls may take to finish when the server stops, in seconds.
     record: a file to write every call to, for `python -m dataplane_server.replay`; for development.
     """
 
@@ -42,7 +42,7 @@ class ServerConfig:
         """Raises ValueError that names the setting and the rule."""
         self.limits.validate()
         if not self.listen:
-            raise ValueError("listen: at least one address is needed")
+            raise ValueError("listen: at least one address is required")
         if not 0 <= self.drain_grace_s < math.inf:
             raise ValueError(f"drain_grace_s must be finite and not negative, got {self.drain_grace_s}")
         for address in self.listen:
@@ -53,8 +53,8 @@ class ServerConfig:
             host, _ = host_and_port("listen", address)
             if not self.insecure and not is_loopback(host):
                 raise ValueError(
-                    f"listen: {address!r} can be reached from other hosts, and this server neither encrypts nor "
-                    "authenticates; listen on a Unix socket or a loopback address, or allow it with insecure"
+                    f"listen: {address!r} can be reached from other hosts, but the server neither encrypts nor "
+                    "authenticates; use a Unix socket or a loopback address, or set insecure"
                 )
         if self.http is not None:
             host_and_port("http", self.http)

@@ -1,4 +1,4 @@
-"""A real server for tests and notebooks: real sockets, the real service, on an event loop of its own thread."""
+"""A server for tests and notebooks: real sockets and the real service, on an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _running: set[ServerThread] = set()
 
 
 def check_running_servers() -> None:
-    """Raise AssertionError when the state of any server that runs in this process breaks a law of the core."""
+    """Check the core's invariants in every server of this process. Raises AssertionError if one is broken."""
     for server in list(_running):
         server.check_invariants()
 
 
 class ServerThread:
-    """A running server; `stop` ends it and checks the core's invariants."""
+    """A running server. `stop` ends it and checks the core's invariants."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="dataplane-server", daemon=True)
         self._thread.start()
         try:
-            self.server = self._run(_started(config)).result(_START_TIMEOUT_S)
+            self.server = self._run(_start(config)).result(_START_TIMEOUT_S)
         except BaseException:
             self._end_loop()
             raise
@@ -39,7 +39,7 @@ class ServerThread:
 
     @property
     def addresses(self) -> list[str]:
-        """Where it listens, in the order of the configuration."""
+        """The addresses that it listens on, in the order of the configuration."""
         return self.server.addresses
 
     @property
@@ -47,16 +47,14 @@ class ServerThread:
         return self.server.http_address
 
     def check_invariants(self) -> None:
-        """Raise AssertionError when the core's state breaks a law."""
-        self._run(_checked(self.server)).result(_START_TIMEOUT_S)
+        """Check the core's invariants. Raises AssertionError if one is broken."""
+        self._run(_check(self.server)).result(_START_TIMEOUT_S)
 
     def stop(self, grace_s: float = 0.5) -> None:
-        """Drain and close; raises AssertionError when the core's state breaks a law. Blocks for at most about
-        grace_s.
-        """
+        """Drain, close, and check the core's invariants (AssertionError). Blocks for at most about grace_s seconds."""
         _running.discard(self)
         try:
-            self._run(_stopped(self.server, grace_s)).result(_START_TIMEOUT_S + grace_s)
+            self._run(_stop(self.server, grace_s)).result(_START_TIMEOUT_S + grace_s)
         finally:
             self._end_loop()
 
@@ -73,9 +71,9 @@ class ServerThread:
 def running_server(
     *, listen: str = "127.0.0.1:0", memory_bytes: int = 256 << 20, limits: Limits | None = None
 ) -> Iterator[str]:
-    """Run a server for the length of a `with` block and yield its address, ready for `dataplane_client.connect`.
+    """Run a server for a `with` block. Yields its address, for `dataplane_client.connect`.
 
-    At the end of the block the server is drained and the core's invariants are checked (AssertionError).
+    At the end of the block the server drains and the core's invariants are checked (AssertionError).
     """
     config = ServerConfig(listen=(listen,), limits=limits or Limits(memory_bytes=memory_bytes))
     thread = ServerThread(config)
@@ -85,7 +83,7 @@ def running_server(
         thread.stop()
 
 
-async def _started(config: ServerConfig) -> Server:
+async def _start(config: ServerConfig) -> Server:
     server = Server(config)
     try:
         await server.start()
@@ -95,11 +93,11 @@ async def _started(config: ServerConfig) -> Server:
     return server
 
 
-async def _checked(server: Server) -> Server:
+async def _check(server: Server) -> Server:
     server.plane.check_invariants()
     return server
 
 
-async def _stopped(server: Server, grace_s: float) -> Server:
+async def _stop(server: Server, grace_s: float) -> Server:
     await server.stop(grace_s)
-    return await _checked(server)
+    return await _check(server)

@@ -1,4 +1,4 @@
-"""The version of the distribution that this server came with."""
+"""The version of the installed distribution."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ READS = [
     refused("an undeclared field", VALUE, ["'p'", "'nope'", "reward,"], select_fields=["nope"]),
     refused("no field", VALUE, ["'p'", "select_fields"], select_fields=[]),
     refused("no sample", VALUE, ["'p'", "sample_ids is empty"], sample_ids=[]),
-    refused("a sample that stands twice", VALUE, ["'a'", "twice"], sample_ids=["a", "b", "a"]),
-    refused("a field that stands twice", VALUE, ["'text'", "twice"], select_fields=["text", "text"]),
+    refused("a sample that stands twice", VALUE, ["'a'", "duplicate"], sample_ids=["a", "b", "a"]),
+    refused("a field that stands twice", VALUE, ["'text'", "duplicate"], select_fields=["text", "text"]),
     refused("an over-long id", VALUE, ["1 to 256", "257"], sample_ids=[LONG]),
     refused("ids in one str", TYPE, ["'p'", "'abc'"], sample_ids="abc"),
     refused("a field that is no str", TYPE, ["'p'", "int"], select_fields=[3]),
@@ -76,7 +76,7 @@ async def test_the_asynchronous_client_refuses_a_read_for(
         refused("an unknown partition", KEY, ["'nope'"], partition_id="nope"),
         refused("an unregistered task", KEY, ["'p'", "'eval'", "train"], task_name="eval"),
         refused("an undeclared field", VALUE, ["'p'", "'nope'"], required_fields=["nope"]),
-        refused("a field that stands twice", VALUE, ["'text'", "twice"], required_fields=["text", "text"]),
+        refused("a field that stands twice", VALUE, ["'text'", "duplicate"], required_fields=["text", "text"]),
         refused("no rows", VALUE, ["'p'", "batch_size", "0"], batch_size=0),
         refused("a negative number of rows", VALUE, ["'p'", "batch_size", "-1"], batch_size=-1),
         refused("more rows than a call may name", VALUE, ["65536", "65537"], batch_size=65_537),
@@ -114,8 +114,8 @@ def test_a_claim_is_refused_for(
         refused("no fields", VALUE, ["'q'", "1 to 64 fields"], fields=[]),
         refused("65 fields", VALUE, ["'q'", "1 to 64 fields", "65"], fields=[f"f{i}" for i in range(65)]),
         refused("65 tasks", VALUE, ["'q'", "0 to 64 tasks", "65"], consumer_tasks=[f"t{i}" for i in range(65)]),
-        refused("a field that stands twice", VALUE, ["'x'", "twice"], fields=["x", "y", "x"]),
-        refused("a task that stands twice", VALUE, ["'t'", "twice"], consumer_tasks=["t", "t"]),
+        refused("a field that stands twice", VALUE, ["'x'", "duplicate"], fields=["x", "y", "x"]),
+        refused("a task that stands twice", VALUE, ["'t'", "duplicate"], consumer_tasks=["t", "t"]),
         refused("a nameless field", VALUE, ["field name", "1 to 256 bytes"], fields=["x", ""]),
         refused("an over-long task name", VALUE, ["task name", "257"], consumer_tasks=[LONG]),
         refused("fields in one str", TYPE, ["'q'", "field name", "'x'"], fields="x"),
@@ -156,7 +156,7 @@ def test_a_definition_is_refused_for(
 
 
 OTHERS: dict[str, tuple[Callable[[DataPlaneClient], object], tuple[type, type], list[str]]] = {
-    "clear of an id that stands twice": (lambda c: c.clear_samples(["a", "a"], "p"), VALUE, ["'a'", "twice"]),
+    "clear of an id that stands twice": (lambda c: c.clear_samples(["a", "a"], "p"), VALUE, ["'a'", "duplicate"]),
     "clear in an unknown partition": (lambda c: c.clear_samples(None, "nope"), KEY, ["'nope'"]),
     "clear of ids in one str": (lambda c: c.clear_samples("abc", "p"), TYPE, ["'p'", "'abc'"]),
     "clear of an over-long id": (lambda c: c.clear_samples([LONG], "p"), VALUE, ["257"]),
@@ -173,7 +173,7 @@ OTHERS: dict[str, tuple[Callable[[DataPlaneClient], object], tuple[type, type], 
     "status of a task that stands twice": (
         lambda c: c.check_consumption_status("p", ["train", "train"]),
         VALUE,
-        ["'train'", "twice"],
+        ["'train'", "duplicate"],
     ),
 }
 

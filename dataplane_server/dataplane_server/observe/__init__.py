@@ -1,1 +1,1 @@
-"""What the server shows of itself: metrics, health over HTTP, log events."""
+"""Metrics, traces, log events, and health over HTTP."""

@@ -1,9 +1,8 @@
-"""Prometheus's text format for the many series: those of partitions and of their tasks.
+"""Prometheus's text format for the series of partitions and tasks.
 
-A server of a thousand partitions has some fifty thousand of them, and answers its callers on the thread that writes
-them out. So the text around the numbers is made once, for as long as the partitions and tasks stay the same, and a
-scrape fills the numbers of a whole family in by one formatting operation. Seconds are told to a millisecond, which
-takes half as long as telling them whole.
+A server with a thousand partitions has some fifty thousand series, and writes them on the thread that serves calls. So
+the text around the numbers is cached until partitions or tasks are added or dropped, and one formatting operation fills
+in the numbers of a whole metric. Seconds are written to the millisecond, which takes half as long as in full.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataplane_server.core.stats.figures import Column, PartitionFigures, TaskFi
 from dataplane_server.observe.catalog import PARTITIONS, TASKS, MetricSpec
 
 Series = Mapping[str, tuple[str, tuple[str, ...]]]
-"""Where a figure belongs: the metric, and the values of the labels that come after those of its row."""
+"""For each figure: its metric, and the values of the labels that follow the labels of its row."""
 
 PARTITION_SERIES: Series = {
     "rows": ("dataplane_rows", ()),
@@ -67,7 +66,7 @@ TASK_SERIES: Series = {
 
 
 class Exposition:
-    """The series of the partitions and tasks of one core."""
+    """Writes the series of the partitions and tasks of one core."""
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
@@ -75,19 +74,19 @@ class Exposition:
         self._partitions, self._tasks = _tables(self._shape)
 
     def pieces(self, now: float) -> Iterator[bytes]:
-        """The text as of now, in pieces; all numbers are taken before the first of them."""
+        """The text, in pieces. All figures are computed before the first piece."""
         registered = self._plane.partitions
         shape = [(name, *partition.tasks) for name, partition in registered.items()]
         if shape != self._shape:
             self._shape = shape
             self._partitions, self._tasks = _tables(shape)
-        of_partitions, of_tasks = self._plane.columns(now)
-        yield from self._partitions.pieces(of_partitions)
-        yield from self._tasks.pieces(of_tasks)
+        partition_columns, task_columns = self._plane.columns(now)
+        yield from self._partitions.pieces(partition_columns)
+        yield from self._tasks.pieces(task_columns)
 
 
 class _Table:
-    """The text around the figures of some rows, of which each has its labels."""
+    """The text around the figures of partitions, or of tasks. rows: the labels of each partition or task."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class _Table:
         figures: type[PartitionFigures | TaskFigures],
     ) -> None:
         by_name = {spec.name: spec for spec in specs}
-        self._columns: list[tuple[bytes, list[bytes], bytes]] = []  # no template where figures may be None
+        self._columns: list[tuple[bytes, list[bytes], bytes]] = []  # the template is empty if figures may be None
         before = ""
         for field in figures._fields:
             name, more = series[field]
@@ -110,7 +109,7 @@ class _Table:
             before = name
 
     def pieces(self, columns: Iterable[Column]) -> Iterator[bytes]:
-        """The text of the rows' figures; a figure that is None has no line."""
+        """The text of columns of figures. A figure that is None has no line."""
         for (header, lines, template), column in zip(self._columns, columns, strict=True):
             yield header
             if template:
@@ -121,7 +120,7 @@ class _Table:
 
 
 def _tables(shape: Sequence[tuple[str, ...]]) -> tuple[_Table, _Table]:
-    """Of partitions, and of their tasks, each partition given by its id and the names of its tasks."""
+    """The tables of partitions and of tasks. shape: the id of each partition, then the names of its tasks."""
     tasks = [(name, task) for name, *names in shape for task in names]
     return (
         _Table([(name,) for name, *_ in shape], PARTITIONS, PARTITION_SERIES, PartitionFigures),
@@ -130,12 +129,12 @@ def _tables(shape: Sequence[tuple[str, ...]]) -> tuple[_Table, _Table]:
 
 
 def header_text(spec: MetricSpec) -> str:
-    """What stands before the series of a metric."""
+    """The lines before the series of a metric."""
     return f"# HELP {spec.name} {spec.text}\n# TYPE {spec.name} {spec.kind}\n"
 
 
 def label_text(names: Sequence[str], values: Sequence[str]) -> str:
-    """Labels in braces, their values escaped; nothing when there are none."""
+    """Labels in braces, their values escaped; empty without labels."""
     labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
     return f"{{{labels}}}" if labels else ""
 

@@ -1,6 +1,6 @@
-"""The HTTP side: `/metrics` for Prometheus, `/healthz` for probes that cannot speak gRPC.
+"""The HTTP listener: `/metrics` for Prometheus, `/healthz` for probes that cannot use gRPC.
 
-aiohttp is imported as the listener starts: a server without one goes without its 12 MB and its tenth of a second.
+aiohttp is imported when the listener starts, so a server without one saves 12 MB and a tenth of a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HttpSide:
-    """An HTTP listener on the running event loop. `healthy` says whether the server takes calls."""
+    """An HTTP listener on the running event loop. healthy: whether the server accepts calls."""
 
     def __init__(self, metrics: Metrics, healthy: Callable[[], bool]) -> None:
         self._metrics = metrics
@@ -25,7 +25,7 @@ class HttpSide:
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; the port, which the system chooses where 0 was asked for."""
+        """Listen. Returns the port; the system chooses one for port 0."""
         from aiohttp import web
 
         app = web.Application()

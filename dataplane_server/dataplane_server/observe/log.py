@@ -1,6 +1,6 @@
 """Events with named fields, one JSON line each, through the standard library's logger `dataplane_server`.
 
-A program that embeds the server decides with `logging` what it sees; the command shows everything from INFO on stderr.
+A program that embeds the server configures this logger with `logging`. The command writes events to stderr.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def get_log() -> structlog.stdlib.BoundLogger:
 
 
 def show_on_stderr(level: str) -> None:
-    """Send events from `level` (a name as in `logging`) to stderr."""
+    """Write events of this level (a name as in `logging`) and above to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger(_NAME)

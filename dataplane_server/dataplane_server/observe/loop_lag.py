@@ -1,4 +1,4 @@
-"""How long callbacks wait for the event loop: every call waits as long before anything is done for it."""
+"""Measures how late the event loop runs callbacks. Every call waits that long before the server begins it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ _EVERY_S = 0.25
 
 
 class LoopLag:
-    """Asks the running event loop to be woken, again and again, and tells by how many seconds that came too late:
-    `start`, then `stop` once.
-    """
+    """A periodic timer that reports by how many seconds it fired late: `start`, then `stop` once."""
 
-    def __init__(self, tell: Callable[[float], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[float], None]) -> None:
+        self._report = report
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -26,5 +24,5 @@ class LoopLag:
             self._timer.cancel()
 
     def _wake(self, loop: asyncio.AbstractEventLoop, expected: float) -> None:
-        self._tell(max(loop.time() - expected, 0.0))
+        self._report(max(loop.time() - expected, 0.0))
         self.start()

@@ -1,7 +1,7 @@
-"""What the server tells Prometheus: see `catalog` for every metric, `exposition` for those of partitions and tasks.
+"""The server's metrics: `catalog` describes all of them, `exposition` writes those of partitions and tasks.
 
-Counters and histograms of calls are fed by the service as calls end. All others are read from the core when they are
-scraped, so they cannot drift, and a dropped partition takes its series with it.
+The service updates the counters and histograms of calls. All other metrics are read from the core at each scrape, so
+they cannot drift, and the series of a partition end when it is dropped.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from dataplane_server.observe.exposition import Exposition, header_text, label_t
 from dataplane_server.version import VERSION
 
 Transport = Literal["grpc", "shm"]
-"""How a call came: over gRPC, or from a client of this host that maps the memory."""
+"""How a call arrived: over gRPC, or from a client of this host that maps the arena."""
 
 _SPECS = {spec.name: spec for spec in CALLS}
 
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """What a scrape makes goes when it is answered; so much of it would set the garbage collector off in its midst."""
+    """A block without garbage collection: a scrape allocates enough to start one, and frees all of it soon."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -47,7 +47,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class _Registry(CollectorRegistry):
-    """Leaves out when series were made, which prometheus-client adds to each as a gauge of its own."""
+    """A registry without the `_created` gauge that prometheus-client adds to each series."""
 
     def collect(self) -> Iterable[Metric]:
         for metric in super().collect():
@@ -56,7 +56,7 @@ class _Registry(CollectorRegistry):
 
 
 class Metrics:
-    """The metrics of one server. serving: whether it takes calls."""
+    """The metrics of one server. serving: whether it accepts calls."""
 
     def __init__(self, plane: DataPlane, serving: Callable[[], bool]) -> None:
         self.attached_clients = 0
@@ -83,37 +83,37 @@ class Metrics:
         spec = _SPECS[name]
         return Histogram(name, spec.text, spec.labels, buckets=spec.buckets, registry=self._registry)
 
-    # -- what the service tells ----------------------------------------------------------------------------------------
+    # -- updates by the service ----------------------------------------------------------------------------------------
 
     def call(self, verb: str, transport: Transport, code: str, seconds: float) -> None:
-        """A call has ended."""
+        """Count and time a call that has ended."""
         self._calls.labels(verb, transport, code).inc()
         self._seconds.labels(verb, transport).observe(seconds)
 
     def carried(self, verb: str, transport: Transport, size_bytes: int) -> None:
-        """A call that took effect carried values."""
+        """Count the value bytes of a call that took effect."""
         self._bytes.labels(verb, transport).inc(size_bytes)
 
     def refusal(self, verb: str, reason: str) -> None:
-        """A call was refused."""
+        """Count a refused call."""
         self._refusals.labels(verb, reason).inc()
 
     def claim_waited(self, seconds: float) -> None:
-        """A claim was granted after so long."""
+        """Record how long a granted claim waited."""
         self._claim_waits.observe(seconds)
 
     def put_waited(self, seconds: float) -> None:
-        """A put or commit had to wait for space, and does so no more."""
+        """Record how long a put or commit waited for space, whether or not it got any."""
         self._put_waits.observe(seconds)
 
     def lagged(self, seconds: float) -> None:
-        """The event loop woke up so much later than asked for."""
+        """Record how late the event loop ran a timer."""
         self._lags.observe(seconds)
 
-    # -- what Prometheus is told ---------------------------------------------------------------------------------------
+    # -- scrapes -------------------------------------------------------------------------------------------------------
 
     def text(self) -> bytes:
-        """Everything, in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         began = time.monotonic()
         with _no_collection():
             ours = "".join(self._server_lines(began)).encode()
@@ -130,7 +130,7 @@ class Metrics:
 
     def _server_values(self, now: float) -> dict[str, Iterable[tuple[tuple[str, ...], float]]]:
         totals = self._plane.totals(now)
-        single: dict[str, float] = {
+        unlabelled: dict[str, float] = {
             "dataplane_serving": int(self._serving()),
             "dataplane_memory_budget_bytes": totals.memory_budget_bytes,
             "dataplane_memory_used_bytes": totals.memory_used_bytes,
@@ -150,5 +150,5 @@ class Metrics:
         return {
             "dataplane_build_info": [((VERSION,), 1)],
             "dataplane_sessions_ended_total": [((how,), count) for how, count in totals.sessions_ended.items()],
-            **{name: [((), value)] for name, value in single.items()},
+            **{name: [((), value)] for name, value in unlabelled.items()},
         }

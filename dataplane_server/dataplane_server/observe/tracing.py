@@ -1,8 +1,8 @@
-"""Spans of the server's calls, for OpenTelemetry's global tracer provider: whoever starts the server sets one up, as
-`opentelemetry-instrument dataplane-server --tracing` does from OTEL_* variables.
+"""Spans of the server's calls, for OpenTelemetry's global tracer provider.
 
-A span is made when its call has ended, with the time at which it began: nothing within a call asks for its span, and a
-call costs no more than that. Its parent is the client's span, whose context comes as gRPC metadata or in the frame.
+The program that starts the server sets the provider up, as `opentelemetry-instrument dataplane-server --tracing` does
+from OTEL_* variables. A span is created when its call ends, with the time at which the call began, because nothing
+within a call needs its span. Its parent is the client's span, whose context comes in gRPC metadata or in the frame.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataplane_server.observe.metrics import Transport
 _SERVICE = "rl_dataplane.v1.DataPlaneService"
 _SYSTEMS: dict[Transport, str] = {"grpc": "grpc", "shm": "rl_dataplane_local"}
 _FAULTS = ("INTERNAL", "UNAVAILABLE")
-"""Codes for which the server is to blame; a refusal is an answer."""
+"""Codes that make a span an error. Other refusals are regular answers."""
 
 
 class Tracing:
-    """Makes the spans. Raises ImportError without opentelemetry-api."""
+    """Creates the spans. Raises ImportError without opentelemetry-api."""
 
     def __init__(self) -> None:
         try:
@@ -30,13 +30,13 @@ class Tracing:
         except ImportError as error:
             raise ImportError("--tracing needs opentelemetry-api: pip install 'rl-dataplane[tracing]'") from error
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            get_log().warning("tracing_unconfigured", why="no tracer provider is set, so spans go nowhere")
+            get_log().warning("tracing_unconfigured", why="no tracer provider is set, so spans are not exported")
         self._trace = trace
         self._tracer = trace.get_tracer("dataplane_server")
         self._propagator = TraceContextTextMapPropagator()
 
     def call(self, verb: str, transport: Transport, code: str, seconds: float, traceparent: str) -> None:
-        """A call has ended now. traceparent: the client's trace context, "" or malformed for none."""
+        """Create the span of a call that ends now. traceparent: the client's trace context; ignored if malformed."""
         ended_ns = time.time_ns()
         span = self._tracer.start_span(
             f"{_SERVICE}/{verb}",

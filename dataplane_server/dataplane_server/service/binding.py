@@ -1,8 +1,8 @@
-"""Taking addresses: what gRPC and sockets leave open about whose a socket file is and who may connect to it.
+"""Binds gRPC servers to addresses, and decides who owns a socket file and who may connect to it.
 
-A socket file comes into being with its final rights. Rights set afterwards would leave a moment in which anybody may
-connect, and would follow whatever link has taken the file's place by then. gRPC binds in C, out of reach of fchmod, so
-it is the umask that decides: it is the process's own, so for that moment it also holds for other threads' files.
+A socket file is created with its final mode. A chmod after bind would leave a window in which other users may connect,
+and would follow a link that has replaced the file. gRPC binds in C, where fchmod cannot reach the file, so the umask
+sets the mode. The umask belongs to the process, so it also applies to files that other threads create meanwhile.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import grpc
 
 
 def bind(server: grpc.aio.Server, address: str, mode: int | None = None) -> str:
-    """Let a gRPC server listen at `unix:///path`, whose file gets the rights `mode`, or at `host:port`; the address,
-    with the port that the system chose where 0 was asked for. Raises OSError.
+    """Bind a gRPC server to `unix:///path`, with a file of this mode, or to `host:port`. Returns the address, with the
+    port that the system chose for port 0. Raises OSError.
     """
     if address.startswith("unix:"):
         path = unix_path(address)
-        _check_nobody_listens(path)
+        _check_unused(path)
         address = f"unix://{path}"
     try:
         with files_of_mode(mode):
@@ -34,7 +34,7 @@ def bind(server: grpc.aio.Server, address: str, mode: int | None = None) -> str:
 
 @contextlib.contextmanager
 def files_of_mode(mode: int | None) -> Iterator[None]:
-    """A block in which socket files come into being with these rights; None leaves it to the umask."""
+    """A block in which socket files are created with this mode. None: the umask decides."""
     if mode is None:
         yield
         return
@@ -49,10 +49,9 @@ def unix_path(address: str) -> str:
     return address.removeprefix("unix:").removeprefix("//")
 
 
-def _check_nobody_listens(path: str) -> None:
-    """Raises OSError when a server answers on the socket file, which gRPC would take over without asking, or may: its
-    rights keep us from asking. A file that a killed server left is taken over; one's own is removed by gRPC as it stops
-    listening.
+def _check_unused(path: str) -> None:
+    """Raises OSError if a server listens on the socket file, or might: its mode keeps us from connecting. gRPC would
+    take the file over without asking. It may take over the file of a killed server; it removes its own when it stops.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
@@ -60,4 +59,4 @@ def _check_nobody_listens(path: str) -> None:
     if found in (0, errno.EAGAIN):
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)
     if found == errno.EACCES:
-        raise OSError(errno.EACCES, "Another user's socket, or a folder that is closed to us", path)
+        raise OSError(errno.EACCES, "No permission to connect: another user's socket, or a closed folder", path)

@@ -1,20 +1,17 @@
-"""The edge of the service, around every method: refusals become statuses, defects are logged, calls are measured."""
+"""The gRPC interceptor around every method: it observes calls, and answers refusals and defects with a status."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
-from google.rpc import status_pb2
 
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
+from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import DETAILS_KEY
-from dataplane_server.service.failures import Failures
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"].full_name
@@ -26,12 +23,11 @@ if TYPE_CHECKING:
 
 
 class Boundary(grpc.aio.ServerInterceptor):
-    """Wraps the methods of our service; health and reflection pass through."""
+    """Wraps the methods of our service. Health and reflection pass through."""
 
     def __init__(self, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self._metrics = metrics
         self._tracing = tracing
-        self._failures = Failures(metrics)
 
     async def intercept_service(
         self,
@@ -42,7 +38,7 @@ class Boundary(grpc.aio.ServerInterceptor):
         service, _, verb = handler_call_details.method.removeprefix("/").partition("/")
         if handler is None or service != SERVICE:
             return cast("Handler | None", handler)
-        # Frames of streams stay bytes, see service.frames; all other messages are protobuf's to read and write.
+        # Frames of streams stay bytes, see service.frames. gRPC parses and serializes all other messages.
         codec = (
             None if handler.request_streaming else handler.request_deserializer,
             None if handler.response_streaming else handler.response_serializer,
@@ -58,8 +54,11 @@ class Boundary(grpc.aio.ServerInterceptor):
 
     def _single(self, verb: str, method: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
         async def behaviour(request: Any, context: Context) -> Any:
-            async with self._guarded(verb, context):
-                return await method(request, context)
+            with self._begin(verb, context) as call:
+                response = await method(request, context)
+                call.end()
+                return response
+            return await _abort(context, call)
 
         return behaviour
 
@@ -67,45 +66,36 @@ class Boundary(grpc.aio.ServerInterceptor):
         self, verb: str, method: Callable[[Any, Context], AsyncGenerator[Any, None]]
     ) -> Callable[[Any, Any], Any]:
         async def behaviour(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with self._guarded(verb, context), contextlib.aclosing(method(request, context)) as responses:
-                async for response in responses:
-                    yield response
+            with self._begin(verb, context) as call:
+                async with contextlib.aclosing(method(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+                call.end()
+                return
+            await _abort(context, call)
 
         return behaviour
 
     def _endless(
         self, verb: str, method: Callable[[Any, Context], Awaitable[Awaitable[None]]]
     ) -> Callable[[Any, Any], Any]:
-        """A stream that has no end of its own. Its method opens it and returns what goes on from there; counted and
-        measured is the opening.
+        """A stream that the client keeps open. Its method opens it and returns the rest of the call. Metrics and traces
+        cover the opening.
         """
 
         async def behaviour(requests: Any, context: Context) -> None:
-            async with self._guarded(verb, context):
-                going_on = await method(requests, context)
-            async with self._guarded(verb, context, counted=False):
-                await going_on
+            with self._begin(verb, context) as call:
+                opened = await method(requests, context)
+                call.end()
+                await opened
+                return
+            await _abort(context, call)
 
         return behaviour
 
-    @contextlib.asynccontextmanager
-    async def _guarded(self, verb: str, context: Context, *, counted: bool = True) -> AsyncIterator[None]:
-        began = time.monotonic()
-        code = "OK"
-        try:
-            yield
-        except (asyncio.CancelledError, GeneratorExit):
-            code = "CANCELLED"
-            raise
-        except Exception as error:  # noqa: BLE001  # the last line of defence
-            code, status = self._failures.status(verb, error)
-            await _abort(context, status)
-        finally:
-            if counted:
-                seconds = time.monotonic() - began
-                self._metrics.call(verb, "grpc", code, seconds)
-                if self._tracing is not None:
-                    self._tracing.call(verb, "grpc", code, seconds, _traceparent(context))
+    def _begin(self, verb: str, context: Context) -> CallScope:
+        traceparent = "" if self._tracing is None else _traceparent(context)
+        return CallScope(self._metrics, self._tracing, "grpc", verb, traceparent)
 
 
 def _traceparent(context: Context) -> str:
@@ -113,6 +103,6 @@ def _traceparent(context: Context) -> str:
     return next((value for key, value in metadata if key == "traceparent"), "")
 
 
-async def _abort(context: Context, status: status_pb2.Status) -> None:
-    details = ((DETAILS_KEY, status.SerializeToString()),)
-    await context.abort(_CODES[status.code], status.message, trailing_metadata=details)
+async def _abort(context: Context, call: CallScope) -> None:
+    details = ((DETAILS_KEY, call.status.SerializeToString()),)
+    await context.abort(_CODES[call.status.code], call.status.message, trailing_metadata=details)

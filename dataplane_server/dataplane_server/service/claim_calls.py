@@ -1,4 +1,4 @@
-"""Claims that may wait, and the limit on what one answer can carry."""
+"""Claims of rows and of shards: they may wait, and their grants must fit into one message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
 class ClaimCalls:
-    """Claims of rows and of shards."""
+    """Serves ClaimSamples and ClaimShard."""
 
     def __init__(self, shell: Shell, metrics: Metrics) -> None:
         self._shell = shell
@@ -40,15 +40,15 @@ class ClaimCalls:
         return response
 
     def _check_fits(self, response: Message, grant: Grant, call: ClaimSamples | ClaimShard) -> None:
-        """Release rows whose ids and tags do not fit into a message. Refusal LIMIT_REACHED."""
+        """Refusal LIMIT_REACHED if the response exceeds a message. The rows are released before."""
         size = response.ByteSize()
         if size <= MAX_MESSAGE_BYTES:
             return
-        # The id makes a repeated request release nothing that was granted to others since.
+        # The same id for a repeated request: it releases nothing that other claims got since.
         own_id = uuid.uuid5(uuid.NAMESPACE_OID, call.request_id).hex
         if grant.claim_id:
             self._shell.apply(AbandonRequest(own_id, call.request_id))
-        else:  # delivery was consumption
+        else:  # a claim in consume mode
             self._shell.apply(ResetTask(own_id, call.partition_id, call.task, grant.sample_ids))
         message = (
             f"ids and tags of the {len(grant.sample_ids)} rows take {size} bytes, the limit is {MAX_MESSAGE_BYTES}; "

@@ -1,7 +1,7 @@
-"""Calls that have no end of their own: a session's heartbeats, a watch on the server's health.
+"""Calls that clients keep open: the heartbeats of a session, a watch on the server's health.
 
-Their callers keep them open for as long as there is a server, so it is the server that ends them: for a reason that
-concerns one of them, or all at once when it shuts down, which nobody should have to wait for.
+The server ends one of these calls when there is a reason, and all of them when it shuts down, so that shutdown does not
+wait for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import cast
 from dataplane_server.core.calls.refusal import Refusal
 
 Call = asyncio.Task[object]
-"""A call is known by the task that gRPC runs it in."""
+"""The task in which gRPC runs a call identifies it."""
 
 
 class EndlessCalls:
@@ -26,10 +26,10 @@ class EndlessCalls:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Call]:
-        """A block that `end` cuts short where it waits: the reason leaves the block as the exception."""
+        """A block that `end` interrupts where it waits: the block then raises the reason."""
         if self._over is not None:
             raise self._over
-        call = cast("Call", asyncio.current_task())  # whatever awaits runs in a task
+        call = cast("Call", asyncio.current_task())  # a coroutine that awaits runs in a task
         self._calls[call] = None
         try:
             yield call
@@ -42,13 +42,13 @@ class EndlessCalls:
             del self._calls[call]
 
     def end(self, call: Call, why: Refusal) -> None:
-        """End a call, unless it is ending already."""
+        """End a call, unless it has ended or is ending."""
         if call in self._calls and self._calls[call] is None:
             self._calls[call] = why
             call.cancel()
 
     def end_all(self, why: Refusal) -> None:
-        """End all calls, and those that come later."""
+        """End all calls, and refuse later ones."""
         self._over = why
         for call in self._calls:
             self.end(call, why)

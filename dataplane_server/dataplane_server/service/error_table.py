@@ -1,7 +1,7 @@
-"""The one place where a refusal becomes a gRPC status.
+"""Refusals as gRPC statuses. No other module makes a status.
 
-UNAVAILABLE asks the caller to repeat the call, ABORTED that it is stale, RESOURCE_EXHAUSTED to come back later (with
-a hint when), FAILED_PRECONDITION and INVALID_ARGUMENT not to repeat it as it is.
+UNAVAILABLE: repeat the call. RESOURCE_EXHAUSTED: repeat it later (the status says when). ABORTED: the caller's state is
+stale, so redo the larger step. FAILED_PRECONDITION and INVALID_ARGUMENT: do not repeat the call unchanged.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
 }
 
 RETRY_DELAY_S: dict[Reason, float] = {Reason.NO_SPACE: 1.0, Reason.LIMIT_REACHED: 1.0, Reason.DRAINING: 0.5}
-"""How long a caller is asked to wait before it tries again, in seconds."""
+"""How long the caller should wait before it tries again, in seconds."""
 
 
 def status_of(refusal: Refusal) -> status_pb2.Status:
-    """The status with its details: ErrorInfo always, RetryInfo where waiting helps, BadRequest where a field is to
-    blame.
+    """The status of a refusal. Details: ErrorInfo always, RetryInfo if waiting helps, BadRequest if the refusal names a
+    field.
     """
     code = ERROR_TABLE[refusal.reason]
     info = error_details_pb2.ErrorInfo(reason=refusal.reason.name, domain=DOMAIN, metadata=refusal.metadata)
@@ -68,9 +68,9 @@ def status_of(refusal: Refusal) -> status_pb2.Status:
 
 
 def internal_error() -> status_pb2.Status:
-    """What a caller is told of a defect: that there is one. The log has the stack."""
+    """The status of a defect, without its cause. The log has the stack."""
     info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN)
-    message = "internal error; the server's log has the story"
+    message = "internal error; the server's log has the stack (event call_failed)"
     return status_pb2.Status(code=grpc.StatusCode.INTERNAL.value[0], message=message, details=[_packed(info)])
 
 

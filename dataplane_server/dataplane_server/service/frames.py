@@ -1,7 +1,7 @@
-"""Streams of frames: a header first, then chunks that continue one another, up to the size the header declares.
+"""Streams of frames: a header, then chunks in order, which have the size together that the header declares.
 
-Frames come and go as bytes, so values are copied once on either way: from the message that gRPC received into the
-arena, and from the arena into the message that gRPC sends. A stream holds one message at a time.
+Frames are read and written as bytes, so values are copied once: from the message that gRPC received into the arena, or
+from the arena into the message that gRPC sends. A stream holds one message at a time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rl_dataplane.v1.frames import Frame, frame_prefix, parse_frame
 
 MAX_CHUNK_BYTES = 16 << 20
 MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (4 << 20)
-"""Room for a chunk and its frame, or for a header with as many ids as a call may name."""
+"""Enough for a chunk and its frame, or for a header with the most ids that a call may name."""
 SENT_CHUNK_BYTES = 2 << 20
 STALL_TIMEOUT_S = 60.0
-"""A caller that sends nothing for so long in the middle of a stream has lost its stream."""
+"""A stream is refused if its caller sends nothing for this long in the middle of it."""
 
 Header = TypeVar("Header", pb.PutSamplesHeader, pb.CommitClaimHeader)
 
 
 class FrameReader(Generic[Header]):
-    """Reads one incoming stream and checks its order. Refusal MALFORMED_STREAM says what is wrong with which frame."""
+    """Reads one incoming stream and checks its order. Refusal MALFORMED_STREAM names the error and where it is."""
 
     def __init__(self, stream: AsyncIterator[bytes], header: type[Header]) -> None:
         self._stream: AsyncIterator[bytes] = stream
@@ -37,7 +37,7 @@ class FrameReader(Generic[Header]):
         self.received_bytes = 0
 
     async def first(self) -> Header:
-        """The header; the chunk of its frame, if it has one, is the first of `chunks`."""
+        """The header. If its frame has a chunk, that is the first of `chunks`."""
         frame = await self._next()
         if frame is None or frame.header is None:
             raise Refusal(Reason.MALFORMED_STREAM, "the first frame of a stream must hold the header")
@@ -46,12 +46,12 @@ class FrameReader(Generic[Header]):
         try:
             header.ParseFromString(frame.header)
         except DecodeError as error:
-            raise Refusal(Reason.MALFORMED_STREAM, f"the header of the stream is none: {error}") from None
+            raise Refusal(Reason.MALFORMED_STREAM, f"invalid stream header: {error}") from None
         return header
 
     async def chunks(self, size_bytes: int) -> AsyncIterator[memoryview]:
-        """The bytes after the header, which must be size_bytes in all. Each view ends when the next one is asked for:
-        its message goes before another one comes.
+        """The values after the header, which must have size_bytes together. A view is valid until the next one is asked
+        for: its message is freed before the next is read.
         """
         frame, self._first = self._first, None
         while frame is not None:
@@ -62,7 +62,7 @@ class FrameReader(Generic[Header]):
                     yield values
             frame = await self._next()
             if frame is not None and frame.header is not None:
-                raise Refusal(Reason.MALFORMED_STREAM, "a stream holds one header, in its first frame")
+                raise Refusal(Reason.MALFORMED_STREAM, "second header in a stream: only the first frame may hold one")
         if self.received_bytes != size_bytes:
             message = f"the stream ended after {self.received_bytes} of {size_bytes} bytes of values"
             raise Refusal(Reason.MALFORMED_STREAM, message)
@@ -75,12 +75,12 @@ class FrameReader(Generic[Header]):
         try:
             return parse_frame(message)
         except ValueError as error:
-            text = f"after {self.received_bytes} bytes of values came what is {error}"
+            text = f"at byte {self.received_bytes} of the values: {error}"
             raise Refusal(Reason.MALFORMED_STREAM, text) from None
 
     async def _message(self) -> bytes:
-        """The next message. asyncio.wait_for would cost a task for each."""
-        task = cast("asyncio.Task[object]", asyncio.current_task())  # whatever awaits runs in a task
+        """The next message. Not asyncio.wait_for, which makes a task for each."""
+        task = cast("asyncio.Task[object]", asyncio.current_task())  # a coroutine that awaits runs in a task
         timer = asyncio.get_running_loop().call_later(STALL_TIMEOUT_S, self._give_up, task)
         try:
             return await self._stream.__anext__()
@@ -100,9 +100,9 @@ class FrameReader(Generic[Header]):
 def check_chunk(offset: int, size: int, received: int, size_bytes: int) -> None:
     """Refusal MALFORMED_STREAM unless the chunk continues the stream within its declared size."""
     if offset != received:
-        message = f"a chunk at byte {offset} of the stream came where byte {received} was next"
+        message = f"chunk at byte {offset} of the values, but the next byte is {received}"
     elif size > MAX_CHUNK_BYTES:
-        message = f"a chunk holds {size} bytes; at most {MAX_CHUNK_BYTES} are accepted"
+        message = f"chunk of {size} bytes; the limit is {MAX_CHUNK_BYTES}"
     elif received + size > size_bytes:
         message = f"the stream holds more than the {size_bytes} bytes of values that its header declares"
     else:
@@ -111,7 +111,7 @@ def check_chunk(offset: int, size: int, received: int, size_bytes: int) -> None:
 
 
 def read_frames(header: pb.ReadColumnsHeader, chunks: Iterable[list[memoryview]]) -> Iterator[bytes]:
-    """The frames of a read: the header in the first one, and each chunk, of which the pieces are given, in its own."""
+    """The frames of a read: one for each chunk, the first with the header. chunks: each as views of its pieces."""
     head: bytes | None = header.SerializeToString()
     offset = 0
     for pieces in chunks:

@@ -1,9 +1,9 @@
-"""The standard health service: beside the data on every listener, and on a listener of its own for probes.
+"""The standard gRPC health service: on every listener of the data, and on a separate listener for probes.
 
-An orchestrator's probes ask two things. Readiness: may clients be sent here? Not before every listener listens, nor
-from the moment in which the server drains. Liveness: would killing it help? Not as long as its event loop answers, and
-least of all while it drains. So the listener for probes is the first to open and the last to close. It has no other
-service, needs no encryption, and may listen where the data must not.
+Readiness asks whether clients may be sent here. The server is ready while every listener listens, until it drains.
+Liveness asks whether a restart would help. It would not while the event loop answers, draining included. So the
+listener for probes opens first and closes last. It serves nothing else, so it needs no encryption, and may listen on
+addresses where the data must not.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LAST_ANSWERS_S = 0.5
 
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]  # published without type information
-    """Tells whether services serve; at first they do not. Its watches end with the other endless calls instead of
-    holding up the end of their server.
+    """The health service; NOT_SERVING at first. Its watches end with the other endless calls, so they do not delay
+    shutdown.
     """
 
     def __init__(self, endless: EndlessCalls) -> None:
@@ -42,7 +42,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # published with
         self._server_status = dict.fromkeys(_READY_NAMES, _NOT_SERVING)
 
     async def report(self, *, ready: bool) -> None:
-        """What is told from now on."""
+        """Set the readiness that is reported from now on."""
         for name in _READY_NAMES:
             await self.set(name, _SERVING if ready else _NOT_SERVING)
 
@@ -55,7 +55,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # published with
 
 
 class HealthListener:
-    """A gRPC server with the health service alone: `start`, then `stop` once."""
+    """A gRPC server with only the health service: `start`, then `stop` once."""
 
     def __init__(self) -> None:
         self._endless = EndlessCalls()
@@ -63,7 +63,9 @@ class HealthListener:
         self._grpc: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> str:
-        """Answer that the server lives and is not ready; the address. Raises OSError when it cannot be had."""
+        """Listen, and report that the server is alive and not ready. Returns the address. Raises OSError if the address
+        cannot be bound.
+        """
         self._grpc = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         await self._health.set(LIVENESS, _SERVING)
@@ -72,11 +74,11 @@ class HealthListener:
         return bound
 
     async def report(self, *, ready: bool) -> None:
-        """What is told from now on of readiness."""
+        """Set the readiness that is reported from now on."""
         await self._health.report(ready=ready)
 
     async def stop(self) -> None:
-        """End watches and close. Waits for other answers under way for at most half a second."""
+        """End watches and close. Waits at most half a second for other calls."""
         self._endless.end_all(draining())
         if self._grpc is not None:
             await self._grpc.stop(_LAST_ANSWERS_S)

@@ -1,7 +1,7 @@
-"""Puts, commits and reads of clients that map the arena: small values travel in the message, large ones stay in place.
+"""Puts, commits and reads of clients that map the arena. The message carries small values; large ones stay in place.
 
-A client with a shared reservation writes there itself while other calls go on. No other call sees the bytes before the
-client finishes the write.
+A client writes large values to its reservation while the server serves other calls. No other call sees the bytes before
+the client finishes the write.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import cast
 import numpy as np
 
 from dataplane_server.core.calls import (
-    AbortWrite,
     CommitResult,
     EndRead,
     FinishWrite,
@@ -46,58 +45,47 @@ class LocalCalls:
         self._metrics = metrics
 
     def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
-        header = request.header
-        begun = self._shell.apply(translate.put(header))
+        begun = self._shell.apply(translate.put(request.header))
         return self._write(begun, self._put_applied, request, session)
 
     def commit(self, request: pb.LocalCommitRequest, session: LocalSession) -> Answer:
-        header = request.header
-        begun = self._shell.apply(translate.commit(header))
+        begun = self._shell.apply(translate.commit(request.header))
         return self._write(begun, self._commit_applied, request, session)
 
     def _write(
         self, begun: Result | Reservation | Waiting, applied: Applied, request: WriteRequest, session: LocalSession
     ) -> Answer:
-        """Take a write that has begun to its end, or to where the client fills its reservation: now, or once it
-        has one.
-        """
-        if isinstance(begun, Reservation):
-            return self._use(begun, applied, request, session)
+        """Complete a write that has begun, or give its reservation to the client: at once, or when space is free."""
         if isinstance(begun, Waiting):
             return self._use_later(begun, applied, request, session)
+        if isinstance(begun, Reservation):
+            return self._use(begun, applied, request, session)
         return applied(begun, 0)
 
     async def _use_later(
         self, waiting: Waiting, applied: Applied, request: WriteRequest, session: LocalSession
     ) -> pb.LocalWriteResponse:
-        try:
-            reservation = await self._shell.reservation(waiting, translate.seconds(request.header.wait_timeout))
-        except BaseException:
-            self._shell.apply(AbortWrite(waiting.ticket))
-            raise
+        reservation = await self._shell.reservation(waiting, translate.seconds(request.header.wait_timeout))
         return self._use(reservation, applied, request, session)
 
     def _use(
         self, reservation: Reservation, applied: Applied, request: WriteRequest, session: LocalSession
     ) -> pb.LocalWriteResponse:
-        ticket = reservation.ticket
-        try:
+        ticket, size_bytes = reservation.ticket, reservation.size_bytes
+        with self._shell.aborted_on_error(ticket):
             if request.HasField("values"):
                 self._fill(reservation, request.values)
-            elif reservation.size_bytes:
+            elif size_bytes:
                 self._shell.apply(ShareReservation(ticket))
-                session.hold(request.handle, SharedReservation(ticket, reservation.size_bytes, applied))
+                session.hold(request.handle, SharedReservation(ticket, size_bytes, applied))
                 return pb.LocalWriteResponse(reservation=_arena_runs(reservation.runs))
-            return applied(self._shell.apply(FinishWrite(ticket)), reservation.size_bytes)
-        except BaseException:
-            self._shell.apply(AbortWrite(ticket))
-            raise
+            return applied(self._shell.apply(FinishWrite(ticket)), size_bytes)
 
     def _fill(self, reservation: Reservation, values: bytes) -> None:
         if len(values) != reservation.size_bytes or len(values) > MAX_INLINE_BYTES:
             message = (
                 f"the message holds {len(values)} bytes of values, its header declares {reservation.size_bytes}; "
-                f"at most {MAX_INLINE_BYTES} may come in a message"
+                f"a message may hold at most {MAX_INLINE_BYTES}"
             )
             raise Refusal(Reason.MALFORMED_STREAM, message)
         rest = memoryview(values)
@@ -110,7 +98,7 @@ class LocalCalls:
         return reservation.applied(result, reservation.size_bytes)
 
     def _put_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
-        put = cast("PutResult", result)  # a ticket finishes as what it began as
+        put = cast("PutResult", result)  # a ticket finishes as it began
         self._metrics.carried("PutSamples", "shm", size_bytes)
         return pb.LocalWriteResponse(put=translate.put_result(put))
 

@@ -1,4 +1,4 @@
-"""The Unix sockets of local.proto, the connections they accepted, and the sessions of those."""
+"""The Unix sockets of local.proto, the connections that they accept, and the sessions of their clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -14,12 +15,14 @@ from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.binding import files_of_mode
-from dataplane_server.service.failures import Failures
-from dataplane_server.service.local_connection import LocalConnection, LocalMethod
+from dataplane_server.service.call_scope import CallScope
+from dataplane_server.service.local_connection import LocalConnection
+from dataplane_server.service.local_methods import LocalMethod
 from dataplane_server.service.local_session import LocalSession
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
-from rl_dataplane.v1.local_frames import FILE_SUFFIX
+from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD
 
 _ACCEPT_PAUSE_S = 0.1
 _DRAIN_TICK_S = 0.01
@@ -37,33 +40,33 @@ class LocalEndpoint:
         methods: Mapping[int, LocalMethod],
         tracing: Tracing | None = None,
     ) -> None:
-        self.arena = arena
-        self.metrics = metrics
-        self.tracing = tracing
         self.methods = methods
-        self.failures = Failures(metrics)
+        self.begin_call: Callable[[str, str], CallScope] = partial(CallScope, metrics, tracing, "shm")
         self.connections: set[LocalConnection] = set()
+        self.draining = False
         self.abstract_name = f"rl-dataplane-{arena.nonce.hex()}"
         self._shell = shell
+        self._arena = arena
+        self._metrics = metrics
+        self._traces = tracing is not None
         self._sessions: dict[bytes, LocalSession] = {}
         self._files: list[Path] = []
         self._accepting: list[asyncio.Task[None]] = []
-        self.draining = False
         self._log = get_log()
 
     # -- listening -----------------------------------------------------------------------------------------------------
 
     def listen_abstract(self) -> None:
-        """Listen at the abstract socket, for processes of this user."""
+        """Listen on the abstract socket, for processes of this user."""
         self._listen(f"\0{self.abstract_name}", own_user_only=True)
 
     def listen_beside(self, path: str, mode: int | None) -> None:
-        """Listen beside a socket file that is ours, for whom the file's rights admit: `mode`, or what the umask leaves.
-        Where that cannot be, because the path is too long or taken by another file, the abstract socket has to do.
+        """Listen beside a socket file of this server, with this mode (None: the umask decides). If that fails, because
+        the path is too long or another file has it, clients have only the abstract socket.
         """
         file = Path(path + FILE_SUFFIX)
         try:
-            if file.is_socket():  # left by a server that was killed; had it lived, we would not have its socket
+            if file.is_socket():  # of a killed server: a running one would still have the gRPC socket
                 file.unlink()
             with files_of_mode(mode):
                 self._listen(str(file), own_user_only=False)
@@ -89,7 +92,7 @@ class LocalEndpoint:
             while True:
                 try:
                     peer, _ = await loop.sock_accept(listener)
-                except OSError as error:  # out of descriptors, until somebody closes one
+                except OSError as error:  # out of descriptors, until another connection closes
                     self._log.warning("local_accept_failed", error=str(error))
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                     continue
@@ -101,43 +104,53 @@ class LocalEndpoint:
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def open_session(self) -> LocalSession:
+    def attach(self, peer: socket.socket) -> LocalSession:
+        """Send the arena to a client, and open a session for it."""
         session = LocalSession(self._shell)
+        response = pb.AttachResponse(
+            session=session.token,
+            arena_bytes=self._arena.file_bytes,
+            nonce_offset=self._arena.nonce_offset,
+            traces=self._traces,
+        )
+        body = response.SerializeToString()
+        with self._arena.descriptors() as descriptors:
+            socket.send_fds(peer, [HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body], descriptors)
         self._sessions[session.token] = session
-        self.metrics.attached_clients += 1
+        self._metrics.attached_clients += 1
         return session
 
     def session(self, token: bytes) -> LocalSession:
         session = self._sessions.get(token)
         if session is None:
-            raise Refusal(Reason.INVALID_REQUEST, "there is no such session; attach first")
+            raise Refusal(Reason.INVALID_REQUEST, "unknown session: its client must attach first")
         return session
 
     def end(self, session: LocalSession) -> None:
-        """End a session whose client is gone, and the calls of that client."""
+        """End a session whose client is gone, and the client's calls."""
         if self._sessions.pop(session.token, None) is not None:
             session.end()
-            self.metrics.attached_clients -= 1
+            self._metrics.attached_clients -= 1
             for connection in [c for c in self.connections if c.session is session]:
                 connection.close()
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------------------------------------------------
 
     async def drain(self, grace_s: float) -> None:
-        """Take no calls any more, and let those under way and lent writes finish for grace_s."""
+        """Refuse new calls. Wait up to grace_s for calls under way and for clients that fill reservations."""
         self.draining = True
-        for file in self._files:  # at once: as soon as gRPC has removed its own, a successor may listen here
+        for file in self._files:  # at once: when gRPC has removed its own, another server may listen here
             file.unlink(missing_ok=True)
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
-        while self._busy and loop.time() < deadline:  # noqa: ASYNC110  # once in a life; an event would be set by many
+        while self._busy and loop.time() < deadline:  # noqa: ASYNC110  # once, at shutdown; many places would set an event
             await asyncio.sleep(_DRAIN_TICK_S)
 
     async def close(self) -> None:
-        """End every session. What clients held is free from here on: nobody may write to the arena any more."""
+        """End every session and all that clients hold. No client may write to the arena from now on."""
         calls = [connection.call for connection in self.connections if connection.call is not None]
         for connection in list(self.connections):
             connection.close()

@@ -1,16 +1,16 @@
-"""Which method of local.proto calls what: those that move values have ways of their own, the others are the gRPC
-service's.
-"""
+"""The methods of local.proto: those that move values are in `local_calls`, the others call the gRPC service."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.local_calls import LocalCalls
-from dataplane_server.service.local_connection import LocalMethod
 from dataplane_server.service.local_session import LocalSession
 from dataplane_server.service.servicer import DataPlaneServicer
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
@@ -18,6 +18,17 @@ from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import SHARED_METHODS
 
 _SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMethod:
+    """verb: its name in metrics and logs. request: the class of its message. call: answers at once, or with an
+    awaitable if it waits.
+    """
+
+    verb: str
+    request: type[Message]
+    call: Callable[[Any, LocalSession], Message | Awaitable[Message]]
 
 
 def local_methods(calls: LocalCalls, servicer: DataPlaneServicer) -> dict[int, LocalMethod]:
@@ -33,12 +44,13 @@ def local_methods(calls: LocalCalls, servicer: DataPlaneServicer) -> dict[int, L
 
 
 def _as_over_grpc(verb: str, servicer: DataPlaneServicer) -> LocalMethod:
-    request = getattr(plane_pb, _SERVICE.methods_by_name[verb].input_type.name)
-    return LocalMethod(verb, request, _without_session(getattr(servicer, verb)))
+    method = getattr(servicer, verb)
+    request = GetMessageClass(_SERVICE.methods_by_name[verb].input_type)
+    return LocalMethod(verb, request, lambda message, session: method(message, None))
 
 
-def _without_session(method: Callable[[Any, object], Awaitable[Message]]) -> Callable[..., Awaitable[Message]]:
-    async def call(request: Message, session: LocalSession) -> Message:
-        return await method(request, None)
+def _refuse(request: object, session: LocalSession) -> Message:
+    raise Refusal(Reason.INVALID_REQUEST, "unknown method")
 
-    return call
+
+UNKNOWN_METHOD = LocalMethod("Unknown", pb.LetGoRequest, _refuse)

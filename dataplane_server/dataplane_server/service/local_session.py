@@ -1,7 +1,7 @@
-"""What one client of this host holds in the arena: leases of rows that it reads, reservations that it fills.
+"""The handles of one client of this host: leases of rows that it reads, reservations that it fills.
 
 A handle stays valid until the client releases it, finishes the write, or disconnects; there are no timeouts. The client
-chooses the numbers of its handles, and may release a handle before the call that takes it is carried out.
+chooses the number of a handle, and may release it before the call that creates it is served.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import local_pb2 as pb
 
 _REMEMBERED_HANDLES = 4096
-
 
 Result = PutResult | CommitResult
 Applied = Callable[[Result, int], pb.LocalWriteResponse]
@@ -47,16 +46,16 @@ class LocalSession:
         self.token = secrets.token_bytes(16)
         self._shell = shell
         self._held: dict[int, Lease | SharedReservation] = {}
-        self._released: OrderedDict[int, None] = OrderedDict()  # handles that were released before they held anything
+        self._released: OrderedDict[int, None] = OrderedDict()  # before the calls that create them
         self._ended = False
 
     @property
     def writes(self) -> int:
-        """Reservations held."""
+        """How many reservations the client holds."""
         return sum(isinstance(held, SharedReservation) for held in self._held.values())
 
     def hold(self, handle: int, held: Lease | SharedReservation) -> None:
-        """Keep a ticket under a handle. Refuses a handle that is in use, or that was released; the hold then ends."""
+        """Give a handle to a lease or reservation. If the handle is in use or was released, end the hold and refuse."""
         unwanted = self._ended or handle in self._released
         if not unwanted and handle not in self._held:
             self._held[handle] = held
@@ -67,7 +66,7 @@ class LocalSession:
         raise Refusal(Reason.INVALID_REQUEST, message, handle=handle)
 
     def take_reservation(self, handle: int) -> SharedReservation:
-        """Remove and return a reservation that is about to be finished."""
+        """Remove and return the reservation that the caller finishes."""
         held = self._held.get(handle)
         if not isinstance(held, SharedReservation):
             raise Refusal(Reason.INVALID_REQUEST, f"handle {handle} holds no reservation", handle=handle)
@@ -75,7 +74,7 @@ class LocalSession:
         return held
 
     def release(self, handles: Iterable[int]) -> None:
-        """End what is held under handles."""
+        """End the holds of handles. Unknown handles are remembered, so that a later `hold` of them is refused."""
         for handle in handles:
             held = self._held.pop(handle, None)
             if held is not None:
@@ -86,7 +85,7 @@ class LocalSession:
             self._released.popitem(last=False)
 
     def end(self) -> None:
-        """End everything: the client is gone."""
+        """End every hold, when the client is gone."""
         self._ended = True
         self.release(list(self._held))
 

@@ -1,4 +1,4 @@
-"""One server: core, arena, gRPC listeners, health, reflection, HTTP; its start and its orderly end."""
+"""One server: the core, the arena and all listeners (gRPC, local sockets, health, HTTP); starts and stops them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Two chunks of a stream come ahead of us, no more: when we are busy, gRPC's own estimate takes in hundreds of MB.
+    # gRPC reads two chunks of a stream ahead, no more: its own estimate buffers hundreds of MB when the server is busy.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 2 * SENT_CHUNK_BYTES),
-    ("grpc.http2.max_frame_size", 1 << 20),  # by default a chunk comes in pieces of 16 KiB
+    ("grpc.http2.max_frame_size", 1 << 20),  # the default splits a chunk into pieces of 16 KiB
 )
 
 
@@ -73,7 +73,7 @@ class Server:
         self._grpc = grpc.aio.server(interceptors=[Boundary(self._metrics, tracing)], options=_OPTIONS)
 
     async def start(self) -> None:
-        """Listen everywhere, then report SERVING. Raises OSError when an address cannot be had."""
+        """Open every listener, then report SERVING. Raises OSError if an address cannot be bound."""
         keep_message_memory()
         if self.config.health is not None:
             self.health_address = await self._probes.start(self.config.health)
@@ -97,7 +97,7 @@ class Server:
         self._log.info("serving", listen=self.addresses, http=self.http_address, health=self.health_address)
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Drain: report NOT_SERVING, end every wait, let calls under way finish for grace_s, then close."""
+        """Drain: report NOT_SERVING, end calls that wait, give the others grace_s (seconds) to finish, then close."""
         began = time.monotonic()
         grace_s = self.config.drain_grace_s if grace_s is None else grace_s
         self._log.info("draining", grace_s=grace_s)
@@ -107,7 +107,7 @@ class Server:
             await self._grpc.stop(grace_s)
         else:
             await asyncio.gather(self._local.drain(grace_s), self._grpc.stop(grace_s))
-            await self._local.close()  # after the last put over gRPC, which could take the room of a view
+            await self._local.close()  # after the last put over gRPC, which could reuse leased bytes
         await self._http.stop()
         self._lag.stop()
         self._arena.close()

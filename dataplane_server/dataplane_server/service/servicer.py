@@ -1,7 +1,7 @@
-"""The gRPC service: a request becomes a call of the core, the answer becomes a response.
+"""The gRPC service: translates each request into a call of the core, and the answer into a response.
 
-All handlers run on one event loop and apply calls between two awaits, so each call is atomic. Methods that wait have
-modules of their own (`claim_calls`, `session_calls`).
+All methods run on one event loop and apply a call between two awaits, so each call is atomic. Claims and sessions are
+in `claim_calls` and `session_calls`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import grpc
 
 from dataplane_server.core.calls import (
     AbortGroup,
-    AbortWrite,
     AdoptClaim,
     CommitResult,
     DropPartition,
@@ -56,7 +55,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._shared_memory: pb.SharedMemory | None = None
 
     def share_memory(self, nonce: bytes, abstract_socket: str) -> None:
-        """From now on server status includes how clients of this host reach the arena."""
+        """Make server status say how clients of this host reach the arena."""
         self._shared_memory = pb.SharedMemory(nonce=nonce, abstract_socket=abstract_socket)
 
     # -- partitions ----------------------------------------------------------------------------------------------------
@@ -126,19 +125,15 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
 
     async def _write(self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Header]) -> R:
-        """Take a write that has begun to its end: wait for its reservation, receive the values, apply. If anything
-        fails, nothing of it is left.
+        """Complete a write that has begun: wait for its reservation, receive the values, finish. A failure leaves
+        nothing of the write.
         """
         if not isinstance(begun, (Reservation, Waiting)):
             return begun
-        ticket = begun.ticket
-        try:
-            reservation = await self._shell.reservation(begun, wait_s)
+        reservation = await self._shell.reservation(begun, wait_s)
+        with self._shell.aborted_on_error(reservation.ticket):
             await self._receive(reservation, frames)
-            return cast("R", self._shell.apply(FinishWrite(ticket)))  # a ticket finishes as what it began as
-        except BaseException:
-            self._shell.apply(AbortWrite(ticket))
-            raise
+            return cast("R", self._shell.apply(FinishWrite(reservation.ticket)))  # a ticket finishes as it began
 
     async def _receive(self, reservation: Reservation, frames: FrameReader[Header]) -> None:
         writer = RunWriter(self._arena, reservation.runs)
@@ -166,8 +161,8 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._metrics.carried("ReadColumns", "grpc", plan.size_bytes)
 
     async def GetSample(self, request: pb.GetSampleRequest, context: object) -> pb.GetSampleResponse:
-        story = self._plane.sample(request.partition_id, request.sample_id)
-        return translate_samples.story(story, time.monotonic())
+        sample = self._plane.sample(request.partition_id, request.sample_id)
+        return translate_samples.history(sample, time.monotonic())
 
     # -- claims --------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""The stream of a session: the first request opens or resumes it, each later one is a heartbeat.
+"""The stream of a session: the first request opens or resumes the session, each later one is a heartbeat.
 
-A server of a thousand clients reads hundreds of heartbeats a second, so they are read as bytes, with nothing between
-gRPC and the core: an empty message is a heartbeat, whatever else comes is looked at.
+A server with a thousand clients reads hundreds of heartbeats a second. So they are read as bytes and go straight to the
+core: an empty message is a heartbeat, and only other messages are parsed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SessionCalls:
         self._plane = shell.plane
 
     async def open(self, context: Context) -> Coroutine[Any, Any, None]:
-        """Answer the first request of a stream; returns what listens to the others."""
+        """Answer the first request of a stream. Returns the coroutine that reads the others."""
         with self._shell.endless.running() as stream:
             first = await self._first(context, stream)
             info = self._open(first)
@@ -49,7 +49,7 @@ class SessionCalls:
         return self._listen(context, info.session_id)
 
     async def _first(self, context: Context, stream: Call) -> pb.OpenSession:
-        late = Refusal(Reason.MALFORMED_STREAM, f"the stream stalled: nothing was opened for {STALL_TIMEOUT_S:.0f} s")
+        late = Refusal(Reason.MALFORMED_STREAM, f"the stream stalled: no first request for {STALL_TIMEOUT_S:.0f} s")
         timer = asyncio.get_running_loop().call_later(STALL_TIMEOUT_S, self._shell.endless.end, stream, late)
         try:
             message = await context.read()
@@ -57,7 +57,9 @@ class SessionCalls:
             timer.cancel()
         request = pb.SessionRequest() if message is grpc.aio.EOF else _parsed(message)
         if not request.HasField("open") or request.close:
-            raise Refusal(Reason.MALFORMED_STREAM, "the first request of a session's stream must open it")
+            raise Refusal(
+                Reason.MALFORMED_STREAM, "the first request of a stream must open a session, and must not close it"
+            )
         return request.open
 
     def _open(self, request: pb.OpenSession) -> SessionInfo:
@@ -65,14 +67,14 @@ class SessionCalls:
         return self._shell.apply(OpenSession(request.session_id, request.client_name, grace_s))
 
     async def _listen(self, context: Context, session_id: str) -> None:
-        """Until the client closes the session, or ends its stream, which changes nothing."""
+        """Read requests until the client closes the session, or only the stream, which leaves the session open."""
         with self._shell.endless.running() as stream:
             try:
-                await self._hear(context, session_id)
+                await self._read(context, session_id)
             finally:
                 self._shell.sessions.leave(session_id, stream)
 
-    async def _hear(self, context: Context, session_id: str) -> None:
+    async def _read(self, context: Context, session_id: str) -> None:
         read, apply, now, heartbeat = context.read, self._plane.apply, time.monotonic, Heartbeat(session_id)
         while (message := await read()) is not grpc.aio.EOF:
             if message and self._closes(message, session_id):
@@ -83,7 +85,7 @@ class SessionCalls:
     def _closes(self, message: bytes, session_id: str) -> bool:
         request = _parsed(message)
         if request.HasField("open"):
-            raise Refusal(Reason.MALFORMED_STREAM, "a session is opened once, in the first request of its stream")
+            raise Refusal(Reason.MALFORMED_STREAM, "only the first request of a stream may open a session")
         if request.close:
             self._shell.apply(CloseSession(session_id))
             self._shell.sessions.closed(session_id)
@@ -94,4 +96,4 @@ def _parsed(message: bytes) -> pb.SessionRequest:
     try:
         return pb.SessionRequest.FromString(message)
     except DecodeError as error:
-        raise Refusal(Reason.MALFORMED_STREAM, f"the stream of a session holds what is no request: {error}") from None
+        raise Refusal(Reason.MALFORMED_STREAM, f"invalid session request: {error}") from None

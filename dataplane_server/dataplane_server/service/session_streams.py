@@ -1,8 +1,7 @@
-"""Which stream speaks for which session, and what the log says of sessions.
+"""The stream of each open session, and the log events of sessions.
 
-A stream is only the way on which signs of life come. When it breaks its session goes on, and may be resumed on another
-stream; when the session dies its stream is ended, if it is still there: its client was stopped, and hears of it when it
-wakes up.
+A stream only carries heartbeats. When it breaks, its session stays open and may be resumed on another stream. When a
+session expires, its stream is ended if it is still open: the client was paused, and receives the error when it resumes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
 class SessionStreams:
-    """Streams of sessions, by id; one for each at most."""
+    """Streams by session id, at most one for each session."""
 
     def __init__(self, endless: EndlessCalls) -> None:
         self._endless = endless
@@ -23,23 +22,23 @@ class SessionStreams:
         self._log = get_log()
 
     def enter(self, session_id: str, opened: pb.OpenSession, stream: Call) -> None:
-        """The stream speaks for the session from here on; another one that did is ended."""
+        """Make this the stream of a session, and end the one that was."""
         former = self._streams.get(session_id)
         self._streams[session_id] = stream
         if former is not None:
-            message = f"another stream of session {session_id!r} took this one's place"
+            message = f"another stream of session {session_id!r} replaced this one"
             self._endless.end(former, Refusal(Reason.SUPERSEDED, message, session_id=session_id))
         self._log.debug(
             "session_opened", session=session_id, client=opened.client_name, resumed=bool(opened.session_id)
         )
 
     def leave(self, session_id: str, stream: Call) -> None:
-        """The stream has ended, for whatever reason."""
+        """Forget a stream that has ended."""
         if self._streams.get(session_id) is stream:
             del self._streams[session_id]
 
     def closed(self, session_id: str) -> None:
-        """The client has closed its session."""
+        """Log that a client has closed its session."""
         self._log.debug("session_closed", session=session_id)
 
     def expired(self, effect: SessionExpired) -> None:
@@ -59,5 +58,7 @@ class SessionStreams:
 
 
 def session_expired(session_id: str) -> Refusal:
-    message = f"session {session_id!r} is not open: it expired (no heartbeat within its grace period) or was closed"
+    message = (
+        f"session {session_id[:256]!r} is not open: it expired (no heartbeat within its grace period) or was closed"
+    )
     return Refusal(Reason.SESSION_EXPIRED, message, session_id=session_id)

@@ -1,15 +1,19 @@
-"""Applies calls to the core, and wakes the callers concerned. All parts of the service apply their calls here, on one
-event loop, so each call is atomic.
+"""Applies calls to the core and wakes the callers that they concern.
+
+Every part of the service applies its calls here, on one event loop, so each call is atomic.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import TypeVar
 
 from dataplane_server.core.calls import (
     AbandonClaim,
+    AbortWrite,
     Advance,
     Call,
     Drain,
@@ -47,8 +51,8 @@ class Shell:
         self._merges = False
 
     def apply(self, call: Call[A]) -> A:
-        """Apply a call and wake the callers concerned. They are woken even if the call is refused: it may have taken
-        over from an earlier attempt.
+        """Apply a call and wake the callers that it concerns, even if it is refused: it may have superseded an earlier
+        attempt.
         """
         try:
             return self.plane.apply(call, time.monotonic())
@@ -56,7 +60,7 @@ class Shell:
             self._carry_out_effects()
 
     def drain(self) -> None:
-        """End every wait and every call that would not end by itself."""
+        """Shut down: end every call that waits, and every endless call."""
         self._ticker.stop()
         self.apply(Drain())
         self.endless.end_all(draining())
@@ -64,22 +68,30 @@ class Shell:
     # -- calls that wait -----------------------------------------------------------------------------------------------
 
     async def reservation(self, begun: Reservation | Waiting, wait_s: float) -> Reservation:
-        """The reservation of a write that has begun, at once or within wait_s. The caller aborts the write if this
-        raises.
-        """
+        """The reservation of a write that has begun, at once or within wait_s. Aborts the write if this raises."""
         if isinstance(begun, Reservation):
             return begun
         began = time.monotonic()
         try:
-            return await self._waiters.wait(begun.ticket, Reservation, wait_s, self._give_up_write)
+            with self.aborted_on_error(begun.ticket):
+                return await self._waiters.wait(begun.ticket, Reservation, wait_s, self._give_up_write)
         finally:
             self._metrics.put_waited(time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def aborted_on_error(self, ticket: int) -> Iterator[None]:
+        """A block that carries out a write; the write is aborted if the block raises or is cancelled."""
+        try:
+            yield
+        except BaseException:
+            self.apply(AbortWrite(ticket))
+            raise
 
     async def grant(self, answer: Grant | Waiting, wait_s: float) -> Grant:
         """The rows of a claim, at once or within wait_s.
 
-        A caller that goes away while it waits may come back with the same request_id: it then waits again, or receives
-        what was granted just before. A caller that does not come back says so (ReleaseClaim), or its session expires.
+        A caller that disconnects while it waits may repeat the request (same request_id): it then waits again, or gets
+        the rows granted meanwhile. Otherwise the rows return by ReleaseClaim, or when the caller's session expires.
         """
         if isinstance(answer, Grant):
             return answer
@@ -113,6 +125,6 @@ class Shell:
         self._carry_out_effects()
 
     def _merge_free_ranges(self) -> None:
-        """A little at a time, so that other calls hardly wait, until nothing is left to merge."""
+        """Merge a few free ranges, and schedule the next ones; other calls run between."""
         self._merges = False
         self.apply(MergeFreeRanges())

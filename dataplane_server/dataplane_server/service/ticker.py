@@ -1,9 +1,8 @@
 """Calls Advance every 25 ms while anything can become due.
 
-While sessions are open or rows are delayed, nothing is late by more than that. A tick that comes late shows for how
-long the server stood still (the process was stopped, the machine paused, a call took long). Heartbeats that arrived
-meanwhile are unread in sockets. Sessions are given that time back, and none expires before the tick after it, when the
-sockets have been read.
+So a session expires, and a delayed row returns, at most 25 ms late. A late tick shows how long the event loop stalled
+(the process was stopped, the machine paused, a call took long). Heartbeats that arrived meanwhile are still unread in
+sockets, so every session gets that time back, and none expires before the next tick, when the sockets have been read.
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ from dataplane_server.core.plane import DataPlane
 
 _TICK_S = 0.025
 _STALL_S = 0.1
-"""A tick that is later than this is a stall; shorter delays are normal under load."""
+"""A tick that is later than this means a stall; shorter delays are normal under load."""
 
 
 class Ticker:
-    """Ticks while the core has something that can become due. advance: receives the time and the length of a stall."""
+    """A timer that runs while anything in the core can become due. advance(now, stalled_s): called when something is
+    due, and after a stall (stalled_s > 0).
+    """
 
     def __init__(self, plane: DataPlane, advance: Callable[[float, float], None]) -> None:
         self._plane = plane
@@ -29,12 +30,12 @@ class Ticker:
         self._stopped = False
 
     def start_if_needed(self) -> None:
-        """Begin to tick if something can become due."""
+        """Start the timer if something can become due."""
         if self._timer is None and not self._stopped and self._plane.next_due is not None:
             self._schedule(time.monotonic())
 
     def stop(self) -> None:
-        """End: nothing becomes due in a server that shuts down."""
+        """Stop for good: nothing becomes due in a server that shuts down."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()

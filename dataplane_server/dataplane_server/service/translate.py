@@ -1,5 +1,6 @@
-"""Messages to values of the core and back: partitions, writes, reads, clears. No decision is taken here that the core
-could take. Claims and groups are in translate_claims, stories of samples in translate_samples.
+"""Messages to calls of the core, and answers to messages: partitions, writes, reads, clears.
+
+Decides nothing that the core could decide. Claims and groups are in `translate_claims`, samples in `translate_samples`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _generations(request: pb.PutSamplesHeader | pb.ReadColumnsRequest | pb.Clear
 
 def clear(request: pb.ClearSamplesRequest) -> ClearSamples:
     if request.whole_partition and request.sample_ids:
-        raise Refusal(Reason.INVALID_REQUEST, "a clear names samples or the whole partition, not both")
+        raise Refusal(Reason.INVALID_REQUEST, "a clear must name samples or the whole partition, not both")
     sample_ids = None if request.whole_partition else list(request.sample_ids)
     return ClearSamples(request.request_id, request.partition_id, sample_ids, _generations(request))
 
@@ -123,7 +124,7 @@ def _column_spec(column: pb.Column) -> ColumnSpec:
 
 def _int64s(what: str, data: bytes) -> Int64Array:
     if len(data) % 8:
-        message = f"{what}: numbers are little-endian int64, but their {len(data)} bytes are not a multiple of 8"
+        message = f"{what}: {len(data)} bytes are not a multiple of 8, the size of a little-endian int64"
         raise Refusal(Reason.INVALID_REQUEST, message, field=what)
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
 
@@ -135,12 +136,14 @@ def _tags(rows: Sequence[bytes]) -> list[Tags]:
 def _row_tags(row: int, packed: bytes) -> Tags:
     try:
         if len(packed) > MAX_TAGS_BYTES:
-            raise ValueError(f"{len(packed)} bytes, at most {MAX_TAGS_BYTES} are kept")
+            raise ValueError(f"{len(packed)} bytes, the limit is {MAX_TAGS_BYTES}")
         tags = msgpack.unpackb(packed, strict_map_key=True, max_ext_len=0)
         if not isinstance(tags, dict):
-            raise ValueError(f"not a map but {type(tags).__name__}")
+            raise ValueError(f"got {type(tags).__name__}, not a map")
     except (ValueError, msgpack.UnpackException) as error:
-        raise Refusal(Reason.INVALID_REQUEST, f"tags of row {row} are not a msgpack map: {error}", row=row) from None
+        raise Refusal(
+            Reason.INVALID_REQUEST, f"tags of row {row} are not a valid msgpack map: {error}", row=row
+        ) from None
     return tags
 
 

@@ -1,4 +1,4 @@
-"""Messages to values of the core and back: claims, shards and what becomes of them, reserved groups."""
+"""Messages to calls of the core, and answers to messages: claims, shards, releases, resets, reserved groups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BALANCE: dict[int, Balance] = {pb.SHARD_BALANCE_ROWS: "rows", pb.SHARD_BALANCE_
 
 def claim(request: pb.ClaimSamplesRequest) -> ClaimSamples:
     if request.mode not in (pb.CLAIM_MODE_ACKNOWLEDGED, pb.CLAIM_MODE_CONSUME):
-        raise Refusal(Reason.INVALID_REQUEST, "a claim must say what delivery means (mode)")
+        raise Refusal(Reason.INVALID_REQUEST, f"unknown claim mode: {request.mode}; it must be ACKNOWLEDGED or CONSUME")
     return ClaimSamples(
         request_id=request.request_id,
         partition_id=request.partition_id,
@@ -49,7 +49,7 @@ def claim(request: pb.ClaimSamplesRequest) -> ClaimSamples:
 
 def shard(request: pb.ClaimShardRequest) -> ClaimShard:
     if request.balance not in _BALANCE:
-        raise Refusal(Reason.INVALID_REQUEST, "a claim of a shard must say how rows are split (balance)")
+        raise Refusal(Reason.INVALID_REQUEST, f"unknown shard balance: {request.balance}; it must be ROWS or TOKENS")
     return ClaimShard(
         request_id=request.request_id,
         partition_id=request.partition_id,
@@ -69,7 +69,7 @@ def shard(request: pb.ClaimShardRequest) -> ClaimShard:
 
 def release(request: pb.ReleaseClaimRequest) -> ReleaseClaim | AbandonRequest:
     if request.claim_id and request.claim_request_id:
-        message = "a release names a claim or the request of one (claim_request_id), not both"
+        message = "a release must name claim_id or claim_request_id, not both"
         raise Refusal(Reason.INVALID_REQUEST, message)
     if request.claim_request_id:
         return AbandonRequest(request.request_id, request.claim_request_id)
@@ -78,7 +78,7 @@ def release(request: pb.ReleaseClaimRequest) -> ReleaseClaim | AbandonRequest:
 
 def reset(request: pb.ResetTaskRequest) -> ResetTask:
     if request.whole_task and request.sample_ids:
-        raise Refusal(Reason.INVALID_REQUEST, "a reset names samples or the whole task, not both")
+        raise Refusal(Reason.INVALID_REQUEST, "a reset must name samples or the whole task, not both")
     sample_ids = None if request.whole_task else list(request.sample_ids)
     return ResetTask(request.request_id, request.partition_id, request.task, sample_ids)
 

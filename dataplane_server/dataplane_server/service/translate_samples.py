@@ -1,4 +1,4 @@
-"""The story of a sample as a message."""
+"""The state and history of a sample as a message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataplane_server.service.translate import duration
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
-def story(value: SampleHistory, now: float) -> pb.GetSampleResponse:
+def history(value: SampleHistory, now: float) -> pb.GetSampleResponse:
     response = pb.GetSampleResponse() if value.resident is None else _resident(value.resident)
     response.events.extend(_event(event, now) for event in value.events)
     return response

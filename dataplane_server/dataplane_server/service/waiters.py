@@ -1,7 +1,7 @@
-"""Callers that wait: from tickets of the core to coroutines.
+"""The coroutines of calls that wait, by ticket of the core.
 
-The core answers Waiting with a ticket. The coroutine sleeps here until the effect with that ticket comes, its deadline
-passes, or its caller goes away. Everything happens on one event loop, so no two of these coincide.
+The core answers such a call with a ticket (Waiting). Its coroutine waits here until the effect with that ticket comes,
+its deadline passes, or it is cancelled. All of this runs on one event loop, so no two of these coincide.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ T = TypeVar("T", Grant, Reservation)
 
 
 class Waiters:
-    """Sleeping coroutines by ticket."""
+    """Waiting coroutines by ticket."""
 
     def __init__(self) -> None:
         self._futures: dict[int, asyncio.Future[Grant | Reservation]] = {}
 
     async def wait(self, ticket: int, kind: type[T], timeout_s: float, give_up: Callable[[int], Exception]) -> T:
-        """Sleep until the ticket is answered. give_up(ticket) is called at the deadline and returns what to raise."""
+        """Wait until the ticket is answered. At the deadline, call give_up(ticket) and raise what it returns."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Grant | Reservation] = loop.create_future()
         self._futures[ticket] = future
@@ -37,10 +37,10 @@ class Waiters:
         return answer
 
     def wake(self, effect: Admitted | Granted | Failed) -> None:
-        """Carry out an effect of the core."""
+        """Wake the coroutine that an effect of the core concerns."""
         future = self._futures.get(effect.ticket)
         if future is None or future.done():
-            return  # a write that was streaming when it was superseded: it notices at its next chunk
+            return  # a superseded write that receives values: it checks its reservation at its next chunk
         if isinstance(effect, Failed):
             future.set_exception(effect.refusal)
         elif isinstance(effect, Granted):

@@ -1,1 +1,1 @@
-"""Where bytes lie."""
+"""The arena that stores values."""

@@ -1,13 +1,13 @@
-"""Where the bytes of values lie: one mapping as large as the budget, which clients of this host may map as well.
+"""The arena: one memory mapping of the budget's size, which stores all values. Clients of this host may map it too.
 
-The core decides which range belongs to whom; this module only lends views. Pages are taken from the system when they
-are first written and kept afterwards, so a warm server neither faults nor grows: size its memory limit for the whole
+The core decides what each range holds; this module only gives views. The system provides pages when they are first
+written, and the arena keeps them, so a warm server neither faults nor grows. Its memory limit must allow for the whole
 budget.
 
-A shared arena is a memory file without a name (memfd). Nothing has to be sized, named, removed or swept: whoever has
-been given a descriptor can map it, and the kernel frees it with its last holder, however that one died. Its size is
-sealed, so that nobody can cut it short under somebody else's mapping. Behind the values stands one page with the nonce
-by which a client recognises the arena.
+A shared arena is an unnamed memory file (memfd), so there is no file to size, name or clean up. A process maps it by a
+descriptor that it received, and the kernel frees it when the last such process ends, by whatever cause. Its size is
+sealed, so no process can truncate it under the mapping of another. The page after the values holds a nonce, by which a
+client recognises the arena.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 
 
 class Arena:
-    """`size_bytes` of memory, addressed by offset. nonce: 16 random bytes that name this arena."""
+    """`size_bytes` of memory, addressed by offset. nonce: 16 random bytes that identify this arena."""
 
     def __init__(self, size_bytes: int, *, shared: bool = False) -> None:
         self.nonce = secrets.token_bytes(NONCE_BYTES)
@@ -42,16 +42,16 @@ class Arena:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes can be given the memory."""
+        """Whether other processes can map the memory."""
         return self._file is not None
 
     def view(self, run: Run) -> memoryview:
-        """The bytes of a run, writable; valid while the core says the run is in use."""
+        """The bytes of a run, writable. Valid until the core frees the run."""
         return self._view[run.offset : run.offset + run.size_bytes]
 
     @contextlib.contextmanager
     def descriptors(self) -> Iterator[list[int]]:
-        """A descriptor of a shared arena for reading and one for writing, to be handed to another process."""
+        """Two descriptors of a shared arena to send to another process: one to read it, one to write it."""
         if self._file is None:
             raise ValueError("this arena is not shared")
         reading = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
@@ -61,9 +61,9 @@ class Arena:
             os.close(reading)
 
     def close(self) -> None:
-        """Give the memory back; views must not be used afterwards. Clients that still map it keep it alive."""
+        """Release the memory. Views must not be used afterwards. Clients that still map the arena keep its memory."""
         self._view.release()
-        with contextlib.suppress(BufferError):  # a call that was cut off still holds a view: it goes when that goes
+        with contextlib.suppress(BufferError):  # an interrupted call still has a view; the map closes with it
             self._map.close()
         if self._file is not None:
             os.close(self._file)
@@ -88,13 +88,13 @@ def _shared_memory(size_bytes: int) -> tuple[int, mmap.mmap]:
     except BaseException:
         os.close(file)
         raise
-    with contextlib.suppress(OSError):  # huge pages save faults where the system allows them
+    with contextlib.suppress(OSError):  # huge pages save faults, if the system allows them
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return file, mapping
 
 
 class RunWriter:
-    """Copies a stream of bytes into runs, one after the other."""
+    """Copies a stream of bytes into consecutive runs."""
 
     def __init__(self, arena: Arena, runs: Iterable[Run]) -> None:
         self._rest = iter(runs)
@@ -103,7 +103,7 @@ class RunWriter:
         self._filled = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Copy the next bytes; the caller has checked that the runs have room for them."""
+        """Copy the next bytes. The caller has checked that they fit into the runs."""
         source = memoryview(data)
         taken = 0
         while taken < len(source):

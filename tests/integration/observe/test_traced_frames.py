@@ -54,6 +54,6 @@ def test_an_invalid_trace_context_begins_a_new_trace(peer: Peer, spans: Spans, j
 
 
 def test_a_body_that_is_shorter_than_a_trace_context_is_refused(peer: Peer, spans: Spans) -> None:
-    assert peer.refused(LIST | TRACED) == ("INVALID_REQUEST", "there is no such method")
+    assert peer.refused(LIST | TRACED) == ("INVALID_REQUEST", "unknown method")
     assert peer.refused(LIST | TRACED, b"0" * 54)[0] == "INVALID_REQUEST"
     peer.call(LIST, b"", RESPONSE)

@@ -112,7 +112,7 @@ PUTS: dict[str, tuple[Callable[[], pb.PutSamplesRequest], str, str]] = {
     "a field twice": (
         lambda: put(columns=[pb.Column(name="x", kind=pb.FIELD_KIND_DENSE, data_type=pb.DATA_TYPE_BOOL)] * 2),
         "DUPLICATE",
-        "'x' stands twice",
+        "duplicate field 'x'",
     ),
     "a nameless field": (lambda: put({"name": ""}), "INVALID_REQUEST", "field name"),
     "an over-long field name": (lambda: put({"name": "x" * 257}), "INVALID_REQUEST", "257"),
@@ -127,7 +127,7 @@ PUTS: dict[str, tuple[Callable[[], pb.PutSamplesRequest], str, str]] = {
     "tags that are no msgpack": (lambda: put(row_tags=[b"", b"\xc1"]), "INVALID_REQUEST", "tags of row 1"),
     "tags that end too soon": (lambda: put(row_tags=[b"\x81\xa1n", b""]), "INVALID_REQUEST", "tags of row 0"),
     "tags that go on": (lambda: put(row_tags=[b"\x80\x80", b""]), "INVALID_REQUEST", "tags of row 0"),
-    "tags in a list": (lambda: put(row_tags=packed_tags([1])), "INVALID_REQUEST", "not a map but list"),
+    "tags in a list": (lambda: put(row_tags=packed_tags([1])), "INVALID_REQUEST", "got list, not a map"),
     "tags with int keys": (lambda: put(row_tags=packed_tags({1: 2})), "INVALID_REQUEST", "tags of row 1"),
     "tags with bytes keys": (lambda: put(row_tags=packed_tags({b"n": 2})), "INVALID_REQUEST", "'t'"),
     "tags that are lists": (lambda: put(row_tags=packed_tags({"n": [1]})), "INVALID_REQUEST", "'t', tag 'n'"),

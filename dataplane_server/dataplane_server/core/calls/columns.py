@@ -1,8 +1,8 @@
-"""The layout of one field in one put or read, and the arithmetic of its bytes.
+"""The layout of one field in one put or read, and the sizes of its rows.
 
-Every row of every kind is `entries` times `unit_bytes`: a jagged row of shape (L, *trailing) has L entries of one
-trailing block each, a dense row of shape (S, *trailing) likewise S, a scalar row one, and an object row one entry for
-each byte of its msgpack. So a dense column whose rows later differ in length needs no rewriting to be read as jagged.
+A row of any kind has `entries` * `unit_bytes` bytes. A jagged row of shape (L, *trailing) has L entries of shape
+`trailing`, a dense row of shape (S, *trailing) has S, a scalar row has one, and an object row has one entry for each
+byte of its msgpack. So a dense field becomes jagged without rewriting values.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Int64Array
 
-Int64Array = npt.NDArray[np.int64]
 Kind = Literal["dense", "jagged", "object"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_ENTRIES = (1 << 31) - 1
@@ -47,15 +46,15 @@ DTYPE_BYTES: dict[str, int] = {
     "complex64": 8,
     "complex128": 16,
 }
-"""Bytes of one element, by the name torch gives the type."""
+"""Bytes of one element, by element type (torch's name)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a field's rows have in common.
+    """What all rows of a field have in common.
 
-    row_shape is the shape of a row (dense), of a row after its first dimension (jagged), or empty (object); dtype is
-    empty for objects.
+    row_shape: the shape of a row (dense), or of a row without its first dimension (jagged); empty for objects. dtype:
+    the element type; empty for objects.
     """
 
     kind: Kind
@@ -75,17 +74,18 @@ class Shape:
 
     @property
     def unit_bytes(self) -> int:
+        """Bytes of one entry."""
         if self.kind == "object":
             return 1
         return DTYPE_BYTES[self.dtype] * math.prod(self.trailing)
 
     @property
     def dense_entries(self) -> int:
-        """Entries of every row of a dense field."""
+        """Entries of each row of a dense field."""
         return self.row_shape[0] if self.row_shape else 1
 
     def widened(self, other: Shape) -> Shape | None:
-        """The shape of a field that has held `self` and now receives `other`; None where they cannot share a field."""
+        """The shape of a field that has held `self` and now receives `other`; None if one field cannot hold both."""
         if self == other:
             return self
         same_elements = self.dtype == other.dtype and "object" not in (self.kind, other.kind)
@@ -97,7 +97,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnSpec:
-    """One field of a put as a caller describes it, unchecked. lengths: one for each row, or None for dense."""
+    """One field of a put as a caller describes it, unchecked. lengths: one for each row; None for a dense field."""
 
     name: str
     shape: Shape
@@ -106,8 +106,8 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """One field of a put: its shape, the entries of each row (int64, one for each row), and the bytes of all of them.
-    size_bytes is exact for any column, even one whose row_bytes overflow: ask it before.
+    """One field of a put: its shape, the entries of each row, and the bytes of all rows. size_bytes is exact even if
+    row_bytes overflow, so check it first.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The fields of a put, one by one and as arrays with a row for each: entries, and bytes of an entry."""
+    """The fields of a put: one by one, and as arrays with a row for each field (entries; bytes of an entry)."""
 
     each: tuple[Column, ...]
     entries: Int64Array
@@ -131,8 +131,8 @@ class Columns:
 
 
 def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
-    """The columns of n_rows rows that a caller describes. Refusal names the field, the row and the rule."""
-    units = [_checked_unit_bytes(spec.name, spec.shape, limits) for spec in specs]
+    """Check the columns of a put of n_rows rows. The refusal names the field, the row and the rule."""
+    unit_bytes = [_checked_unit_bytes(spec.name, spec.shape, limits) for spec in specs]
     entries = np.empty((len(specs), n_rows), np.int64)
     for column, spec in zip(entries, specs, strict=True):
         column[:] = _row_entries(spec, n_rows)
@@ -140,9 +140,9 @@ def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Co
     sums = entries.sum(axis=1).tolist()
     each = tuple(
         Column(spec.name, spec.shape, of_rows, total * unit)
-        for spec, of_rows, total, unit in zip(specs, entries, sums, units, strict=True)
+        for spec, of_rows, total, unit in zip(specs, entries, sums, unit_bytes, strict=True)
     )
-    return Columns(each, entries, np.array(units, np.int64)[:, None], sum(column.size_bytes for column in each))
+    return Columns(each, entries, np.array(unit_bytes, np.int64)[:, None], sum(column.size_bytes for column in each))
 
 
 def _row_entries(spec: ColumnSpec, n_rows: int) -> Int64Array | int:
@@ -159,11 +159,11 @@ def _row_entries(spec: ColumnSpec, n_rows: int) -> Int64Array | int:
 
 
 def _check_entries(specs: Sequence[ColumnSpec], entries: Int64Array) -> None:
-    out_of_range = entries.view(np.uint64) > MAX_ENTRIES  # a negative length is a huge one here
+    out_of_range = entries.view(np.uint64) > MAX_ENTRIES  # a negative length is huge here
     if out_of_range.any():
         column, row = divmod(int(out_of_range.argmax()), entries.shape[1])
         name = specs[column].name
-        message = f"field {name!r}, row {row}: length {entries[column, row]} is not within 0 and {MAX_ENTRIES}"
+        message = f"field {name!r}, row {row}: length {entries[column, row]} is not in 0 to {MAX_ENTRIES}"
         raise Refusal(Reason.INVALID_REQUEST, message, field=name, row=row)
 
 
@@ -178,9 +178,7 @@ def _checked_unit_bytes(name: str, shape: Shape, limits: Limits) -> int:
     if shape.dtype not in DTYPE_BYTES:
         raise Refusal(Reason.INVALID_REQUEST, f"field {name!r} has no element type", field=name)
     if len(shape.row_shape) > limits.max_dimensions:
-        message = (
-            f"field {name!r} has {len(shape.row_shape)} dimensions a row; at most {limits.max_dimensions} are kept"
-        )
+        message = f"field {name!r} has {len(shape.row_shape)} dimensions per row; the limit is {limits.max_dimensions}"
         raise Refusal(Reason.INVALID_REQUEST, message, field=name)
     unit = shape.unit_bytes
     if shape.dense_entries > MAX_ENTRIES or unit > 1 << 40:

@@ -1,4 +1,4 @@
-"""Every bound of the core in one place. A call that would pass one is refused by name, never trimmed."""
+"""All bounds of the core. A call that exceeds one is refused, and the refusal names the bound; no call is trimmed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Limits:
     """Bounds of one server. Sizes are in bytes, times in seconds."""
 
     memory_bytes: int = 4 << 30
-    """Budget for the bytes of values: resident rows, puts under way, cleared rows that a read is still sending."""
+    """Budget for the bytes of values: resident rows, puts under way, cleared rows that a reader still pins."""
     max_rows: int = 4_000_000
     """Resident rows of all partitions."""
     max_partitions: int = 1024
@@ -30,20 +30,21 @@ class Limits:
     min_grace_s: float = 0.1
     max_grace_s: float = 3600.0
     default_grace_s: float = 10.0
-    """After how long without a sign of life a session has died, unless it asks for another grace."""
+    """A session expires after this long without a heartbeat, unless it asks for another grace."""
     max_group_rows: int = 4096
     max_delay_s: float = 86_400.0
-    """How long a release may hold rows back."""
+    """Longest delay that a release may ask for."""
     max_reason_bytes: int = 256
     remembered_claims: int = 65_536
-    """Claims that have ended, kept to tell whoever comes late how."""
+    """Ended claims that are remembered, so that a late call learns how its claim ended."""
     remembered_steps: int = 64
-    """Steps of a task whose split between ranks is kept."""
+    """Steps of a task whose split between ranks is remembered."""
     remembered_events: int = 262_144
-    """Rows of calls kept for the stories of samples; about 40 bytes each."""
+    """Rows of calls that the history of samples remembers; about 40 bytes each."""
     remembered_requests: int = 16_384
-    """Answers kept for callers that repeat a call."""
+    """Answers that are remembered, for callers that repeat a call."""
     remember_s: float = 600.0
+    """How long an answer is remembered."""
 
     def validate(self) -> None:
         """Raises ValueError that names the bound and the rule."""

@@ -1,6 +1,4 @@
-"""Rules for what callers may call things, and for how many there may be: ids, rows, fields, tasks, tags, definitions.
-Every check names what breaks which rule.
-"""
+"""Checks of ids, names, tags and definitions that callers give. Each refusal says what breaks which rule."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ def check_distinct(what: str, names: Sequence[str]) -> None:
         return
     seen: set[str] = set()
     twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-    raise Refusal(Reason.DUPLICATE, f"{what} {twice!r} stands twice in one call", name=twice)
+    raise Refusal(Reason.DUPLICATE, f"duplicate {what} {twice!r} in one call", name=twice)
 
 
 def check_sample_ids(sample_ids: Sequence[str], limits: Limits) -> None:
     """One to max_rows_per_call distinct, well-formed ids."""
     if not 1 <= len(sample_ids) <= limits.max_rows_per_call:
-        message = f"a call names 1 to {limits.max_rows_per_call} samples, this one {len(sample_ids)}"
+        message = f"the call names {len(sample_ids)} samples; it must name 1 to {limits.max_rows_per_call}"
         raise Refusal(Reason.INVALID_REQUEST, message)
     lengths = set(map(len, sample_ids))
     if min(lengths) < 1 or max(lengths) > limits.max_id_bytes or not "".join(sample_ids).isascii():
@@ -41,24 +39,24 @@ def check_sample_ids(sample_ids: Sequence[str], limits: Limits) -> None:
 
 
 def check_caller(caller: str, limits: Limits) -> None:
-    """Whatever a caller calls itself; it may be empty."""
+    """The name that a caller gives itself; it may be empty."""
     if len(caller.encode()) > limits.max_id_bytes:
-        message = f"the name of a caller has at most {limits.max_id_bytes} bytes, got {caller[:40]!r}..."
+        message = f"caller must have at most {limits.max_id_bytes} bytes, got {caller[:40]!r}..."
         raise Refusal(Reason.INVALID_REQUEST, message)
 
 
 def check_reason(reason: str, limits: Limits) -> None:
-    """Why something was given back or aborted: anything, but short."""
+    """Why a claim was released or a group aborted; any short text."""
     size = len(reason.encode())
     if size > limits.max_reason_bytes:
-        message = f"a reason has at most {limits.max_reason_bytes} bytes, got {size}: {reason[:40]!r}..."
+        message = f"reason must have at most {limits.max_reason_bytes} bytes, got {size}: {reason[:40]!r}..."
         raise Refusal(Reason.INVALID_REQUEST, message)
 
 
 def check_generations(sample_ids: Sequence[str], generations: Int64Array | None) -> None:
-    """None, or one for each row."""
+    """None, or one generation for each row."""
     if generations is not None and generations.size != len(sample_ids):
-        message = f"the call has generations of {generations.size} rows but names {len(sample_ids)} samples"
+        message = f"the call has {generations.size} generations but names {len(sample_ids)} samples"
         raise Refusal(Reason.ROW_COUNT_MISMATCH, message, rows=generations.size, samples=len(sample_ids))
 
 
@@ -82,7 +80,7 @@ def check_definition(definition: Definition, limits: Limits) -> None:
 
 
 def check_tags(sample_ids: Sequence[str], tags: Sequence[Tags] | None, limits: Limits) -> None:
-    """None, or a dict of few scalars for each row."""
+    """None, or a dict of scalars for each row."""
     if tags is None:
         return
     if len(tags) != len(sample_ids):
@@ -92,8 +90,8 @@ def check_tags(sample_ids: Sequence[str], tags: Sequence[Tags] | None, limits: L
         for key, value in row_tags.items():
             if not _is_tag(key, value, limits):
                 message = (
-                    f"sample {sample_id!r}, tag {str(key)[:40]!r}: a tag is a str of 1 to {limits.max_tag_bytes} bytes "
-                    f"with a value None, bool, int of 64 bits, float, or str of at most {limits.max_tag_bytes} bytes"
+                    f"sample {sample_id!r}, tag {str(key)[:40]!r}: a key must be a str of 1 to {limits.max_tag_bytes} "
+                    f"bytes, a value None, bool, int of 64 bits, float, or str of at most {limits.max_tag_bytes} bytes"
                 )
                 raise Refusal(Reason.INVALID_REQUEST, message, sample_id=sample_id)
 

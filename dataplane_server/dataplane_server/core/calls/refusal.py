@@ -1,8 +1,8 @@
 """Refusals: how the core says that a call cannot be served.
 
-`Refusal` is the only exception that the core raises on purpose. Its reason decides the status code (one table, in
-`service.error_table`). Its message names partition, sample, field and rule for people, its metadata for programs.
-Any other exception that leaves the core is a defect.
+`Refusal` is the only exception that the core raises on purpose; any other is a defect. Its reason decides the status
+code (see `service.error_table`). Its message tells people the partition, sample, field and rule; its metadata tells
+programs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import enum
 
 MAX_MESSAGE = 1000
 MAX_METADATA_VALUE = 256
-"""In characters. A refusal repeats names that callers gave, of any length, and must fit a header of a few KiB."""
+"""In characters. A refusal repeats names from callers, which may be long, and must fit into a header of a few KiB."""
 
 
 class Reason(enum.Enum):
@@ -46,7 +46,7 @@ class Reason(enum.Enum):
 
 
 class Refusal(Exception):
-    """A call that cannot be served as it stands, or not now."""
+    """A call that cannot be served unchanged, or cannot be served now."""
 
     def __init__(self, reason: Reason, message: str, **metadata: str | int) -> None:
         if len(message) > MAX_MESSAGE:

@@ -1,6 +1,6 @@
-"""Fields of a partition: the shape of their values, the rows that hold them, and the lengths that they must share.
+"""Fields of a partition: the shape of their values, the rows that hold them, and checks of lengths.
 
-All fields of a row that are declared per-token have as many entries as the row has tokens.
+All per-token fields of a row have as many entries as the row has tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataplane_server.core.rows.row_table import RowTable
 
 
 class Field:
-    """Shape and counts of one field. The shape is learnt from the first put and only ever widens (dense to jagged);
-    the bytes of an entry stay the same. `rows` hold it, with `size_bytes` of values.
+    """Shape and counts of one field. The first put sets the shape, which can only widen (dense to jagged); the bytes of
+    an entry never change. rows: how many rows hold the field, with size_bytes of values.
     """
 
     def __init__(self, name: str, index: int, per_token: bool, rows: RowTable) -> None:
@@ -45,18 +45,18 @@ class Field:
         widened = self.shape.widened(column.shape)
         if widened is None:
             message = (
-                f"partition {partition_id!r}, field {self.name!r}: the put holds {column.shape}, "
-                f"but the field has held {self.shape}"
+                f"partition {partition_id!r}, field {self.name!r}: the put has {column.shape}, "
+                f"but the field holds {self.shape}"
             )
             raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
         return widened
 
     def holds(self, slots: Slots) -> BoolArray:
-        """Which of the rows have produced the field."""
+        """Which rows have produced the field."""
         return np.asarray((self._rows["produced"][slots] & self.bit) != 0)
 
     def entries(self, slots: Slots) -> Int64Array:
-        """Entries of each row's value, 0 where it has none."""
+        """Entries of each row's value; 0 for a row without one."""
         return self.locations(slots)[1]
 
     def locations(self, slots: Slots) -> tuple[Int64Array, Int64Array]:
@@ -74,34 +74,34 @@ def check_sequence_lengths(
     columns: Sequence[Column],
     given: Int64Array | None,
 ) -> None:
-    """Compare the lengths a put brings with one another and with what its rows keep. slots: -1 for rows yet to come.
+    """Compare the lengths in a put with each other and with those of its rows. slots: -1 for new rows.
 
-    A put that replaces every per-token field of a row may change the row's length. Refusal LENGTH_MISMATCH names the
-    first row that disagrees and both sources.
+    A put that replaces all per-token fields of a row may change the row's length. Refusal LENGTH_MISMATCH names the
+    first row that differs, and both sources.
     """
     per_token = [column for column in columns if fields[column.name].per_token]
-    claims = [(f"field {column.name!r}", column.entries) for column in per_token]
+    sources = [(f"field {column.name!r}", column.entries) for column in per_token]
     if given is not None:
-        claims.append(("sequence_lengths", given))
-    if not claims:
+        sources.append(("sequence_lengths", given))
+    if not sources:
         return
     replaced = {column.name for column in per_token}
     kept = [field for field in fields.values() if field.per_token and field.name not in replaced]
-    claims.extend((f"field {field.name!r} as stored", _stored(field, slots)) for field in kept)
-    first_source, expected = claims[0]
-    for source, lengths in claims[1:]:
+    sources.extend((f"field {field.name!r} as stored", _stored(field, slots)) for field in kept)
+    first_source, expected = sources[0]
+    for source, lengths in sources[1:]:
         differ = lengths != expected
         if differ.any() and (differ := differ & (lengths >= 0) & (expected >= 0)).any():
             row = int(differ.argmax())
             message = (
                 f"partition {partition_id!r}, sample {sample_ids[row]!r}: {first_source} has {expected[row]} tokens, "
-                f"{source} has {lengths[row]}; fields declared per-token have one length a row"
+                f"{source} has {lengths[row]}; all per-token fields of a row must have the same length"
             )
             raise Refusal(Reason.LENGTH_MISMATCH, message, partition_id=partition_id, sample_id=sample_ids[row])
 
 
 def check_given_lengths(sample_ids: Sequence[str], given: Int64Array | None) -> None:
-    """None, or for each row its length in tokens, -1 where unknown."""
+    """None, or the length of each row in tokens; -1 if unknown."""
     if given is None:
         return
     if given.size != len(sample_ids):
@@ -110,12 +110,12 @@ def check_given_lengths(sample_ids: Sequence[str], given: Int64Array | None) -> 
     out_of_range = np.flatnonzero((given < -1) | (given > MAX_ENTRIES))
     if out_of_range.size:
         row = int(out_of_range[0])
-        message = f"sample {sample_ids[row]!r}: sequence length {given[row]} is not within -1 and {MAX_ENTRIES}"
+        message = f"sample {sample_ids[row]!r}: sequence length {given[row]} is not in -1 to {MAX_ENTRIES}"
         raise Refusal(Reason.INVALID_REQUEST, message, sample_id=sample_ids[row])
 
 
 def _stored(field: Field, slots: Slots) -> Int64Array:
-    """Entries of each row that holds the field, -1 elsewhere."""
+    """Entries of each row; -1 for a row without the field."""
     lengths = np.full(len(slots), -1, np.int64)
     existing = np.flatnonzero(slots >= 0)
     holding = existing[field.holds(slots[existing])]

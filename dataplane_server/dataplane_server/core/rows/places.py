@@ -1,11 +1,11 @@
-"""Where the values of rows lie: for each row and field an offset in the arena and a number of entries.
+"""The places of values: for each row and field, an offset in the arena and a number of entries.
 
-Both share one 64-bit word (the offset in the upper bits, as many as the arena's size needs), and the words of a row lie
-side by side, so a row of 10 fields costs 80 bytes and two cache lines. A call over many rows and fields is a few array
-operations over one matrix, whatever the number of fields. A word is 0 where a row does not hold the field.
+One 64-bit word has both: the offset in the upper bits, as many as the arena's size needs, and the entries in the lower
+bits. The words of a row are adjacent, so a row of 10 fields costs 80 bytes and two cache lines, and a call with many
+rows and fields takes a few array operations. The word of a field that the row does not hold is 0.
 
-An arena of 4 GiB leaves 30 bits for entries, one of 1 TiB 22. When a value with more entries comes (millions in one
-row), the table parts: from then on offsets and entries have arrays of their own, 12 bytes a value instead of 8.
+An arena of 4 GiB leaves 30 bits for entries, an arena of 1 TiB 22. When the first value with more entries arrives
+(millions in one row), the table is split: offsets and entries get separate arrays, 12 bytes a value instead of 8.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataplane_server.core.calls.values import Int64Array
 
 N = TypeVar("N", np.int64, np.int32)
 Index = Int64Array
-"""Positions of values, one row of the array for each field and one column for each row of the call."""
+"""Positions of values: an array row for each field, a column for each row of the call."""
 
 
 class Places:
-    """The words of one partition's rows. `width` is one more than the largest field index in use."""
+    """The words of one partition's rows. width: one more than the largest field index in use."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.width = 0
@@ -34,23 +34,23 @@ class Places:
         self._entries: npt.NDArray[np.int32] | None = None
 
     def grow(self, rows: int) -> None:
-        """Make room for so many rows, in place: nobody may hold an array over it."""
+        """Make room for this many rows, in place. No code may keep an array over this call."""
         self._rows = rows
         for array in (self._words, self._entries):
             if array is not None:
                 array.resize(rows * self.width, refcheck=False)
 
     def set_width(self, width: int) -> None:
-        """Make room for field indexes below `width`; values of fields beyond it must be gone."""
+        """Make room for field indexes below `width`. Values of fields beyond it must be erased before."""
         if width == self.width:
             return
         old, self.width = self.width, width
-        self._words = _rewidened(self._words, self._rows, old, width)
+        self._words = _resized(self._words, self._rows, old, width)
         if self._entries is not None:
-            self._entries = _rewidened(self._entries, self._rows, old, width)
+            self._entries = _resized(self._entries, self._rows, old, width)
 
     def at(self, fields: Int64Array, slots: Int64Array) -> Index:
-        """The positions of fields of rows."""
+        """The positions of the fields of rows."""
         return slots * self.width + fields[:, None]
 
     def load(self, index: Index) -> tuple[Int64Array, Int64Array]:
@@ -71,15 +71,15 @@ class Places:
             self._entries[index] = entries
 
     def erase(self, slots: Int64Array) -> None:
-        """Forget all values of rows."""
+        """Clear the words of rows."""
         if self.width:
             for array in (self._words, self._entries):
                 if array is not None:
                     array.reshape(-1, self.width)[slots] = 0
 
 
-def _rewidened(array: npt.NDArray[N], rows: int, old: int, new: int) -> npt.NDArray[N]:
-    rewidened = np.zeros(rows * new, array.dtype)
+def _resized(array: npt.NDArray[N], rows: int, old: int, new: int) -> npt.NDArray[N]:
+    resized = np.zeros(rows * new, array.dtype)
     shared = min(old, new)
-    rewidened.reshape(rows, new)[:, :shared] = array.reshape(rows, old)[:, :shared]
-    return rewidened
+    resized.reshape(rows, new)[:, :shared] = array.reshape(rows, old)[:, :shared]
+    return resized

@@ -1,19 +1,18 @@
-"""The rows of one partition: which sample is in which slot, and what is known of each slot, in NumPy columns.
+"""The rows of one partition: the slot of each sample, and the facts of each slot in NumPy columns.
 
-A row is in a *slot*, a small integer that is reused after the row is gone. Code that keeps a slot beyond one call keeps
+A row has a *slot*, a small integer that is reused after the row is removed. Code that keeps a slot after a call keeps
 its *epoch* too: (slot, epoch) never names another row, see `epochs` and `still`. Callers know a row by its
-*generation*, see `rows.generations`. Per-slot facts are columns of one capacity, so a call over many rows is a few
-array operations, and a row costs some hundred bytes, not objects.
+*generation*, see `rows.generations`. All columns have the same capacity, so a call with many rows takes a few array
+operations, and a row costs about a hundred bytes and no objects.
 
 Capacity grows by an eighth, at most `_LONGEST_STEP` rows at a time, and the columns grow in place (the system moves
-pages, not bytes). So little memory is idle, and a put at a million rows is not held up for longer. Therefore no code
-may keep a column, or a view of one, over `create`: it would point at freed memory. Only `Partition` creates rows,
-before anything else.
+pages, not bytes). So little memory is idle, and a put at a million rows is not delayed. But no code may keep a column,
+or a view of one, over `create`: it would point to freed memory. Only `Partition` creates rows, first in each put.
 
-One tag is known by name: "weight_version", an int, is what a row's weight-version lag is computed from.
+The tag "weight_version" (an int) is special: the weight-version lag of a row is computed from it.
 
-Reads pin slots. A pinned row that is removed leaves its slot in limbo: bytes and slot become free with the last unpin.
-No call waits for that.
+Reads pin slots. A pinned row that is removed leaves its slot in limbo: the last unpin frees bytes and slot. No call
+waits for that.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "generation": np.int64,
     "produced": np.uint64,  # bit i: the row has produced the field of index i
     "pins": np.int32,
-    "sequence_length": np.int32,  # tokens, -1 where unknown
+    "sequence_length": np.int32,  # tokens, -1 if unknown
     "weight_version": np.int32,  # of the policy that made the row, or UNKNOWN_VERSION
-    "group": np.int32,  # number of the row's group, 0 for none
-    "hidden": np.bool_,  # its group is reserved still
-    "shared": np.uint64,  # bit i: the value of the field of index i lies in a payload that other rows have, too
+    "group": np.int32,  # number of the row's group; 0 if it has none
+    "hidden": np.bool_,  # its group is still reserved
+    "shared": np.uint64,  # bit i: the row shares the value of the field of index i, see rows.shared_payloads
 }
 _OUTLIVE_THE_ROW = ("epoch", "pins")
 _VERSION_TAG = "weight_version"
@@ -55,21 +54,21 @@ _VERSIONS = range(UNKNOWN_VERSION)
 
 
 class RowTable:
-    """Slots of one partition. space: receives the bytes of removed rows. generations: shared by all tables of a server
+    """The rows of one partition. space: gets the bytes of removed rows. generations: shared by all tables of a server
     (None: this is the only table).
     """
 
     def __init__(self, partition_id: str, space: Space, generations: GenerationClock | None = None) -> None:
         self.places = Places(space.capacity)
         self.payloads = SharedPayloads(space)
-        self.newest_weight_version: int | None = None  # that rows or groups have ever named
+        self.newest_weight_version: int | None = None  # that a row or group has ever had
         self._clock = generations or GenerationClock()
         self._partition_id = partition_id
         self._space = space
         self._slot_of: dict[str, int] = {}  # in order of arrival
         self._ids: list[str] = []  # of every slot that was ever used
         self._free: list[int] = []  # slots that were used before
-        self._tags: list[Tags] = []  # by slot, as far as the last that ever had some
+        self._tags: list[Tags] = []  # by slot, up to the last slot that ever had tags
         self._tag_pool = TagPool()
         self._owed: dict[
             int, list[tuple[Int64Array, Int64Array]]
@@ -89,7 +88,7 @@ class RowTable:
     # -- columns -------------------------------------------------------------------------------------------------------
 
     def add_column(self, name: str, dtype: npt.DTypeLike) -> None:
-        """Add a zero-filled column; it grows with the table, so ask for it anew after anything that creates rows."""
+        """Add a zero-filled column. It grows with the table, so get it again after rows were created."""
         self._columns[name] = np.zeros(self._capacity, dtype)
 
     def drop_column(self, name: str) -> None:
@@ -101,7 +100,7 @@ class RowTable:
     # -- samples -------------------------------------------------------------------------------------------------------
 
     def find(self, sample_ids: Sequence[str]) -> Slots:
-        """Slots of existing samples, in order. Refusal SAMPLE_NOT_FOUND names the first that is missing."""
+        """Slots of samples, in order. Refusal SAMPLE_NOT_FOUND names the first missing sample."""
         slots = self.find_existing(sample_ids)
         if len(slots) and slots.min() < 0:
             missing = np.flatnonzero(slots < 0)
@@ -112,23 +111,23 @@ class RowTable:
         return slots
 
     def check_same(self, sample_ids: Sequence[str], slots: Slots, generations: Int64Array) -> None:
-        """Refusal ROW_REPLACED names the first row whose generation is not the one that the caller gives."""
+        """Refusal ROW_REPLACED names the first row that does not have the generation that the caller gives."""
         others = np.flatnonzero(self.generations(slots) != generations)
         if others.size:
             first = sample_ids[int(others[0])]
             more = f" (and {others.size - 1} more of the call)" if others.size > 1 else ""
             message = (
                 f"partition {self._partition_id!r}: sample {first!r}{more} was cleared and put again; "
-                "it is not the row whose generation the call gives"
+                "the call gives the generation of another row"
             )
             raise Refusal(Reason.ROW_REPLACED, message, partition_id=self._partition_id, sample_id=first)
 
     def find_existing(self, sample_ids: Sequence[str]) -> Slots:
-        """Slots of samples, -1 where there is none."""
+        """Slots of samples; -1 for each that does not exist."""
         return np.fromiter(map(self._slot_of.get, sample_ids, repeat(-1)), np.int64, len(sample_ids))
 
     def create(self, sample_ids: Sequence[str], slots: Slots) -> int:
-        """Give a slot to each sample for which `slots` (as found) has -1, there and then. Returns how many are new."""
+        """Create a row for each sample that has -1 in `slots`, and write its slot there. Returns how many are new."""
         new = np.flatnonzero(slots < 0)
         if not len(new):
             return 0
@@ -147,19 +146,19 @@ class RowTable:
 
     @property
     def oldest_generation(self) -> int | None:
-        """The generation of the row that was created first; None without rows."""
+        """The generation of the oldest row; None without rows."""
         slot = next(iter(self._slot_of.values()), None)
         return None if slot is None else int(self._columns["generation"][slot])
 
     def all_slots(self) -> Slots:
-        """Every resident row, in order of arrival."""
+        """All rows, in order of arrival."""
         return np.fromiter(self._slot_of.values(), np.int64, len(self._slot_of))
 
     def ids(self, slots: Slots) -> list[str]:
         return list(map(self._ids.__getitem__, slots.tolist()))
 
     def remove(self, slots: Slots) -> None:
-        """Remove rows whose bytes were released before; a pinned slot stays in limbo until it is unpinned."""
+        """Remove rows whose bytes are already released. A pinned slot stays in limbo until it is unpinned."""
         gone = slots.tolist()
         _run(map(self._slot_of.__delitem__, map(self._ids.__getitem__, gone)))
         for slot in gone:
@@ -176,19 +175,19 @@ class RowTable:
         self._free.extend(unpinned)
         self._in_limbo += len(gone) - len(unpinned)
 
-    # -- names that outlive a call -------------------------------------------------------------------------------------
+    # -- epochs and generations ----------------------------------------------------------------------------------------
 
     def epochs(self, slots: Slots) -> Epochs:
-        """Reuse counters of slots, to keep beside the slots."""
+        """The reuse counters of slots, to keep with the slots."""
         epochs: Epochs = self._columns["epoch"][slots]
         return epochs
 
     def still(self, slots: Slots, epochs: Epochs) -> BoolArray:
-        """Which of the rows, kept by slot and epoch, still exist."""
+        """Which rows, known by slot and epoch, still exist."""
         return np.asarray(self._columns["epoch"][slots] == epochs)
 
     def left(self, slots: Slots, epochs: Epochs) -> Slots:
-        """The rows, kept by slot and epoch, that still exist."""
+        """The rows, known by slot and epoch, that still exist."""
         return slots[self.still(slots, epochs)]
 
     def generations(self, slots: Slots) -> Int64Array:
@@ -199,11 +198,11 @@ class RowTable:
     # -- tags ----------------------------------------------------------------------------------------------------------
 
     def tags(self, slot: int) -> Tags:
-        """The row's tags, none for slot -1; not to be changed by the caller."""
+        """The tags of a row; none for slot -1. The caller must not change them."""
         return self._tags[slot] if 0 <= slot < len(self._tags) else _NO_TAGS
 
     def tags_of(self, slots: Slots) -> tuple[Tags, ...]:
-        """The tags of each row; not to be changed by the caller."""
+        """The tags of each row. The caller must not change them."""
         if not self._tags:
             return (_NO_TAGS,) * len(slots)
         return tuple(map(self.tags, slots.tolist()))
@@ -216,7 +215,7 @@ class RowTable:
                 self.set_weight_version(slot, tags[_VERSION_TAG])
 
     def set_weight_version(self, slots: Slots | int, version: Any) -> None:
-        """Note which weights made rows; a negative number, or a huge one, is passed over."""
+        """Note which weights made rows. Ignores a version that is negative or does not fit into an int32."""
         if version in _VERSIONS:
             self._columns["weight_version"][slots] = version
             self.see_weight_version(version)
@@ -229,7 +228,7 @@ class RowTable:
     # -- bytes and pins ------------------------------------------------------------------------------------------------
 
     def release_bytes(self, slots: Slots, offsets: Int64Array, sizes: Int64Array) -> None:
-        """Free ranges of rows (one array row for each field): now, or when the row is unpinned."""
+        """Free ranges of rows (an array row for each field), at once or when the row is unpinned."""
         pinned = self._columns["pins"][slots] > 0
         if pinned.any():
             owing = np.flatnonzero(pinned & sizes.any(axis=0))
@@ -242,7 +241,7 @@ class RowTable:
         self._columns["pins"][slots] += 1
 
     def unpin(self, slots: Slots) -> None:
-        """Undo one `pin`; what was owed to the space by rows that are no longer pinned is paid."""
+        """Undo one `pin`. Frees the bytes that are owed by rows that are no longer pinned."""
         pins = self._columns["pins"]
         left = pins[slots] - 1
         pins[slots] = left
@@ -260,14 +259,14 @@ class RowTable:
 
     @property
     def owed_bytes(self) -> int:
-        """Bytes that readers still hold of rows that are gone or were overwritten."""
+        """Bytes of removed or overwritten rows that readers still pin."""
         owed = sum(int(sizes.sum()) for pieces in self._owed.values() for _, sizes in pieces)
         return owed + self.payloads.owed_bytes
 
     # -- slots ---------------------------------------------------------------------------------------------------------
 
     def _take_slots(self, count: int) -> list[int]:
-        """Slots that are free, those last used first."""
+        """Free slots, the last used first, then new ones."""
         used, fresh = len(self._ids), max(0, count - len(self._free))
         self._reserve(used + fresh)
         taken = self._free[: -count - 1 : -1]

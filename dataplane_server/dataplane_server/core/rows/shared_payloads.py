@@ -1,8 +1,7 @@
-"""Values that several rows read from one place, such as the prompt or the image of a group.
+"""Values that several rows share, such as the prompt or the image of a group.
 
-The words of all those rows name the same bytes, so a read needs nothing special. Only the end differs: the bytes become
-free when no row has them any more and no reader holds a row that had them. So each payload counts its rows, and those
-that gave it up while a reader had them pinned.
+The words of these rows name the same bytes, so reads are as usual. The bytes are freed when no row has them and no
+reader pins a row that had them. So each payload counts its rows, and the pinned rows that gave it up.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataplane_server.core.rows.space import Space
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """Bytes that `rows` rows have, and that readers hold for `held` rows that had them."""
+    """Bytes that `rows` rows have. held: pinned rows that had them."""
 
     offset: int
     size_bytes: int
@@ -27,12 +26,12 @@ class Payload:
 
 
 class SharedPayloads:
-    """The payloads of one partition. `space` is where their bytes return to."""
+    """The payloads of one partition. space: gets their bytes when they are freed."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
         self._at: dict[int, Payload] = {}  # by offset
-        self._held_by: dict[int, list[Payload]] = {}  # pinned slot -> what it gave up
+        self._held_by: dict[int, list[Payload]] = {}  # pinned slot -> payloads that it gave up
 
     def __len__(self) -> int:
         return len(self._at)
@@ -41,12 +40,12 @@ class SharedPayloads:
         return iter(self._at.values())
 
     def add(self, offset: int, size_bytes: int, rows: int) -> None:
-        """From now on so many rows have these bytes, at least one of each."""
+        """Add bytes (at least one) that this many rows (at least one) have."""
         self._at[offset] = Payload(offset, size_bytes, rows)
 
     def give_up(self, offsets: Int64Array, slots: Int64Array, pinned: BoolArray) -> int:
-        """Rows give up the payloads at the offsets. Returns the bytes of those that no row has any more; they are free
-        when no reader holds them.
+        """Take payloads, by offset, from rows. Returns the bytes of payloads that no row has now. They are freed when
+        no reader holds them.
         """
         for offset, slot in zip(offsets[pinned].tolist(), slots[pinned].tolist(), strict=True):
             self._held_by.setdefault(slot, []).append(self._at[offset])
@@ -60,7 +59,7 @@ class SharedPayloads:
         return lost
 
     def unpinned(self, slots: Int64Array) -> None:
-        """The last reader let go of the rows."""
+        """No reader pins these slots any more."""
         for slot in slots.tolist() if self._held_by else ():
             for payload in self._held_by.pop(slot, ()):
                 payload.held -= 1

@@ -1,9 +1,9 @@
-"""The arithmetic of the arena: which byte ranges are in use.
+"""The allocator of the arena: which byte ranges are in use.
 
-Pure numbers; the bytes are in `storage`. A range is allocated at an 8-byte boundary and released in any pieces, whole
-rows or runs of them, so clearing most rows of a put frees their bytes although a few stay. Free ranges are maximal:
-neighbours are merged. Ranges that contain an aligned offset are kept in bins, by the power of two of the bytes from
-that offset to their end, so every range of a larger bin is long enough. The slivers between columns are in no bin.
+It computes offsets only; the bytes are in `storage`. A range is allocated at an 8-byte boundary and released in any
+pieces, so clearing most rows of a put frees their bytes although a few rows stay. Free ranges are maximal: neighbours
+are merged. A free range that contains an aligned offset is in a bin, by the power of two of the bytes from that offset
+to its end, so every range of a larger bin is long enough. The slivers between columns are in no bin.
 
 Costs: allocate and release are O(1) dictionary work while a larger bin has a range. Only a nearly full, fragmented
 arena makes `allocate` search a bin. Recently freed ranges are preferred, since their pages are warm. When many ranges
@@ -50,19 +50,19 @@ class Space:
         return self.capacity - self.used
 
     def allocate(self, size: int) -> int | None:
-        """The offset of an aligned range of `size` > 0 bytes; None if no free range is long enough."""
+        """Allocate an aligned range of `size` > 0 bytes. Returns its offset; None if no free range is long enough."""
         start = self._find(size)
         return None if start is None else self._take(start, size)
 
     def release(self, offset: int, size: int) -> None:
-        """Free bytes that are in use; they need not be a whole allocation."""
+        """Free bytes that are in use, a whole allocation or any part of one."""
         self.freed = True
         self._merge_in(offset, offset + size)
         self.used -= size
 
     def allocate_columns(self, row_bytes: Int64Array) -> tuple[Int64Array, tuple[Run, ...]] | None:
-        """Offsets for the rows of columns (a column is a row of the array), and the runs that they make up in this
-        order. Rows of a column are adjacent where a range is long enough for all. None when they do not fit.
+        """Allocate the rows of columns (a column is a row of the array). Returns their offsets, and their runs in this
+        order; None if they do not fit. The rows of a column are adjacent if one range is long enough for them.
         """
         offsets = row_bytes.cumsum(axis=1) - row_bytes
         totals = row_bytes.sum(axis=1).tolist()
@@ -76,7 +76,7 @@ class Space:
     def _allocate_one_by_one(
         self, row_bytes: Int64Array, offsets: Int64Array, totals: list[int]
     ) -> tuple[Int64Array, tuple[Run, ...]] | None:
-        """Like allocate_columns, if no range is long enough for all columns. offsets: of rows within their column."""
+        """As allocate_columns, if no range is long enough for all columns. offsets: of rows within their column."""
         runs: list[Run] = []
         for column, total in enumerate(totals):
             base = self.allocate(total) if total else 0
@@ -97,7 +97,7 @@ class Space:
         self.freed = True
         starts, lengths = _merge(offsets, row_bytes)
         if np.count_nonzero(starts[1:] < starts[:-1]):
-            order = np.argsort(starts, kind="stable")  # rows that were put together are in order for the most part
+            order = np.argsort(starts, kind="stable")  # rows of one put are mostly in order
             starts, lengths = _merge(starts[order], lengths[order])
         self.used -= int(lengths.sum())
         if self._pending_count > _MOST_PENDING:
@@ -110,29 +110,29 @@ class Space:
 
     @property
     def free_pieces(self) -> int:
-        """Free ranges, pending frees included."""
+        """How many free ranges there are, pending frees included."""
         return len(self._end_of) + self._pending_count
 
     @property
     def largest_free(self) -> int:
-        """Bytes of the longest free range, from its first aligned offset. If many ranges are of its size, of one that
-        is at least half as long.
+        """Bytes of the longest free range, from its first aligned offset. If many ranges have about its size, of one
+        that is at least half as long.
         """
         ranges = next((ranges for ranges in reversed(self._bins) if ranges), None)
         starts = itertools.islice(ranges or (), _SEARCH)
         return max((self._end_of[start] - align(start) for start in starts), default=0)
 
     def free_ranges(self) -> Iterator[tuple[int, int]]:
-        """(start, end) of every merged free range, in no order."""
+        """(start, end) of every merged free range, in any order."""
         return iter(self._end_of.items())
 
     def pending_ranges(self) -> Iterator[tuple[int, int]]:
-        """(start, end) of every pending free: free, but not merged with its neighbours."""
+        """(start, end) of every pending free: free, but not yet merged with its neighbours."""
         for starts, ends in self._pending:
             yield from zip(starts.tolist(), ends.tolist(), strict=True)
 
     def _find(self, size: int) -> int | None:
-        """The start of a free range that is long enough, counted from its first aligned offset."""
+        """The start of a free range that has `size` bytes from its first aligned offset."""
         if size > self.free:
             return None
         start = self._find_merged(size)
@@ -155,7 +155,7 @@ class Space:
         return None
 
     def _scatter(self, row_bytes: Int64Array) -> Int64Array | None:
-        """Place rows one after the other into the largest ranges; all or nothing."""
+        """Place rows, in order, into the largest ranges. None if not all fit."""
         offsets = np.zeros(len(row_bytes), np.int64)
         placed = 0
         ends = np.cumsum(row_bytes)
@@ -175,18 +175,16 @@ class Space:
         return None
 
     def _longest_first(self) -> Iterator[tuple[int, int]]:
-        """Ranges with room, sorted bin by bin, so that a caller who needs few pays for few."""
+        """Ranges in bins, longest first; sorted bin by bin, so that a caller that needs few pays for few."""
         for ranges in reversed(self._bins):
             yield from sorted(((start, self._end_of[start]) for start in ranges), key=lambda r: align(r[0]) - r[1])
 
     def _take(self, start: int, size: int) -> int:
-        """Take `size` bytes (perhaps none) from the free range that begins at `start`; it must be long enough."""
+        """Take `size` bytes (0 is allowed) from the free range that begins at `start`, which must be long enough."""
         return self._take_all(start, [size])[0]
 
     def _take_all(self, start: int, sizes: list[int]) -> list[int]:
-        """Take aligned pieces, one after the other, from the free range that begins at `start`. Returns their
-        offsets.
-        """
+        """Take consecutive aligned pieces from the free range that begins at `start`. Returns their offsets."""
         if not any(sizes):
             return [0] * len(sizes)
         end = self._remove(start)
@@ -205,11 +203,11 @@ class Space:
 
     @property
     def pending_frees(self) -> int:
-        """Ranges that are free but not merged yet."""
+        """How many ranges are free but not yet merged."""
         return self._pending_count
 
     def merge_pending(self, count: int) -> None:
-        """Merge up to `count` pending frees into the free ranges; about a microsecond each."""
+        """Merge up to `count` pending frees into the free ranges. Takes about a microsecond each."""
         if not self._pending:
             return
         starts, ends = self._pending.pop()
@@ -225,14 +223,14 @@ class Space:
             if end in end_of or start in start_of:
                 self._merge_in(start, end)
                 continue
-            end_of[start] = end  # as _add, which would take as long again to call
+            end_of[start] = end  # as _add; the call would double the time
             start_of[end] = start
             room = end - (start + ALIGNMENT - 1 & -ALIGNMENT)
             if room > 0:
                 bins[room.bit_length() - 1][start] = None
 
     def _merge_in(self, start: int, end: int) -> None:
-        """Add a range, one with its free neighbours."""
+        """Add a free range, merged with its free neighbours."""
         if end in self._end_of:
             end = self._remove(end)
         if start in self._start_of:
@@ -257,18 +255,18 @@ class Space:
 
 
 def column_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
-    """The bytes of rows of columns (a column is a row of the arrays), in that order and in as few runs as possible, no
-    run of two columns; empty pieces vanish.
+    """The bytes of the rows of columns (a column is a row of the arrays), in this order, as the fewest runs that each
+    belong to one column. Empty pieces are dropped.
     """
     begins = np.ones(offsets.shape, np.bool_)
     np.not_equal(offsets[:, 1:], offsets[:, :-1] + sizes[:, :-1], out=begins[:, 1:])
-    if not sizes.all():  # what follows an empty piece cannot be told from it
+    if not sizes.all():  # the offset of an empty piece says nothing about the next one
         return [run for column in zip(offsets, sizes, strict=True) for run in merged_runs(*column)]
     return _runs(*_joined(offsets.ravel(), sizes.ravel(), begins.ravel()))
 
 
 def merged_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
-    """The same bytes in the same order in as few runs as possible; empty pieces vanish."""
+    """The same bytes in the same order, as the fewest runs. Empty pieces are dropped."""
     return _runs(*_merge(offsets, sizes))
 
 
@@ -282,14 +280,14 @@ def _merge(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Arr
 
 
 def _joined(offsets: Int64Array, sizes: Int64Array, begins: BoolArray) -> tuple[Int64Array, Int64Array]:
-    """Pieces joined to those before them, but for those where a run begins."""
+    """Join each piece to the one before it, unless a run begins there."""
     first = np.flatnonzero(begins)
     return offsets[first], np.add.reduceat(sizes, first) if len(first) else sizes
 
 
 def _runs(starts: Int64Array, lengths: Int64Array) -> list[Run]:
     pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
-    return list(map(tuple.__new__, repeat(Run), pairs))  # as Run._make, without a Python call for each
+    return list(map(tuple.__new__, repeat(Run), pairs))  # as Run._make, without a Python call for each one
 
 
 def align(offset: int) -> int:

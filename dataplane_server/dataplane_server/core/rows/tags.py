@@ -1,6 +1,6 @@
-"""Tags of rows, stored once where they repeat: the rows of a step mostly carry the same few.
+"""A pool of equal tags: the rows of a step mostly have the same few tags, which are stored once.
 
-A dict of one tag takes 200 bytes and its key 60 more; equal tags take nothing beyond the first. Tags with floats share
+A dict of one tag takes 200 bytes, its key 60 more; equal tags take nothing beyond the first. Tags with floats share
 only their keys: 0.0 equals -0.0, and rewards differ anyway. The pool is bounded, and cleared when it is full.
 """
 
@@ -20,7 +20,7 @@ class TagPool:
         self._keys: dict[str, str] = {}
 
     def own(self, tags: Tags) -> Tags:
-        """A shared dict with these tags. It must not be changed."""
+        """A shared dict with these tags. The caller must not change it."""
         types = tuple(map(type, tags.values()))
         if float in types or len(types) > _MOST_TAGS:
             return self._copied(tags)

@@ -1,7 +1,7 @@
-"""One partition: its definition, its rows, their values and groups, and the cursors of its tasks.
+"""One partition: its definition, its rows, their values and groups, and its tasks.
 
-Every row that was ever put is resident, or was removed and counted by why (`removed`): consumed by every task before it
-was cleared, cleared before that, or rolled back with its group.
+Every row that was ever put is resident, or was removed and counted in `removed`: as consumed (by every task before the
+clear), cleared (earlier), or rolled back with its group.
 
 Methods named check_* decide and change nothing. Methods that change something cannot fail: a caller checks first, so a
 refused call leaves no trace. A method that changes figures adds the partition to `changed`, for `core.turn`.
@@ -29,7 +29,7 @@ from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CONSUMED
 
 _ROWS_AT_ONCE = 1 << 14
-"""Rows that are cleared in one step, which needs some hundred bytes a value meanwhile."""
+"""Rows that are cleared in one step. A step needs about a hundred bytes a value meanwhile."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Partition:
     # -- definition ----------------------------------------------------------------------------------------------------
 
     def check_redefine(self, definition: Definition) -> None:
-        """Refuse a definition that values of rows contradict."""
+        """Refuse a definition that contradicts values of rows."""
         for field in self.fields.values():
             if field.name not in definition.fields:
                 change = "does not declare"
@@ -107,7 +107,7 @@ class Partition:
                 raise Refusal(Reason.FIELD_HOLDS_VALUES, message, **metadata)
 
     def redefine(self, definition: Definition) -> None:
-        """Replace the definition and reset every cursor. Views of tasks and fields that are gone end."""
+        """Replace the definition and reset every task. Drops the views of tasks and fields that are gone."""
         for name in self.tasks.keys() - set(definition.tasks):
             self.tasks.pop(name).close()
         gone = self.mask(self.fields.keys() - set(definition.fields))
@@ -165,7 +165,7 @@ class Partition:
         sequence_lengths: Int64Array | None,
         limits: Limits,
     ) -> Checked:
-        """Refuse what the rows, as found, contradict."""
+        """Refuse a put that contradicts its rows. slots: of the samples; -1 for new ones."""
         shapes = self._check_columns(columns)
         check_sequence_lengths(self.partition_id, self.fields, sample_ids, slots, columns.each, sequence_lengths)
         for sample_id, slot, row_tags in zip(sample_ids, slots.tolist() if tags else (), tags or (), strict=False):
@@ -177,14 +177,14 @@ class Partition:
         return Checked(slots, shapes)
 
     def check_shared(self, group: Group, columns: Columns) -> Checked:
-        """Refuse what the rows of a group cannot share: fields that tell them apart, or that one of them has."""
+        """Refuse fields that the rows of a group cannot share: per-token fields, and fields that one of them has."""
         shapes = self._check_columns(columns)
         slots = self.groups.members(group.number)
         for field in (self.field(column.name) for column in columns.each):
             held = slots[field.holds(slots)]
             if not field.per_token and not held.size:
                 continue
-            rule = "is per-token" if field.per_token else f"is there in sample {self.rows.ids(held[:1])[0]!r} already"
+            rule = "is per-token" if field.per_token else f"sample {self.rows.ids(held[:1])[0]!r} already has"
             message = (
                 f"partition {self.partition_id!r}: the rows of group {group.group_id!r} cannot share field "
                 f"{field.name!r}, which {rule}"
@@ -197,8 +197,8 @@ class Partition:
         return [self.field(column.name).check(column, self.partition_id) for column in columns.each]
 
     def create(self, sample_ids: Sequence[str]) -> Slots:
-        """Rows for samples that do not exist, without values. Views are not notified: the caller must keep the rows
-        hidden.
+        """Create rows without values for samples that do not exist. Views are not notified: the caller must keep the
+        rows hidden.
         """
         slots = np.full(len(sample_ids), -1, np.int64)
         self._create(sample_ids, slots)
@@ -221,8 +221,8 @@ class Partition:
         tags: Sequence[Tags] | None,
         sequence_lengths: Int64Array | None,
     ) -> int:
-        """Write a put that was checked just now and whose values lie at the offsets (a row of the array for each
-        column). Returns how many rows are new.
+        """Apply a put that was just checked and whose values are at the offsets (an array row for each column). Returns
+        how many rows are new.
         """
         slots = checked.slots
         created = self._create(sample_ids, slots)
@@ -236,7 +236,7 @@ class Partition:
         return created
 
     def _store(self, checked: Checked, columns: Columns, offsets: Int64Array, *, replaces: bool) -> None:
-        """Point rows at new values; values that some of them held before are released."""
+        """Point rows to new values, and release the values that they replace."""
         slots = checked.slots
         fields = [self.fields[column.name] for column in columns.each]
         if replaces:
@@ -250,7 +250,7 @@ class Partition:
             field.size_bytes += column.size_bytes
 
     def put_shared(self, checked: Checked, columns: Columns, offsets: Int64Array) -> None:
-        """Point all of the rows, which were checked just now, at one value of each column."""
+        """Point all rows, which were just checked, to the one value of each column."""
         self._changed[self] = None
         slots = checked.slots
         fields = [self.fields[column.name] for column in columns.each]
@@ -267,7 +267,7 @@ class Partition:
                 self.rows.payloads.add(offset, column.size_bytes, len(slots))
 
     def _release(self, slots: Slots, fields: Sequence[Field]) -> int:
-        """Give back values of rows, of which some may hold none; the bytes given back. The words stay."""
+        """Release the values of fields of rows; some rows may have none. Returns their bytes. The words stay."""
         indexes = _indexes(fields)
         offsets, entries = self.rows.places.load(self.rows.places.at(indexes, slots))
         sizes = entries * np.array([[field.unit_bytes] for field in fields])
@@ -280,8 +280,8 @@ class Partition:
         return int(sizes.sum()) + lost
 
     def _give_up_payloads(self, slots: Slots, fields: Sequence[Field], offsets: Int64Array, sizes: Int64Array) -> int:
-        """Rows give up what they share of the fields. Its sizes become 0 here: whether bytes are free is decided where
-        payloads are counted. Returns the bytes of payloads that no row has any more.
+        """Take shared payloads of the fields from rows, and set their sizes to 0: `payloads` frees their bytes. Returns
+        the bytes of payloads that no row has now.
         """
         rows, lost = self.rows, 0
         for field, at, of_rows in zip(fields, offsets, sizes, strict=True):
@@ -306,7 +306,7 @@ class Partition:
     # -- read ----------------------------------------------------------------------------------------------------------
 
     def plan_read(self, slots: Slots, names: Sequence[str]) -> tuple[tuple[ReadColumn, ...], tuple[Run, ...]]:
-        """Layout and place of fields of rows. Refusal FIELD_NOT_PRODUCED names the first row that lacks one."""
+        """The layout and runs of fields of rows. Refusal FIELD_NOT_PRODUCED names the first row that lacks a field."""
         fields = [self.field(name) for name in names]
         shapes = self._produced_shapes(fields, slots)
         offsets, entries = self.rows.places.load(self.rows.places.at(_indexes(fields), slots))
@@ -315,7 +315,7 @@ class Partition:
         return columns, tuple(column_runs(offsets, sizes))
 
     def _produced_shapes(self, fields: Sequence[Field], slots: Slots) -> list[Shape]:
-        """The shapes of fields that all of the rows hold."""
+        """The shapes of fields, which all of the rows must hold."""
         mask = np.uint64(_mask(fields))
         shapes = [field.shape for field in fields if field.shape is not None]
         if len(shapes) == len(fields) and ((self.rows["produced"][slots] & mask) == mask).all():
@@ -325,7 +325,7 @@ class Partition:
     def _not_produced(self, field: Field, slots: Slots) -> Refusal:
         lacking = np.flatnonzero(~field.holds(slots))
         first = self.rows.ids(slots[lacking[:1]])[0]
-        more = f" (nor have {lacking.size - 1} more of the call)" if lacking.size > 1 else ""
+        more = f" (and {lacking.size - 1} more of the call)" if lacking.size > 1 else ""
         message = f"partition {self.partition_id!r}: sample {first!r} has not produced field {field.name!r}{more}"
         metadata = {"partition_id": self.partition_id, "sample_id": first, "field": field.name}
         return Refusal(Reason.FIELD_NOT_PRODUCED, message, **metadata)
@@ -333,7 +333,7 @@ class Partition:
     # -- clear ---------------------------------------------------------------------------------------------------------
 
     def find_same(self, sample_ids: Sequence[str], generations: Int64Array | None) -> Slots:
-        """Slots of the samples that exist and, with generations (one for each), are the rows of these generations."""
+        """Slots of the samples that exist. With generations (one for each), only of rows that have that generation."""
         slots = self.rows.find_existing(sample_ids)
         same = slots >= 0
         if generations is not None:
@@ -341,8 +341,8 @@ class Partition:
         return slots[same]
 
     def clear(self, slots: Slots, why: str | None = None) -> int:
-        """Remove rows, whatever their state; why: as a key of `removed`, None to tell by their tasks. Returns the bytes
-        of their values.
+        """Remove rows in any state. why: a key of `removed`; None to decide by their tasks. Returns the bytes of their
+        values.
         """
         pieces = [slots[begin : begin + _ROWS_AT_ONCE] for begin in range(0, len(slots), _ROWS_AT_ONCE)]
         return sum(self._clear(piece, why) for piece in pieces)
@@ -351,7 +351,7 @@ class Partition:
         self._changed[self] = None
         self._count_removed(slots, why)
         released = self._release(slots, list(self.fields.values()))
-        self.groups.shrink(slots)  # before the views look: what is left of a group may be complete
+        self.groups.shrink(slots)  # before the views check: the remaining rows may be a complete group
         for task in self.tasks.values():
             task.forget(slots)
         self.rows.remove(slots)
@@ -360,27 +360,27 @@ class Partition:
     def _count_removed(self, slots: Slots, why: str | None) -> None:
         consumed = 0
         if why is None and self.tasks:
-            of_tasks = [task.states[slots] == CONSUMED for task in self.tasks.values()]
-            consumed = int(np.count_nonzero(np.logical_and.reduce(of_tasks)))
+            by_each = [task.states[slots] == CONSUMED for task in self.tasks.values()]
+            consumed = int(np.count_nonzero(np.logical_and.reduce(by_each)))
         self.removed["consumed"] += consumed
         self.removed[why or "cleared"] += len(slots) - consumed
 
     def count_put(self, rows: int, size_bytes: int) -> None:
-        """A put was applied."""
+        """Count a put that was applied."""
         self._changed[self] = None
         self.counters.puts += 1
         self.counters.put_rows += rows
         self.counters.put_bytes += size_bytes
 
     def count_read(self, rows: int, size_bytes: int) -> None:
-        """A read has begun."""
+        """Count a read that has begun."""
         self._changed[self] = None
         self.counters.reads += 1
         self.counters.read_rows += rows
         self.counters.read_bytes += size_bytes
 
     def count_clear(self) -> None:
-        """A clear was carried out, whether or not it removed rows."""
+        """Count a clear, whether or not it removed rows."""
         self._changed[self] = None
         self.counters.clears += 1
 
@@ -412,7 +412,7 @@ class Partition:
         return None if newest is None or oldest is None else newest - oldest
 
     def task_info(self, name: str, now: float = 0.0) -> TaskInfo:
-        """now: times are counted until then."""
+        """The state and totals of a task. now: the time until which times are counted."""
         task = self.task(name)
         oldest, version = task.oldest_untaken()
         since = task.waits_since()

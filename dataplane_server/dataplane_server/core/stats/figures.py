@@ -1,9 +1,9 @@
 """Figures: per-partition and per-task metrics as columns, cached until the partition or the task changes.
 
-The same facts as `PartitionInfo` and `TaskInfo`, without definitions. A server of a thousand partitions is scraped four
-times a minute, and most of them have not changed since. So each partition and task keeps its figures as they were
-computed last, with points in time in place of ages, and `core.turn` drops them if it changed. `check_invariants`
-compares what is cached with what is computed. None means that there is nothing to tell.
+They are the facts of `PartitionInfo` and `TaskInfo`, without definitions. A server with a thousand partitions is
+scraped four times a minute, and most partitions have not changed in between. So each partition and task keeps its last
+figures, with points in time in place of ages, until it changes; `core.turn` drops them then. `check_invariants`
+compares cached with computed figures. None means that the figure does not exist.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Column = Sequence[float | None]
 
 
 class PartitionFigures(NamedTuple):
-    """Ages in seconds at the time of the query."""
+    """The figures of a partition. Ages are in seconds at the time of the query."""
 
     rows: int
     size_bytes: int
@@ -39,8 +39,8 @@ class PartitionFigures(NamedTuple):
 
 
 class TaskFigures(NamedTuple):
-    """Rows by state, waits and ages in seconds at the time of the query, totals, deliveries by how they ended, seconds
-    by state of the task.
+    """The figures of a task: rows by state, waits and ages in seconds at the time of the query, totals, deliveries by
+    how they ended, and seconds by state of the task.
     """
 
     untaken: int
@@ -146,8 +146,8 @@ def compute_figures(partition: Partition) -> tuple[float | None, ...]:
 
 
 def compute_task_figures(partition: Partition, task: Task) -> tuple[float | None, ...]:
-    """The figures of a task, with a generation and a point in time in place of age and wait, seconds until the task
-    entered its state, and behind them the number of that state and since when.
+    """The figures of a task, with a generation and a point in time in place of age and wait. The seconds by state end
+    when the task entered its state; the number of that state and when it began follow.
     """
     counters, ended, clock = task.counters, task.deliveries.ended, task.clock
     oldest, version = task.oldest_untaken()

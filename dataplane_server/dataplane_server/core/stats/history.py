@@ -1,16 +1,16 @@
 """The history of samples: what happened to them, call by call.
 
-A fact is one record, and each of its rows one cell of a ring: the hash of the sample's id. The string is not kept, and
-its hash was computed when the row was looked up, so a call with many rows costs one array operation. The history of a
-sample is a search through the ring for its hash. The ring has a fixed number of cells; a record goes when its first
-cell is needed again. A record takes at least eight cells, so that calls with one row each cannot fill the memory with
-records. What facts have in common but for time and claim (fields, task, caller) is kept once.
+Each fact has one record, and one cell of a ring for each of its rows: the hash of the sample's id. The string is not
+kept, and looking the row up has already computed its hash, so a call with many rows costs one array operation. The
+history of a sample is a search through the ring for its hash. The ring has a fixed number of cells; a record is dropped
+when its first cell is reused. A record takes at least eight cells, so calls with one row each cannot fill the memory
+with records. Facts that differ only in time and claim share one topic (fields, task, caller).
 
-A fact may concern every row of a partition: then it has one cell, for the partition. It belongs to the history of
-samples that are known to have existed at the time.
+A fact that concerns every row of a partition has one cell, for the partition. It is in the history of each sample that
+is known to have existed at the time.
 
-Two samples of a partition whose hashes agree would share their events: among a million samples there is such a pair in
-one server of some forty million.
+Two samples of a partition whose hashes are equal would share their events. With a million samples, one server in about
+forty million has such a pair.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataplane_server.core.tasks.task import Task
 
 _LEAST_CELLS = 8
 _MOST_EVENTS = 1024
-"""Of one history; the last ones. Looking them up takes some milliseconds."""
+"""Most events of one history, the last ones. The search takes a few milliseconds."""
 _MOST_TOPICS = 4096
 _BEGINNINGS = ("put", "reserved")
 _ENDS = ("cleared", "rolled_back")
@@ -66,7 +66,7 @@ _begin_of = itemgetter(0)
 
 
 class History:
-    """Remembers the last facts, with `limit` rows together; a fact of fewer than eight rows counts as eight."""
+    """Remembers the last facts, up to `limit` rows in all; a fact of fewer than eight rows counts as eight."""
 
     def __init__(self, limit: int) -> None:
         self._cells: Int64Array = np.zeros(limit, np.int64)
@@ -75,7 +75,7 @@ class History:
         self._topics: dict[_Topic, _Topic] = {}
 
     def note(self, fact: Fact, now: float) -> None:
-        """Remember that something happened to samples. Of more than `limit` samples, the last ones are remembered."""
+        """Remember a fact. If it has more than `limit` samples, only the last ones are remembered."""
         what, partition_id, sample_ids, who, task, claim_id, fields, reason = fact
         size = len(self._cells)
         if sample_ids is None:
@@ -89,14 +89,13 @@ class History:
             self._append(hashes, rows, now, claim_id, _Topic(partition_id, what, who, task, fields, reason))
 
     def events(self, partition_id: str, sample_id: str) -> tuple[SampleEvent, ...]:
-        """What happened to samples of this id, oldest first, as far as it is remembered; at most the last 1,024
-        events.
-        """
+        """The remembered events of the samples of this id, oldest first; at most the last 1,024."""
         found = np.flatnonzero((self._cells == hash(sample_id)) | (self._cells == _hash_of_all(partition_id)))
         last = self._end - 1
         written = np.sort(last - (last - found) % max(len(self._cells), 1))[-_MOST_EVENTS:]
         records = [record for position in written.tolist() if (record := self._record_at(position)) is not None]
-        return tuple(map(_event, _of_the_sample([each for each in records if each.topic.partition_id == partition_id])))
+        records = [record for record in records if record.topic.partition_id == partition_id]
+        return tuple(map(_event, _of_the_sample(records)))
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -136,21 +135,19 @@ def _hash_of_all(partition_id: str) -> int:
 
 
 def _of_the_sample(records: Sequence[_Record]) -> list[_Record]:
-    """Without what happened to the whole partition before the sample is known to have existed, or after it was
-    removed.
-    """
+    """Drop facts about the whole partition from before the sample is known to have existed or after its removal."""
     kept = []
-    there: bool | None = None
+    exists: bool | None = None
     for record in records:
-        if record.rows == 0 and not there:
+        if record.rows == 0 and not exists:
             continue
         kept.append(record)
         if record.topic.what in _BEGINNINGS:
-            there = True
+            exists = True
         elif record.topic.what in _ENDS:
-            there = False
-        elif there is None:
-            there = True
+            exists = False
+        elif exists is None:
+            exists = True
     return kept
 
 

@@ -1,6 +1,4 @@
-"""The laws of the core, checked from scratch. Tests call this after every case. It changes nothing and costs
-O(rows).
-"""
+"""The invariants of the core, checked from scratch after every test. A check changes nothing and costs O(rows)."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 def check(state: State, verbs: Verbs) -> None:
-    """Raise AssertionError that names the first law that does not hold."""
+    """Raises AssertionError that names the first broken invariant."""
     _law(not state.changes and not state.space.freed, "nothing was changed outside of a turn")
     _law(not state.effects, "effects were taken")
     _check_free_ranges(state.space)
@@ -39,8 +37,8 @@ def check(state: State, verbs: Verbs) -> None:
     _check_generations(state)
     _check_sessions(state, verbs.table)
     _check_bytes(state.space, list(partitions), verbs.admission.reserved_bytes)
-    waits_in_vain = state.space.free and verbs.admission.waiting and not state.space.used
-    _law(not waits_in_vain, "no put waits for an empty arena")
+    waits_for_nothing = state.space.free and verbs.admission.waiting and not state.space.used
+    _law(not waits_for_nothing, "no put waits for an empty arena")
 
 
 def _check_rows(partition: Partition) -> None:
@@ -68,14 +66,14 @@ def _check_payloads(partition: Partition) -> None:
     rows = partition.rows
     slots = rows.all_slots()
     shared = rows["shared"][slots]
-    _law(not (shared & ~rows["produced"][slots]).any(), "what rows share they have produced")
+    _law(not (shared & ~rows["produced"][slots]).any(), "rows have produced what they share")
     having: dict[int, int] = {}
     for field in partition.fields.values():
         for offset in field.locations(slots[(shared & field.bit) != 0])[0].tolist():
             having[offset] = having.get(offset, 0) + 1
     counted = {payload.offset: payload.rows for payload in rows.payloads if payload.rows}
     _law(counted == having, "rows that have a payload are counted")
-    _law(all(payload.rows or payload.held for payload in rows.payloads), "a payload that nobody has is free")
+    _law(all(payload.rows or payload.held for payload in rows.payloads), "a payload without rows and readers is freed")
 
 
 def _check_groups(partition: Partition) -> None:
@@ -92,8 +90,8 @@ def _check_groups(partition: Partition) -> None:
             bool(np.all(rows["hidden"][members] == reserved)),
             f"group {group.group_id!r} is hidden or visible as a whole",
         )
-    _law(not (hidden & (numbers == 0)).any(), "a row that is hidden has a group")
-    _law(all(group in set(groups) for group in groups.reserved.values()), "what is reserved is there")
+    _law(not (hidden & (numbers == 0)).any(), "a hidden row has a group")
+    _law(all(group in set(groups) for group in groups.reserved.values()), "reserved groups exist")
 
 
 def _check_task(partition: Partition, task: Task, claims: ClaimTable) -> None:
@@ -106,7 +104,7 @@ def _check_task(partition: Partition, task: Task, claims: ClaimTable) -> None:
     counted = np.bincount(task.states[slots], minlength=len(STATE_NAMES))
     _law(task.counts() == tuple(counted.tolist()), f"task {task.name!r}: rows are counted by state")
     hidden = slots[partition.rows["hidden"][slots]]
-    _law(not task.states[hidden].any(), f"task {task.name!r}: rows that are hidden are untaken")
+    _law(not task.states[hidden].any(), f"task {task.name!r}: hidden rows are untaken")
     for view in task.views:
         _check_view(partition, task, view)
 
@@ -124,12 +122,12 @@ def _check_view(partition: Partition, task: Task, view: AnyView) -> None:
         count = len(ready)
     queued = view.queued()
     _law(sorted(queued) == sorted(ready.tolist()), f"task {task.name!r}: exactly the ready rows are queued")
-    _law(view.ready == count, f"task {task.name!r}: what is ready is counted")
-    _law(view.next_waiter() is None, f"task {task.name!r}: nobody waits for rows that are there")
+    _law(view.ready == count, f"task {task.name!r}: ready rows or groups are counted")
+    _law(view.next_waiter() is None, f"task {task.name!r}: no claim waits for rows that are ready")
 
 
 def _check_figures(partition: Partition) -> None:
-    """What is cached of the figures of a partition and its tasks."""
+    """Compare the cached figures of a partition and its tasks with computed ones."""
     cached = partition.figures
     _law(cached in (None, compute_figures(partition)), f"cached figures of {partition.partition_id!r} are up to date")
     for task in partition.tasks.values():
@@ -144,8 +142,8 @@ def _check_generations(state: State) -> None:
     generations = np.concatenate(
         [_NO_ROWS, *(p.rows.generations(p.rows.all_slots()) for p in state.partitions.values())]
     )
-    _law(len(np.unique(generations)) == len(generations), "no two rows have one generation")
-    _law(int(generations.max(initial=0)) < state.generations.next, "generations still to come are new")
+    _law(len(np.unique(generations)) == len(generations), "no two rows have the same generation")
+    _law(int(generations.max(initial=0)) < state.generations.next, "the next generation is new")
 
 
 def _check_sessions(state: State, claims: ClaimTable) -> None:
@@ -157,10 +155,10 @@ def _check_sessions(state: State, claims: ClaimTable) -> None:
 
 
 def _check_free_ranges(space: Space) -> None:
-    settled = sorted(space.free_ranges())
-    _law(all(a < b for (_, a), (b, _) in itertools.pairwise(settled)), "free ranges are disjoint and maximal")
-    ranges = sorted([*settled, *space.pending_ranges()])
-    _law(all(a <= b for (_, a), (b, _) in itertools.pairwise(ranges)), "nothing on the pile is free twice")
+    merged = sorted(space.free_ranges())
+    _law(all(a < b for (_, a), (b, _) in itertools.pairwise(merged)), "free ranges are disjoint and maximal")
+    ranges = sorted([*merged, *space.pending_ranges()])
+    _law(all(a <= b for (_, a), (b, _) in itertools.pairwise(ranges)), "no range is freed twice")
     _law(space.capacity - sum(end - start for start, end in ranges) == space.used, "used and free add up")
 
 
@@ -178,11 +176,11 @@ def _pieces(partition: Partition) -> list[tuple[int, int]]:
 
 
 def _pieces_of(partition: Partition, name: str) -> list[tuple[int, int]]:
-    """Offset and bytes of all values of a field that have some, those once that several rows have."""
+    """Offset and bytes of the values of a field that are not empty; a shared value once."""
     field, slots = partition.fields[name], partition.rows.all_slots()
     sharing = (partition.rows["shared"][slots] & field.bit) != 0
-    of_payloads = _located(partition, name, slots[sharing])
-    return _located(partition, name, slots[field.holds(slots) & ~sharing]) + sorted(set(of_payloads))
+    shared = _located(partition, name, slots[sharing])
+    return _located(partition, name, slots[field.holds(slots) & ~sharing]) + sorted(set(shared))
 
 
 def _located(partition: Partition, name: str, slots: Slots) -> list[tuple[int, int]]:

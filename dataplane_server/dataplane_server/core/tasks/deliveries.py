@@ -1,11 +1,11 @@
-"""How often each row was handed to a task, how that ended, and which rows the task has given up.
+"""The deliveries of rows to a task: how many, how they ended, and why rows are dead.
 
-A delivery begins when rows are handed out and ends exactly once, in one of the ways of `How`; so what was delivered is
-what is claimed now plus what has ended, and a row that vanished on the way would show. A delivery that came to nothing
-through no fault of the row (the claim was given back unused) is not held against it: its count goes back by one.
+A delivery begins when a claim is granted and ends exactly once, in one of the ways of `How`. So the rows delivered are
+the rows claimed plus the deliveries ended, and a lost row would show. A delivery that fails through no fault of the row
+(the claim was released unused) does not count: the row's count goes back by one.
 
-A row whose count has reached the partition's max_deliveries and whose delivery failed once more is dead: no claim gets
-it until the task is reset. Why its last delivery failed is kept, for as long as the row is.
+A row is dead when its count has reached the partition's max_deliveries and its delivery fails: no claim gets it until
+the task is reset. The reason of the last failure is kept as long as the row.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Deliveries:
         self.ended: dict[str, int] = {}
         self._rows = rows
         self._column = f"deliveries:{task}"
-        self._reasons: dict[int, str] = {}  # slot -> why the last delivery of a dead row failed
+        self._reasons: dict[int, str] = {}  # slot of a dead row -> why its last delivery failed
         rows.add_column(self._column, np.uint16)
 
     @property
     def open(self) -> int:
-        """Rows handed out whose delivery has not ended."""
+        """Deliveries that have not ended."""
         return self.total - sum(self.ended.values())
 
     def counts(self, slots: Slots) -> Int64Array:
@@ -52,23 +52,23 @@ class Deliveries:
             self.ended[how] = self.ended.get(how, 0) + rows
 
     def take_back(self, slots: Slots) -> None:
-        """The delivery that just ended does not count."""
+        """Do not count the delivery that just ended."""
         counts = self._rows[self._column]
         counts[slots] -= counts[slots] > 0
 
     def exhausted(self, slots: Slots, most: int) -> BoolArray:
-        """Which of the rows have been delivered `most` times; none when most is 0."""
+        """Which of the rows have been delivered `most` times; none if most is 0."""
         return np.asarray((self._rows[self._column][slots] >= most) & bool(most))
 
     def bury(self, slots: Slots, reason: str) -> None:
-        """Keep why the rows were given up."""
+        """Record why rows are dead."""
         self._reasons.update(dict.fromkeys(slots.tolist(), reason))
 
     def reason(self, slot: int) -> str:
         return self._reasons.get(slot, "")
 
     def forget(self, slots: Slots) -> None:
-        """The rows start anew, or are gone."""
+        """Reset the rows, because they start again or are removed."""
         self._rows[self._column][slots] = 0
         for slot in slots.tolist() if self._reasons else ():
             self._reasons.pop(slot, None)

@@ -1,10 +1,10 @@
-"""Groups of a task that are ready to be claimed whole: every row that is left of them is ready, as `view` means it.
+"""Groups of a task that are ready to be claimed whole: every remaining row of the group is ready, as `view` defines it.
 
-The same face as `view.View`, but what stands in line, and what sizes count, are groups: in the order in which they
-became complete, those given back first. A row outside of any group is a group of its own. A group of which rows are
-cleared keeps its place, or becomes complete by what went.
+It has the methods of `view.View`, but queues and counts groups, in the order in which they became complete; released
+groups come first. A row without a group counts as a group. A queued group of which rows are cleared keeps its place; a
+clear can also make a group complete.
 
-An entry of the line is one number: the slot of a single row, or the negative number of a group.
+An entry of the queue is one number: the slot of a single row, or the negative number of a group.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataplane_server.core.tasks.task_states import Waiter
 from dataplane_server.core.tasks.view import mark_ready, within_tokens
 
 _MOST_ROWS = 1 << 16
-"""Rows handed out at once, but one group in any case."""
+"""Most rows in one grant; a grant has at least one group, however large."""
 
 
 class GroupView:
-    """Groups of one task in whose rows all fields of `mask` are produced, and of which it has taken none."""
+    """The groups of one task whose remaining rows have all produced the fields of `mask` and are untaken."""
 
     def __init__(self, rows: RowTable, groups: GroupTable, state_column: str, mask: int) -> None:
         self.mask = np.uint64(mask)
@@ -33,62 +33,62 @@ class GroupView:
         self._rows = rows
         self._groups = groups
         self._state_column = state_column
-        self._line: OrderedDict[int, None] = OrderedDict()
-        self._ready_rows: dict[int, int] = {}  # of each group that has some, by number
+        self._queue: OrderedDict[int, None] = OrderedDict()
+        self._ready_rows: dict[int, int] = {}  # by group number, if there are any
         self._column = f"ready in groups:{state_column}:{mask}"
         rows.add_column(self._column, np.bool_)
         self.add(rows.all_slots())
 
     @property
     def ready(self) -> int:
-        """Groups in line."""
-        return len(self._line)
+        """How many groups are queued."""
+        return len(self._queue)
 
     @property
     def ready_rows(self) -> int:
-        """Rows of the groups in line."""
-        return sum(1 if key >= 0 else self._ready_rows[-key] for key in self._line)
+        """How many rows the queued groups have."""
+        return sum(1 if key >= 0 else self._ready_rows[-key] for key in self._queue)
 
     def add(self, slots: Slots) -> None:
-        """Take in those of the rows that are ready and not yet in."""
-        self._line.update(dict.fromkeys(self._completed(slots)))
+        """Note the rows that are ready, and queue the groups that this completes."""
+        self._queue.update(dict.fromkeys(self._completed(slots)))
 
     def return_rows(self, slots: Slots) -> None:
-        """Like add, but groups that are complete now stand ahead of all that wait."""
+        """As add, but ahead of all queued groups."""
         for key in reversed(self._completed(slots)):
-            self._line[key] = None
-            self._line.move_to_end(key, last=False)
+            self._queue[key] = None
+            self._queue.move_to_end(key, last=False)
 
     def remove(self, slots: Slots) -> None:
-        """Forget rows that were taken, or are about to go and do not count for their groups any more."""
+        """Remove rows that were taken, or are about to be removed and no longer count in their groups."""
         column, numbers = self._rows[self._column], self._rows["group"][slots]
         were_in = column[slots]
         column[slots] = False
         for slot in slots[were_in & (numbers == 0)].tolist():
-            del self._line[slot]
+            del self._queue[slot]
         grouped = numbers > 0
         found, first, position = np.unique(numbers[grouped], return_index=True, return_inverse=True)
         lost = np.bincount(position, weights=were_in[grouped], minlength=len(found)).astype(np.int64)
         order = first.argsort()
         for number, rows in zip(found[order].tolist(), lost[order].tolist(), strict=True):
             if self._count(number, -rows):
-                self._line.setdefault(-number)
+                self._queue.setdefault(-number)
             else:
-                self._line.pop(-number, None)
+                self._queue.pop(-number, None)
 
     def restart(self) -> None:
-        """Take in all ready rows anew; groups stand in the order in which their first rows arrived."""
+        """Rebuild the queue from all ready rows, in the order in which the first rows of groups arrived."""
         self._rows[self._column][:] = False
-        self._line.clear()
+        self._queue.clear()
         self._ready_rows.clear()
         self.add(self._rows.all_slots())
 
     def pop(self, count: int, max_tokens: int = 0) -> Slots:
-        """Pop the first `count` groups, of which there must be so many: their rows, each group's side by side in order
-        of arrival; the caller marks them taken. With max_tokens only as many as have no more tokens together, but one
-        group at least; likewise no more than fit one answer.
+        """Pop the first `count` groups; that many must be ready. Returns their rows, group by group, each in order of
+        arrival. With max_tokens, pop only as many groups as have at most that many tokens together, but at least one;
+        the same holds for the most rows of a grant. The caller marks the rows as taken.
         """
-        keys = list(islice(self._line, count))
+        keys = list(islice(self._queue, count))
         pieces = list(map(self._rows_of, keys))
         fitting = self._fitting(pieces, max_tokens)
         slots = np.concatenate(pieces[:fitting])
@@ -96,13 +96,13 @@ class GroupView:
         return slots
 
     def next_waiter(self) -> Waiter | None:
-        """The waiter at the head, if enough groups are ready for it."""
+        """The first waiting claim, if enough groups are ready for it."""
         head = next(iter(self.waiters.values()), None)
         return head if head is not None and self.ready >= head.min_size else None
 
     def queued(self) -> list[int]:
-        """Slots of the groups in line, in order."""
-        return [slot for key in self._line for slot in self._rows_of(key).tolist()]
+        """The slots of the queued groups, in order."""
+        return [slot for key in self._queue for slot in self._rows_of(key).tolist()]
 
     def close(self) -> None:
         self._rows.drop_column(self._column)
@@ -110,7 +110,7 @@ class GroupView:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _completed(self, slots: Slots) -> list[int]:
-        """Take in those of the rows that are ready and not yet in; the groups that are complete now."""
+        """Note the rows that are ready. Returns the entries of the groups that are complete now."""
         fresh = mark_ready(self._rows, self._column, self._state_column, self.mask, slots)
         numbers = self._rows["group"][fresh]
         if not numbers.any():
@@ -123,7 +123,7 @@ class GroupView:
         return [key for key, new in counted if key >= 0 or self._count(-key, new)]
 
     def _count(self, number: int, change: int) -> bool:
-        """Note that more or fewer rows of a group are ready; whether all that are left are."""
+        """Change how many rows of a group are ready. Returns whether all remaining rows are."""
         ready = self._ready_rows.pop(number, 0) + change
         if ready:
             self._ready_rows[number] = ready
@@ -133,7 +133,7 @@ class GroupView:
         return self._groups.members(-key) if key < 0 else np.array([key], np.int64)
 
     def _fitting(self, pieces: list[Slots], max_tokens: int) -> int:
-        """How many of the first groups can be handed out together."""
+        """How many of the first groups fit into one grant."""
         sizes: Int64Array = np.array(list(map(len, pieces)), np.int64)
         lengths = self._rows["sequence_length"][np.concatenate(pieces)]
         known = np.maximum(lengths, 0).astype(np.int64)

@@ -1,11 +1,11 @@
 """Rows of a task that are ready for a claim: untaken, visible, and with all fields of the claim produced.
 
-Claims name the fields they need, so readiness belongs to a pair of task and field set: a *view*. It keeps its ready
-rows in a queue, in the order in which they became ready, and learns of every change of a row; a claim therefore pops
-rows and never scans the partition. Rows that were ready before a view was first asked for come in order of arrival;
-rows that a claim gave back come first. A row that its group still hides is in no view.
+A claim names the fields that it needs, so readiness depends on a task and a set of fields: a *view*. A view queues its
+ready rows in the order in which they became ready, and is notified of every change of a row. So a claim pops rows and
+never scans the partition. Rows that were ready before the view existed come in order of arrival; released rows come
+first. A row that its group still hides is in no view.
 
-Waiting claims queue at their view, first come first served. A view with nobody waiting may be forgotten and rebuilt.
+Waiting claims queue at their view, first come first served. A view without waiting claims may be dropped and rebuilt.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SLOT = (1 << _SLOT_BITS) - 1
 class ReadyQueue:
     """A queue of 64-bit entries in one array with room at both ends.
 
-    Ready rows are the most numerous thing that a task keeps: an entry costs 8 bytes and an eighth of slack, and many
-    are appended, peeked at or dropped at once. When an end runs out of room the entries are copied, which is rare
-    enough that its cost a call is constant. What `peek` returns is valid until the next change.
+    A task may have millions of ready rows: an entry costs 8 bytes and an eighth of slack, and calls append, peek at or
+    drop many at once. When an end runs out of room, the entries are copied, at a constant amortized cost. The result of
+    `peek` is valid until the next change.
     """
 
     def __init__(self) -> None:
@@ -52,14 +52,14 @@ class ReadyQueue:
         self._end += len(entries)
 
     def prepend(self, entries: Int64Array) -> None:
-        """PutSamples entries, in their order, ahead of all others."""
+        """Put entries, in their order, ahead of all others."""
         if self._head < len(entries):
             self._make_room(len(entries), 0)
         self._head -= len(entries)
         self._array[self._head : self._head + len(entries)] = entries
 
     def peek(self, count: int) -> Int64Array:
-        """Up to `count` entries from the head, which stay in the queue."""
+        """Up to `count` entries from the head. They stay in the queue."""
         return self._array[self._head : min(self._head + count, self._end)]
 
     def drop(self, count: int) -> None:
@@ -76,7 +76,7 @@ class ReadyQueue:
 
 
 class View:
-    """Rows of one task in which all fields of `mask` are produced and which the task has not taken."""
+    """The rows of one task that have produced all fields of `mask` and are untaken."""
 
     def __init__(self, rows: RowTable, state_column: str, mask: int) -> None:
         self.mask = np.uint64(mask)
@@ -84,21 +84,21 @@ class View:
         self.ready = 0
         self._rows = rows
         self._state_column = state_column
-        self._queue = ReadyQueue()  # generation and slot of each row in one int; those no longer ready are skipped
+        self._queue = ReadyQueue()  # epoch and slot of each row in one int; rows that are no longer ready are skipped
         self._column = f"ready:{state_column}:{mask}"
         rows.add_column(self._column, np.bool_)
         self.add(rows.all_slots())
 
     def add(self, slots: Slots) -> None:
-        """Take in those of the rows that are ready and not yet in the queue."""
+        """Queue the rows that are ready and not yet queued."""
         self._queue.append(self._enter(slots))
 
     def return_rows(self, slots: Slots) -> None:
-        """Like add, but ahead of all rows that wait."""
+        """As add, but ahead of all queued rows."""
         self._queue.prepend(self._enter(slots))
 
     def remove(self, slots: Slots) -> None:
-        """Forget rows that were taken or cleared."""
+        """Remove rows that were taken or cleared."""
         column = self._rows[self._column]
         self.ready -= int(np.count_nonzero(column[slots]))
         column[slots] = False
@@ -109,15 +109,15 @@ class View:
             self._queue.append(kept)
 
     def restart(self) -> None:
-        """Queue all ready rows anew, in order of arrival."""
+        """Rebuild the queue from all ready rows, in order of arrival."""
         self._rows[self._column][:] = False
         self._queue.clear()
         self.ready = 0
         self.add(self._rows.all_slots())
 
     def pop(self, count: int, max_tokens: int = 0) -> Slots:
-        """Pop the first `count` ready rows, of which there must be so many; the caller marks them taken. With
-        max_tokens only as many as have no more tokens together, but one at least.
+        """Pop the first `count` rows; that many must be ready. With max_tokens, pop only as many as have at most that
+        many tokens together, but at least one. The caller marks them as taken.
         """
         slots = self._pop(count)
         fitting = within_tokens(self._rows["sequence_length"][slots], max_tokens)
@@ -134,7 +134,7 @@ class View:
             positions = self._positions_ready(entries, missing)
             missing -= len(positions)
             slots = entries[positions] & _SLOT
-            column[slots] = False  # at once: a row given back earlier may stand in the queue once more
+            column[slots] = False  # before the next peek: a released row may be in the queue twice
             taken.append(slots)
             self._queue.drop(len(entries) if missing else int(positions[-1]) + 1)
         self.ready -= count
@@ -142,16 +142,16 @@ class View:
 
     @property
     def ready_rows(self) -> int:
-        """Rows that claims could take."""
+        """How many rows a claim could take."""
         return self.ready
 
     def next_waiter(self) -> Waiter | None:
-        """The waiter at the head, if enough rows are ready for it."""
+        """The first waiting claim, if enough rows are ready for it."""
         head = next(iter(self.waiters.values()), None)
         return head if head is not None and self.ready >= head.min_size else None
 
     def queued(self) -> list[int]:
-        """Slots in the queue, in order."""
+        """The slots in the queue, in order."""
         entries = self._queue.peek(len(self._queue))
         slots: list[int] = (entries[self._positions_ready(entries, len(entries))] & _SLOT).tolist()
         return slots
@@ -171,7 +171,7 @@ class View:
         return positions[:most]
 
     def _enter(self, slots: Slots) -> Int64Array:
-        """Mark those of the rows that are ready and not yet in the queue as being in it; their entries."""
+        """Mark the rows that are ready and not yet queued as queued. Returns their entries."""
         fresh = mark_ready(self._rows, self._column, self._state_column, self.mask, slots)
         self.ready += len(fresh)
         entries: Int64Array = (self._rows.epochs(fresh).astype(np.int64) << _SLOT_BITS) | fresh
@@ -179,7 +179,7 @@ class View:
 
 
 def mark_ready(rows: RowTable, column: str, state_column: str, mask: np.uint64, slots: Slots) -> Slots:
-    """Mark in `column` those of the rows that are ready and not yet marked; which they are."""
+    """Mark in `column` the rows that are ready and not yet marked. Returns them."""
     marked = rows[column]
     produced = (rows["produced"][slots] & mask) == mask
     untaken = rows[state_column][slots] == UNTAKEN
@@ -189,7 +189,9 @@ def mark_ready(rows: RowTable, column: str, state_column: str, mask: np.uint64, 
 
 
 def within_tokens(lengths: npt.NDArray[np.signedinteger[Any]], max_tokens: int) -> int:
-    """How many of the first lengths stay within max_tokens together (0: all), at least one; unknown ones count as 0."""
+    """How many of the first lengths have a sum of at most max_tokens; at least 1. All if max_tokens is 0. An unknown
+    length counts as 0.
+    """
     if not max_tokens:
         return len(lengths)
     tokens = np.cumsum(np.maximum(lengths, 0), dtype=np.int64)

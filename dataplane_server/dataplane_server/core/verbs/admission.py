@@ -1,9 +1,9 @@
-"""Arena space for writes: reserved before the first byte arrives, or waited for.
+"""Arena space for writes: each write reserves its space before the first byte arrives, or queues for it.
 
-A write asks for the space of all its rows at once and gets all of it or waits, first come first served, so small puts
-do not starve a large one. There are two queues: writes that name a claim go ahead of all others. They are what lets
-rows be consumed, and cleared, in the end; behind a queue of puts that wait for exactly that, they would wait for ever.
-A reservation is released, or redeemed when its bytes become values of rows, never both.
+A write asks for the space of all its rows at once. It gets all of it or waits, first come first served, so small puts
+do not starve a large one. There are two queues: writes that name a claim are served before all others. Only they let
+rows be consumed and then cleared; behind puts that wait for that very space, they would wait for ever. A reservation
+ends once: it is released, or redeemed when its bytes become values of rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Writes in either queue."""
+        """How many writes are in either queue."""
         return len(self._urgent) + len(self._waiting)
 
     @property
@@ -47,8 +47,8 @@ class Admission:
         return sum(int(sizes.sum()) for _, sizes in self._reserved.values())
 
     def admit(self, ticket: int, columns: Columns, now: float, *, urgent: bool = False) -> Reservation | None:
-        """Reserve space for columns that can fit, or queue for it (None: an effect `Admitted` follows). urgent: ahead
-        of all writes that are not urgent.
+        """Reserve space for columns that fit into an empty arena. Returns None if the write is queued: the effect
+        `Admitted` follows. urgent: ahead of all writes that are not urgent.
         """
         ahead = len(self._urgent) if urgent else self.waiting
         reservation = None if ahead and columns.size_bytes > 0 else self._reserve(ticket, columns)
@@ -60,14 +60,14 @@ class Admission:
         return reservation
 
     def check_can_fit(self, columns: Columns) -> None:
-        """Refuse columns that do not fit into an empty arena, where every column begins at an aligned offset."""
+        """Refuse columns that do not fit into an empty arena, each at an aligned offset."""
         sizes = [column.size_bytes for column in columns.each if column.size_bytes]
         padded = sum(map(align, sizes[:-1])) + sum(sizes[-1:])
         budget = self._state.limits.memory_bytes
         if padded > budget:
             needed = sum(sizes)
             message = (
-                f"the put holds {needed} bytes of values, {padded} with each column aligned to {ALIGNMENT}; "
+                f"the put has {needed} bytes of values, {padded} with each column aligned to {ALIGNMENT}; "
                 f"the whole memory budget is {budget}"
             )
             raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
@@ -75,23 +75,23 @@ class Admission:
     def _check_may_wait(self, queue: OrderedDict[int, Columns]) -> None:
         limit = self._state.limits.max_waiting_puts
         if len(queue) >= limit:
-            raise Refusal(Reason.LIMIT_REACHED, f"{limit} puts wait for space already", max_waiting_puts=limit)
+            raise Refusal(Reason.LIMIT_REACHED, f"{limit} puts already wait for space", max_waiting_puts=limit)
 
     def no_space(self, ticket: int) -> Refusal:
-        """Why a waiting write did not get its space in time."""
+        """The refusal of a write that did not get its space in time."""
         columns = self._urgent.get(ticket) or self._waiting.get(ticket)
         needed = columns.size_bytes if columns is not None else 0
         space = self._state.space
         message = (
-            f"the put holds {needed} bytes of values, {space.free} of the memory budget of {space.capacity} bytes are "
+            f"the put has {needed} bytes of values, {space.free} of the memory budget of {space.capacity} bytes are "
             f"free, {self.waiting - 1} other puts wait; clear consumed rows or raise the budget"
         )
         metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
         return Refusal(Reason.NO_SPACE, message, **metadata)
 
     def redeem(self, ticket: int) -> Int64Array:
-        """End a reservation whose bytes are values of rows from now on. Returns the offsets of the rows: a row of the
-        array for each column.
+        """End a reservation whose bytes become values of rows. Returns the offsets of the rows: an array row for each
+        column.
         """
         return self._reserved.pop(ticket)[0]
 

@@ -1,10 +1,11 @@
-"""How the rows of a step are split between ranks: in order, or so that all ranks have about as many tokens.
+"""Splits the rows of a step between ranks: in order, or so that all ranks have about as many tokens.
 
-By tokens, rows are placed longest first, each on the shard with the fewest tokens that may take one more row, and then
-rows are swapped between the fullest and the emptiest shard until no swap helps. Numbers of rows differ by at most one.
+To balance tokens, rows are placed longest first, each on the shard with the fewest tokens that may take one more row.
+Then rows are swapped between the fullest and the emptiest shard until no swap helps. Numbers of rows differ by at most
+one.
 
-Ties go by position: equal weights give equal splits. The work is bounded: 1 ms for 128 rows over 16 shards, under a
-second for 65,536 over 64.
+Ties are broken by position, so equal weights give equal splits. The work is bounded: 1 ms for 128 rows over 16 shards,
+under a second for 65,536 over 64.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from dataplane_server.core.calls.values import Int64Array
 Row = tuple[int, int]
 """Weight and position."""
 Share = tuple[int, list[Row]]
-"""What a shard has: the sum of the weights, and the rows."""
+"""A shard: the sum of its weights, and its rows."""
 
 _SWAP_WORK = 16
 _MOST_SWAP_WORK = 1 << 18
-"""How many rows the search for swaps may look at: for each row that there is, and together."""
+"""How many rows the search for swaps may examine: for each row of the step, and in total."""
 _sum_of: Callable[[Row | Share], int] = itemgetter(0)
 
 
 def split_in_order(n: int, shards: int) -> list[list[int]]:
-    """Positions 0 to n - 1 in order, in so many runs (at least 1) whose lengths differ by one at most, longer ones
+    """Split positions 0 to n - 1 in order into `shards` (at least 1) runs. Lengths differ by at most one, longer ones
     first.
     """
     short, longer = divmod(n, shards)
@@ -37,10 +38,10 @@ def split_in_order(n: int, shards: int) -> list[list[int]]:
 
 
 def split_by_weight(weights: Int64Array, shards: int) -> list[list[int]]:
-    """Positions of the weights in so many shards (at least 1): sums nearly equal, numbers at most one apart.
+    """Split the positions of weights into `shards` (at least 1) with nearly equal sums; numbers differ by at most one.
 
-    A negative weight counts as none. Positions of a shard ascend, and shards stand in the order of their first
-    positions, empty ones last.
+    A negative weight counts as 0. The positions of a shard ascend. Shards are in the order of their first positions,
+    empty ones last.
     """
     rows = [(max(weight, 0), position) for position, weight in enumerate(weights.tolist())]
     rows.sort(key=_sum_of, reverse=True)
@@ -50,18 +51,18 @@ def split_by_weight(weights: Int64Array, shards: int) -> list[list[int]]:
 
 
 def _longest_first(rows: Sequence[Row], shards: int) -> list[Share]:
-    """Rows, which come by descending weight, each to the emptiest shard that may have one more."""
+    """Place rows, which come by descending weight, each on the emptiest shard that may take one more."""
     short, longer = divmod(len(rows), shards)
     shares: list[list[Row]] = [[] for _ in range(shards)]
-    line = [(0, shard) for shard in range(shards)]
+    emptiest = [(0, shard) for shard in range(shards)]
     for row in rows:
-        total, shard = heapq.heappop(line)
+        total, shard = heapq.heappop(emptiest)
         while len(shares[shard]) == short and not longer:
-            total, shard = heapq.heappop(line)
+            total, shard = heapq.heappop(emptiest)
         longer -= len(shares[shard]) == short
         shares[shard].append(row)
         if len(shares[shard]) <= short:
-            heapq.heappush(line, (total + row[0], shard))
+            heapq.heappush(emptiest, (total + row[0], shard))
     return [(sum(map(_sum_of, share)), share) for share in shares]
 
 
@@ -69,7 +70,7 @@ def _longest_first(rows: Sequence[Row], shards: int) -> list[Share]:
 
 
 def _even_out(shares: Sequence[Share]) -> list[list[Row]]:
-    """Swap a row of the fullest shard for one of the emptiest shard for which that helps, until no swap helps."""
+    """Swap rows of the fullest shard for rows of the emptiest shard that allows it, until no swap helps."""
     sums = [total for total, _ in shares]
     held = [sorted(share) for _, share in shares]
     work = min(_SWAP_WORK * sum(map(len, held)), _MOST_SWAP_WORK)
@@ -91,7 +92,7 @@ def _even_out(shares: Sequence[Share]) -> list[list[Row]]:
 
 
 def _best_swap(full: Sequence[Row], empty: Sequence[Row], gap: int) -> tuple[int, int] | None:
-    """Which two rows to swap to bring the sums closest together; None if no two bring them closer. Rows ascend."""
+    """The two rows whose swap brings the sums closest; None if no swap brings them closer. Rows ascend."""
     best, swap, other = gap, None, 0
     for number, (weight, _) in enumerate(full):
         while other < len(empty) and 2 * (weight - empty[other][0]) > gap:
@@ -105,7 +106,7 @@ def _best_swap(full: Sequence[Row], empty: Sequence[Row], gap: int) -> tuple[int
 
 
 def _swap(full: list[Row], empty: list[Row], number: int, other: int) -> int:
-    """Swap two rows; how much weight that moved."""
+    """Swap two rows. Returns the weight that this moves to `empty`."""
     full[number], empty[other] = empty[other], full[number]
     moved = empty[other][0] - full[number][0]
     full.sort()
