@@ -9,9 +9,9 @@ from tests.core.caller import Caller, int64
 from tests.core.replayed import RecordedPlane
 
 from dataplane_server.core.calls import BeginRead, ClearResult, DropPartition, PutResult, PutSamples, Reservation
-from dataplane_server.core.calls.columns import Int64Array
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Int64Array
 
 
 def replaced(caller: Caller, *sample_ids: str) -> Int64Array:

@@ -173,7 +173,7 @@ def put_half_a_group_in_line(caller: Caller) -> None:
     caller.finish_group(group.reservation_id)
     caller.take("b", whole_groups=True)
     (view,) = [view for view in partition(caller).tasks["train"].views if isinstance(view, GroupView)]
-    view._line.popitem()
+    view._queue.popitem()
 
 
 def miscount_a_payload(caller: Caller) -> None:

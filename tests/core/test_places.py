@@ -9,7 +9,8 @@ import pytest
 from tests.core.caller import Caller, int64
 
 from dataplane_server.core.calls import EndRead
-from dataplane_server.core.calls.columns import MAX_ENTRIES, Int64Array
+from dataplane_server.core.calls.columns import MAX_ENTRIES
+from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.rows.places import Places
 
 BYTES = [1, 1 << 12, 1 << 32, 1 << 40, (1 << 62) - 1]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.core.arena_model import free_ranges, longest_room
 from tests.core.caller import int64
 
-from dataplane_server.core.calls.columns import Int64Array
-from dataplane_server.core.calls.values import Run
+from dataplane_server.core.calls.values import Int64Array, Run
 from dataplane_server.core.rows.space import ALIGNMENT, Space, merged_runs
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -74,16 +74,16 @@ async def test_chunks_before_a_broken_one_are_handed_on() -> None:
     await reader.first()
     taken = reader.chunks(3)
     assert bytes(await anext(taken)) == b"ab"
-    with pytest.raises(Refusal, match="at byte 9 of the stream came where byte 2 was next"):
+    with pytest.raises(Refusal, match=r"chunk at byte 9 .* next byte is 2"):
         await anext(taken)
 
 
 @pytest.mark.parametrize(
     ("sent", "fragment"),
     [
-        ([b"\xff" * 50], "after 0 bytes of values came what is not a frame"),
-        ([b"\x0a\x03\x0a\x01\xff"], "the header of the stream is none"),
-        ([chunk(0, b"ab", HEADER), b"\x12\x05abc"], "after 2 bytes of values came what is not a frame"),
+        ([b"\xff" * 50], "at byte 0 .* not a frame"),
+        ([b"\x0a\x03\x0a\x01\xff"], "invalid stream header"),
+        ([chunk(0, b"ab", HEADER), b"\x12\x05abc"], "at byte 2 .* not a frame"),
     ],
     ids=["its first frame", "its header", "a later frame"],
 )
