@@ -33,6 +33,7 @@ from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import Call
 from dataplane_server.core.state.answers import Answers
+from dataplane_server.core.state.descriptions import describe_partition, describe_task
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.stats import invariants
@@ -78,11 +79,11 @@ class DataPlane:
 
     def partition_info(self, partition_id: str, now: float = 0.0) -> PartitionInfo:
         """now: times are counted until then. Refusal PARTITION_NOT_FOUND."""
-        return self._state.partition(partition_id).info(now)
+        return describe_partition(self._state.partition(partition_id), now)
 
     def partition_infos(self, now: float = 0.0) -> list[PartitionInfo]:
         """All partitions, by id."""
-        return [self._state.partitions[name].info(now) for name in sorted(self._state.partitions)]
+        return [describe_partition(self._state.partitions[name], now) for name in sorted(self._state.partitions)]
 
     def columns(self, now: float) -> tuple[list[Column], list[Column]]:
         """The figures of all partitions and of all their tasks, in the order of `partitions`; see `stats.figures`."""
@@ -96,7 +97,7 @@ class DataPlane:
             message = f"a consumption query of partition {partition_id!r} names no task"
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id)
         check_distinct("task", tasks)
-        infos = tuple(partition.task_info(name, now) for name in tasks)
+        infos = tuple(describe_task(partition, name, now) for name in tasks)
         announced = partition.rows_put_total >= partition.definition.num_samples
         return ConsumptionInfo(announced and all(i.consumed_rows == len(partition.rows) for i in infos), infos)
 

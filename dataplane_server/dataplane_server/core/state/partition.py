@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataplane_server.core.calls.answers import FieldInfo, PartitionInfo, ReadColumn, TaskInfo
+from dataplane_server.core.calls.answers import ReadColumn
 from dataplane_server.core.calls.columns import Column, Columns, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -392,69 +392,16 @@ class Partition:
             task.produced(slots)
         return slots
 
-    # -- description ---------------------------------------------------------------------------------------------------
-
-    @property
-    def rows_cleared_total(self) -> int:
-        return sum(self.removed.values())
+    # -- figures -------------------------------------------------------------------------------------------------------
 
     @property
     def size_bytes(self) -> int:
         return sum([field.size_bytes for field in self.fields.values()])
 
-    def age_s(self, generation: int | None, now: float) -> float | None:
-        """Seconds since the row of a generation was created; None for None."""
-        return None if generation is None else self.generations.age(generation, now)
-
     def weight_version_lag(self, oldest: int | None) -> int | None:
         """How far a weight version is behind the newest one of the partition; None if either is unknown."""
         newest = self.rows.newest_weight_version
         return None if newest is None or oldest is None else newest - oldest
-
-    def task_info(self, name: str, now: float = 0.0) -> TaskInfo:
-        """The state and totals of a task. now: the time until which times are counted."""
-        task = self.task(name)
-        oldest, version = task.oldest_untaken()
-        since = task.waits_since()
-        untaken, claimed, consumed, delayed, dead = task.counts()
-        return TaskInfo(
-            task=name,
-            untaken_rows=untaken,
-            claimed_rows=claimed,
-            consumed_rows=consumed,
-            consumed_rows_total=task.consumed_total,
-            waiting_claims=task.waiting(),
-            delayed_rows=delayed,
-            dead_rows=dead,
-            delivered_rows_total=task.deliveries.total,
-            ended_deliveries=dict(task.deliveries.ended),
-            state_seconds=task.clock.seconds(now),
-            ready_rows=task.ready_rows(),
-            oldest_untaken_age_s=self.age_s(oldest, now),
-            weight_version_lag=self.weight_version_lag(version),
-            longest_wait_s=None if since is None else max(now - since, 0.0),
-            claims_total=task.counters.claims,
-        )
-
-    def info(self, now: float = 0.0) -> PartitionInfo:
-        fields = tuple(FieldInfo(f.name, f.shape, f.per_token, f.rows, f.size_bytes) for f in self.fields.values())
-        return PartitionInfo(
-            definition=self.definition,
-            fields=fields,
-            tasks=tuple(self.task_info(name, now) for name in self.tasks),
-            rows=len(self.rows),
-            size_bytes=self.size_bytes,
-            rows_put_total=self.rows_put_total,
-            rows_cleared_total=self.rows_cleared_total,
-            removed_rows=dict(self.removed),
-            open_groups=len(self.groups.reserved),
-            oldest_row_age_s=self.age_s(self.rows.oldest_generation, now),
-            newest_weight_version=self.rows.newest_weight_version,
-            written_bytes_total=self.counters.put_bytes
-            + sum(task.counters.commit_bytes for task in self.tasks.values()),
-            read_bytes_total=self.counters.read_bytes,
-            read_rows_total=self.counters.read_rows,
-        )
 
 
 def _indexes(fields: Sequence[Field]) -> Int64Array:

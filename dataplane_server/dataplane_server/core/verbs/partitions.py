@@ -13,6 +13,7 @@ from dataplane_server.core.calls.names import check_definition, check_generation
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import ClearSamples, DropPartition, RegisterPartition, ResetTask
 from dataplane_server.core.calls.values import Definition, Slots
+from dataplane_server.core.state.descriptions import describe_partition
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.tasks.task import Task
@@ -37,14 +38,14 @@ class Partitions:
         check_definition(call.definition, self._state.limits)
         partition = self._state.partitions.get(call.definition.partition_id)
         if partition is None:
-            return self._create(call.definition).info(now)
+            return describe_partition(self._create(call.definition), now)
         partition.check_redefine(call.definition)
         self._claims.void(partition)
         self._steps.forget(partition)
         partition.redefine(call.definition)
         self._state.report(Fact("reset", partition.partition_id, None, reason="registered again"))
         self._queue.fail_orphans(partition.partition_id)
-        return partition.info(now)
+        return describe_partition(partition, now)
 
     def _create(self, definition: Definition) -> Partition:
         state, limit = self._state, self._state.limits.max_partitions
