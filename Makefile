@@ -58,7 +58,7 @@ $(VENV)-core/.ready:
 	@touch $@
 
 test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch is installed
-	PYTHONPATH=dataplane_server $(VENV)-core/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib \
+	PYTHONPATH=dataplane_server:proto $(VENV)-core/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib \
 		-o 'markers=timeout(seconds): not enforced here' -p no:cacheprovider -W error tests/core
 
 test-nightly: $(VENV)/.dev  ## the core's state machine for many minutes, with other calls in every run

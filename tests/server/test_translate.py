@@ -19,15 +19,16 @@ from dataplane_server.core.calls import (
     ReadPlan,
     TaskInfo,
 )
-from dataplane_server.core.calls.columns import DTYPE_BYTES, Shape
+from dataplane_server.core.calls.columns import Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service import translate
 from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.element_types import ITEM_SIZES
 
 INT64_ONE_TWO = b"\x01" + bytes(7) + b"\x02" + bytes(7)
 
 
-@pytest.mark.parametrize("name", DTYPE_BYTES)
+@pytest.mark.parametrize("name", ITEM_SIZES)
 def test_every_element_type_comes_through_both_ways(name: str) -> None:
     number = pb.DataType.Value(f"DATA_TYPE_{name.upper()}")
     column = pb.Column(name="x", kind=pb.FIELD_KIND_DENSE, data_type=pb.DataType.ValueType(number), row_shape=[2, 3])

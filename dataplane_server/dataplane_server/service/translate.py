@@ -27,20 +27,12 @@ from dataplane_server.core.calls import (
     Tags,
     TaskInfo,
 )
-from dataplane_server.core.calls.columns import ColumnSpec, Kind, Shape
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.element_numbers import DTYPE_NUMBERS, DTYPES_BY_NUMBER, KIND_NUMBERS, KINDS_BY_NUMBER
 
 MAX_TAGS_BYTES = 64 * 1024
-
-_KIND: dict[int, Kind] = {
-    pb.FIELD_KIND_DENSE: "dense",
-    pb.FIELD_KIND_JAGGED: "jagged",
-    pb.FIELD_KIND_OBJECT: "object",
-}
-_KIND_NUMBER = {kind: number for number, kind in _KIND.items()}
-_DTYPE = {number: name.removeprefix("DATA_TYPE_").lower() for name, number in pb.DataType.items() if number}
-_DTYPE_NUMBER = {name: number for number, name in _DTYPE.items()}
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -112,11 +104,11 @@ def optional_duration(value_s: float | None) -> Duration | None:
 
 def _column_spec(column: pb.Column) -> ColumnSpec:
     shape = Shape(
-        kind=_KIND.get(column.kind, "dense"),
-        dtype=_DTYPE.get(column.data_type, ""),
+        kind=KINDS_BY_NUMBER.get(column.kind, "dense"),
+        dtype=DTYPES_BY_NUMBER.get(column.data_type, ""),
         row_shape=tuple(column.row_shape),
     )
-    if column.kind not in _KIND:
+    if column.kind not in KINDS_BY_NUMBER:
         raise Refusal(Reason.INVALID_REQUEST, f"field {column.name!r} has no kind", field=column.name)
     has_lengths = column.row_lengths or shape.kind != "dense"
     return ColumnSpec(column.name, shape, _int64s(column.name, column.row_lengths) if has_lengths else None)
@@ -228,8 +220,8 @@ def _field_description(info: FieldInfo) -> pb.FieldDescription:
 def _layout(name: str, shape: Shape) -> pb.Column:
     return pb.Column(
         name=name,
-        kind=pb.FieldKind.ValueType(_KIND_NUMBER[shape.kind]),
-        data_type=pb.DataType.ValueType(_DTYPE_NUMBER.get(shape.dtype, 0)),
+        kind=pb.FieldKind.ValueType(KIND_NUMBERS[shape.kind]),
+        data_type=pb.DataType.ValueType(DTYPE_NUMBERS.get(shape.dtype, 0)),
         row_shape=shape.row_shape,
     )
 

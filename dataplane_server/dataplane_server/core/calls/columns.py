@@ -1,6 +1,6 @@
 """The layout of one field in one put or read, and the sizes of its rows.
 
-A row of any kind has `entries` * `unit_bytes` bytes. A jagged row of shape (L, *trailing) has L entries of shape
+A row of any kind has `entries` * `entry_bytes` bytes. A jagged row of shape (L, *trailing) has L entries of shape
 `trailing`, a dense row of shape (S, *trailing) has S, a scalar row has one, and an object row has one entry for each
 byte of its msgpack. So a dense field becomes jagged without rewriting values.
 """
@@ -10,43 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Int64Array
+from rl_dataplane.v1.element_types import ITEM_SIZES, KINDS, Kind
 
-Kind = Literal["dense", "jagged", "object"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_ENTRIES = (1 << 31) - 1
-
-DTYPE_BYTES: dict[str, int] = {
-    "bool": 1,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "float4_e2m1fn_x2": 1,
-    "complex32": 4,
-    "complex64": 8,
-    "complex128": 16,
-}
-"""Bytes of one element, by element type (torch's name)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +45,11 @@ class Shape:
         return self.row_shape[1:] if self.kind == "dense" else self.row_shape
 
     @property
-    def unit_bytes(self) -> int:
+    def entry_bytes(self) -> int:
         """Bytes of one entry."""
         if self.kind == "object":
             return 1
-        return DTYPE_BYTES[self.dtype] * math.prod(self.trailing)
+        return ITEM_SIZES[self.dtype] * math.prod(self.trailing)
 
     @property
     def dense_entries(self) -> int:
@@ -122,17 +94,17 @@ class Columns:
 
     each: tuple[Column, ...]
     entries: Int64Array
-    unit_bytes: Int64Array
+    entry_bytes: Int64Array
     size_bytes: int
 
     @property
     def row_bytes(self) -> Int64Array:
-        return self.entries * self.unit_bytes
+        return self.entries * self.entry_bytes
 
 
 def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
     """Check the columns of a put of n_rows rows. The refusal names the field, the row and the rule."""
-    unit_bytes = [_checked_unit_bytes(spec.name, spec.shape, limits) for spec in specs]
+    entry_bytes = [_checked_entry_bytes(spec.name, spec.shape, limits) for spec in specs]
     entries = np.empty((len(specs), n_rows), np.int64)
     for column, spec in zip(entries, specs, strict=True):
         column[:] = _row_entries(spec, n_rows)
@@ -140,9 +112,9 @@ def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Co
     sums = entries.sum(axis=1).tolist()
     each = tuple(
         Column(spec.name, spec.shape, of_rows, total * unit)
-        for spec, of_rows, total, unit in zip(specs, entries, sums, unit_bytes, strict=True)
+        for spec, of_rows, total, unit in zip(specs, entries, sums, entry_bytes, strict=True)
     )
-    return Columns(each, entries, np.array(unit_bytes, np.int64)[:, None], sum(column.size_bytes for column in each))
+    return Columns(each, entries, np.array(entry_bytes, np.int64)[:, None], sum(column.size_bytes for column in each))
 
 
 def _row_entries(spec: ColumnSpec, n_rows: int) -> Int64Array | int:
@@ -167,7 +139,7 @@ def _check_entries(specs: Sequence[ColumnSpec], entries: Int64Array) -> None:
         raise Refusal(Reason.INVALID_REQUEST, message, field=name, row=row)
 
 
-def _checked_unit_bytes(name: str, shape: Shape, limits: Limits) -> int:
+def _checked_entry_bytes(name: str, shape: Shape, limits: Limits) -> int:
     if shape.kind not in KINDS:
         raise Refusal(Reason.INVALID_REQUEST, f"field {name!r} has no kind", field=name)
     if shape.kind == "object":
@@ -175,12 +147,12 @@ def _checked_unit_bytes(name: str, shape: Shape, limits: Limits) -> int:
             message = f"field {name!r} is of kind object and must have neither element type nor row shape"
             raise Refusal(Reason.INVALID_REQUEST, message, field=name)
         return 1
-    if shape.dtype not in DTYPE_BYTES:
+    if shape.dtype not in ITEM_SIZES:
         raise Refusal(Reason.INVALID_REQUEST, f"field {name!r} has no element type", field=name)
     if len(shape.row_shape) > limits.max_dimensions:
         message = f"field {name!r} has {len(shape.row_shape)} dimensions per row; the limit is {limits.max_dimensions}"
         raise Refusal(Reason.INVALID_REQUEST, message, field=name)
-    unit = shape.unit_bytes
+    unit = shape.entry_bytes
     if shape.dense_entries > MAX_ENTRIES or unit > 1 << 40:
         raise Refusal(Reason.INVALID_REQUEST, f"field {name!r}: rows of {shape} are too large", field=name)
     return unit

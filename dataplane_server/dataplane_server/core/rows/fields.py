@@ -32,8 +32,8 @@ class Field:
         self._rows = rows
 
     @property
-    def unit_bytes(self) -> int:
-        return self.shape.unit_bytes if self.shape is not None else 0
+    def entry_bytes(self) -> int:
+        return self.shape.entry_bytes if self.shape is not None else 0
 
     def check(self, column: Column, partition_id: str) -> Shape:
         """The shape after a put of this column. Refusal FIELD_MISMATCH says what differs."""

@@ -270,7 +270,7 @@ class Partition:
         """Release the values of fields of rows; some rows may have none. Returns their bytes. The words stay."""
         indexes = _indexes(fields)
         offsets, entries = self.rows.places.load(self.rows.places.at(indexes, slots))
-        sizes = entries * np.array([[field.unit_bytes] for field in fields])
+        sizes = entries * np.array([[field.entry_bytes] for field in fields])
         lost = self._give_up_payloads(slots, fields, offsets, sizes) if self.rows.payloads else 0
         self.rows.release_bytes(slots, offsets, sizes)
         held = (self.rows["produced"][slots] >> indexes[:, None].astype(np.uint64)) & np.uint64(1)
@@ -310,7 +310,7 @@ class Partition:
         fields = [self.field(name) for name in names]
         shapes = self._produced_shapes(fields, slots)
         offsets, entries = self.rows.places.load(self.rows.places.at(_indexes(fields), slots))
-        sizes = entries * np.array([[shape.unit_bytes] for shape in shapes])
+        sizes = entries * np.array([[shape.entry_bytes] for shape in shapes])
         columns = tuple(map(ReadColumn, names, shapes, entries))
         return columns, tuple(column_runs(offsets, sizes))
 

@@ -186,7 +186,7 @@ def _pieces_of(partition: Partition, name: str) -> list[tuple[int, int]]:
 def _located(partition: Partition, name: str, slots: Slots) -> list[tuple[int, int]]:
     field = partition.fields[name]
     offsets, entries = field.locations(slots)
-    sizes = entries * field.unit_bytes
+    sizes = entries * field.entry_bytes
     return [(o, n) for o, n in zip(offsets.tolist(), sizes.tolist(), strict=True) if n]
 
 
