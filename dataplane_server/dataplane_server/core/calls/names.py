@@ -29,7 +29,7 @@ def check_distinct(what: str, names: Sequence[str]) -> None:
 def check_sample_ids(sample_ids: Sequence[str], limits: Limits) -> None:
     """One to max_rows_per_call distinct, well-formed ids."""
     if not 1 <= len(sample_ids) <= limits.max_rows_per_call:
-        message = f"the call names {len(sample_ids)} samples; it must name 1 to {limits.max_rows_per_call}"
+        message = f"a call must name 1 to {limits.max_rows_per_call} samples, got {len(sample_ids)}"
         raise Refusal(Reason.INVALID_REQUEST, message)
     lengths = set(map(len, sample_ids))
     if min(lengths) < 1 or max(lengths) > limits.max_id_bytes or not "".join(sample_ids).isascii():
