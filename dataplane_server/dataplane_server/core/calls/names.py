@@ -56,7 +56,7 @@ def check_reason(reason: str, limits: Limits) -> None:
 def check_generations(sample_ids: Sequence[str], generations: Int64Array | None) -> None:
     """None, or one generation for each row."""
     if generations is not None and generations.size != len(sample_ids):
-        message = f"the call has {generations.size} generations but names {len(sample_ids)} samples"
+        message = f"the call has generations for {generations.size} rows but names {len(sample_ids)} samples"
         raise Refusal(Reason.ROW_COUNT_MISMATCH, message, rows=generations.size, samples=len(sample_ids))
 
 
