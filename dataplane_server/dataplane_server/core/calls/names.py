@@ -29,7 +29,7 @@ def check_distinct(what: str, names: Sequence[str]) -> None:
 def check_sample_ids(sample_ids: Sequence[str], limits: Limits) -> None:
     """One to max_rows_per_call distinct, well-formed ids."""
     if not 1 <= len(sample_ids) <= limits.max_rows_per_call:
-        message = f"the call names {len(sample_ids)} samples; it must name 1 to {limits.max_rows_per_call}"
+        message = f"a call must name 1 to {limits.max_rows_per_call} samples, got {len(sample_ids)}"
         raise Refusal(Reason.INVALID_REQUEST, message)
     lengths = set(map(len, sample_ids))
     if min(lengths) < 1 or max(lengths) > limits.max_id_bytes or not "".join(sample_ids).isascii():
@@ -56,7 +56,7 @@ def check_reason(reason: str, limits: Limits) -> None:
 def check_generations(sample_ids: Sequence[str], generations: Int64Array | None) -> None:
     """None, or one generation for each row."""
     if generations is not None and generations.size != len(sample_ids):
-        message = f"the call has {generations.size} generations but names {len(sample_ids)} samples"
+        message = f"the call has generations for {generations.size} rows but names {len(sample_ids)} samples"
         raise Refusal(Reason.ROW_COUNT_MISMATCH, message, rows=generations.size, samples=len(sample_ids))
 
 

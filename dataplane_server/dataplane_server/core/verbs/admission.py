@@ -67,7 +67,7 @@ class Admission:
         if padded > budget:
             needed = sum(sizes)
             message = (
-                f"the put has {needed} bytes of values, {padded} with each column aligned to {ALIGNMENT}; "
+                f"the put holds {needed} bytes of values, {padded} with each column aligned to {ALIGNMENT}; "
                 f"the whole memory budget is {budget}"
             )
             raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
@@ -75,7 +75,7 @@ class Admission:
     def _check_may_wait(self, queue: OrderedDict[int, Columns]) -> None:
         limit = self._state.limits.max_waiting_puts
         if len(queue) >= limit:
-            raise Refusal(Reason.LIMIT_REACHED, f"{limit} puts already wait for space", max_waiting_puts=limit)
+            raise Refusal(Reason.LIMIT_REACHED, f"{limit} puts wait for space already", max_waiting_puts=limit)
 
     def no_space(self, ticket: int) -> Refusal:
         """The refusal of a write that did not get its space in time."""
@@ -83,7 +83,7 @@ class Admission:
         needed = columns.size_bytes if columns is not None else 0
         space = self._state.space
         message = (
-            f"the put has {needed} bytes of values, {space.free} of the memory budget of {space.capacity} bytes are "
+            f"the put holds {needed} bytes of values, {space.free} of the memory budget of {space.capacity} bytes are "
             f"free, {self.waiting - 1} other puts wait; clear consumed rows or raise the budget"
         )
         metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
