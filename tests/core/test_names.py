@@ -18,7 +18,7 @@ LIMITS = Limits(max_fields=3, max_tasks=2, max_rows_per_call=3, max_id_bytes=8, 
     ("sample_ids", "reason", "word"),
     [
         pytest.param([], Reason.INVALID_REQUEST, "1 to 3 samples", id="none"),
-        pytest.param(["a", "b", "c", "d"], Reason.INVALID_REQUEST, "this one 4", id="too many"),
+        pytest.param(["a", "b", "c", "d"], Reason.INVALID_REQUEST, "got 4", id="too many"),
         pytest.param(["a", ""], Reason.INVALID_REQUEST, "1 to 8 bytes", id="an empty id"),
         pytest.param(["x" * 9], Reason.INVALID_REQUEST, "got 9", id="a long id"),
         pytest.param(["ééééé"], Reason.INVALID_REQUEST, "got 10", id="an id is measured in bytes"),

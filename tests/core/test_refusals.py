@@ -195,8 +195,8 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
         ("batch_size 65537", "65536"),
     ),
     ("read of no field", lambda w: w.caller.read(["s1"]), R.INVALID_REQUEST, ("'p'", "no field")),
-    ("read of no sample", lambda w: w.caller.read([], "a"), R.INVALID_REQUEST, ("this one 0",)),
-    ("clear of no sample", lambda w: w.caller.clear([]), R.INVALID_REQUEST, ("this one 0",)),
+    ("read of no sample", lambda w: w.caller.read([], "a"), R.INVALID_REQUEST, ("got 0",)),
+    ("clear of no sample", lambda w: w.caller.clear([]), R.INVALID_REQUEST, ("got 0",)),
     ("consumption of no task", lambda w: w.caller.plane.consumption("p", []), R.INVALID_REQUEST, ("'p'", "no task")),
     (
         "call without request id",

@@ -15,11 +15,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from dataplane_server.core.calls import CloseSession, Heartbeat, OpenSession, SessionInfo
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
 from dataplane_server.service import translate
 from dataplane_server.service.endless import Call
 from dataplane_server.service.frames import STALL_TIMEOUT_S
-from dataplane_server.service.session_streams import session_expired
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

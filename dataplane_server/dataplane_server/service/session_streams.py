@@ -7,7 +7,7 @@ session expires, its stream is ended if it is still open: the client was paused,
 from __future__ import annotations
 
 from dataplane_server.core.calls import SessionExpired
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
 from dataplane_server.observe.log import get_log
 from dataplane_server.service.endless import Call, EndlessCalls
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -55,10 +55,3 @@ class SessionStreams:
         stream = self._streams.get(effect.session_id)
         if stream is not None:
             self._endless.end(stream, session_expired(effect.session_id))
-
-
-def session_expired(session_id: str) -> Refusal:
-    message = (
-        f"session {session_id[:256]!r} is not open: it expired (no heartbeat within its grace period) or was closed"
-    )
-    return Refusal(Reason.SESSION_EXPIRED, message, session_id=session_id)

@@ -68,3 +68,9 @@ def superseded() -> Refusal:
 def group_fenced(reservation_id: str) -> Refusal:
     message = f"group reservation {reservation_id[:256]!r} is not open: the group was finished or aborted"
     return Refusal(Reason.GROUP_FENCED, message, reservation_id=reservation_id)
+
+
+def session_expired(session_id: str) -> Refusal:
+    why = "it expired (no heartbeat within its grace period) or was closed"
+    message = f"session {session_id[:256]!r} is not open: {why}"
+    return Refusal(Reason.SESSION_EXPIRED, message, session_id=session_id)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from dataplane_server.core.calls.answers import SessionInfo
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
 
 
 @dataclass(slots=True, eq=False)
@@ -83,9 +83,7 @@ class Sessions:
         try:
             return self._sessions[session_id]
         except KeyError:
-            why = "it expired (no heartbeat within its grace period) or was closed"
-            message = f"session {session_id[:256]!r} is not open: {why}"
-            raise Refusal(Reason.SESSION_EXPIRED, message, session_id=session_id) from None
+            raise session_expired(session_id) from None
 
     def name(self, session_id: str) -> str:
         """The client's name; empty if the session is not open."""
