@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,3 +63,24 @@ def imported(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
+
+
+SURROUNDS = {
+    "answers are recalled": r"answers\.recall\(",
+    "answers are remembered": r"answers\.remember\(",
+    "waiting writes are admitted": r"\.admit_waiting\(",
+    "queued claims are served": r"queue\.pop\(",
+    "tasks are observed": r"task\.observe\(",
+    "cached figures are dropped": r"\.figures = None$",
+    "the history grows": r"history\.note\(",
+}
+
+
+@pytest.mark.parametrize("pattern", SURROUNDS.values(), ids=SURROUNDS)
+def test_what_surrounds_a_change_of_the_core_is_in_one_module(pattern: str) -> None:
+    """Other modules define these functions; only `core/turn.py` calls them."""
+    core = ROOT / "dataplane_server" / "dataplane_server" / "core"
+    found = {
+        str(file.relative_to(core)) for file in core.rglob("*.py") if re.search(pattern, file.read_text(), re.MULTILINE)
+    }
+    assert found == {"turn.py"}
