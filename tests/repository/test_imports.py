@@ -69,7 +69,7 @@ SURROUNDS = {
     "answers are recalled": r"answers\.recall\(",
     "answers are remembered": r"answers\.remember\(",
     "waiting writes are admitted": r"\.admit_waiting\(",
-    "queued claims are served": r"queue\.pop\(",
+    "queued claims are served": r"verbs\.queue\.pop\(",
     "tasks are observed": r"task\.observe\(",
     "cached figures are dropped": r"\.figures = None$",
     "the history grows": r"history\.note\(",
