@@ -62,7 +62,7 @@ test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch
 		-o 'markers=timeout(seconds): not enforced here' -p no:cacheprovider -W error tests/core
 
 test-nightly: $(VENV)/.dev  ## the core's state machine for many minutes, with other calls in every run
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/test_state_machine.py tests/core/claim_machine --timeout 7200
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/machine --timeout 7200
 
 test-soak: $(VENV)/.dev  ## what takes many minutes: clients killed by the hundred, every layout of ranks
 	$(BIN)/python -m pytest -m soak

@@ -13,12 +13,12 @@ from hypothesis import settings
 from dataplane_server.core.calls.limits import Limits
 
 for _helper in (
-    "arena_model",
+    "machine.arena",
     "caller",
     "modelled_plane",
     "partition_model",
     "replayed",
-    "claim_machine.checked_plane",
+    "machine.checked_plane",
 ):
     pytest.register_assert_rewrite(f"tests.core.{_helper}")
 

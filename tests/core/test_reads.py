@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.core.arena_model import aligned, cut
 from tests.core.caller import Caller
+from tests.core.machine.arena import aligned, cut
 
 from dataplane_server.core.calls import ClearResult, DropPartition, EndRead, ReadPlan
 from dataplane_server.core.calls.refusal import Reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.core.arena_model import cut
 from tests.core.caller import BYTES, Caller, int64
+from tests.core.machine.arena import cut
 
 from dataplane_server.core.calls import (
     ClearResult,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.arena_model import free_ranges, longest_room
 from tests.core.caller import int64
+from tests.core.machine.arena import free_ranges, longest_room
 
 from dataplane_server.core.calls.values import Int64Array, Run
 from dataplane_server.core.rows.space import ALIGNMENT, Space, merged_runs

@@ -1,23 +1,29 @@
 """What the model is made of: rows, groups, claims and sessions as plain objects that are told apart by identity.
 
-A row that was cleared and put again under its id is another object, so nothing here needs slots, stamps or generations.
+A row that was cleared and put again under its id is another object, so nothing here needs slots, epochs or generations.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dataplane_server.core.calls import ClaimSamples, ClaimShard, CommitClaim, Grant, PutSamples
+from tests.core.machine.arena import Arena
+
+from dataplane_server.core.calls import ClaimSamples, ClaimShard, CommitClaim, Grant, PutSamples, Run, Tags
 
 Wish = ClaimSamples | ClaimShard
 
 
 @dataclass(eq=False)
 class Value:
-    """Bytes of one field, perhaps of several rows."""
+    """Bytes of one field, and where they lie. holders: rows that have them, or lost them while they were read."""
 
-    size: int
+    data: bytes
+    entries: int
+    pieces: list[Run] = field(default_factory=list)
+    holders: set[Row] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -35,14 +41,32 @@ class Row:
     partition_id: str
     standings: dict[str, Standing]
     length: int = -1
+    tags: Tags = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     group: Group | None = None
     generation: int = 0
     resident: bool = True
+    readers: int = 0
+    owed: list[Value] = field(default_factory=list)
 
     @property
     def hidden(self) -> bool:
         return self.group is not None and self.group.state == "reserved"
+
+    def get(self, name: str, value: Value, arena: Arena) -> None:
+        self.lose([name], arena)
+        self.values[name] = value
+        value.holders.add(self)
+
+    def lose(self, names: Iterable[str], arena: Arena) -> None:
+        """Values go. Their bytes are free at once, or when the last reader of the row is done."""
+        self.owed += [self.values.pop(name) for name in names if name in self.values]
+        if not self.readers:
+            for value in self.owed:
+                value.holders.discard(self)
+                if not value.holders:
+                    arena.free(value.pieces)
+            self.owed = []
 
 
 @dataclass(eq=False)
@@ -134,14 +158,30 @@ class Answer:
 
 @dataclass(eq=False)
 class Write:
-    """A put or commit that has its room and not all of its bytes."""
+    """A put or commit under way. values: a list for each column. runs: its space, None while it waits."""
 
     call: PutSamples | CommitClaim
-    ticket: int
+    partition_id: str
+    values: dict[str, list[Value]]
+    ticket: int = 0
+    runs: tuple[Run, ...] | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        return [sum(len(value.data) for value in column) for column in self.values.values()]
 
     @property
     def size(self) -> int:
-        return sum(int(spec.lengths.sum()) for spec in self.call.columns if spec.lengths is not None)
+        return sum(self.sizes)
+
+
+@dataclass(eq=False)
+class Read:
+    """A read that has not ended: the bytes that it must find in its runs."""
+
+    rows: list[Row]
+    runs: tuple[Run, ...]
+    data: bytes
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.core.claim_machine.things import Group, Row
+from tests.core.machine.things import Group, Row
 
 Unit = Row | Group
 """What is handed out whole: a row, or a group with all of its rows."""

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from tests.core.claim_machine.facts import Effects
-from tests.core.claim_machine.history import History
-from tests.core.claim_machine.model import Model
-from tests.core.claim_machine.partition import PartitionModel
-from tests.core.claim_machine.refusals import No
-from tests.core.claim_machine.things import Answer, Group, Handed, Row, Session, Wish, Write
+from tests.core.machine.facts import Effects
+from tests.core.machine.history import History
+from tests.core.machine.model import Model
+from tests.core.machine.partition import PartitionModel
+from tests.core.machine.refusals import No
+from tests.core.machine.things import Answer, Group, Handed, Read, Row, Session, Wish, Write
 from tests.core.replayed import RecordedPlane
 
 from dataplane_server.core.calls import (
@@ -25,20 +25,24 @@ from dataplane_server.core.calls import (
     AbandonRequest,
     AbortGroup,
     AbortWrite,
+    Admitted,
     AdoptClaim,
     Advance,
     BeginRead,
+    Call,
     ClaimSamples,
     ClaimShard,
     ClearSamples,
     CloseSession,
     CommitClaim,
+    Drain,
     DropPartition,
     EndRead,
     Failed,
     FinishGroup,
     FinishWrite,
     GiveUpClaim,
+    GiveUpWrite,
     Grant,
     Granted,
     Heartbeat,
@@ -71,6 +75,7 @@ class CheckedPlane:
         self.model = Model(limits)
         self.history = History()
         self.sent: list[RepeatableCall[Any]] = []
+        self.sessions: list[str] = []  # ever opened
         self.now = 0.0
         self._newest = 0  # generation
         self._told: dict[type, Callable[..., object]] = {
@@ -96,7 +101,7 @@ class CheckedPlane:
         """Send a request, for the first time or again. What the plane said."""
         self.sent.append(request)
         verb = verb_of(request)
-        outcome = self._real(lambda: self.plane.apply(request, self.now))
+        outcome = self._real(request)
         try:
             before = self.model.recall(request.request_id, verb)
             if before is not None:
@@ -108,7 +113,11 @@ class CheckedPlane:
         except No as no:
             self._check_refused(outcome, no)
             return outcome
-        self._check_answer(request, outcome, expected)
+        if isinstance(expected, Write):
+            self._check_effects()  # a write that was superseded has made way for others
+            self._admit(expected, outcome)
+        else:
+            self._check_answer(request, outcome, expected)
         return outcome
 
     def _note_reset(self, request: RepeatableCall[Any]) -> None:
@@ -131,11 +140,7 @@ class CheckedPlane:
         """An answer that was not given before; it is remembered, if it is one for good."""
         assert not isinstance(outcome, Refusal), (outcome.reason, outcome.message)
         handed = expected if isinstance(expected, Handed) else None
-        if isinstance(outcome, Reservation):
-            assert isinstance(request, (PutSamples, CommitClaim))
-            assert expected is None
-            self.model.writes.append(Write(request, outcome.ticket))
-        elif isinstance(outcome, Waiting):
+        if isinstance(outcome, Waiting):
             assert isinstance(request, (ClaimSamples, ClaimShard))
             assert expected is None
             self.model.wait(request, outcome.ticket)
@@ -149,8 +154,22 @@ class CheckedPlane:
         self._check_effects()
         if isinstance(outcome, Grant) and isinstance(request, (ClaimSamples, ClaimShard)) and handed is not None:
             self._bind_claim(request, handed, outcome)
-        if not isinstance(outcome, (Reservation, Waiting)):
+        if not isinstance(outcome, Waiting):
             self._remember(request, outcome, handed)
+
+    def _admit(self, write: Write, outcome: object) -> None:
+        """A write has its space, or is queued, or may not wait."""
+        if isinstance(outcome, Reservation):
+            assert not self.model.must_wait(write), "a write overtook the queue"
+            self.model.give_space(write, outcome)
+        else:
+            assert self.model.must_wait(write) or not self.model.arena.must_fit(write.sizes)
+            if reasons := self.model.why_not_at_once(write):
+                self._check_refused(outcome, No(*reasons))
+                return
+            assert isinstance(outcome, Waiting), outcome
+            write.ticket = outcome.ticket
+        self.model.writes.append(write)
 
     def _remember(self, request: RepeatableCall[Any], outcome: object, handed: Handed | None = None) -> None:
         verb = verb_of(request)
@@ -185,14 +204,17 @@ class CheckedPlane:
 
     def finish(self, write: Write) -> None:
         """The last byte of a write has come."""
-        self.model.writes.remove(write)
-        outcome = self._real(lambda: self.plane.apply(FinishWrite(write.ticket), self.now))
-        call = write.call
+        outcome = self._real(FinishWrite(write.ticket))
+        call, model = write.call, self.model
         try:
-            expected = self.model.finish_put(call) if isinstance(call, PutSamples) else self.model.finish_commit(call)
+            expected = (
+                model.finish_put(write, call) if isinstance(call, PutSamples) else model.finish_commit(write, call)
+            )
         except No as no:
+            model.discard(write)
             self._check_refused(outcome, no)
             return
+        model.writes.remove(write)
         assert outcome == expected, (outcome, expected)
         if isinstance(call, PutSamples):
             assert isinstance(outcome, PutResult)
@@ -204,14 +226,21 @@ class CheckedPlane:
         self._remember(call, outcome)
 
     def abort_write(self, write: Write) -> None:
-        self.model.writes.remove(write)
-        self._real(lambda: self.plane.apply(AbortWrite(write.ticket), self.now))
+        self._real(AbortWrite(write.ticket))
+        self.model.discard(write)
+        self._check_effects()
+
+    def give_up_write(self, write: Write) -> None:
+        refusal = self._real(GiveUpWrite(write.ticket))
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason is Reason.NO_SPACE
+        self.model.discard(write)
         self._check_effects()
 
     # -- sessions and time ---------------------------------------------------------------------------------------------
 
     def open_session(self, session_id: str, grace_s: float) -> None:
-        outcome = self._real(lambda: self.plane.apply(OpenSession(session_id, "client", grace_s), self.now))
+        outcome = self._real(OpenSession(session_id, "client", grace_s))
         if session_id:
             lives = self.model.heard(session_id)
             assert isinstance(outcome, Refusal) != lives
@@ -219,15 +248,15 @@ class CheckedPlane:
             return
         assert isinstance(outcome, SessionInfo)
         assert outcome.grace_s == grace_s
-        assert outcome.session_id not in self.history.sessions
-        self.history.sessions.append(outcome.session_id)
+        assert outcome.session_id not in self.sessions
+        self.sessions.append(outcome.session_id)
         self.model.sessions.append(Session(outcome.session_id, grace_s, self.now + grace_s))
 
     def heartbeat(self, session_id: str) -> None:
-        assert self.plane.apply(Heartbeat(session_id), self.now) == self.model.heard(session_id)
+        assert self._real(Heartbeat(session_id)) == self.model.heard(session_id)
 
     def close_session(self, session_id: str) -> None:
-        self._real(lambda: self.plane.apply(CloseSession(session_id), self.now))
+        self._real(CloseSession(session_id))
         self.model.close_session(session_id)
         self._check_effects()
 
@@ -237,52 +266,80 @@ class CheckedPlane:
         self.model.now = self.now
 
     def advance(self, stalled_s: float = 0.0) -> None:
-        self._real(lambda: self.plane.apply(Advance(stalled_s), self.now))
+        self._real(Advance(stalled_s))
         self.model.advance(self.now, stalled_s)
         self._check_effects()
 
     # -- waiting callers -----------------------------------------------------------------------------------------------
 
     def give_up_claim(self, ticket: int) -> None:
-        refusal = self._real(lambda: self.plane.apply(GiveUpClaim(ticket), self.now))
+        refusal = self._real(GiveUpClaim(ticket))
         assert isinstance(refusal, Refusal)
         assert refusal.reason is Reason.CLAIM_TIMEOUT
         self.model.leave_line([ticket])
         self._check_effects()
 
     def abandon_claim(self, ticket: int) -> None:
-        self._real(lambda: self.plane.apply(AbandonClaim(ticket), self.now))
+        self._real(AbandonClaim(ticket))
         self.model.leave_line([ticket])
         self._check_effects()
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
-    def read(self, partition: PartitionModel, rows: list[Row], names: list[str]) -> None:
-        """Read rows, by the generations that they had when somebody last looked."""
-        ids, births = [row.sample_id for row in rows], np.array([row.generation for row in rows], np.int64)
-        outcome = self._real(lambda: self.plane.apply(BeginRead(partition.partition_id, ids, names, births), self.now))
-        reasons = set()
-        for row in rows:
-            there = partition.find(row.sample_id)
-            if there is None:
-                reasons.add(Reason.SAMPLE_NOT_FOUND)
-            elif there is not row:
-                reasons.add(Reason.ROW_REPLACED)
-            elif not set(names) <= there.values.keys():
-                reasons.add(Reason.FIELD_NOT_PRODUCED)
-        if reasons:
+    def begin_read(self, call: BeginRead) -> ReadPlan | None:
+        """Begin a read, which stays open; None if it is refused."""
+        outcome = self._real(call)
+        if reasons := self.model.why_not_read(call):
             self._check_refused(outcome, No(*reasons))
-            return
-        assert isinstance(outcome, ReadPlan)
+            return None
+        assert isinstance(outcome, ReadPlan), outcome
+        partition = self.model.partitions[call.partition_id]
+        rows = partition.found(call.sample_ids)
+        assert [column.name for column in outcome.columns] == list(call.fields)
         for column in outcome.columns:
-            assert column.entries.tolist() == [row.values[column.name].size for row in rows]
-        self.plane.apply(EndRead(outcome.ticket), self.now)
+            assert column.shape == partition.shapes[column.name]
+            assert column.entries.tolist() == [row.values[column.name].entries for row in rows]
+        assert outcome.sequence_lengths.tolist() == [row.length for row in rows]
+        data = b"".join(row.values[name].data for name in call.fields for row in rows)
+        assert outcome.size_bytes == sum(run.size_bytes for run in outcome.runs) == len(data)
+        for row in rows:
+            row.readers += 1
+        self.model.reads[outcome.ticket] = Read(rows, outcome.runs, data)
+        return outcome
+
+    def end_read(self, ticket: int) -> None:
+        self._real(EndRead(ticket))
+        self.model.end_read(ticket)
+        self._check_effects()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        self._real(Drain())
+        self.model.drain()
+        self._check_effects()
+
+    def release_all(self) -> None:
+        """Read all values, and release everything: not one byte stays in use."""
+        for partition_id, partition in self.model.partitions.items():
+            for name in partition.definition.fields:
+                if ids := [row.sample_id for row in partition.rows if name in row.values]:
+                    assert self.begin_read(BeginRead(partition_id, ids, [name]))
+        self.check()
+        for partition_id in list(self.model.partitions):
+            self.send(ClearSamples(f"clear {partition_id}", partition_id, None))
+        for ticket in list(self.model.reads):
+            self.end_read(ticket)
+        for write in list(self.model.writes):
+            self.abort_write(write)
+        self.check()
+        assert self.plane.totals().memory_used_bytes == 0
 
     # -- comparison ----------------------------------------------------------------------------------------------------
 
-    def _real(self, call: Callable[[], object]) -> object:
+    def _real(self, call: Call[object]) -> object:
         try:
-            return call()
+            return self.plane.apply(call, self.now)
         except Refusal as refusal:
             return refusal
 
@@ -290,6 +347,8 @@ class CheckedPlane:
         """Callers that wait are told what the model says: failures in its order, grants in that of each task."""
         effects = self.plane.take_effects()
         expected, self.model.effects = self.model.effects, Effects()
+        admitted = [effect for effect in effects if isinstance(effect, Admitted)]
+        self._check_admissions(admitted)
         failed = [(effect.ticket, effect.refusal.reason) for effect in effects if isinstance(effect, Failed)]
         assert [ticket for ticket, _ in failed] == [ticket for ticket, _ in expected.failed]
         for (_, reason), (_, reasons) in zip(failed, expected.failed, strict=True):
@@ -306,7 +365,16 @@ class CheckedPlane:
             self._remember(wish, effect.grant, handed)
         died = [effect for effect in effects if isinstance(effect, SessionExpired)]
         assert [(one.session_id, one.claims, one.rows, one.groups) for one in died] == expected.died
-        assert len(effects) == len(failed) + len(granted) + len(died)
+        assert len(effects) == len(failed) + len(granted) + len(died) + len(admitted)
+
+    def _check_admissions(self, admitted: list[Admitted]) -> None:
+        """The queue for space is served from its head, as far as there is space."""
+        for effect in admitted:
+            head = self.model.queue()[0]
+            assert effect.ticket == effect.reservation.ticket == head.ticket
+            self.model.give_space(head, effect.reservation)
+        for head in self.model.queue()[:1]:
+            assert not self.model.arena.must_fit(head.sizes), "a write waits although there is space"
 
     def check(self) -> None:
         """Everything that can be asked is as the model says."""
@@ -322,6 +390,12 @@ class CheckedPlane:
                 assert self.plane.dead_letters(partition_id, info.task) == partition.dead_letters(info.task)
             for row in partition.rows:
                 self._check_sample(partition, row)
+            if tasks := partition.definition.tasks:
+                assert self.plane.consumption(partition_id, tasks).consumed == partition.is_consumed
+        for read in self.model.reads.values():
+            assert self.model.arena.copy_out(read.runs) == read.data
+        for write in self.model.writes:
+            assert self.plane.holds_reservation(write.ticket) == (write.runs is not None)
         self._check_totals()
         self._check_next_due()
 
@@ -331,7 +405,7 @@ class CheckedPlane:
             row.generation,
             row.length,
             tuple(name for name in partition.definition.fields if name in row.values),
-            {},
+            row.tags,
             "" if row.group is None else row.group.group_id,
             row.hidden,
             partition.sample_tasks(row, self.model.claim_ids(row)),
@@ -339,10 +413,12 @@ class CheckedPlane:
 
     def _check_totals(self) -> None:
         model, totals = self.model, self.plane.totals()
-        assert totals.memory_used_bytes == model.used_bytes
-        assert totals.rows == sum(len(partition.rows) for partition in model.partitions.values())
+        assert totals.memory_used_bytes == model.arena.used
+        assert totals.rows == model.rows
         assert totals.open_claims == len(model.open_claims())
         assert totals.waiting_claims == len(model.callers())
+        assert totals.waiting_puts == len(model.queue())
+        assert totals.draining == model.draining
         assert totals.sessions == len(model.sessions)
         assert totals.open_groups == sum(group.state == "reserved" for group in model.groups)
 

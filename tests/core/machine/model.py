@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.core.claim_machine.partition import PartitionModel
-from tests.core.claim_machine.refusals import No, refuse_if
-from tests.core.claim_machine.things import Group, Row, Session
-from tests.core.claim_machine.writes import Writes
+from tests.core.machine.partition import PartitionModel
+from tests.core.machine.refusals import No, refuse_if
+from tests.core.machine.things import Group, Row, Session
+from tests.core.machine.writes import Writes
 
 from dataplane_server.core.calls import (
     AbortGroup,
+    BeginRead,
     ClearResult,
     ClearSamples,
     DropPartition,
@@ -37,17 +38,19 @@ class Model(Writes):
         definition = call.definition
         partition = self.partitions.get(definition.partition_id)
         if partition is None:
-            partition = self.partitions[definition.partition_id] = PartitionModel(definition)
+            partition = self.partitions[definition.partition_id] = PartitionModel(definition, self.arena)
             return partition.info(Counter())
+        changed = set(partition.definition.fields) - set(definition.fields)
+        changed |= definition.per_token_fields - partition.definition.per_token_fields
         held = {name for row in partition.rows for name in row.values}
-        refuse_if((not held <= set(definition.fields), Reason.FIELD_HOLDS_VALUES))
+        refuse_if((bool(held & changed), Reason.FIELD_HOLDS_VALUES))
         for task, ledger in partition.ledgers.items():
             ledger.ended["reset"] += partition.count(task, "claimed")
         self.end_all_on(partition, "reset")
         partition.redefine(definition)
         for wait in self.waiting_on(partition.partition_id):
-            if wait.wish.task not in definition.tasks:
-                self.fail(wait, Reason.TASK_NOT_REGISTERED)
+            if reasons := partition.why_not_claim(wait.wish):
+                self.fail(wait, reasons)
         info = partition.info(self.waiting_by_task(partition.partition_id))
         self.serve(partition)
         return info
@@ -60,7 +63,8 @@ class Model(Writes):
         for group in partition.groups:
             self._end_group(group, "rolled back")
         for wait in self.waiting_on(call.partition_id):
-            self.fail(wait, Reason.PARTITION_NOT_FOUND)
+            self.fail(wait, {Reason.PARTITION_NOT_FOUND})
+        self.fail_writes([w for w in self.queue() if w.partition_id == call.partition_id], Reason.PARTITION_NOT_FOUND)
         rows = list(partition.rows)
         partition.remove(rows)
         return DropResult(len(rows))
@@ -93,6 +97,8 @@ class Model(Writes):
             reasons |= no.reasons
         if partition.found(call.sample_ids) or any(call.group_id == group.group_id for group in partition.groups):
             reasons.add(Reason.SAMPLE_EXISTS)
+        if self.rows + len(call.sample_ids) > self.limits.max_rows:
+            reasons.add(Reason.LIMIT_REACHED)
         if reasons:
             raise No(*reasons)
         group = Group(call.group_id, call.partition_id, [], session, call.weight_version)
@@ -129,6 +135,36 @@ class Model(Writes):
         group.state = state if group.state == "reserved" else group.state
         if group.session is not None and group in group.session.groups:
             group.session.groups.remove(group)
+
+    # -- reads ---------------------------------------------------------------------------------------------------------
+
+    def why_not_read(self, call: BeginRead) -> set[Reason]:
+        if call.partition_id not in self.partitions:
+            return {Reason.PARTITION_NOT_FOUND}
+        partition, names = self.partitions[call.partition_id], set(call.fields)
+        rows = [partition.find(sample_id) for sample_id in call.sample_ids]
+        reasons = {Reason.SAMPLE_NOT_FOUND} if None in rows else set()
+        if not names <= set(partition.definition.fields):
+            reasons.add(Reason.FIELD_NOT_DECLARED)
+        if any(row and not names <= row.values.keys() for row in rows):
+            reasons.add(Reason.FIELD_NOT_PRODUCED)
+        expected = call.generations if call.generations is not None else ()
+        if any(row and row.generation != generation for row, generation in zip(rows, expected, strict=False)):
+            reasons.add(Reason.ROW_REPLACED)
+        return reasons
+
+    def end_read(self, ticket: int) -> None:
+        for row in self.reads.pop(ticket).rows:
+            row.readers -= 1
+            row.lose((), self.arena)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        self.draining = True
+        for wait in list(self.waiting):
+            self.fail(wait, {Reason.DRAINING})
+        self.fail_writes(self.queue(), Reason.DRAINING)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from tests.core.claim_machine.facts import Facts
-from tests.core.claim_machine.lines import rows_of
-from tests.core.claim_machine.partition import PartitionModel
-from tests.core.claim_machine.refusals import No, refuse_if
-from tests.core.claim_machine.steps import HELD_FOR_STEP, Steps
-from tests.core.claim_machine.things import Answer, Claim, Handed, Row, Session, Wait, Wish
+from tests.core.machine.facts import Facts
+from tests.core.machine.lines import rows_of
+from tests.core.machine.partition import PartitionModel
+from tests.core.machine.refusals import No, refuse_if
+from tests.core.machine.steps import HELD_FOR_STEP, Steps
+from tests.core.machine.things import Answer, Claim, Handed, Row, Session, Wait, Wish
 
 from dataplane_server.core.calls import (
     AbandonRequest,
@@ -40,12 +40,13 @@ class Claims(Facts):
         refuse_if((not 1 <= wish.min_size <= wish.batch_size, Reason.INVALID_REQUEST))
         partition = self.check_wish(wish)
         if not self.may_take(partition, wish):
+            self.check_may_wait()
             return None
         return self._hand_out(partition, wish)
 
     def check_wish(self, wish: Wish) -> PartitionModel:
         partition = self.partition(wish.partition_id)
-        reasons = set() if wish.task in partition.definition.tasks else {Reason.TASK_NOT_REGISTERED}
+        reasons = partition.why_not_claim(wish)
         try:
             self.session(wish.session_id)
         except No as no:
@@ -82,7 +83,7 @@ class Claims(Facts):
             "",
             tuple(row.sample_id for row in rows),
             np.array([row.length for row in rows], np.int64),
-            tuple({} for _ in rows),
+            tuple(row.tags for row in rows),
             np.zeros(0, np.int64),  # of rows that are being put nobody knows them yet
             np.array([row.standings[wish.task].deliveries for row in rows], np.int64),
             group_parts(rows) if wish.whole_groups else (),
@@ -107,6 +108,10 @@ class Claims(Facts):
 
     def _tell(self, caller: tuple[int, Wish], handed: Handed) -> None:
         self.effects.granted.append((*caller, handed))
+
+    def check_may_wait(self) -> None:
+        too_many = len(self.callers()) >= self.limits.max_waiting_claims
+        refuse_if((self.draining, Reason.DRAINING), (too_many and not self.draining, Reason.LIMIT_REACHED))
 
     def wait(self, wish: Wish, ticket: int) -> None:
         """A claim stands in line, or with the others of its step."""
@@ -147,9 +152,9 @@ class Claims(Facts):
         self.effects.failed += [(ticket, {reason}) for ticket in tickets]
         self.leave_line(tickets)
 
-    def fail(self, wait: Wait, reason: Reason) -> None:
+    def fail(self, wait: Wait, reasons: set[Reason]) -> None:
         self.waiting.remove(wait)
-        self.effects.failed += [(ticket, {reason}) for ticket, _ in wait.callers]
+        self.effects.failed += [(ticket, reasons) for ticket, _ in wait.callers]
 
     # -- ends of claims ------------------------------------------------------------------------------------------------
 

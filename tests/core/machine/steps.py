@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.core.claim_machine.lines import Unit, rows_of, tokens
-from tests.core.claim_machine.partition import PartitionModel
-from tests.core.claim_machine.refusals import refuse_if
-from tests.core.claim_machine.things import Handed, Shard, Step, Wait, Wish
+from tests.core.machine.lines import Unit, rows_of, tokens
+from tests.core.machine.partition import PartitionModel
+from tests.core.machine.refusals import refuse_if
+from tests.core.machine.things import Handed, Shard, Step, Wait, Wish
 
 from dataplane_server.core.calls import ClaimShard
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.verbs.balance import split_by_weight
 
 if TYPE_CHECKING:
-    from tests.core.claim_machine.claims import Claims
+    from tests.core.machine.claims import Claims
 
 
 class Steps:
@@ -36,8 +36,11 @@ class Steps:
         if step is not None:
             return self.hand(partition, step, wish)
         if self.waiting(wish) is not None or not model.may_take(partition, wish):
+            model.check_may_wait()
             return None
-        return self.hand(partition, self.take(partition, wish), wish)
+        handed = self.hand(partition, self.take(partition, wish), wish)
+        model.serve(partition)
+        return handed
 
     def _check_sizes(self, wish: ClaimShard) -> None:
         ranks = 0 <= wish.dp_rank < wish.dp_world
@@ -71,7 +74,6 @@ class Steps:
         steps.append(step)
         if len(steps) > self._model.limits.remembered_steps:
             self._forget(partition, steps[0])
-            self._model.serve(partition)
         return step
 
     def hand(self, partition: PartitionModel, step: Step, wish: ClaimShard) -> Handed:

@@ -1,7 +1,7 @@
 """An arena that a test owns: real bytes, and a map of those in use.
 
-Room is taken where the core says and must have been free; bytes that become free are scribbled over, so that whoever
-still reads them notices.
+Space is taken where the core says and must have been free. Bytes that become free are overwritten, so a reader that
+still needs them notices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataplane_server.core.calls.values import Run
 from dataplane_server.core.rows.space import ALIGNMENT
 
 
-class ArenaModel:
+class Arena:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._bytes = bytearray(capacity)
@@ -21,18 +21,18 @@ class ArenaModel:
 
     @property
     def used(self) -> int:
-        return sum(self._in_use)
+        return self._in_use.count(1)
 
     def take(self, runs: Iterable[Run]) -> None:
         for offset, size in runs:
             assert size > 0
             assert offset % ALIGNMENT == 0
-            assert not any(self._in_use[offset : offset + size]), "room was handed out twice"
+            assert not self._in_use.count(1, offset, offset + size), "bytes were reserved twice"
             self._in_use[offset : offset + size] = b"\1" * size
 
     def free(self, runs: Iterable[Run]) -> None:
         for offset, size in runs:
-            assert all(self._in_use[offset : offset + size]), "room was given back twice"
+            assert self._in_use.count(1, offset, offset + size) == size, "bytes were freed twice"
             self._in_use[offset : offset + size] = bytes(size)
             self._bytes[offset : offset + size] = b"\xdd" * size
 

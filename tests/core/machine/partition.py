@@ -6,10 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tests.core.claim_machine.lines import Line, Unit
-from tests.core.claim_machine.things import Group, Held, Ledger, Row, Standing, Step, Value, Wish
+from tests.core.machine.arena import Arena
+from tests.core.machine.lines import Line, Unit
+from tests.core.machine.things import Group, Held, Ledger, Row, Standing, Step, Wish, Write
 
 from dataplane_server.core.calls import (
+    CommitClaim,
     DeadLetter,
     Definition,
     FieldInfo,
@@ -18,7 +20,8 @@ from dataplane_server.core.calls import (
     SampleTask,
     TaskInfo,
 )
-from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.columns import DTYPE_BYTES, ColumnSpec, Shape
+from dataplane_server.core.calls.refusal import Reason
 
 STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
 
@@ -26,8 +29,9 @@ STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
 class PartitionModel:
     """`rows` is in order of arrival."""
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: Definition, arena: Arena) -> None:
         self.definition = definition
+        self.arena = arena
         self.rows: list[Row] = []
         self.groups: list[Group] = []
         self.shapes: dict[str, Shape] = {}
@@ -45,10 +49,12 @@ class PartitionModel:
     def redefine(self, definition: Definition) -> None:
         """All cursors begin anew; what was handed out stays counted for tasks that stay."""
         self.definition = definition
+        self.shapes = {name: shape for name, shape in self.shapes.items() if name in definition.fields}
         self.ledgers = {task: self.ledgers.get(task) or Ledger() for task in definition.tasks}
         self.steps = {task: [] for task in definition.tasks}
         self.held = []
-        self.lines = [line for line in self.lines if line.task in definition.tasks]
+        fields = set(definition.fields)
+        self.lines = [line for line in self.lines if line.task in definition.tasks and line.fields <= fields]
         for ledger in self.ledgers.values():
             ledger.consumed = 0
         for row in self.rows:
@@ -74,30 +80,51 @@ class PartitionModel:
         self.put_total += 1
         return row
 
-    def put(self, put: PutSamples) -> tuple[list[Row], int]:
-        """The rows of a put, and how many are new."""
+    def put(self, write: Write, put: PutSamples) -> int:
+        """Apply a put to its rows. Returns how many are new."""
         before = len(self.rows)
         rows = [self.find(sample_id) or self.create(sample_id) for sample_id in put.sample_ids]
-        self.write(rows, put.columns)
-        for row, length in zip(rows, () if put.sequence_lengths is None else put.sequence_lengths, strict=False):
-            row.length = int(length) if length >= 0 else row.length
+        for row, tags in zip(rows, put.tags or (), strict=False):
+            row.tags = row.tags | tags
+        self.write(write, rows)
         self.became_ready(rows)
-        return rows, len(self.rows) - before
+        return len(self.rows) - before
 
-    def write(self, rows: Sequence[Row], columns: Sequence[ColumnSpec]) -> None:
-        for spec in columns:
-            assert spec.lengths is not None
-            self.shapes[spec.name] = spec.shape
-            for row, size in zip(rows, spec.lengths.tolist(), strict=True):
-                row.values[spec.name] = Value(size)
+    def write(self, write: Write, rows: Sequence[Row]) -> None:
+        """Rows get the values of a write; those of a shared put all get the same."""
+        for i, row in enumerate(rows):
+            row.length = max(self.lengths(write.call, i, row) - {-1}, default=row.length)
+        for spec in write.call.columns:
+            self.shapes[spec.name] = widened(self.shapes.get(spec.name), spec.shape) or spec.shape
+            values = write.values[spec.name]
+            for row, value in zip(rows, values if len(values) == len(rows) else values * len(rows), strict=True):
+                row.get(spec.name, value, self.arena)
 
-    def write_shared(self, group: Group, columns: Sequence[ColumnSpec]) -> None:
-        for spec in columns:
-            assert spec.lengths is not None
-            self.shapes[spec.name] = spec.shape
-            value = Value(int(spec.lengths[0]))
-            for row in group.rows:
-                row.values[spec.name] = value
+    def why_not_write(self, call: PutSamples | CommitClaim, rows: Sequence[Row | None], most_tags: int) -> set[Reason]:
+        """What values, lengths and tags contradict. rows: None for those that are new."""
+        reasons = set()
+        for spec in call.columns:
+            if spec.name not in self.definition.fields:
+                reasons.add(Reason.FIELD_NOT_DECLARED)
+            elif widened(self.shapes.get(spec.name), spec.shape) is None:
+                reasons.add(Reason.FIELD_MISMATCH)
+        for i, row in enumerate(rows):
+            if len(self.lengths(call, i, row) - {-1}) > 1:
+                reasons.add(Reason.LENGTH_MISMATCH)
+            tags = call.tags[i] if isinstance(call, PutSamples) and call.tags else {}
+            if tags and len((row.tags if row else {}) | tags) > most_tags:
+                reasons.add(Reason.INVALID_REQUEST)
+        return reasons
+
+    def lengths(self, call: PutSamples | CommitClaim, i: int, row: Row | None) -> set[int]:
+        """All that a row's length would be, by what the call brings and what the row keeps."""
+        per_token = self.definition.per_token_fields
+        brought = {spec.name: row_entries(spec, i) for spec in call.columns if spec.name in per_token}
+        given = call.sequence_lengths if isinstance(call, PutSamples) else None
+        if not brought and given is None:
+            return set()
+        kept = {} if row is None else {name: value.entries for name, value in row.values.items() if name in per_token}
+        return set((kept | brought).values()) | (set() if given is None else {int(given[i])})
 
     def became_ready(self, rows: Iterable[Row]) -> None:
         rows = list(rows)
@@ -113,6 +140,7 @@ class PartitionModel:
                 if standing.state == "claimed":
                     self.ledgers[task].ended["cleared"] += 1
             row.resident = False
+            row.lose(list(row.values), self.arena)
             self.rows.remove(row)
             if row.group is not None:
                 row.group.rows.remove(row)
@@ -128,7 +156,12 @@ class PartitionModel:
 
     @property
     def size_bytes(self) -> int:
-        return sum(value.size for value in {value for row in self.rows for value in row.values.values()})
+        return sum(len(value.data) for value in {value for row in self.rows for value in row.values.values()})
+
+    def why_not_claim(self, wish: Wish) -> set[Reason]:
+        reasons = set() if wish.task in self.definition.tasks else {Reason.TASK_NOT_REGISTERED}
+        declared = set(wish.required_fields) <= set(self.definition.fields)
+        return reasons if declared else reasons | {Reason.FIELD_NOT_DECLARED}
 
     # -- deliveries ----------------------------------------------------------------------------------------------------
 
@@ -236,8 +269,8 @@ class PartitionModel:
 
     def _field_info(self, name: str) -> FieldInfo:
         values = [row.values[name] for row in self.rows if name in row.values]
-        size = sum(value.size for value in set(values))
-        return FieldInfo(name, self.shapes.get(name), False, len(values), size)
+        size = sum(len(value.data) for value in set(values))
+        return FieldInfo(name, self.shapes.get(name), name in self.definition.per_token_fields, len(values), size)
 
     def _task_info(self, task: str, waiting: int) -> TaskInfo:
         untaken, claimed, consumed, delayed, dead = (self.count(task, state) for state in STATES)
@@ -245,6 +278,11 @@ class PartitionModel:
         ended = {how: rows for how, rows in ledger.ended.items() if rows}
         of_rows = (untaken, claimed, consumed, ledger.consumed, waiting, delayed, dead)
         return TaskInfo(task, *of_rows, ledger.delivered, ended)
+
+    @property
+    def is_consumed(self) -> bool:
+        consumed = all(self.count(task, "consumed") == len(self.rows) for task in self.definition.tasks)
+        return consumed and self.put_total >= self.definition.num_samples
 
     def dead_letters(self, task: str) -> list[DeadLetter]:
         standings = [(row.sample_id, row.standings[task]) for row in self.rows]
@@ -256,3 +294,28 @@ class PartitionModel:
             SampleTask(task, standing.state, standing.deliveries, claim_ids.get(task, ""))
             for task, standing in row.standings.items()
         )
+
+
+def entry_shape(shape: Shape) -> tuple[int, ...]:
+    return shape.row_shape[1:] if shape.kind == "dense" else shape.row_shape
+
+
+def entry_bytes(shape: Shape) -> int:
+    return 1 if shape.kind == "object" else DTYPE_BYTES[shape.dtype] * math.prod(entry_shape(shape))
+
+
+def row_entries(spec: ColumnSpec, row: int) -> int:
+    if spec.lengths is not None:
+        return int(spec.lengths[row])
+    return spec.shape.row_shape[0] if spec.shape.row_shape else 1
+
+
+def widened(held: Shape | None, new: Shape) -> Shape | None:
+    """The shape of a field that held one shape and receives another; None where it must not."""
+    if held is None or held == new:
+        return new
+    scalars = any(shape.kind == "dense" and shape.row_shape == () for shape in (held, new))
+    same = (held.dtype, entry_shape(held)) == (new.dtype, entry_shape(new))
+    if scalars or not same or "object" in (held.kind, new.kind):
+        return None
+    return Shape("jagged", new.dtype, entry_shape(new))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.core.claim_machine.partition import PartitionModel
-from tests.core.claim_machine.refusals import No, refuse_if
-from tests.core.claim_machine.things import Answer, Claim, Group, Handed, Row, Session, Wait, Wish, Write
+from tests.core.machine.arena import Arena
+from tests.core.machine.partition import PartitionModel
+from tests.core.machine.refusals import No, refuse_if
+from tests.core.machine.things import Answer, Claim, Group, Handed, Read, Row, Session, Wait, Wish, Write
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
-
-BY_SERVER = ("expired", "reset")
 
 
 @dataclass(eq=False)
@@ -37,7 +36,10 @@ class Facts:
         self.claims: list[Claim] = []  # ever handed out
         self.groups: list[Group] = []  # ever reserved
         self.waiting: list[Wait] = []  # longest waiting first
-        self.writes: list[Write] = []
+        self.writes: list[Write] = []  # in order of arrival
+        self.reads: dict[int, Read] = {}
+        self.arena = Arena(limits.memory_bytes)
+        self.draining = False
         self.effects = Effects()
         self.answers: dict[str, Answer] = {}  # by request id
 
@@ -97,5 +99,5 @@ class Facts:
         return {claim.task: claim.claim_id for claim in self.open_claims() if row in claim.left()}
 
     @property
-    def used_bytes(self) -> int:
-        return sum(partition.size_bytes for partition in self.partitions.values()) + sum(w.size for w in self.writes)
+    def rows(self) -> int:
+        return sum(len(partition.rows) for partition in self.partitions.values())

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.core.claim_machine.things import Claim, Ledger, Row
+from tests.core.machine.things import Claim, Ledger, Row
 
 from dataplane_server.core.calls import TaskInfo
 
@@ -31,7 +31,6 @@ class Delivery:
 
 class History:
     def __init__(self) -> None:
-        self.sessions: list[str] = []
         self._deliveries: list[Delivery] = []
         self._commits: Counter[tuple[Row, str]] = Counter()
 

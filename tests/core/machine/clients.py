@@ -1,0 +1,453 @@
+"""Random calls of many clients over a small world, so that they meet: few rows, groups, steps, sessions; little memory.
+
+Clients die, come late, repeat themselves and overtake one another. A call is drawn from the world as it is, and may be
+sent when that world is gone. Calls that lead further are drawn more often.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+from tests.core.machine.checked_plane import CheckedPlane
+from tests.core.machine.things import Claim, Group, Row
+
+from dataplane_server.core.calls import (
+    AbandonRequest,
+    AbortGroup,
+    AdoptClaim,
+    BeginRead,
+    ClaimSamples,
+    ClaimShard,
+    ClearSamples,
+    CommitClaim,
+    Definition,
+    DropPartition,
+    FinishGroup,
+    Int64Array,
+    PutSamples,
+    RegisterPartition,
+    ReleaseClaim,
+    RepeatableCall,
+    Reservation,
+    ReserveGroup,
+    ResetTask,
+    Tags,
+)
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
+
+SCARCE = Limits(
+    memory_bytes=2000,
+    max_rows=14,
+    max_tags_per_row=3,
+    max_waiting_claims=6,
+    max_waiting_puts=3,
+    remember_s=30.0,
+    remembered_steps=2,
+    remembered_events=64,
+)
+AMPLE = replace(SCARCE, memory_bytes=1 << 14, max_rows=1000, max_waiting_claims=1000, remember_s=60.0)
+PARTITIONS = ("p", "p", "q")
+TASKS = ("score", "train")
+SAMPLES = tuple(f"s{i}" for i in range(8))
+GROUPED = tuple(f"t{i}" for i in range(8))
+SHAPES = {  # of each field; most puts agree with one another, some widen, some contradict
+    "a": [Shape("jagged", "int16", (9,))] * 12 + [Shape("dense", "int16", (3, 9)), Shape("dense", "int16", (5, 9))],
+    "b": [Shape("jagged", "uint8", (33,))] * 8 + [Shape("dense", "uint8", (3, 33)), Shape("jagged", "uint8", (2, 33))],
+    "c": [Shape("dense", "float32", ())] * 8 + [Shape("jagged", "float32", ())],
+    "o": [Shape("object", "", ())],
+}
+FIELDS = tuple(SHAPES)
+TICK = 2.0**-20
+"""Added up in graces and delays, so that no two ever end at the same moment: who comes first is then a promise."""
+
+T = TypeVar("T")
+
+
+class Clients:
+    """Acts at random upon a plane beside its model."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.world = CheckedPlane(dice.choice([SCARCE, AMPLE]))
+        self.later: list[RepeatableCall[Any]] = []
+        self.seen: list[Row] = []
+        self._drawn = 0
+        weights: dict[Callable[[], object], int] = {
+            self.put: 18,
+            self.put_to_rows_once_seen: 2,
+            self.write_back: 4,
+            self.end_a_write: 6,
+            self.read: 4,
+            self.end_read: 3,
+            self.claim: 8,
+            self.claim_shard: 8,
+            self.stop_waiting: 2,
+            self.abandon: 3,
+            self.commit: 8,
+            self.release: 5,
+            self.adopt: 3,
+            self.reset: 1,
+            self.reserve: 1,
+            self.put_group: 5,
+            self.put_shared: 3,
+            self.finish_group: 4,
+            self.abort_group: 1,
+            self.clear: 3,
+            self.clear_what_is_consumed: 3,
+            self.clear_rows_once_seen: 1,
+            self.register: 1,
+            self.drop: 1,
+            self.open_session: 3,
+            self.heartbeat: 4,
+            self.close_session: 1,
+            self.pass_time: 5,
+            self.reach_next_due: 1,
+            self.send_late: 3,
+            self.send_again: 5,
+        }
+        self._actions = [action for action, weight in weights.items() for _ in range(weight)]
+
+    def run(self, most: int, stop_one_in: int) -> None:
+        """Act until chance or the number of steps ends it, then release all and replay."""
+        per_token, most_deliveries = self.dice.choice(["", "", "a", "ab"]), self.dice.choice([0, 0, 1, 2])
+        for partition_id in ("p", "q"):
+            definition = Definition(
+                partition_id, FIELDS, TASKS, 3, frozenset(per_token), max_deliveries=most_deliveries
+            )
+            self.go(RegisterPartition("", definition))
+        for _ in range(2):
+            self.world.open_session("", 6 + self.tick())
+        for _ in range(most):
+            if self.dice.randrange(stop_one_in) == 0:
+                break
+            self.dice.choice(self._actions)()
+            self.check()
+            if len(self.world.model.partitions) < 2 and self.chance(4):
+                self.register()
+        if self.chance(3):
+            self.world.drain()
+            self.check()
+            for _ in range(8):
+                self.dice.choice(self._actions)()
+                self.check()
+        self.world.release_all()
+        self.world.plane.check_replay()
+
+    def check(self) -> None:
+        self.world.check()
+        for partition in self.world.model.partitions.values():
+            self.seen += [row for row in partition.rows if row not in self.seen[-40:]]
+
+    # -- how calls are sent --------------------------------------------------------------------------------------------
+
+    def tick(self) -> float:
+        """A moment of its own."""
+        self._drawn += 1
+        return self._drawn * TICK
+
+    def go(self, call: RepeatableCall[Any]) -> object:
+        """Send a call, or keep it to be sent later."""
+        self._drawn += 1
+        call = replace(call, request_id=f"r{self._drawn}")  # type: ignore[type-var]  # all are dataclasses
+        if self.chance(8):
+            self.later.append(call)
+            return None
+        return self.world.send(call)
+
+    def go_with_bytes(self, call: PutSamples | CommitClaim) -> None:
+        """Sometimes the last byte comes later."""
+        if isinstance(self.go(call), Reservation) and not self.chance(5):
+            self.world.finish(self.world.model.writes[-1])
+
+    def send_late(self) -> None:
+        if self.later:
+            call = self.dice.choice(self.later)
+            self.later.remove(call)
+            self.world.send(call)
+
+    def send_again(self) -> None:
+        if call := self.recent(self.world.sent, 20):
+            self.world.send(call)
+
+    # -- what is drawn -------------------------------------------------------------------------------------------------
+
+    def chance(self, one_in: int) -> bool:
+        return self.dice.randrange(one_in) == one_in - 1
+
+    def recent(self, items: Sequence[T], most: int = 12) -> T | None:
+        """One of the last few."""
+        return self.dice.choice(items[-most:]) if items else None
+
+    def partition_id(self) -> str:
+        return "nowhere" if self.chance(40) else self.dice.choice(PARTITIONS)
+
+    def task(self) -> str:
+        return "nobody" if self.chance(40) else self.dice.choice(["score", "train", "train"])
+
+    def sample_ids(self) -> list[str]:
+        return self.dice.sample(SAMPLES, self.dice.randint(1, 4))
+
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self.dice.choice(["a", "a", "a", "", "ab", "ba", "b", "o", "c"]))
+
+    def columns(self, names: Iterable[str], rows: int) -> list[ColumnSpec]:
+        """Columns whose rows have the same lengths where they are not dense."""
+        lengths = self.lengths(rows)
+        shapes = [(name, self.dice.choice(SHAPES[name])) for name in names]
+        return [ColumnSpec(name, shape, None if shape.kind == "dense" else lengths) for name, shape in shapes]
+
+    def lengths(self, rows: int) -> Int64Array:
+        return np.array([self.dice.choice([3, 3, 3, 0, 1, 5, 5, 12]) for _ in range(rows)], np.int64)
+
+    def session_id(self) -> str:
+        """Mostly of an open session, sometimes of one that has ended, or of none."""
+        sessions = [session.session_id for session in self.world.model.sessions]
+        if self.chance(4):
+            return ""
+        return (
+            self.dice.choice(sessions) if sessions and not self.chance(12) else self.recent(self.world.sessions) or ""
+        )
+
+    def some_claim(self) -> Claim:
+        """Mostly an open claim, made if need be, sometimes one that has ended, or that never was."""
+        model = self.world.model
+        if not model.open_claims() and not self.chance(6):
+            self.put()
+            self.claim()
+        claims = model.claims[-12:] if self.chance(8) or not model.open_claims() else model.open_claims()
+        return self.dice.choice(claims or [Claim("p", "train", [], [], "c-0")])
+
+    def some_group(self) -> Group:
+        """Mostly a reserved group, made if need be, sometimes one that has ended, or that never was."""
+        groups = self.world.model.groups
+        if not any(group.state == "reserved" for group in groups) and not self.chance(6):
+            self.reserve()
+        reserved = [group for group in groups if group.state == "reserved"]
+        groups = groups[-4:] if self.chance(8) or not reserved else reserved
+        return self.dice.choice(groups or [Group("g", "p", [], None, reservation_id="c-g0")])
+
+    def rows_once_seen(self) -> list[Row]:
+        """Up to three rows of one partition, of different ids, that existed some time ago. Some have been replaced."""
+        replaced = [row for row in self.seen[-40:] if not row.resident]
+        last = self.recent(replaced if self.chance(2) else self.seen, 15)
+        if last is None:
+            return []
+        others = [row for row in self.seen[-15:] if row.partition_id == last.partition_id]
+        found = {row.sample_id: row for row in [*others[self.dice.randrange(3) :: 4], last]}
+        return list(found.values())[-3:]
+
+    # -- partitions ----------------------------------------------------------------------------------------------------
+
+    def register(self) -> None:
+        tasks = self.dice.choice([TASKS] * 6 + [TASKS[::-1], TASKS[1:], ()])
+        fields = tuple(self.dice.choice(["abco"] * 6 + ["ocba", "aco", "ba"]))
+        per_token = frozenset(self.dice.choice(["", "a", "ab"])) & set(fields)
+        most = self.dice.randrange(3)
+        missing = sorted({"p", "q"} - self.world.model.partitions.keys())
+        partition_id = self.dice.choice(missing or PARTITIONS)
+        self.go(RegisterPartition("", Definition(partition_id, fields, tasks, 3, per_token, max_deliveries=most)))
+
+    def drop(self) -> None:
+        if self.chance(2):
+            self.go(DropPartition("", self.partition_id()))
+
+    def clear(self) -> None:
+        self.go(ClearSamples("", self.partition_id(), None if self.chance(8) else self.sample_ids()))
+
+    def clear_what_is_consumed(self) -> None:
+        partitions = self.world.model.partitions
+        if partitions:
+            partition = self.dice.choice(list(partitions.values()))
+            used = [row for row in partition.rows if any(one.state == "consumed" for one in row.standings.values())]
+            if used:
+                self.go(ClearSamples("", partition.partition_id, [row.sample_id for row in used]))
+
+    def clear_rows_once_seen(self) -> None:
+        if rows := self.rows_once_seen():
+            self.go(ClearSamples("", rows[0].partition_id, [row.sample_id for row in rows], generations(rows)))
+
+    # -- writes --------------------------------------------------------------------------------------------------------
+
+    def put(self) -> None:
+        ids = self.sample_ids()
+        columns = self.columns(self.dice.choice(["a", "a", "b", "ab", "ab", "", "abo", "c", "ao"]), len(ids))
+        tags: list[Tags] | None = [self._tags() for _ in ids] if self.chance(4) else None
+        of_columns = next((spec.lengths for spec in columns if spec.lengths is not None), None)
+        given = self.dice.choice([None, None, of_columns, np.full(len(ids), -1), np.full(len(ids), 3)])
+        self.go_with_bytes(PutSamples("", self.partition_id(), ids, columns, tags, given))
+
+    def _tags(self) -> Tags:
+        keys = self.dice.sample("wxyz", self.dice.randrange(3))
+        return {key: self.dice.choice([None, True, 3, 0.5, "v"]) for key in keys}
+
+    def put_to_rows_once_seen(self) -> None:
+        if rows := self.rows_once_seen():
+            ids, columns = [row.sample_id for row in rows], self.columns(self.dice.choice(["ab", "b"]), len(rows))
+            self.go_with_bytes(PutSamples("", rows[0].partition_id, ids, columns, generations=generations(rows)))
+
+    def write_back(self) -> None:
+        claim = self.some_claim()
+        own = [row.sample_id for row in claim.rows]
+        ids = self.sample_ids() if self.chance(9) or not own else own[self.dice.randrange(2) :] or own
+        columns = self.columns("b", len(ids))
+        self.go_with_bytes(PutSamples("", claim.partition_id, ids, columns, claim_id=claim.claim_id))
+
+    def end_a_write(self) -> None:
+        if writes := self.world.model.writes:
+            write = self.dice.choice(writes)
+            if self.chance(6):
+                self.world.abort_write(write)
+            elif write.runs is not None:
+                self.world.finish(write)
+            elif self.chance(3):
+                self.world.give_up_write(write)
+
+    # -- reads ---------------------------------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        names = self.dice.choice([("a",), ("a",), ("b", "a"), ("b",), ("o",), ("c", "a")])
+        kind, rows = self.dice.randrange(8), self.rows_once_seen()
+        if kind == 0:
+            self.world.begin_read(BeginRead(self.partition_id(), self.sample_ids(), names))
+        elif kind < 3 and rows:
+            ids = [row.sample_id for row in rows]
+            self.world.begin_read(BeginRead(rows[0].partition_id, ids, names, generations(rows)))
+        else:
+            for partition in self.world.model.partitions.values():
+                holding = [row.sample_id for row in partition.rows if row.values.keys() >= set(names)]
+                if holding:
+                    ids = self.dice.sample(holding, self.dice.randint(1, len(holding)))
+                    self.world.begin_read(BeginRead(partition.partition_id, ids, names))
+
+    def end_read(self) -> None:
+        if self.world.model.reads:
+            self.world.end_read(self.dice.choice(list(self.world.model.reads)))
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def reserve(self) -> None:
+        version = self.dice.choice([None, 1, 2])
+        ids = (
+            self.sample_ids()
+            if self.chance(4)
+            else [f"t{i}" for i in self.dice.sample(range(8), self.dice.randint(1, 3))]
+        )
+        group_id = self.dice.choice("ghijk")
+        self.go(ReserveGroup("", self.partition_id(), group_id, ids, self.session_id(), version))
+
+    def put_group(self) -> None:
+        group = self.some_group()
+        own = [row.sample_id for row in group.rows] or ["s0"]
+        ids = own[:1] if self.chance(4) else own
+        columns = self.columns(self.dice.choice(["a", "ab", "b"]), len(ids))
+        self.go_with_bytes(PutSamples("", group.partition_id, ids, columns, reservation_id=group.reservation_id))
+
+    def put_shared(self) -> None:
+        group = self.some_group()
+        columns = self.columns(self.dice.choice("abco"), 1)
+        put = PutSamples("", group.partition_id, (), columns, reservation_id=group.reservation_id, shared=True)
+        self.go_with_bytes(put)
+
+    def finish_group(self) -> None:
+        self.go(FinishGroup("", self.some_group().reservation_id, self.dice.choice([None, 3])))
+
+    def abort_group(self) -> None:
+        self.go(AbortGroup("", self.some_group().reservation_id, "why not"))
+
+    # -- claims --------------------------------------------------------------------------------------------------------
+
+    def claim(self) -> None:
+        batch_size = self.dice.randint(1, 4)
+        claim = ClaimSamples(
+            "",
+            self.partition_id(),
+            self.task(),
+            self.fields(),
+            batch_size,
+            self.dice.choice([1, self.dice.randint(1, batch_size)]),
+            self.chance(6),
+            self.session_id(),
+            self.chance(3),
+            self.dice.choice([0, 0, 0, 4, 9]),
+        )
+        self.go(claim)
+
+    def claim_shard(self) -> None:
+        """Calls for one step mostly agree."""
+        step, rank = self.dice.randrange(5), 2 if self.chance(20) else self.dice.randrange(2)
+        size, tokens = self.dice.choice([(4, 0)] * 12 + [(3, 0), (4, 9)])
+        world = 1 if self.chance(20) else 2
+        fields = self.dice.choice([("a",)] * 15 + [("a", "b"), ()])
+        where = ("p", "train") if self.chance(2) else (self.partition_id(), self.task())
+        at = (*where, step, rank, world, fields, size, 2)
+        tokens, whole = tokens if step < 3 else 5, step == 1
+        self.go(ClaimShard("", *at, "tokens" if step % 2 else "rows", tokens, whole, self.session_id()))
+
+    def stop_waiting(self) -> None:
+        if callers := self.world.model.callers():
+            ticket, _ = self.dice.choice(callers)
+            end = self.world.give_up_claim if self.chance(2) else self.world.abandon_claim
+            end(ticket)
+
+    def abandon(self) -> None:
+        claims = [one for one in [*self.world.sent[-30:], *self.later] if isinstance(one, (ClaimSamples, ClaimShard))]
+        claim = self.recent(claims, 10)
+        self.go(AbandonRequest("", "never sent" if claim is None else claim.request_id))
+
+    def commit(self) -> None:
+        claim = self.some_claim()
+        if self.chance(2):
+            self.go(CommitClaim("", claim.claim_id))
+        else:
+            columns = self.columns(self.dice.choice(["b", "o", "ac"]), len(claim.rows) + self.chance(11))
+            self.go_with_bytes(CommitClaim("", claim.claim_id, columns))
+
+    def release(self) -> None:
+        delay_s = self.dice.choice([0, 0, 4, 15])
+        reason = self.dice.choice(["", "", "bad", "worse"])
+        self.go(ReleaseClaim("", self.some_claim().claim_id, delay_s + self.tick() if delay_s else 0.0, reason))
+
+    def adopt(self) -> None:
+        self.go(AdoptClaim("", self.some_claim().claim_id, self.session_id()))
+
+    def reset(self) -> None:
+        self.go(ResetTask("", self.partition_id(), self.task(), None if self.chance(6) else self.sample_ids()))
+
+    # -- sessions and time ---------------------------------------------------------------------------------------------
+
+    def open_session(self) -> None:
+        if self.chance(4):
+            self.world.open_session(self.session_id(), 6)
+        elif len(self.world.model.sessions) < 4:
+            self.world.open_session("", self.dice.choice([2, 6, 6, 20]) + self.tick())
+
+    def heartbeat(self) -> None:
+        self.world.heartbeat(self.session_id())
+
+    def close_session(self) -> None:
+        self.world.close_session(self.session_id())
+
+    def pass_time(self) -> None:
+        """Sometimes the server does not notice, sometimes it stands still."""
+        if self.chance(12):
+            stalled_s = self.dice.choice([5, 70, 2000])
+            self.world.pass_time(stalled_s)
+            self.world.advance(stalled_s)
+            return
+        self.world.pass_time(self.dice.choice([25, 1000, 100_000]) if self.chance(15) else self.dice.randrange(4))
+        if not self.chance(4):
+            self.world.advance()
+
+    def reach_next_due(self) -> None:
+        if (due := self.world.plane.next_due) is not None:
+            self.world.pass_time(max(0.0, due - self.world.now))
+            self.world.advance()
+
+
+def generations(rows: Sequence[Row]) -> Int64Array:
+    return np.array([row.generation for row in rows], np.int64)

@@ -1,0 +1,181 @@
+"""Puts and commits of the model: checked when they begin, and again when their last byte has come.
+
+Whether a write that nobody is ahead of gets its space is the core's choice where promises leave one: a range of the
+arena that is long enough must be given, too few free bytes must not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from tests.core.machine.arena import cut
+from tests.core.machine.claims import Claims
+from tests.core.machine.partition import PartitionModel, entry_bytes, row_entries
+from tests.core.machine.refusals import No, refuse_if
+from tests.core.machine.things import Claim, Row, Value, Write
+
+from dataplane_server.core.calls import CommitClaim, CommitResult, PutResult, PutSamples, Reservation
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason
+
+
+class Writes(Claims):
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self._random = random.Random(0)
+
+    # -- begin ---------------------------------------------------------------------------------------------------------
+
+    def begin_put(self, put: PutSamples) -> Write:
+        self._supersede_write(put.request_id)
+        partition = self._check_put(put)
+        return self._new_write(put, partition, 1 if put.shared else len(put.sample_ids))
+
+    def begin_commit(self, commit: CommitClaim) -> Write | CommitResult:
+        self._supersede_write(commit.request_id)
+        if not commit.columns:
+            return self._committed_before(commit) or self._commit(self.claim_of(commit.claim_id))
+        claim, partition = self._check_commit(commit)
+        return self._new_write(commit, partition, len(claim.rows))
+
+    def _new_write(self, call: PutSamples | CommitClaim, partition: PartitionModel, n_rows: int) -> Write:
+        values: dict[str, list[Value]] = {}
+        for spec in call.columns:
+            entries = [row_entries(spec, row) for row in range(n_rows)]
+            values[spec.name] = [Value(self._random.randbytes(n * entry_bytes(spec.shape)), n) for n in entries]
+        write = Write(call, partition.partition_id, values)
+        refuse_if((self.arena.never_fits(write.sizes), Reason.PUT_TOO_LARGE))
+        return write
+
+    def _supersede_write(self, request_id: str) -> None:
+        self.fail_writes([write for write in self.writes if write.call.request_id == request_id], Reason.SUPERSEDED)
+
+    # -- space ---------------------------------------------------------------------------------------------------------
+
+    def queue(self) -> list[Write]:
+        """Writes that wait for space, in the order in which they are served: those that name a claim first."""
+        waiting = [write for write in self.writes if write.runs is None]
+        return sorted(waiting, key=lambda write: not write.call.claim_id)
+
+    def why_not_at_once(self, write: Write) -> set[Reason]:
+        """Why a write may not even wait."""
+        alike = [other for other in self.queue() if bool(other.call.claim_id) == bool(write.call.claim_id)]
+        if self.draining:
+            return {Reason.DRAINING}
+        return {Reason.LIMIT_REACHED} if len(alike) >= self.limits.max_waiting_puts else set()
+
+    def must_wait(self, write: Write) -> bool:
+        return write.size > 0 and any(other.call.claim_id or not write.call.claim_id for other in self.queue())
+
+    def give_space(self, write: Write, reservation: Reservation) -> None:
+        """A write gets its space, and its bytes come. Which space is the core's choice."""
+        assert self.arena.may_fit(write.sizes)
+        assert reservation.size_bytes == write.size
+        self.arena.take(reservation.runs)
+        values = [value for column in write.values.values() for value in column]
+        self.arena.copy_in(reservation.runs, b"".join(value.data for value in values))
+        for value, pieces in zip(values, cut(reservation.runs, [len(value.data) for value in values]), strict=True):
+            value.pieces = pieces
+        write.ticket, write.runs = reservation.ticket, reservation.runs
+
+    def discard(self, write: Write) -> None:
+        self.writes.remove(write)
+        self.arena.free(write.runs or ())
+
+    def fail_writes(self, writes: Iterable[Write], reason: Reason) -> None:
+        for write in writes:
+            self.effects.failed.append((write.ticket, {reason}))
+            self.discard(write)
+
+    # -- finish --------------------------------------------------------------------------------------------------------
+
+    def finish_put(self, write: Write, put: PutSamples) -> PutResult:
+        partition = self._check_put(put)
+        created = 0
+        if put.shared:
+            partition.write(write, self.group_of(put.reservation_id).rows)
+        else:
+            created = partition.put(write, put)
+            self.serve(partition)
+        return PutResult(created, write.size)
+
+    def finish_commit(self, write: Write, commit: CommitClaim) -> CommitResult:
+        claim, partition = self._check_commit(commit)
+        partition.write(write, claim.rows)
+        partition.became_ready(claim.rows)
+        result = self._commit(claim)
+        self.serve(partition)
+        return result
+
+    def _committed_before(self, commit: CommitClaim) -> CommitResult | None:
+        """A shard is committed by all who hold it, and the first one does."""
+        for claim in self.claims:
+            if claim.claim_id == commit.claim_id and claim.shard is not None and claim.ended == "committed":
+                return CommitResult(claim.consumed_rows)
+        return None
+
+    def _commit(self, claim: Claim) -> CommitResult:
+        rows = claim.left()
+        claim.consumed_rows = len(rows)
+        self.partitions[claim.partition_id].consume(claim.task, rows)
+        self.end(claim, "committed")
+        return CommitResult(len(rows))
+
+    # -- checks --------------------------------------------------------------------------------------------------------
+
+    def _check_put(self, put: PutSamples) -> PartitionModel:
+        partition = self.partition(put.partition_id)
+        named = [partition.find(sample_id) for sample_id in put.sample_ids]
+        reasons = self._why_not_generations(named, put)
+        if put.reservation_id:
+            reasons |= self._why_not_in_group(partition, named, put)
+        elif any(row is not None and row.hidden for row in named):
+            reasons.add(Reason.ROW_RESERVED)
+        if put.claim_id:
+            reasons |= self._why_not_write_back(named, put)
+        reasons |= partition.why_not_write(put, named, self.limits.max_tags_per_row)
+        if self.rows + named.count(None) > self.limits.max_rows:
+            reasons.add(Reason.LIMIT_REACHED)
+        if reasons:
+            raise No(*reasons)
+        return partition
+
+    def _why_not_generations(self, named: Sequence[Row | None], put: PutSamples) -> set[Reason]:
+        if put.generations is None:
+            return set()
+        replaced = any(row and row.generation != n for row, n in zip(named, put.generations.tolist(), strict=True))
+        missing = {Reason.SAMPLE_NOT_FOUND} if None in named else set()
+        return missing | ({Reason.ROW_REPLACED} if replaced else set())
+
+    def _why_not_write_back(self, named: Sequence[Row | None], put: PutSamples) -> set[Reason]:
+        try:
+            own = self.claim_of(put.claim_id).left()
+        except No as no:
+            return no.reasons
+        missing = {Reason.SAMPLE_NOT_FOUND} if None in named else set()
+        return missing | (set() if all(row in own for row in named) else {Reason.INVALID_REQUEST})
+
+    def _why_not_in_group(self, partition: PartitionModel, named: Sequence[Row | None], put: PutSamples) -> set[Reason]:
+        try:
+            group = self.group_of(put.reservation_id)
+        except No as no:
+            return no.reasons
+        if group.partition_id != put.partition_id:
+            return {Reason.GROUP_FENCED, Reason.INVALID_REQUEST}
+        reasons = {Reason.SAMPLE_NOT_FOUND} if None in named else set()
+        fields = {spec.name for spec in put.columns}
+        unfit = any(fields & row.values.keys() for row in group.rows) or fields & partition.definition.per_token_fields
+        if not all(row in group.rows for row in named) or (put.shared and unfit):
+            reasons.add(Reason.INVALID_REQUEST)
+        return reasons
+
+    def _check_commit(self, commit: CommitClaim) -> tuple[Claim, PartitionModel]:
+        claim = self.claim_of(commit.claim_id)
+        partition = self.partitions[claim.partition_id]
+        lengths = [len(spec.lengths) for spec in commit.columns if spec.lengths is not None]
+        refuse_if((any(rows != len(claim.rows) for rows in lengths), Reason.ROW_COUNT_MISMATCH))
+        refuse_if((len(claim.left()) < len(claim.rows), Reason.SAMPLE_NOT_FOUND))
+        if reasons := partition.why_not_write(commit, claim.rows, self.limits.max_tags_per_row):
+            raise No(*reasons)
+        return claim, partition
