@@ -15,8 +15,6 @@ from dataplane_server.core.calls.limits import Limits
 for _helper in (
     "machine.arena",
     "caller",
-    "modelled_plane",
-    "partition_model",
     "replayed",
     "machine.checked_plane",
 ):

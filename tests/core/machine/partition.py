@@ -20,8 +20,9 @@ from dataplane_server.core.calls import (
     SampleTask,
     TaskInfo,
 )
-from dataplane_server.core.calls.columns import DTYPE_BYTES, ColumnSpec, Shape
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason
+from rl_dataplane.v1.element_types import ITEM_SIZES
 
 STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
 
@@ -301,7 +302,7 @@ def entry_shape(shape: Shape) -> tuple[int, ...]:
 
 
 def entry_bytes(shape: Shape) -> int:
-    return 1 if shape.kind == "object" else DTYPE_BYTES[shape.dtype] * math.prod(entry_shape(shape))
+    return 1 if shape.kind == "object" else ITEM_SIZES[shape.dtype] * math.prod(entry_shape(shape))
 
 
 def row_entries(spec: ColumnSpec, row: int) -> int:
