@@ -25,22 +25,20 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.answers import Grant, ReadPlan, Reservation
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.requests import (
     BeginRead,
     ClaimSamples,
     ClearSamples,
-    Definition,
     EndRead,
     FinishWrite,
-    Grant,
     PutSamples,
-    ReadPlan,
     RegisterPartition,
     ReleaseClaim,
-    Reservation,
 )
-from dataplane_server.core.calls.columns import ColumnSpec, Shape
-from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 
 T = TypeVar("T")

@@ -10,50 +10,49 @@ import numpy as np
 import pytest
 from tests.core.replayed import RecordedPlane
 
-from dataplane_server.core.calls import (
-    AbandonRequest,
-    AbortGroup,
-    AdoptClaim,
-    Advance,
-    Balance,
-    BeginRead,
-    Call,
-    ClaimSamples,
-    ClaimShard,
+from dataplane_server.core.calls.answers import (
     ClearResult,
-    ClearSamples,
-    CommitClaim,
     CommitResult,
-    Definition,
     Effect,
-    FinishGroup,
-    FinishWrite,
     Grant,
     GroupAborted,
     GroupFinished,
-    Int64Array,
-    OpenSession,
     PartitionInfo,
     PutResult,
-    PutSamples,
     ReadPlan,
-    RegisterPartition,
-    ReleaseClaim,
     ReleaseResult,
     Reservation,
     Reserved,
-    ReserveGroup,
     ResetResult,
-    ResetTask,
     SampleTask,
     SessionExpired,
-    Tags,
     TaskInfo,
     Totals,
 )
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import (
+    AbandonRequest,
+    AbortGroup,
+    AdoptClaim,
+    Advance,
+    BeginRead,
+    Call,
+    ClaimSamples,
+    ClaimShard,
+    ClearSamples,
+    CommitClaim,
+    FinishGroup,
+    FinishWrite,
+    OpenSession,
+    PutSamples,
+    RegisterPartition,
+    ReleaseClaim,
+    ReserveGroup,
+    ResetTask,
+)
+from dataplane_server.core.calls.values import Balance, Definition, Int64Array, Tags
 
 BYTES = Shape("jagged", "uint8", ())
 A = TypeVar("A")

@@ -7,9 +7,10 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, TypeVar
 
-from dataplane_server.core.calls import Call, Effect, Failed
+from dataplane_server.core.calls.answers import Effect, Failed
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.core.calls.requests import Call
 from dataplane_server.core.plane import DataPlane
 
 A = TypeVar("A")

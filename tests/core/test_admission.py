@@ -7,20 +7,9 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import (
-    AbortWrite,
-    Admitted,
-    CommitResult,
-    DropPartition,
-    Effect,
-    EndRead,
-    GiveUpWrite,
-    PutResult,
-    PutSamples,
-    Reservation,
-    Waiting,
-)
+from dataplane_server.core.calls.answers import Admitted, CommitResult, Effect, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import AbortWrite, DropPartition, EndRead, GiveUpWrite, PutSamples
 from dataplane_server.core.rows.space import ALIGNMENT
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import AdoptClaim, CloseSession
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import AdoptClaim, CloseSession
 
 
 @pytest.fixture

@@ -10,22 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.answers import Grant, PutResult, Reservation
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import (
     AbortWrite,
     ClaimSamples,
     ClearSamples,
     CommitClaim,
-    Definition,
     DropPartition,
-    Grant,
-    PutResult,
     PutSamples,
     RegisterPartition,
     ReleaseClaim,
-    Reservation,
 )
-from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.state.answers import Answers
 
 

@@ -8,17 +8,9 @@ from dataclasses import replace
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import (
-    AbandonClaim,
-    Effect,
-    Failed,
-    GiveUpClaim,
-    Grant,
-    Granted,
-    ReleaseResult,
-    Waiting,
-)
+from dataplane_server.core.calls.answers import Effect, Failed, Grant, Granted, ReleaseResult, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import AbandonClaim, GiveUpClaim
 
 
 def waits(caller: Caller, *fields: str, batch_size: int = 1, min_size: int | None = None, task: str = "train") -> int:

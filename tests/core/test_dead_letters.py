@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import DeadLetter, Waiting
+from dataplane_server.core.calls.answers import DeadLetter, Waiting
 from dataplane_server.core.calls.refusal import Reason
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Granted, ReleaseResult, Waiting
+from dataplane_server.core.calls.answers import Granted, ReleaseResult, Waiting
 from dataplane_server.core.calls.refusal import Reason
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import AbandonRequest, CloseSession, Failed, Grant
+from dataplane_server.core.calls.answers import Failed, Grant
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import AbandonRequest, CloseSession
 
 WAYS = ["committed", "released", "expired", "reset", "cleared", "abandoned", "registered anew"]
 

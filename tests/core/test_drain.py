@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Drain, Failed, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.answers import Failed, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import Drain
 
 
 @pytest.fixture

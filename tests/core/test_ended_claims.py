@@ -7,17 +7,9 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import (
-    CloseSession,
-    CommitResult,
-    DropPartition,
-    Grant,
-    PutResult,
-    ReleaseClaim,
-    Reservation,
-    Waiting,
-)
+from dataplane_server.core.calls.answers import CommitResult, Grant, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import CloseSession, DropPartition, ReleaseClaim
 
 BY_SERVER = ["session died", "row reset", "task reset", "registered anew", "dropped"]
 BY_CALLER = ["committed", "released", "abandoned", "session closed"]

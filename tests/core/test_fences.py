@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import (
-    CommitResult,
-    DropPartition,
-    EndRead,
-    Failed,
-    Granted,
-    ReleaseResult,
-    Reservation,
-    Waiting,
-)
+from dataplane_server.core.calls.answers import CommitResult, Failed, Granted, ReleaseResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import DropPartition, EndRead
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import AbandonClaim, DropPartition
+from dataplane_server.core.calls.requests import AbandonClaim, DropPartition
 from dataplane_server.core.stats.figures import PartitionFigures, TaskFigures
 
 

@@ -8,9 +8,10 @@ import pytest
 from tests.core.caller import Caller, int64
 from tests.core.replayed import RecordedPlane
 
-from dataplane_server.core.calls import BeginRead, ClearResult, DropPartition, PutResult, PutSamples, Reservation
+from dataplane_server.core.calls.answers import ClearResult, PutResult, Reservation
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import BeginRead, DropPartition, PutSamples
 from dataplane_server.core.calls.values import Int64Array
 
 

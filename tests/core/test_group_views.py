@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import AbandonClaim, Granted, GroupPart, Waiting
+from dataplane_server.core.calls.answers import Granted, GroupPart, Waiting
+from dataplane_server.core.calls.requests import AbandonClaim
 
 
 def whole(caller: Caller, batch_size: int = 1, *fields: str, **more: object) -> tuple[str, ...]:

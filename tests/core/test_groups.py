@@ -8,16 +8,9 @@ import pytest
 from tests.core.caller import Caller
 from tests.core.replayed import RecordedPlane
 
-from dataplane_server.core.calls import (
-    AbortGroup,
-    AbortWrite,
+from dataplane_server.core.calls.answers import (
     Admitted,
-    Advance,
-    CloseSession,
-    DropPartition,
     Effect,
-    EndRead,
-    FinishGroup,
     Grant,
     Granted,
     GroupAborted,
@@ -25,12 +18,21 @@ from dataplane_server.core.calls import (
     PutResult,
     Reservation,
     Reserved,
-    ReserveGroup,
     SessionExpired,
     Waiting,
 )
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import (
+    AbortGroup,
+    AbortWrite,
+    Advance,
+    CloseSession,
+    DropPartition,
+    EndRead,
+    FinishGroup,
+    ReserveGroup,
+)
 
 
 def put_into(caller: Caller, reservation_id: str, *sample_ids: str, size: int = 1) -> PutResult:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_server.core.calls import SampleEvent
+from dataplane_server.core.calls.answers import SampleEvent
 from dataplane_server.core.state.state import Fact
 from dataplane_server.core.stats.history import History
 

@@ -37,7 +37,9 @@ for module in {list(MODULES)!r}:
     importlib.import_module(module)
 
 import numpy as np
-from dataplane_server.core.calls import *
+from dataplane_server.core.calls.answers import PartitionInfo
+from dataplane_server.core.calls.requests import *
+from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls import Failed
+from dataplane_server.core.calls.answers import Failed
 from dataplane_server.core.calls.columns import make_columns
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.rows.group_table import Group

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Heartbeat, Waiting
+from dataplane_server.core.calls.answers import Waiting
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import Heartbeat
 
 PAUSE_S = 1800.0
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from dataplane_server.core.calls import Definition
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.names import check_definition, check_distinct, check_sample_ids, check_tags
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Definition
 
 LIMITS = Limits(max_fields=3, max_tasks=2, max_rows_per_call=3, max_id_bytes=8, max_tag_bytes=4)
 

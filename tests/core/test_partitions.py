@@ -7,23 +7,20 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import BYTES, Caller
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.answers import (
     ClearResult,
-    ClearSamples,
-    Definition,
-    DropPartition,
     DropResult,
     Failed,
     FieldInfo,
     Granted,
-    MergeFreeRanges,
-    RegisterPartition,
     Reservation,
     TaskInfo,
     Waiting,
 )
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import ClearSamples, DropPartition, MergeFreeRanges, RegisterPartition
+from dataplane_server.core.calls.values import Definition
 
 
 def waits(caller: Caller, *fields: str, task: str = "train", batch_size: int = 1) -> int:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls import EndRead
 from dataplane_server.core.calls.columns import MAX_ENTRIES
+from dataplane_server.core.calls.requests import EndRead
 from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.rows.places import Places
 

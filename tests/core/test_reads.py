@@ -8,8 +8,9 @@ import pytest
 from tests.core.caller import Caller
 from tests.core.machine.arena import aligned, cut
 
-from dataplane_server.core.calls import ClearResult, DropPartition, EndRead, ReadPlan
+from dataplane_server.core.calls.answers import ClearResult, ReadPlan
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import DropPartition, EndRead
 from dataplane_server.core.calls.values import Run
 
 B = aligned(12)

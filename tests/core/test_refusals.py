@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import pytest
 from tests.core.caller import BYTES, Caller, int64
 
-from dataplane_server.core.calls import BeginRead, ClearSamples, CloseSession, Drain, PutSamples, Reservation, Waiting
+from dataplane_server.core.calls.answers import Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import BeginRead, ClearSamples, CloseSession, Drain, PutSamples
 from dataplane_server.core.rows.space import ALIGNMENT
 
 LONG = "x" * 100_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import GroupAborted
+from dataplane_server.core.calls.answers import GroupAborted
 
 
 def removed(caller: Caller, partition_id: str = "p") -> dict[str, int]:

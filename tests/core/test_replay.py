@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls import CommitClaim, PutSamples, Waiting
+from dataplane_server.core.calls.answers import Waiting
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import CommitClaim, PutSamples
 from dataplane_server.core.plane import DataPlane
 
 

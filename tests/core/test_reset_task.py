@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Granted, ResetResult, ResetTask, Waiting
+from dataplane_server.core.calls.answers import Granted, ResetResult, Waiting
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import ResetTask
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import EndRead
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import EndRead
 
 
 @pytest.fixture

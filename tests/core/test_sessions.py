@@ -8,19 +8,10 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import (
-    Advance,
-    CloseSession,
-    Failed,
-    Granted,
-    Heartbeat,
-    OpenSession,
-    SessionExpired,
-    SessionInfo,
-    Waiting,
-)
+from dataplane_server.core.calls.answers import Failed, Granted, SessionExpired, SessionInfo, Waiting
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import Advance, CloseSession, Heartbeat, OpenSession
 from dataplane_server.core.state.sessions import Sessions
 
 

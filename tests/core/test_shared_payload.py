@@ -8,13 +8,10 @@ import pytest
 from tests.core.caller import BYTES, Caller, int64
 from tests.core.machine.arena import cut
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.answers import (
     ClearResult,
-    DropPartition,
-    EndRead,
     GroupFinished,
     PutResult,
-    PutSamples,
     ReadPlan,
     Reservation,
     SampleEvent,
@@ -22,6 +19,7 @@ from dataplane_server.core.calls import (
 )
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import DropPartition, EndRead, PutSamples
 from dataplane_server.core.calls.values import Run
 
 IDS = ["s1", "s2", "s3"]

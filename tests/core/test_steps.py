@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import AbandonClaim, GiveUpClaim, Granted, Waiting
+from dataplane_server.core.calls.answers import Granted, Waiting
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import AbandonClaim, GiveUpClaim
 
 
 @pytest.fixture

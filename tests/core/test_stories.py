@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls import ResidentSample, SampleTask
+from dataplane_server.core.calls.answers import ResidentSample, SampleTask
 from dataplane_server.core.calls.refusal import Reason
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls import Tags
+from dataplane_server.core.calls.values import Tags
 from dataplane_server.core.rows.tags import TagPool
 
 

@@ -7,22 +7,18 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls import (
-    AbortWrite,
-    CommitClaim,
-    CommitResult,
-    DropPartition,
-    EndRead,
-    Failed,
-    GiveUpWrite,
-    PutResult,
-    PutSamples,
-    Reservation,
-    ShareReservation,
-    Waiting,
-)
+from dataplane_server.core.calls.answers import CommitResult, Failed, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import (
+    AbortWrite,
+    CommitClaim,
+    DropPartition,
+    EndRead,
+    GiveUpWrite,
+    PutSamples,
+    ShareReservation,
+)
 
 R = Reason
 

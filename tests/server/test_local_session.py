@@ -5,20 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls import (
-    BeginRead,
-    ClearSamples,
-    CommitResult,
-    Definition,
-    FinishWrite,
-    PutResult,
-    PutSamples,
-    RegisterPartition,
-    Reservation,
-)
+from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import BeginRead, ClearSamples, FinishWrite, PutSamples, RegisterPartition
+from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.local_session import Lease, LocalSession, SharedReservation

@@ -13,25 +13,24 @@ import msgpack
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls import requests
+from dataplane_server.core.calls.answers import Grant, Reservation
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.core.calls.requests import (
     BeginRead,
     ClaimSamples,
     ClaimShard,
     ClearSamples,
     CommitClaim,
-    Definition,
     EndRead,
     FinishWrite,
-    Grant,
     OpenSession,
     PutSamples,
     RegisterPartition,
-    Reservation,
-    requests,
 )
-from dataplane_server.core.calls.columns import ColumnSpec, Shape
-from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.core.calls.values import Definition
 from dataplane_server.recording.codec import decode, encode
 from dataplane_server.recording.recorder import LENGTH, RecordedPlane
 from dataplane_server.replay import replay

@@ -9,18 +9,10 @@ import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from dataplane_server.core.calls import (
-    Definition,
-    FieldInfo,
-    Int64Array,
-    PartitionInfo,
-    PutResult,
-    ReadColumn,
-    ReadPlan,
-    TaskInfo,
-)
+from dataplane_server.core.calls.answers import FieldInfo, PartitionInfo, PutResult, ReadColumn, ReadPlan, TaskInfo
 from dataplane_server.core.calls.columns import Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Definition, Int64Array
 from dataplane_server.service import translate
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_types import ITEM_SIZES

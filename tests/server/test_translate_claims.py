@@ -8,8 +8,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls import ClaimSamples, ClaimShard, DeadLetter, Grant, GroupPart, Reserved, ReserveGroup
+from dataplane_server.core.calls.answers import DeadLetter, Grant, GroupPart, Reserved
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard, ReserveGroup
 from dataplane_server.service import translate_claims
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 from google.protobuf.duration_pb2 import Duration
 
-from dataplane_server.core.calls import ResidentSample, SampleEvent, SampleHistory, SampleTask
+from dataplane_server.core.calls.answers import ResidentSample, SampleEvent, SampleHistory, SampleTask
 from dataplane_server.service import translate_samples
 
 

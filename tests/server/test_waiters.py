@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls import Admitted, Failed, Grant, Granted, Reservation
+from dataplane_server.core.calls.answers import Admitted, Failed, Grant, Granted, Reservation
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.waiters import Waiters
 

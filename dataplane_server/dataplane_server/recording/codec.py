@@ -13,10 +13,12 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from dataplane_server.core.calls import Call, Definition, requests
+from dataplane_server.core.calls import requests
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.core.calls.requests import Call
+from dataplane_server.core.calls.values import Definition
 
 _SET, _ARRAY, _RECORD = 1, 2, 3
 

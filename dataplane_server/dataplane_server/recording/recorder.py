@@ -15,9 +15,9 @@ from typing import BinaryIO, TypeVar
 
 import msgpack
 
-from dataplane_server.core.calls import Call
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.core.calls.requests import Call
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.recording.codec import encode
 from dataplane_server.version import VERSION

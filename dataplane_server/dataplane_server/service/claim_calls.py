@@ -7,8 +7,9 @@ import uuid
 
 from google.protobuf.message import Message
 
-from dataplane_server.core.calls import AbandonRequest, ClaimSamples, ClaimShard, Grant, ResetTask
+from dataplane_server.core.calls.answers import Grant
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import AbandonRequest, ClaimSamples, ClaimShard, ResetTask
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate, translate_claims
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES

@@ -11,17 +11,10 @@ from typing import cast
 
 import numpy as np
 
-from dataplane_server.core.calls import (
-    CommitResult,
-    EndRead,
-    FinishWrite,
-    PutResult,
-    Reservation,
-    Run,
-    ShareReservation,
-    Waiting,
-)
+from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import EndRead, FinishWrite, ShareReservation
+from dataplane_server.core.calls.values import Run
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate
 from dataplane_server.service.local_session import Applied, Lease, LocalSession, Result, SharedReservation

@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from dataplane_server.core.calls import AbortWrite, CommitResult, EndRead, PutResult
+from dataplane_server.core.calls.answers import CommitResult, PutResult
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import AbortWrite, EndRead
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import local_pb2 as pb
 

@@ -12,18 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
 
-from dataplane_server.core.calls import (
-    AbortGroup,
-    AdoptClaim,
-    CommitResult,
-    DropPartition,
-    EndRead,
-    FinishWrite,
-    PutResult,
-    Reservation,
-    Waiting,
-)
+from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import superseded
+from dataplane_server.core.calls.requests import AbortGroup, AdoptClaim, DropPartition, EndRead, FinishWrite
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate, translate_claims, translate_samples
 from dataplane_server.service.claim_calls import ClaimCalls

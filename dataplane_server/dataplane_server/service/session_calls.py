@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from dataplane_server.core.calls import CloseSession, Heartbeat, OpenSession, SessionInfo
+from dataplane_server.core.calls.answers import SessionInfo
 from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
+from dataplane_server.core.calls.requests import CloseSession, Heartbeat, OpenSession
 from dataplane_server.service import translate
 from dataplane_server.service.endless import Call
 from dataplane_server.service.frames import STALL_TIMEOUT_S

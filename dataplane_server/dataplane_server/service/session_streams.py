@@ -6,7 +6,7 @@ session expires, its stream is ended if it is still open: the client was paused,
 
 from __future__ import annotations
 
-from dataplane_server.core.calls import SessionExpired
+from dataplane_server.core.calls.answers import SessionExpired
 from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
 from dataplane_server.observe.log import get_log
 from dataplane_server.service.endless import Call, EndlessCalls

@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterator
 from typing import TypeVar
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.answers import Grant, Reservation, SessionExpired, Waiting
+from dataplane_server.core.calls.refusal import draining
+from dataplane_server.core.calls.requests import (
     AbandonClaim,
     AbortWrite,
     Advance,
@@ -19,13 +21,8 @@ from dataplane_server.core.calls import (
     Drain,
     GiveUpClaim,
     GiveUpWrite,
-    Grant,
     MergeFreeRanges,
-    Reservation,
-    SessionExpired,
-    Waiting,
 )
-from dataplane_server.core.calls.refusal import draining
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.endless import EndlessCalls

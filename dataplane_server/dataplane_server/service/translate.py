@@ -11,24 +11,11 @@ import msgpack
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from dataplane_server.core.calls import (
-    BeginRead,
-    ClearSamples,
-    CommitClaim,
-    Definition,
-    FieldInfo,
-    Int64Array,
-    PartitionInfo,
-    PutResult,
-    PutSamples,
-    ReadColumn,
-    ReadPlan,
-    RegisterPartition,
-    Tags,
-    TaskInfo,
-)
+from dataplane_server.core.calls.answers import FieldInfo, PartitionInfo, PutResult, ReadColumn, ReadPlan, TaskInfo
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import BeginRead, ClearSamples, CommitClaim, PutSamples, RegisterPartition
+from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPE_NUMBERS, DTYPES_BY_NUMBER, KIND_NUMBERS, KINDS_BY_NUMBER
 

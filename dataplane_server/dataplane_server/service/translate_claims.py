@@ -6,21 +6,18 @@ from collections.abc import Iterable
 
 import msgpack
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.answers import DeadLetter, Grant, GroupPart, Reserved
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import (
     AbandonRequest,
-    Balance,
     ClaimSamples,
     ClaimShard,
-    DeadLetter,
     FinishGroup,
-    Grant,
-    GroupPart,
     ReleaseClaim,
-    Reserved,
     ReserveGroup,
     ResetTask,
 )
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Balance
 from dataplane_server.service.translate import int64_bytes, seconds
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgpack
 
-from dataplane_server.core.calls import ResidentSample, SampleEvent, SampleHistory
+from dataplane_server.core.calls.answers import ResidentSample, SampleEvent, SampleHistory
 from dataplane_server.service.translate import duration
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

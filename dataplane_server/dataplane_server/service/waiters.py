@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from dataplane_server.core.calls import Admitted, Failed, Grant, Granted, Reservation
+from dataplane_server.core.calls.answers import Admitted, Failed, Grant, Granted, Reservation
 
 T = TypeVar("T", Grant, Reservation)
 

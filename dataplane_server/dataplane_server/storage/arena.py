@@ -19,7 +19,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 
-from dataplane_server.core.calls import Run
+from dataplane_server.core.calls.values import Run
 
 NONCE_BYTES = 16
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")

@@ -20,12 +20,27 @@ from tests.core.machine.refusals import No
 from tests.core.machine.things import Answer, Group, Handed, Read, Row, Session, Wish, Write
 from tests.core.replayed import RecordedPlane
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.answers import (
+    Admitted,
+    Failed,
+    Grant,
+    Granted,
+    PutResult,
+    ReadPlan,
+    Reservation,
+    Reserved,
+    ResidentSample,
+    SessionExpired,
+    SessionInfo,
+    Waiting,
+)
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import (
     AbandonClaim,
     AbandonRequest,
     AbortGroup,
     AbortWrite,
-    Admitted,
     AdoptClaim,
     Advance,
     BeginRead,
@@ -38,32 +53,19 @@ from dataplane_server.core.calls import (
     Drain,
     DropPartition,
     EndRead,
-    Failed,
     FinishGroup,
     FinishWrite,
     GiveUpClaim,
     GiveUpWrite,
-    Grant,
-    Granted,
     Heartbeat,
     OpenSession,
-    PutResult,
     PutSamples,
-    ReadPlan,
     RegisterPartition,
     ReleaseClaim,
     RepeatableCall,
-    Reservation,
-    Reserved,
     ReserveGroup,
     ResetTask,
-    ResidentSample,
-    SessionExpired,
-    SessionInfo,
-    Waiting,
 )
-from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Reason, Refusal
 
 
 class CheckedPlane:

@@ -12,19 +12,10 @@ from tests.core.machine.refusals import No, refuse_if
 from tests.core.machine.steps import HELD_FOR_STEP, Steps
 from tests.core.machine.things import Answer, Claim, Handed, Row, Session, Wait, Wish
 
-from dataplane_server.core.calls import (
-    AbandonRequest,
-    AdoptClaim,
-    ClaimSamples,
-    Grant,
-    GroupPart,
-    ReleaseClaim,
-    ReleaseResult,
-    ResetResult,
-    ResetTask,
-)
+from dataplane_server.core.calls.answers import Grant, GroupPart, ReleaseResult, ResetResult
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import AbandonRequest, AdoptClaim, ClaimSamples, ReleaseClaim, ResetTask
 
 
 class Claims(Facts):

@@ -15,7 +15,10 @@ import numpy as np
 from tests.core.machine.checked_plane import CheckedPlane
 from tests.core.machine.things import Claim, Group, Row
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.requests import (
     AbandonRequest,
     AbortGroup,
     AdoptClaim,
@@ -24,21 +27,16 @@ from dataplane_server.core.calls import (
     ClaimShard,
     ClearSamples,
     CommitClaim,
-    Definition,
     DropPartition,
     FinishGroup,
-    Int64Array,
     PutSamples,
     RegisterPartition,
     ReleaseClaim,
     RepeatableCall,
-    Reservation,
     ReserveGroup,
     ResetTask,
-    Tags,
 )
-from dataplane_server.core.calls.columns import ColumnSpec, Shape
-from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 
 SCARCE = Limits(
     memory_bytes=2000,

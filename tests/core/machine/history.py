@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tests.core.machine.things import Claim, Ledger, Row
 
-from dataplane_server.core.calls import TaskInfo
+from dataplane_server.core.calls.answers import TaskInfo
 
 
 @dataclass(eq=False)

@@ -14,21 +14,17 @@ from tests.core.machine.refusals import No, refuse_if
 from tests.core.machine.things import Group, Row, Session
 from tests.core.machine.writes import Writes
 
-from dataplane_server.core.calls import (
+from dataplane_server.core.calls.answers import ClearResult, DropResult, GroupAborted, GroupFinished, PartitionInfo
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import (
     AbortGroup,
     BeginRead,
-    ClearResult,
     ClearSamples,
     DropPartition,
-    DropResult,
     FinishGroup,
-    GroupAborted,
-    GroupFinished,
-    PartitionInfo,
     RegisterPartition,
     ReserveGroup,
 )
-from dataplane_server.core.calls.refusal import Reason
 
 
 class Model(Writes):

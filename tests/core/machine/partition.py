@@ -10,18 +10,11 @@ from tests.core.machine.arena import Arena
 from tests.core.machine.lines import Line, Unit
 from tests.core.machine.things import Group, Held, Ledger, Row, Standing, Step, Wish, Write
 
-from dataplane_server.core.calls import (
-    CommitClaim,
-    DeadLetter,
-    Definition,
-    FieldInfo,
-    PartitionInfo,
-    PutSamples,
-    SampleTask,
-    TaskInfo,
-)
+from dataplane_server.core.calls.answers import DeadLetter, FieldInfo, PartitionInfo, SampleTask, TaskInfo
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import CommitClaim, PutSamples
+from dataplane_server.core.calls.values import Definition
 from rl_dataplane.v1.element_types import ITEM_SIZES
 
 STATES = ("untaken", "claimed", "consumed", "delayed", "dead")

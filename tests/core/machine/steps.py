@@ -12,8 +12,8 @@ from tests.core.machine.partition import PartitionModel
 from tests.core.machine.refusals import refuse_if
 from tests.core.machine.things import Handed, Shard, Step, Wait, Wish
 
-from dataplane_server.core.calls import ClaimShard
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import ClaimShard
 from dataplane_server.core.verbs.balance import split_by_weight
 
 if TYPE_CHECKING:

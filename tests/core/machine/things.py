@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from tests.core.machine.arena import Arena
 
-from dataplane_server.core.calls import ClaimSamples, ClaimShard, CommitClaim, Grant, PutSamples, Run, Tags
+from dataplane_server.core.calls.answers import Grant
+from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard, CommitClaim, PutSamples
+from dataplane_server.core.calls.values import Run, Tags
 
 Wish = ClaimSamples | ClaimShard
 

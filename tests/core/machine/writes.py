@@ -15,9 +15,10 @@ from tests.core.machine.partition import PartitionModel, entry_bytes, row_entrie
 from tests.core.machine.refusals import No, refuse_if
 from tests.core.machine.things import Claim, Row, Value, Write
 
-from dataplane_server.core.calls import CommitClaim, CommitResult, PutResult, PutSamples, Reservation
+from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import CommitClaim, PutSamples
 
 
 class Writes(Claims):
