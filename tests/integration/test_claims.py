@@ -254,7 +254,7 @@ def test_registering_again_fences_open_claims_and_hands_every_row_out_again(flow
     flow.claim("p", "train", ["a"], 1).commit()
     held = flow.claim("p", "train", ["a"], 1)
     flow.register_partition("p", ["a", "b"], 4, ["train"])
-    with pytest.raises(ClaimFencedError, match="registered anew"):
+    with pytest.raises(ClaimFencedError, match="registered again"):
         held.commit()
     with pytest.raises(KeyError):
         held.release()

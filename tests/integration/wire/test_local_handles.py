@@ -138,7 +138,7 @@ def test_a_handle_that_is_held_cannot_be_taken_again(
     peer.call(*first)
     used = host.used
     reason = peer.refused(*second)
-    assert reason == ("INVALID_REQUEST", "handle 1 is held already")
+    assert reason == ("INVALID_REQUEST", "handle 1 is in use already")
     assert host.used == used  # the first is still held, the second is not
     host.let_go(1)
     eventually(lambda: host.used == ROW_BYTES)
@@ -163,7 +163,7 @@ def test_a_call_that_was_let_go_of_before_it_came_holds_nothing(
     host.let_go(9)
     host.lifeline.call(pb.LOCAL_METHOD_GET_SERVER_STATUS, b"")
     method = PUT if isinstance(request_, pb.LocalPutRequest) else READ
-    assert host.join().refused(method, request_) == ("INVALID_REQUEST", "handle 9 was let go of")
+    assert host.join().refused(method, request_) == ("INVALID_REQUEST", "handle 9 was released")
     host.client.clear_samples(["row"], "p")
     assert host.used == 0
     host.join().call(PUT, put(1, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]))
