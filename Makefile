@@ -61,7 +61,7 @@ test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch
 	PYTHONPATH=dataplane_server:proto $(VENV)-core/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib \
 		-o 'markers=timeout(seconds): not enforced here' -p no:cacheprovider -W error tests/core
 
-test-nightly: $(VENV)/.dev  ## the core's state machine for many minutes, with other calls in every run
+test-nightly: $(VENV)/.dev  ## random histories of the core for many minutes, others in every run
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/machine --timeout 7200
 
 test-soak: $(VENV)/.dev  ## what takes many minutes: clients killed by the hundred, every layout of ranks

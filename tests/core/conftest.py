@@ -12,18 +12,13 @@ from hypothesis import settings
 
 from dataplane_server.core.calls.limits import Limits
 
-for _helper in (
-    "machine.arena",
-    "caller",
-    "replayed",
-    "machine.checked_plane",
-):
+for _helper in ("caller", "replayed", "machine.arena", "machine.checked_plane"):
     pytest.register_assert_rewrite(f"tests.core.{_helper}")
 
 from tests.core.caller import Caller  # noqa: E402 - after its assertions were registered to be told in full
 
-settings.register_profile("quick", max_examples=60, stateful_step_count=50, deadline=None, derandomize=True)
-settings.register_profile("nightly", max_examples=3000, stateful_step_count=100, deadline=None, print_blob=True)
+settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile("nightly", max_examples=3000, deadline=None, print_blob=True)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.caller import Caller, int64
 
@@ -64,6 +64,7 @@ def test_the_longest_request_id_is_fine(three: Answers) -> None:
     assert three.recall("é" * 32, "put", 3.0) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 5) | st.integers(0, 1 << 60), max_size=30))
 def test_the_generations_of_a_put_come_back_as_they_were(generations: list[int]) -> None:
     answers = Answers(Limits())

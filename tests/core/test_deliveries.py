@@ -165,6 +165,15 @@ def test_a_claim_abandoned_after_its_grant_gives_its_rows_back_first_in_line(cal
     assert caller.take("a", batch_size=2).sample_ids == ("s1", "s2")
 
 
+def test_a_claim_that_consumed_its_rows_is_answered_as_before_though_it_was_abandoned(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    request = caller.claim_call("a", consume=True)
+    first = caller.apply(request)
+    assert caller.abandon_request(request.request_id).released_rows == 0
+    assert repr(caller.apply(request)) == repr(first)
+    assert caller.task().consumed_rows == 1
+
+
 def test_a_refused_abandonment_changes_nothing(caller: Caller) -> None:
     request = caller.shard_call("a")
     caller.apply(request)

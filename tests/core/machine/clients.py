@@ -195,12 +195,9 @@ class Clients:
 
     def columns(self, names: Iterable[str], rows: int) -> list[ColumnSpec]:
         """Columns whose rows have the same lengths where they are not dense."""
-        lengths = self.lengths(rows)
+        lengths = np.array([self.dice.choice([3, 3, 3, 0, 1, 5, 5, 12]) for _ in range(rows)], np.int64)
         shapes = [(name, self.dice.choice(SHAPES[name])) for name in names]
         return [ColumnSpec(name, shape, None if shape.kind == "dense" else lengths) for name, shape in shapes]
-
-    def lengths(self, rows: int) -> Int64Array:
-        return np.array([self.dice.choice([3, 3, 3, 0, 1, 5, 5, 12]) for _ in range(rows)], np.int64)
 
     def session_id(self) -> str:
         """Mostly of an open session, sometimes of one that has ended, or of none."""
@@ -258,12 +255,10 @@ class Clients:
         self.go(ClearSamples("", self.partition_id(), None if self.chance(8) else self.sample_ids()))
 
     def clear_what_is_consumed(self) -> None:
-        partitions = self.world.model.partitions
-        if partitions:
-            partition = self.dice.choice(list(partitions.values()))
+        for partition_id, partition in list(self.world.model.partitions.items()):
             used = [row for row in partition.rows if any(one.state == "consumed" for one in row.standings.values())]
             if used:
-                self.go(ClearSamples("", partition.partition_id, [row.sample_id for row in used]))
+                self.go(ClearSamples("", partition_id, [row.sample_id for row in used]))
 
     def clear_rows_once_seen(self) -> None:
         if rows := self.rows_once_seen():
