@@ -70,9 +70,7 @@ class RowTable:
         self._free: list[int] = []  # slots that were used before
         self._tags: list[Tags] = []  # by slot, up to the last slot that ever had tags
         self._tag_pool = TagPool()
-        self._owed: dict[
-            int, list[tuple[Int64Array, Int64Array]]
-        ] = {}  # slot -> offsets and bytes to free once unpinned
+        self._owed: dict[int, list[tuple[Int64Array, Int64Array]]] = {}  # slot -> offsets, bytes to free once unpinned
         self._in_limbo = 0  # removed slots that are still pinned
         self._capacity = 0
         self._columns: dict[str, npt.NDArray[Any]] = {}

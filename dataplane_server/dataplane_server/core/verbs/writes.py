@@ -50,9 +50,7 @@ class Writes:
         self._claims = claims
         self._under_way: dict[int, _UnderWay] = {}
         self._ticket_of: dict[str, int] = {}  # by request_id
-        self._shared: set[int] = (
-            set()
-        )  # tickets of reservations that a client writes to directly, through shared memory
+        self._shared: set[int] = set()  # tickets of reservations that a client writes to through shared memory
 
     # -- begin ---------------------------------------------------------------------------------------------------------
 
