@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any, TypeVar
 
-from dataplane_server.core.calls.answers import Effect, Failed
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import Call
 from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.stats.digest import digest
 
 A = TypeVar("A")
 
 
 class RecordedPlane(DataPlane):
-    """`turns`: time, call, and what came of it, for every call since the plane was made."""
+    """`turns`: time, call, and a hash of answer and effects, for every call since the plane was made."""
 
     def __init__(self, limits: Limits | None = None, *, incarnation: str = "c", first_generation: int = 1) -> None:
         super().__init__(limits, incarnation=incarnation, first_generation=first_generation)
@@ -29,9 +28,9 @@ class RecordedPlane(DataPlane):
         try:
             answer = super().apply(call, now)
         except Refusal as refusal:
-            self.turns.append((now, kept, told(refusal, self._state.effects[before:])))
+            self.turns.append((now, kept, digest(refusal, self._state.effects[before:])))
             raise
-        self.turns.append((now, kept, told(answer, self._state.effects[before:])))
+        self.turns.append((now, kept, digest(answer, self._state.effects[before:])))
         return answer
 
     def check_replay(self) -> None:
@@ -42,17 +41,7 @@ class RecordedPlane(DataPlane):
                 outcome: object = fresh.apply(call, now)
             except Refusal as refusal:
                 outcome = refusal
-            assert told(outcome, fresh.take_effects()) == expected, f"turn {number}: {call}"
+            effects = fresh.take_effects()
+            assert digest(outcome, effects) == expected, f"turn {number}: {call}: now {outcome!r} and {effects!r}"
         self.take_effects()
         assert fresh.digest() == self.digest()
-
-
-def told(outcome: object, effects: Sequence[Effect]) -> str:
-    """All that callers learn from a turn."""
-    return "\n".join([_text(outcome), *map(_text, effects)])
-
-
-def _text(value: object) -> str:
-    if isinstance(value, Failed):
-        return f"{value.ticket} failed: {_text(value.refusal)}"
-    return f"{value.reason} {value} {value.metadata}" if isinstance(value, Refusal) else repr(value)
