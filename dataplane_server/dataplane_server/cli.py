@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dataplane_server.config import ServerConfig
@@ -18,10 +19,10 @@ from dataplane_server.service.server import Server
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Serve rollout samples to trainers until SIGTERM or SIGINT."""
     parser = _parser()
-    flags = parser.parse_args()
+    flags = parser.parse_args(arguments)
     try:
         config = _config(flags)
     except ValueError as error:

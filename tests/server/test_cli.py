@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from dataplane_server.cli import main, parse_mode, parse_size
@@ -65,20 +63,18 @@ def test_what_is_no_mode_is_refused_with_the_form(text: str) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_flags_end_the_command_with_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["dataplane-server", *flags])
     with pytest.raises(SystemExit) as ended:
-        main()
+        main(flags)
     assert ended.value.code == 2
     shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert message in shown
 
 
-def test_help_lists_every_flag(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["dataplane-server", "--help"])
+def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main()
+        main(["--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     for flag in ("--listen", "--http", "--memory", "--max-rows", "--grace", "--insecure", "--log-level", "--health"):

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.service import frames
 from dataplane_server.service.frames import FrameReader, read_frames
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -26,8 +25,8 @@ def chunk(offset: int, data: bytes, header: pb.PutSamplesHeader | None = None) -
     return pb.PutSamplesRequest(header=header, chunk=pb.Chunk(offset_bytes=offset, data=data))
 
 
-def reader_of(frames: AsyncIterator[bytes]) -> FrameReader[pb.PutSamplesHeader]:
-    return FrameReader(frames, pb.PutSamplesHeader)
+def reader_of(frames: AsyncIterator[bytes], **options: float) -> FrameReader[pb.PutSamplesHeader]:
+    return FrameReader(frames, pb.PutSamplesHeader, **options)
 
 
 async def received(reader: FrameReader[pb.PutSamplesHeader], size_bytes: int) -> bytes:
@@ -55,18 +54,16 @@ async def test_the_header_may_be_all_there_is() -> None:
     assert await received(reader_of(stream(pb.PutSamplesRequest(header=HEADER))), 0) == b""
 
 
-async def test_a_stream_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "STALL_TIMEOUT_S", 0.02)
-    reader = reader_of(stream(chunk(0, b"a", HEADER), then_hang=True))
+async def test_a_stream_that_stalls_is_given_up() -> None:
+    reader = reader_of(stream(chunk(0, b"a", HEADER), then_hang=True), stall_timeout_s=0.02)
     with pytest.raises(Refusal, match="stalled") as caught:
         await received(reader, 3)
     assert caught.value.reason is Reason.MALFORMED_STREAM
 
 
-async def test_a_stream_that_never_begins_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "STALL_TIMEOUT_S", 0.02)
+async def test_a_stream_that_never_begins_is_given_up() -> None:
     with pytest.raises(Refusal, match="stalled"):
-        await reader_of(stream(then_hang=True)).first()
+        await reader_of(stream(then_hang=True), stall_timeout_s=0.02).first()
 
 
 async def test_chunks_before_a_broken_one_are_handed_on() -> None:

@@ -29,7 +29,10 @@ Header = TypeVar("Header", pb.PutSamplesHeader, pb.CommitClaimHeader)
 class FrameReader(Generic[Header]):
     """Reads one incoming stream and checks its order. Refusal MALFORMED_STREAM names the error and where it is."""
 
-    def __init__(self, stream: AsyncIterator[bytes], header: type[Header]) -> None:
+    def __init__(
+        self, stream: AsyncIterator[bytes], header: type[Header], stall_timeout_s: float = STALL_TIMEOUT_S
+    ) -> None:
+        self._stall_timeout_s = stall_timeout_s
         self._stream: AsyncIterator[bytes] = stream
         self._header: type[Header] = header
         self._first: Frame | None = None
@@ -81,12 +84,12 @@ class FrameReader(Generic[Header]):
     async def _message(self) -> bytes:
         """The next message. Not asyncio.wait_for, which makes a task for each."""
         task = cast("asyncio.Task[object]", asyncio.current_task())  # a coroutine that awaits runs in a task
-        timer = asyncio.get_running_loop().call_later(STALL_TIMEOUT_S, self._give_up, task)
+        timer = asyncio.get_running_loop().call_later(self._stall_timeout_s, self._give_up, task)
         try:
             return await self._stream.__anext__()
         except asyncio.CancelledError:
             if self._stalled:
-                text = f"the stream stalled: no frame for {STALL_TIMEOUT_S:.0f} s"
+                text = f"the stream stalled: no frame for {self._stall_timeout_s:g} s"
                 raise Refusal(Reason.MALFORMED_STREAM, text) from None
             raise
         finally:
