@@ -46,8 +46,13 @@ DEMO_ARGS ?=
 demo: $(VENV)/.demo  ## set up, then watch a small language model learn arithmetic through the data plane (about 4 minutes)
 	$(BIN)/python examples/grpo/run.py $(DEMO_ARGS)
 
-test: check $(VENV)/.dev $(VENV)/.prometheus  ## set up, lint, check types, run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST_ARGS ?= -n 2 --dist loadgroup
+
+# Types are checked beside the tests, in the time that these leave idle: a cold mypy needs a core for more than a minute.
+test: lint derived $(VENV)/.prometheus  ## set up, lint, check types, run the tests
+	@nice -n 19 $(MAKE) --no-print-directory types >$(VENV)/types.log 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest $(PYTEST_ARGS); tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests || types))
 
 dashboard: $(VENV)/.demo $(VENV)/.prometheus  ## draw docs/images/dashboard.png from a demo that Prometheus watches (about 4 minutes)
 	$(BIN)/python -m scripts.record_dashboard $(DEMO_ARGS)
