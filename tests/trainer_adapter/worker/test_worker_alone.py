@@ -226,6 +226,33 @@ def test_rows_behind_the_last_whole_global_batch_are_not_used(make_worker: MakeW
     assert report["global_loss"].shape == (2,)
 
 
+# --- packed rows ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        pytest.param("afmoe", {"num_dense_layers": 2}, id="attention without bounds"),
+        pytest.param(
+            "falcon_h1",
+            {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16},
+            id="a recurrent state",
+        ),
+    ],
+)
+def test_a_model_whose_packed_sequences_see_each_other_is_refused(
+    make_worker: MakeWorker, tmp_path: Path, kind: str, settings: dict[str, int]
+) -> None:
+    worker_cases.save_model(tmp_path, kind, **settings)
+    changes = {"model_name": str(tmp_path), "tokenizer": {"name": str(tmp_path)}}
+    message = r"sequence_packing.enabled: \w+ForCausalLM does not keep the sequences of a packed row apart"
+    try:
+        with pytest.raises(NotImplementedError, match=message):
+            make_worker("sequence", changes)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # --- batches ---
 
 

@@ -66,11 +66,11 @@ TWO_RANKS = (Layout(dp=2), Layout(tp=2), Layout(cp=2))
 # --- a model and its rows ---
 
 
-def save_model(folder: Path, kind: str = "qwen3") -> None:
+def save_model(folder: Path, kind: str = "qwen3", **settings: Any) -> None:
     """Random weights far from uniform, and a tokenizer."""
     disable_progress_bar()
     torch.manual_seed(1)
-    config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=True)
+    config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=True, **settings)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     words = {"<unk>": 0, "<eos>": EOS, "<pad>": PAD} | {f"w{n}": n for n in range(3, SHAPE["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106  # a token, not a secret
