@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,7 +93,10 @@ def test_of_packed_data_the_plan_says_which_rows_form_the_batch() -> None:
     ("missing", "loss_fn", "complaint"),
     [
         ("sample_mask", ANY_LOSS, "sample_mask must be present"),
-        ("token_mask", TOKEN_LOSS, "token_mask must be present"),
+        *(
+            ("token_mask", SimpleNamespace(loss_type=unit), "token_mask must be present")
+            for unit in (LossType.TOKEN_LEVEL, "token_level", enum.Enum("foreign", {"T": "token_level"}).T)
+        ),
     ],
 )
 def test_a_mask_that_is_needed_and_missing_is_named(missing: str, loss_fn: Any, complaint: str) -> None:
