@@ -95,6 +95,10 @@ class ClaimTimeoutError(DeadlineError):
     """Too few rows became ready in time; none was claimed. The message names the fields that rows lack."""
 
 
+class EndOfDataError(DataPlaneError, EOFError):
+    """The partition is closed, and fewer rows are left for the task than the claim needs; none was claimed."""
+
+
 class OutOfSpaceError(DeadlineError):
     """The memory budget had no space in time, or a configured limit is reached; nothing was stored."""
 
