@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Literal
 
 from dataplane_client._async.claim_verbs import ClaimVerbs
+from dataplane_client._async.listing_verbs import ListingVerbs
 from dataplane_client._async.partition_verbs import PartitionVerbs
 from dataplane_client._async.sample_verbs import SampleVerbs
 from dataplane_client._async.session import AsyncSession
@@ -34,7 +35,7 @@ async def connect(target: str, **options: float | str) -> AsyncDataPlaneClient:
     return client
 
 
-class AsyncDataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs):
+class AsyncDataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs, ListingVerbs):
     """A client of one server; made by `connect`. A context manager that closes it at the end."""
 
     def __init__(self, transport: AsyncTransport) -> None:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Literal
 
 from dataplane_client._sync.claim_verbs import ClaimVerbs
+from dataplane_client._sync.listing_verbs import ListingVerbs
 from dataplane_client._sync.partition_verbs import PartitionVerbs
 from dataplane_client._sync.sample_verbs import SampleVerbs
 from dataplane_client._sync.session import Session
@@ -34,7 +35,7 @@ def connect(target: str, **options: float | str) -> DataPlaneClient:
     return client
 
 
-class DataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs):
+class DataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs, ListingVerbs):
     """A client of one server; made by `connect`. A context manager that closes it at the end."""
 
     def __init__(self, transport: Transport) -> None:
