@@ -25,6 +25,7 @@ from dataplane_server.service.health import Health, HealthListener
 from dataplane_server.service.local_calls import LocalCalls
 from dataplane_server.service.local_endpoint import LocalEndpoint
 from dataplane_server.service.local_methods import local_methods
+from dataplane_server.service.messages import Messages
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena, can_share
@@ -70,7 +71,8 @@ class Server:
         self._probes = HealthListener()
         self._http = HttpSide(self._metrics, lambda: self._serving)
         self._serving = False
-        self._grpc = grpc.aio.server(interceptors=[Boundary(self._metrics, tracing)], options=_OPTIONS)
+        boundary = Boundary(self._metrics, Messages(config.limits), tracing)
+        self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
 
     async def start(self) -> None:
         """Open every listener, then report SERVING. Raises OSError if an address cannot be bound."""

@@ -19,6 +19,7 @@ from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate, translate_claims, translate_listings, translate_samples
 from dataplane_server.service.claim_calls import ClaimCalls
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES, FrameReader, Header, read_frames
+from dataplane_server.service.messages import Messages
 from dataplane_server.service.session_calls import SessionCalls
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena, RunWriter, cut
@@ -42,6 +43,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._plane = shell.plane
         self._arena = arena
         self._metrics = metrics
+        self._messages = Messages(self._plane.limits)
         self._claims = ClaimCalls(shell, metrics)
         self._sessions = SessionCalls(shell)
         self._started = time.monotonic()
@@ -100,7 +102,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def PutSamples(  # type: ignore[override]  # frames are bytes, see Boundary
         self, request_iterator: AsyncIterator[bytes], context: object
     ) -> pb.PutSamplesResponse:
-        frames = FrameReader(request_iterator, pb.PutSamplesHeader)
+        frames = FrameReader(request_iterator, pb.PutSamplesHeader, self._messages)
         header = await frames.first()
         begun = self._shell.apply(translate.put(header))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
@@ -110,7 +112,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def CommitClaim(  # type: ignore[override]  # likewise
         self, request_iterator: AsyncIterator[bytes], context: object
     ) -> pb.CommitClaimResponse:
-        frames = FrameReader(request_iterator, pb.CommitClaimHeader)
+        frames = FrameReader(request_iterator, pb.CommitClaimHeader, self._messages)
         header = await frames.first()
         begun = self._shell.apply(translate.commit(header))
         result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
