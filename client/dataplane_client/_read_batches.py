@@ -27,6 +27,7 @@ from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
 from dataplane_client.columns_layout import ColumnLayout, Layout, WireColumn
 from dataplane_client.dtypes import torch_dtype
+from dataplane_client.errors import InvalidArgumentError, PreconditionError
 from dataplane_client.wire_columns import decode_columns, decode_leaves, tensor_on
 
 _UNDECODABLE = "the server sent a column that cannot be decoded"
@@ -114,6 +115,19 @@ def _allocate_pinned(nbytes: int) -> ByteArray:
 
 STAGED = Destination(adjoining, _allocate_pinned)
 """Columns for batch_on_device."""
+
+
+def checked_device(device: torch.device | str, where: str) -> torch.device:
+    """The device, if this process can use it. Raises InvalidArgumentError or PreconditionError."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidArgumentError(f"{where}: {device!r} is not a device such as 'cpu' or 'cuda:0'") from None
+    usable = torch.cuda.device_count() if found.type == "cuda" else 1
+    if (found.index or 0) >= usable and found.type == "cuda":
+        why = "was built without CUDA" if torch.version.cuda is None else f"finds {usable} CUDA devices"
+        raise PreconditionError(f"{where}: device {str(found)!r} cannot be used: torch {why}")
+    return found
 
 
 def batch_on_device(
