@@ -19,7 +19,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from dataplane_client._arrays import ByteArray, ObjectArray
 from dataplane_client._jagged import RowSplit, build_jagged, split_rows
-from dataplane_client._object_leaves import object_array, unpack_objects
+from dataplane_client._object_leaves import object_array, object_leaf, unpack_objects
 from dataplane_client._padding import pad_element
 from dataplane_client._placement import Destination, Padding, PlacedColumn, adjoining, blame_server
 from dataplane_client._rows import bits
@@ -146,12 +146,12 @@ def batch_on_device(
 
 def _leaf_on_device(
     column: PlacedColumn, n_rows: int, device: torch.device, splits: dict[bytes, RowSplit]
-) -> torch.Tensor | NonTensorStack:
+) -> torch.Tensor | NonTensorStack | NonTensorData:
     layout, lengths = column.layout, column.layout.lengths
     if lengths is None:
         return tensor_on(layout, column.values, (n_rows, *layout.row_shape)).to(device, non_blocking=True)
     if layout.kind == "object":
-        return NonTensorStack(*map(NonTensorData, unpack_objects(layout.name, lengths, column.values.data)))
+        return object_leaf(unpack_objects(layout.name, lengths, column.values.data))
     entries = int(np.sum(lengths))
     values = tensor_on(layout, column.values, (entries, *layout.row_shape)).to(device, non_blocking=True)
     return build_jagged(values, splits.setdefault(lengths.tobytes(), split_rows(lengths, device)))
