@@ -5,11 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 
-from rich.table import Table
-
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, plain_table, print_json, print_text
+from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._server import server_or_exit
+from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import age_text
 from dataplane_client.descriptions import (
     DeadLetter,
@@ -76,14 +75,15 @@ def _sample_lines(partition_id: str, sample_id: str, sample: SampleDescription) 
 
 
 def _task_table(tasks: Iterable[SampleTask]) -> Table:
-    table = plain_table("task", "state", ">deliveries", "claim")
+    table = Table("task", "state", ">deliveries", "claim")
     for task in tasks:
         table.add_row(task.task, task.state, f"{task.deliveries:,}", task.claim_id)
     return table
 
 
 def _event_table(events: Iterable[SampleEvent]) -> Table:
-    table = plain_table("age", "event", "client", "task", "claim", "fields", "reason")
+    headings = ("age", "event", "client", "task", "claim", "fields", "reason")
+    table = Table(*headings, spare=("fields", "claim"), sentences=True)
     for event in events:
         fields = ", ".join(event.fields)
         table.add_row(age_text(event.age_s), event.what, event.who, event.task, event.claim_id, fields, event.reason)
@@ -91,7 +91,7 @@ def _event_table(events: Iterable[SampleEvent]) -> Table:
 
 
 def _dead_letter_table(letters: Iterable[DeadLetter]) -> Table:
-    table = plain_table("sample", ">deliveries", "reason")
+    table = Table("sample", ">deliveries", "reason", sentences=True)
     for letter in letters:
         table.add_row(letter.sample_id, f"{letter.deliveries:,}", letter.reason)
     return table

@@ -30,7 +30,7 @@ def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> N
         "prev_lp  0  0  0  none",
         "train  1  1  0  none",
         "",
-        "task  claims waiting  longest wait  weight version lag",
+        "task  claims waiting  longest wait  weight versions behind",
         "prev_lp  0  -  1",
         "train  0  -  0",
         "",
@@ -48,7 +48,7 @@ def test_a_partition_without_tasks_has_only_the_table_of_fields(address: str) ->
 def test_removed_rows_and_ended_deliveries_are_counted_by_cause(troubled: str) -> None:
     lines = read(run("describe", "p", "-s", troubled)[1])
     assert "  put  3 rows, 48 B written" in lines
-    assert "  removed  1 rows: consumed 1" in lines
+    assert "  removed  1 row: consumed 1" in lines
     assert "  limit  2 deliveries of a row" in lines
     assert "train  1  1  0  0  0  1  ~" in lines
     assert "train  3  3  1  committed 1, released 2" in lines
