@@ -74,6 +74,13 @@ def _stack_item(item: object) -> object:
     return item.tolist() if isinstance(item, NonTensorStack) else unwrap_wire_stripped_payload(item)
 
 
+def object_leaf(values: Sequence[object]) -> NonTensorStack | NonTensorData:
+    """The leaf of a TensorDict with these values as its rows."""
+    if not values:  # tensordict before 0.15 takes no empty stack
+        return NonTensorData([], batch_size=[0])
+    return NonTensorStack(*map(NonTensorData, values))
+
+
 def object_array(field: str, items: Sequence[object], n_rows: int) -> ObjectArray:
     if len(items) != n_rows:
         raise ValueError(f"field {field!r}: {len(items)} objects, but there are {n_rows} rows")

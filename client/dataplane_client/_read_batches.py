@@ -19,7 +19,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from dataplane_client._arrays import ByteArray, ObjectArray
 from dataplane_client._jagged import RowSplit, build_jagged, split_rows
-from dataplane_client._object_leaves import object_array, unpack_objects
+from dataplane_client._object_leaves import object_array, object_leaf, unpack_objects
 from dataplane_client._padding import pad_element
 from dataplane_client._placement import Destination, Padding, PlacedColumn, adjoining, blame_server
 from dataplane_client._rows import bits
@@ -27,6 +27,7 @@ from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
 from dataplane_client.columns_layout import ColumnLayout, Layout, WireColumn
 from dataplane_client.dtypes import torch_dtype
+from dataplane_client.errors import InvalidArgumentError, PreconditionError
 from dataplane_client.wire_columns import decode_columns, decode_leaves, tensor_on
 
 _UNDECODABLE = "the server sent a column that cannot be decoded"
@@ -116,6 +117,19 @@ STAGED = Destination(adjoining, _allocate_pinned)
 """Columns for batch_on_device."""
 
 
+def checked_device(device: torch.device | str, where: str) -> torch.device:
+    """The device, if this process can use it. Raises InvalidArgumentError or PreconditionError."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidArgumentError(f"{where}: {device!r} is not a device such as 'cpu' or 'cuda:0'") from None
+    usable = torch.cuda.device_count() if found.type == "cuda" else 1
+    if (found.index or 0) >= usable and found.type == "cuda":
+        why = "was built without CUDA" if torch.version.cuda is None else f"finds {usable} CUDA devices"
+        raise PreconditionError(f"{where}: device {str(found)!r} cannot be used: torch {why}")
+    return found
+
+
 def batch_on_device(
     columns: Sequence[PlacedColumn],
     n_rows: int,
@@ -132,12 +146,12 @@ def batch_on_device(
 
 def _leaf_on_device(
     column: PlacedColumn, n_rows: int, device: torch.device, splits: dict[bytes, RowSplit]
-) -> torch.Tensor | NonTensorStack:
+) -> torch.Tensor | NonTensorStack | NonTensorData:
     layout, lengths = column.layout, column.layout.lengths
     if lengths is None:
         return tensor_on(layout, column.values, (n_rows, *layout.row_shape)).to(device, non_blocking=True)
     if layout.kind == "object":
-        return NonTensorStack(*map(NonTensorData, unpack_objects(layout.name, lengths, column.values.data)))
+        return object_leaf(unpack_objects(layout.name, lengths, column.values.data))
     entries = int(np.sum(lengths))
     values = tensor_on(layout, column.values, (entries, *layout.row_shape)).to(device, non_blocking=True)
     return build_jagged(values, splits.setdefault(lengths.tobytes(), split_rows(lengths, device)))

@@ -212,6 +212,25 @@ def read_request(
     )
 
 
+def list_request(
+    partition_id: str,
+    task_name: str | None,
+    states: Sequence[str] | None,
+    where: Mapping[str, Tag] | None,
+    page_size: int,
+    page: int | None,
+) -> pb.ListSamplesRequest:
+    call = f"list_samples of {partition_id!r}"
+    return pb.ListSamplesRequest(
+        partition_id=checked_name("partition id", partition_id, call),
+        task=checked_name("task name", task_name or "", call),
+        states=one_or_more("state", states or (), call),
+        where_tags=b"" if where is None else _packed_tags(0, where, call),
+        page_size=checked_count("page_size", page_size, call, least=1, most=_UINT32),
+        page_token=checked_count("page", page or 0, call, least=0, most=_INT64),
+    )
+
+
 def clear_request(
     partition_id: str, sample_ids: Sequence[str] | None, generations: Sequence[int] | None
 ) -> pb.ClearSamplesRequest:

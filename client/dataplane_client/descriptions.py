@@ -243,7 +243,7 @@ def sample_description(message: pb.GetSampleResponse) -> SampleDescription:
         generation=message.generation if message.resident else None,
         sequence_length=message.sequence_length if message.resident and message.sequence_length >= 0 else None,
         fields=tuple(message.fields),
-        tags=_tags(message.tags) if message.tags else {},
+        tags=unpacked_tags(message.tags) if message.tags else {},
         group_id=message.group_id or None,
         hidden=message.hidden,
         tasks=tuple(SampleTask(task.task, task.state, task.deliveries, task.claim_id) for task in message.tasks),
@@ -251,7 +251,7 @@ def sample_description(message: pb.GetSampleResponse) -> SampleDescription:
     )
 
 
-def _tags(packed: bytes) -> dict[str, Tag]:
+def unpacked_tags(packed: bytes) -> dict[str, Tag]:
     import msgpack
 
     tags: dict[str, Tag] = msgpack.unpackb(packed)

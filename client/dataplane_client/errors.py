@@ -14,7 +14,8 @@ class DataPlaneError(Exception):
     """A call to the data plane failed.
 
     reason: the contract's ErrorReason without its prefix, or "" if the server gave none.
-    details: what the error is about, as named by the server: partition_id, sample_id, field, task, and the like.
+    details: what the error is about, as named by the server: partition_id, sample_id, field, task, and the like. For a
+        connection that failed, `grpc` is what gRPC said.
     retry_after_s: seconds after which the server suggests to try again, or None.
     """
 
@@ -93,6 +94,10 @@ class DeadlineError(DataPlaneError, TimeoutError):
 
 class ClaimTimeoutError(DeadlineError):
     """Too few rows became ready in time; none was claimed. The message names the fields that rows lack."""
+
+
+class EndOfDataError(DataPlaneError, EOFError):
+    """The partition is closed, and fewer rows are left for the task than the claim needs; none was claimed."""
 
 
 class OutOfSpaceError(DeadlineError):

@@ -17,11 +17,18 @@ from typing import Final
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from dataplane_client._arrays import ByteArray, Int64Array
 from dataplane_client._jagged import RowSplit, build_jagged, read_jagged, split_rows
-from dataplane_client._object_leaves import count_rows, is_object_leaf, object_rows, pack_objects, unpack_objects
+from dataplane_client._object_leaves import (
+    count_rows,
+    is_object_leaf,
+    object_leaf,
+    object_rows,
+    pack_objects,
+    unpack_objects,
+)
 from dataplane_client._rows import bits
 from dataplane_client.codec import PaddedRows
 from dataplane_client.columns_layout import ColumnLayout, WireColumn
@@ -123,13 +130,14 @@ def _check_bools(name: str, flat: ByteArray) -> None:
 
 def decode_columns(columns: Sequence[WireColumn], n_rows: int) -> TensorDict:
     """A CPU TensorDict of batch size ``[n_rows]`` with one leaf per column: tensors, torch.jagged nested tensors, and
-    NonTensorStacks for object columns, so that slicing the TensorDict keeps every field row-aligned.
+    NonTensorStacks for object columns (without rows: an empty NonTensorData). Slicing the TensorDict keeps every field
+    row-aligned; tensordict slices jagged fields from 0.15.3 on.
 
     The tensors share the columns' buffers where these are writable and aligned, and keep them alive. Raises ValueError,
     naming the field, for a column that contradicts itself or n_rows.
     """
     leaves = {
-        name: leaf if isinstance(leaf, torch.Tensor) else NonTensorStack(*map(NonTensorData, leaf))
+        name: leaf if isinstance(leaf, torch.Tensor) else object_leaf(leaf)
         for name, leaf in decode_leaves(columns, n_rows).items()
     }
     return TensorDict(leaves, batch_size=[n_rows])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, narrow, nested_tensor, nested_tensor_from_jagged
 
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -140,6 +141,7 @@ def test_narrowed_rows_are_padded() -> None:
     assert materialize(TensorDict({"x": nested}, [2]))["x"].tolist() == [[1, 2, 0], [9, 10, 11]]
 
 
+@needs_jagged_slices
 def test_slice_of_a_batch_is_padded_to_its_own_longest_row() -> None:
     td = TensorDict({"x": ragged([1], [2, 3], [4], [5, 6, 7])}, [4])
     assert materialize(td[:3])["x"].tolist() == [[1, 0], [2, 3], [4, 0]]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
+from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 
 from dataplane_client.codec import (
@@ -331,5 +332,9 @@ class TestResponseFromNested:
             torch.ones(6), torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 1]), min_seqlen=1, max_seqlen=2
         )
         assert rows_of(response_from_nested(full, mask)) == [[1, 2], [6]]
+
+    @needs_jagged_slices
+    def test_a_slice_of_a_batch_is_a_mask(self) -> None:
+        full = self.nested([0, 1, 2, 3], [5, 6, 7])
         sliced = TensorDict({"m": self.nested([1], [1, 1], [1])}, [3])[1:]["m"]
         assert rows_of(response_from_nested(full, sliced)) == [[1, 2], [6]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -126,7 +128,7 @@ def test_get_data_reads_the_metas_fields_unless_told_otherwise(flow: DataPlaneCl
 @pytest.mark.parametrize("fields", [None, []], ids=str)
 def test_get_data_never_means_all_fields(flow: DataPlaneClient, fields: list[str] | None) -> None:
     write(flow)
-    meta = flow.claim("p", "train", ["reward"], 3).meta.with_fields(fields)
+    meta = replace(flow.claim("p", "train", ["reward"], 3).meta, fields=fields)
     with pytest.raises(ValueError, match=r"neither select_fields nor meta\.fields names a field"):
         flow.get_data(meta)
 

@@ -33,6 +33,7 @@ from dataplane_server.service.boundary import Boundary
 from dataplane_server.service.local_calls import LocalCalls
 from dataplane_server.service.local_endpoint import LocalEndpoint
 from dataplane_server.service.local_methods import local_methods
+from dataplane_server.service.messages import Messages
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
@@ -94,7 +95,7 @@ async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDat
     local = LocalEndpoint(shell, arena, metrics, local_methods(LocalCalls(shell, arena, metrics), servicer))
     local.listen_abstract()
     servicer.share_memory(arena.nonce, local.abstract_name)
-    server = grpc.aio.server(interceptors=[Boundary(metrics)])
+    server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(plane.limits))])
     pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

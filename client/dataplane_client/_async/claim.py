@@ -9,12 +9,14 @@ from dataplane_client._async.handle import AsyncHandle
 from dataplane_client._async.session import AsyncSession
 from dataplane_client._column_messages import column_message
 from dataplane_client._requests import Fields, new_request_id, put_request, release_request, wire_columns
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import ClaimFencedError
 from dataplane_client.grants import ClaimedGroup, Grant
 from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class AsyncClaim(AsyncHandle):
     """An open claim; made by `claim`, `claim_shard` and `adopt_claim`. As a context manager it commits on a clean exit;
     on an exception it releases the rows, with the name of the exception's type as the reason.

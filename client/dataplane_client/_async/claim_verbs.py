@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataplane_client._arguments import checked_name
 from dataplane_client._async.claim import AsyncClaim
 from dataplane_client._async.group import AsyncGroup
+from dataplane_client._async.runtime import opens
 from dataplane_client._async.session import AsyncSession
 from dataplane_client._async.transport import AsyncTransport
 from dataplane_client._column_messages import generations_of
@@ -18,6 +19,7 @@ from dataplane_client._requests import (
     reset_request,
     shard_request,
 )
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.descriptions import DeadLetter, dead_letter
 from dataplane_client.errors import ClaimTimeoutError
 from dataplane_client.grants import Grant, decode_grant
@@ -25,12 +27,14 @@ from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class ClaimVerbs:
     """Part of the client."""
 
     _transport: AsyncTransport
     _session: AsyncSession
 
+    @opens
     async def claim(
         self,
         partition_id: str,
@@ -69,6 +73,7 @@ class ClaimVerbs:
         response = await self._session.request_grant("ClaimSamples", request, timeout_s, waits=True)
         return AsyncClaim(self._session, decode_grant(response, partition_id, task_name, required_fields, {}))
 
+    @opens
     async def claim_shard(
         self,
         partition_id: str,
@@ -117,6 +122,7 @@ class ClaimVerbs:
             self._session, decode_grant(response.claim, partition_id, task_name, required_fields, extra_info)
         )
 
+    @opens
     async def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> AsyncClaim:
         """Take over an open claim from another client, which sends claim_id and meta. From now on it lives as long as
         this client.
@@ -190,6 +196,7 @@ class ClaimVerbs:
         response = await self._transport.unary("ListDeadLetters", request, timeout_s)
         return [dead_letter(message) for message in response.dead_letters]
 
+    @opens
     async def reserve_group(
         self,
         partition_id: str,

@@ -16,8 +16,10 @@ from dataplane_client._requests import (
 )
 from dataplane_client._sync.claim import Claim
 from dataplane_client._sync.group import Group
+from dataplane_client._sync.runtime import opens
 from dataplane_client._sync.session import Session
 from dataplane_client._sync.transport import Transport
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.descriptions import DeadLetter, dead_letter
 from dataplane_client.errors import ClaimTimeoutError
 from dataplane_client.grants import Grant, decode_grant
@@ -25,12 +27,14 @@ from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class ClaimVerbs:
     """Part of the client."""
 
     _transport: Transport
     _session: Session
 
+    @opens
     def claim(
         self,
         partition_id: str,
@@ -69,6 +73,7 @@ class ClaimVerbs:
         response = self._session.request_grant("ClaimSamples", request, timeout_s, waits=True)
         return Claim(self._session, decode_grant(response, partition_id, task_name, required_fields, {}))
 
+    @opens
     def claim_shard(
         self,
         partition_id: str,
@@ -115,6 +120,7 @@ class ClaimVerbs:
         extra_info: dict[str, object] = {"dp_rank": dp_rank}
         return Claim(self._session, decode_grant(response.claim, partition_id, task_name, required_fields, extra_info))
 
+    @opens
     def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> Claim:
         """Take over an open claim from another client, which sends claim_id and meta. From now on it lives as long as
         this client.
@@ -186,6 +192,7 @@ class ClaimVerbs:
         response = self._transport.unary("ListDeadLetters", request, timeout_s)
         return [dead_letter(message) for message in response.dead_letters]
 
+    @opens
     def reserve_group(
         self,
         partition_id: str,

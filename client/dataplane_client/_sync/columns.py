@@ -10,14 +10,16 @@ import torch
 from dataplane_client._arrays import ObjectArray
 from dataplane_client._requests import Fields
 from dataplane_client._sync.client import DataPlaneClient
+from dataplane_client._tracebacks import short_traceback
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import pack_jagged_fields, with_padded_rows
 from dataplane_client.columns_layout import Layout
-from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.first_write import FirstWrite
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.meta import KVBatchMeta, Tag, checked_meta
 
 
+@short_traceback
 def read_columns(
     client: DataPlaneClient,
     meta: KVBatchMeta,
@@ -30,6 +32,7 @@ def read_columns(
     timeout_s: float | None = None,
 ) -> BatchedDataDict[Any]:
     """Read fields of a meta's rows as a batch; see the client's method of this name."""
+    _check_client(client, "read_columns(client, meta, select_fields)")
     return client.read_columns(
         meta,
         select_fields,
@@ -41,6 +44,7 @@ def read_columns(
     )
 
 
+@short_traceback
 def write_columns(
     client: DataPlaneClient,
     meta: KVBatchMeta,
@@ -53,6 +57,8 @@ def write_columns(
     Tensors (N, max(sequence_lengths), ...) are stored jagged, by the meta's lengths; others as they are. Errors as
     put_samples, and NotFoundError for a row that was cleared since (ReplacedError if it was put again).
     """
+    _check_client(client, "write_columns(client, meta, fields)")
+    checked_meta(meta, "write_columns")
     if not fields:
         return
     try:
@@ -65,6 +71,7 @@ def write_columns(
     client.put_samples(meta.sample_ids, meta.partition_id, packed, generations=meta.generations, timeout_s=timeout_s)
 
 
+@short_traceback
 def kv_first_write(
     batch: Mapping[str, torch.Tensor | ObjectArray],
     *,
@@ -87,8 +94,15 @@ def kv_first_write(
     Raises ValueError for a missing field, and for a number of ids or tags that does not match the batch; errors also as
     put_samples.
     """
+    _check_client(dp_client, "kv_first_write(..., dp_client=)")
     write = FirstWrite(batch, sample_ids, tags, pad_to_multiple)
     meta = dp_client.put_samples(
         write.sample_ids, partition_id, write.fields, tags, sequence_lengths=write.lengths, timeout_s=timeout_s
     )
     return write.receipt(meta, task_name, extra_info or {})
+
+
+def _check_client(client: object, call: str) -> None:
+    if not isinstance(client, DataPlaneClient):
+        wanted, got = DataPlaneClient.__name__, type(client).__name__
+        raise UnsupportedTypeError(f"{call}: the client must be of the class {wanted}, got {got}")

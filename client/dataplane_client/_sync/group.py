@@ -9,11 +9,13 @@ from dataplane_client._arguments import checked_name
 from dataplane_client._requests import Fields, checked_version, new_request_id, put_request, shared_put_request
 from dataplane_client._sync.handle import Handle
 from dataplane_client._sync.session import Session
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import GroupFencedError
 from dataplane_client.meta import KVBatchMeta, Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class Group(Handle):
     """A reserved group; made by `reserve_group`. Its rows are hidden from claims until it is committed. As a context
     manager it commits on a clean exit; on an exception it aborts, with the name of the exception's type as the reason.

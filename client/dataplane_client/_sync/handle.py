@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dataplane_client._sync.session import Session
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import ClaimFencedError, DataPlaneError, GroupFencedError, PreconditionError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _NAME_LENGTH = 64  # of an exception's type, as a reason; the server takes 256 bytes
 
 
+@short_tracebacks
 class Handle(ABC):
     """Rows that the client's session holds. As a context manager it commits on a clean exit; on an exception it gives
     the rows up, with the name of the exception's type as the reason.

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataplane_client._arguments import checked_name, one_or_more
 from dataplane_client._requests import new_request_id, register_request
 from dataplane_client._sync.transport import Transport
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.descriptions import PartitionDescription, ServerStatus, partition_description, server_status
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class PartitionVerbs:
     """Part of the client."""
 

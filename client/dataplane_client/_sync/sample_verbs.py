@@ -10,18 +10,29 @@ from tensordict import TensorDict
 
 from dataplane_client._arguments import checked_name
 from dataplane_client._placement import Destination
-from dataplane_client._read_batches import COPIES, STAGED, VIEWS, PaddedBatch, batch_on_device, jagged_batch, to_tensors
+from dataplane_client._read_batches import (
+    COPIES,
+    STAGED,
+    VIEWS,
+    PaddedBatch,
+    batch_on_device,
+    checked_device,
+    jagged_batch,
+    to_tensors,
+)
 from dataplane_client._requests import Fields, clear_request, put_request, read_request
 from dataplane_client._sync.transport import Transport
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
 from dataplane_client.columns_layout import Layout
 from dataplane_client.descriptions import SampleDescription, sample_description
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.meta import KVBatchMeta, Tag, checked_meta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class SampleVerbs:
     """Part of the client."""
 
@@ -87,7 +98,7 @@ class SampleVerbs:
 
         Errors as get_samples, and ReplacedError (a KeyError) for a row that was cleared and put again since.
         """
-        names = select_fields if select_fields is not None else meta.fields
+        names = select_fields if select_fields is not None else checked_meta(meta, "get_data").fields
         if not names:
             raise InvalidArgumentError(
                 f"get_data from {meta.partition_id!r}: neither select_fields nor meta.fields names a field"
@@ -117,13 +128,15 @@ class SampleVerbs:
         and their bytes count against the server's budget. Writing to a view changes that view only.
 
         device: where the tensors go. To a CUDA device ragged values travel through pinned memory and are padded there;
-        copies may still be under way on the current stream when the call returns.
+        copies may still be under way on the current stream when the call returns. Raises PreconditionError for one that
+        this process cannot use.
         """
+        checked_meta(meta, "read_columns")
         request = read_request("read_columns", meta.partition_id, meta.sample_ids, select_fields, meta.generations)
-        n_rows = len(request.sample_ids)
-        if torch.device(device).type != "cpu":
+        n_rows, where = len(request.sample_ids), f"read_columns from {meta.partition_id!r}"
+        if device != "cpu" and (on := checked_device(device, where)).type != "cpu":
             staged = self._transport.read(request, STAGED, timeout_s)
-            return batch_on_device(staged, n_rows, torch.device(device), layout, pad_value_dict or {}, pad_to_seqlen)
+            return batch_on_device(staged, n_rows, on, layout, pad_value_dict or {}, pad_to_seqlen)
         if layout == "jagged" and pad_to_seqlen <= 0:
             return jagged_batch(self._transport.read(request, VIEWS, timeout_s), n_rows)
         if layout != "padded":

@@ -52,6 +52,8 @@ class Session:
         opened = self._liveness.open_session(stale, deadline)
         try:
             return result_of(opened, deadline.left_s + ANSWER_MARGIN_S)
+        except DataPlaneError:
+            raise  # the server's refusal, which may be a TimeoutError
         except TimeoutError:
             raise UnavailableError(f"Session at {self.transport.target}: no answer before the deadline") from None
 

@@ -166,9 +166,9 @@ class Turn:
                 verbs.steps.begin(partition, wanted, slots)
             for ticket, call in queued.callers.items():
                 if isinstance(call, ClaimShard):
-                    grant = verbs.steps.grant(partition, call)
+                    grant = verbs.steps.grant(partition, call, now)
                 else:
-                    grant = verbs.claims.grant(partition, call, slots)
+                    grant = verbs.claims.grant(partition, call, slots, now)
                 self._answers.remember(call.request_id, "claim", grant, now)
                 self._state.effects.append(Granted(ticket, grant))
 
@@ -193,7 +193,7 @@ class Turn:
         return ReleaseResult(rows)
 
     def _give_up_claim(self, call: requests.GiveUpClaim, now: float) -> Refusal:
-        refusal = self._verbs.queue.give_up(call.ticket)
+        refusal = self._verbs.queue.give_up(call.ticket, now)
         return refusal or Refusal(Reason.CLAIM_TIMEOUT, "the claim is no longer queued")
 
     def _abandon_claim(self, call: requests.AbandonClaim, now: float) -> None:

@@ -16,9 +16,11 @@ from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.binding import files_of_mode
 from dataplane_server.service.call_scope import CallScope
+from dataplane_server.service.local_buffers import LocalBuffers
 from dataplane_server.service.local_connection import LocalConnection
 from dataplane_server.service.local_methods import LocalMethod
 from dataplane_server.service.local_session import LocalSession
+from dataplane_server.service.messages import Messages
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb
@@ -43,6 +45,8 @@ class LocalEndpoint:
         self.methods = methods
         self.begin_call: Callable[[str, str], CallScope] = partial(CallScope, metrics, tracing, "shm")
         self.connections: set[LocalConnection] = set()
+        self.buffers = LocalBuffers()
+        self.messages = Messages(shell.plane.limits)
         self.draining = False
         self.abstract_name = f"rl-dataplane-{arena.nonce.hex()}"
         self._shell = shell

@@ -109,10 +109,11 @@ def _int64s(what: str, data: bytes) -> Int64Array:
 
 
 def _tags(rows: Sequence[bytes]) -> list[Tags]:
-    return [_row_tags(row, packed) if packed else {} for row, packed in enumerate(rows)]
+    return [unpacked_tags(f"tags of row {row}", packed, row=row) if packed else {} for row, packed in enumerate(rows)]
 
 
-def _row_tags(row: int, packed: bytes) -> Tags:
+def unpacked_tags(what: str, packed: bytes, **metadata: int) -> Tags:
+    """A map of tags. what: begins the refusal."""
     try:
         if len(packed) > MAX_TAGS_BYTES:
             raise ValueError(f"{len(packed)} bytes, the limit is {MAX_TAGS_BYTES}")
@@ -120,9 +121,7 @@ def _row_tags(row: int, packed: bytes) -> Tags:
         if not isinstance(tags, dict):
             raise ValueError(f"got {type(tags).__name__}, not a map")
     except (ValueError, msgpack.UnpackException) as error:
-        raise Refusal(
-            Reason.INVALID_REQUEST, f"tags of row {row} are not a valid msgpack map: {error}", row=row
-        ) from None
+        raise Refusal(Reason.INVALID_REQUEST, f"{what} are not a valid msgpack map: {error}", **metadata) from None
     return tags
 
 
@@ -211,6 +210,10 @@ def _layout(name: str, shape: Shape) -> pb.Column:
         data_type=pb.DataType.ValueType(DTYPE_NUMBERS.get(shape.dtype, 0)),
         row_shape=shape.row_shape,
     )
+
+
+def packed_tags(tags: Tags) -> bytes:
+    return msgpack.packb(tags) if tags else b""
 
 
 def int64_bytes(values: Int64Array) -> bytes:

@@ -259,6 +259,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: the row belongs to a reserved group, and the put does not name its reservation."""
     ERROR_REASON_SAMPLE_EXISTS: _ErrorReason.ValueType  # 27
     """ALREADY_EXISTS: a row or group to be reserved exists."""
+    ERROR_REASON_PARTITION_DIFFERS: _ErrorReason.ValueType  # 28
+    """FAILED_PRECONDITION: the definition contradicts the one of the existing partition."""
+    ERROR_REASON_PARTITION_CLOSED: _ErrorReason.ValueType  # 29
+    """FAILED_PRECONDITION: the partition is closed, and the call would create rows in it."""
+    ERROR_REASON_END_OF_DATA: _ErrorReason.ValueType  # 30
+    """OUT_OF_RANGE: the partition is closed, and too few of its rows are left for the claim."""
+    ERROR_REASON_APPEND_CONFLICT: _ErrorReason.ValueType  # 31
+    """ABORTED: another put changed a row while values were appended to it."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -321,7 +329,47 @@ ERROR_REASON_ROW_RESERVED: ErrorReason.ValueType  # 26
 """FAILED_PRECONDITION: the row belongs to a reserved group, and the put does not name its reservation."""
 ERROR_REASON_SAMPLE_EXISTS: ErrorReason.ValueType  # 27
 """ALREADY_EXISTS: a row or group to be reserved exists."""
+ERROR_REASON_PARTITION_DIFFERS: ErrorReason.ValueType  # 28
+"""FAILED_PRECONDITION: the definition contradicts the one of the existing partition."""
+ERROR_REASON_PARTITION_CLOSED: ErrorReason.ValueType  # 29
+"""FAILED_PRECONDITION: the partition is closed, and the call would create rows in it."""
+ERROR_REASON_END_OF_DATA: ErrorReason.ValueType  # 30
+"""OUT_OF_RANGE: the partition is closed, and too few of its rows are left for the claim."""
+ERROR_REASON_APPEND_CONFLICT: ErrorReason.ValueType  # 31
+"""ABORTED: another put changed a row while values were appended to it."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
+
+class _RegistrationOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RegistrationOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RegistrationOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REGISTRATION_OUTCOME_UNSPECIFIED: _RegistrationOutcome.ValueType  # 0
+    """Never sent."""
+    REGISTRATION_OUTCOME_CREATED: _RegistrationOutcome.ValueType  # 1
+    """The partition was created."""
+    REGISTRATION_OUTCOME_UNCHANGED: _RegistrationOutcome.ValueType  # 2
+    """The partition had everything that the request declares."""
+    REGISTRATION_OUTCOME_EXTENDED: _RegistrationOutcome.ValueType  # 3
+    """The partition was given what the request declares beyond its definition."""
+    REGISTRATION_OUTCOME_REPLACED: _RegistrationOutcome.ValueType  # 4
+    """The definition was replaced."""
+
+class RegistrationOutcome(_RegistrationOutcome, metaclass=_RegistrationOutcomeEnumTypeWrapper):
+    """What RegisterPartition did."""
+
+REGISTRATION_OUTCOME_UNSPECIFIED: RegistrationOutcome.ValueType  # 0
+"""Never sent."""
+REGISTRATION_OUTCOME_CREATED: RegistrationOutcome.ValueType  # 1
+"""The partition was created."""
+REGISTRATION_OUTCOME_UNCHANGED: RegistrationOutcome.ValueType  # 2
+"""The partition had everything that the request declares."""
+REGISTRATION_OUTCOME_EXTENDED: RegistrationOutcome.ValueType  # 3
+"""The partition was given what the request declares beyond its definition."""
+REGISTRATION_OUTCOME_REPLACED: RegistrationOutcome.ValueType  # 4
+"""The definition was replaced."""
+Global___RegistrationOutcome: _TypeAlias = RegistrationOutcome  # noqa: Y015
 
 class _ClaimMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -347,6 +395,34 @@ CLAIM_MODE_CONSUME: ClaimMode.ValueType  # 2
 """The rows are consumed on delivery. If the caller then loses them, they are not delivered again."""
 Global___ClaimMode: _TypeAlias = ClaimMode  # noqa: Y015
 
+class _BatchUnit:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BatchUnitEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BatchUnit.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BATCH_UNIT_UNSPECIFIED: _BatchUnit.ValueType  # 0
+    """Rows; with whole_groups groups."""
+    BATCH_UNIT_ROWS: _BatchUnit.ValueType  # 1
+    """Rows. With whole_groups, the claim takes the next groups as long as their rows fit into batch_size, and at least one
+    group.
+    """
+    BATCH_UNIT_GROUPS: _BatchUnit.ValueType  # 2
+    """Groups; needs whole_groups. A row outside any group counts as a group."""
+
+class BatchUnit(_BatchUnit, metaclass=_BatchUnitEnumTypeWrapper):
+    """What batch_size and min_size of a claim count."""
+
+BATCH_UNIT_UNSPECIFIED: BatchUnit.ValueType  # 0
+"""Rows; with whole_groups groups."""
+BATCH_UNIT_ROWS: BatchUnit.ValueType  # 1
+"""Rows. With whole_groups, the claim takes the next groups as long as their rows fit into batch_size, and at least one
+group.
+"""
+BATCH_UNIT_GROUPS: BatchUnit.ValueType  # 2
+"""Groups; needs whole_groups. A row outside any group counts as a group."""
+Global___BatchUnit: _TypeAlias = BatchUnit  # noqa: Y015
+
 class _ShardBalance:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -356,10 +432,16 @@ class _ShardBalanceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShardBal
     SHARD_BALANCE_UNSPECIFIED: _ShardBalance.ValueType  # 0
     """Not allowed."""
     SHARD_BALANCE_ROWS: _ShardBalance.ValueType  # 1
-    """In order: each rank gets the next rows; the numbers of rows differ by at most one."""
+    """By rows. In order: each rank gets the next rows; the numbers of rows differ by at most one. With whole_groups, the
+    numbers of rows are nearly equal (largest group first, then swaps).
+    """
     SHARD_BALANCE_TOKENS: _ShardBalance.ValueType  # 2
     """By tokens: the sums of sequence_lengths are nearly equal (longest first, then swaps), and the numbers of rows (with
     whole_groups: of groups) differ by at most one. Unknown lengths count as 0.
+    """
+    SHARD_BALANCE_GROUPS: _ShardBalance.ValueType  # 3
+    """By groups; needs whole_groups. In order: each rank gets the next groups; the numbers of groups differ by at most
+    one.
     """
 
 class ShardBalance(_ShardBalance, metaclass=_ShardBalanceEnumTypeWrapper):
@@ -368,10 +450,16 @@ class ShardBalance(_ShardBalance, metaclass=_ShardBalanceEnumTypeWrapper):
 SHARD_BALANCE_UNSPECIFIED: ShardBalance.ValueType  # 0
 """Not allowed."""
 SHARD_BALANCE_ROWS: ShardBalance.ValueType  # 1
-"""In order: each rank gets the next rows; the numbers of rows differ by at most one."""
+"""By rows. In order: each rank gets the next rows; the numbers of rows differ by at most one. With whole_groups, the
+numbers of rows are nearly equal (largest group first, then swaps).
+"""
 SHARD_BALANCE_TOKENS: ShardBalance.ValueType  # 2
 """By tokens: the sums of sequence_lengths are nearly equal (longest first, then swaps), and the numbers of rows (with
 whole_groups: of groups) differ by at most one. Unknown lengths count as 0.
+"""
+SHARD_BALANCE_GROUPS: ShardBalance.ValueType  # 3
+"""By groups; needs whole_groups. In order: each rank gets the next groups; the numbers of groups differ by at most
+one.
 """
 Global___ShardBalance: _TypeAlias = ShardBalance  # noqa: Y015
 
@@ -729,6 +817,9 @@ class Partition(_message.Message):
     WRITTEN_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     READ_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     READ_ROWS_TOTAL_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    CLEAR_WHEN_CONSUMED_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """Its id."""
     num_samples: _builtins.int
@@ -757,6 +848,12 @@ class Partition(_message.Message):
     """Bytes of values in reads."""
     read_rows_total: _builtins.int
     """Rows in reads; a row counts each time it is read."""
+    open: _builtins.bool
+    """As registered."""
+    clear_when_consumed: _builtins.bool
+    """As registered."""
+    closed: _builtins.bool
+    """Whether ClosePartition announced the end of data."""
     @_builtins.property
     def fields(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDescription]:
         """Its fields, in declared order."""
@@ -800,10 +897,13 @@ class Partition(_message.Message):
         written_bytes_total: _builtins.int = ...,
         read_bytes_total: _builtins.int = ...,
         read_rows_total: _builtins.int = ...,
+        open: _builtins.bool = ...,
+        clear_when_consumed: _builtins.bool = ...,
+        closed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "grpo_group_size", b"grpo_group_size", "newest_weight_version", b"newest_weight_version", "oldest_row_age", b"oldest_row_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015
@@ -852,6 +952,9 @@ class RegisterPartitionRequest(_message.Message):
     ENUMS_FIELD_NUMBER: _builtins.int
     PER_TOKEN_FIELDS_FIELD_NUMBER: _builtins.int
     MAX_DELIVERIES_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    CLEAR_WHEN_CONSUMED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -862,6 +965,17 @@ class RegisterPartitionRequest(_message.Message):
     """Number of samples of one prompt; information for readers."""
     max_deliveries: _builtins.int
     """Number of failed deliveries after which a row becomes a dead letter of a task; 0 for no limit, at most 65,535."""
+    replace: _builtins.bool
+    """Replace the definition of an existing partition: keeps its rows, resets the cursors of all tasks (every row can be
+    claimed again), ends its open claims, and opens it again if it is closed. Refused (FIELD_HOLDS_VALUES) if the new
+    definition drops a field in which rows hold values, or newly declares such a field per-token.
+    """
+    open: _builtins.bool
+    """A put of a field that is not declared declares it. The field is not per-token."""
+    clear_when_consumed: _builtins.bool
+    """A row is removed as soon as every task has consumed it. Needs at least one task. Claims in CLAIM_MODE_CONSUME are
+    refused, because their rows would be gone before they are read.
+    """
     @_builtins.property
     def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The fields that rows may have; 1 to 64, distinct."""
@@ -890,10 +1004,13 @@ class RegisterPartitionRequest(_message.Message):
         enums: _abc.Mapping[_builtins.str, Global___EnumNames] | None = ...,
         per_token_fields: _abc.Iterable[_builtins.str] | None = ...,
         max_deliveries: _builtins.int = ...,
+        replace: _builtins.bool = ...,
+        open: _builtins.bool = ...,
+        clear_when_consumed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "grpo_group_size", b"grpo_group_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "num_samples", b"num_samples", "partition_id", b"partition_id", "per_token_fields", b"per_token_fields", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "clear_when_consumed", b"clear_when_consumed", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "num_samples", b"num_samples", "open", b"open", "partition_id", b"partition_id", "per_token_fields", b"per_token_fields", "replace", b"replace", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015
@@ -908,9 +1025,85 @@ class RegisterPartitionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITION_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    outcome: Global___RegistrationOutcome.ValueType
+    """What the call did."""
     @_builtins.property
     def partition(self) -> Global___Partition:
         """The partition after registration."""
+
+    def __init__(
+        self,
+        *,
+        partition: Global___Partition | None = ...,
+        outcome: Global___RegistrationOutcome.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterPartitionResponse: _TypeAlias = RegisterPartitionResponse  # noqa: Y015
+
+@_typing.final
+class ExtendPartitionRequest(_message.Message):
+    """Request of ExtendPartition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    PER_TOKEN_FIELDS_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See "Retries" at the top of this file."""
+    partition_id: _builtins.str
+    """The partition."""
+    num_samples: _builtins.int
+    """Number of rows that the producer announces, if it is greater than before."""
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields to declare, distinct; those that are declared already must agree with per_token_fields."""
+
+    @_builtins.property
+    def per_token_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of the fields that are per-token."""
+
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tasks to add, distinct; tasks that exist already stay as they are."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        partition_id: _builtins.str = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
+        per_token_fields: _abc.Iterable[_builtins.str] | None = ...,
+        tasks: _abc.Iterable[_builtins.str] | None = ...,
+        num_samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "num_samples", b"num_samples", "partition_id", b"partition_id", "per_token_fields", b"per_token_fields", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtendPartitionRequest: _TypeAlias = ExtendPartitionRequest  # noqa: Y015
+
+@_typing.final
+class ExtendPartitionResponse(_message.Message):
+    """Response of ExtendPartition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partition(self) -> Global___Partition:
+        """The partition after the call."""
 
     def __init__(
         self,
@@ -923,7 +1116,55 @@ class RegisterPartitionResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RegisterPartitionResponse: _TypeAlias = RegisterPartitionResponse  # noqa: Y015
+Global___ExtendPartitionResponse: _TypeAlias = ExtendPartitionResponse  # noqa: Y015
+
+@_typing.final
+class ClosePartitionRequest(_message.Message):
+    """Request of ClosePartition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See "Retries" at the top of this file."""
+    partition_id: _builtins.str
+    """The partition."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        partition_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClosePartitionRequest: _TypeAlias = ClosePartitionRequest  # noqa: Y015
+
+@_typing.final
+class ClosePartitionResponse(_message.Message):
+    """Response of ClosePartition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDED_CLAIMS_FIELD_NUMBER: _builtins.int
+    ended_claims: _builtins.int
+    """Waiting claims that ended because too few rows are left for them."""
+    def __init__(
+        self,
+        *,
+        ended_claims: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_claims", b"ended_claims"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClosePartitionResponse: _TypeAlias = ClosePartitionResponse  # noqa: Y015
 
 @_typing.final
 class DropPartitionRequest(_message.Message):
@@ -991,6 +1232,8 @@ class PutSamplesHeader(_message.Message):
     SHARED_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
+    ADD_TO_GROUP_FIELD_NUMBER: _builtins.int
+    APPEND_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1015,6 +1258,16 @@ class PutSamplesHeader(_message.Message):
     """
     caller: _builtins.str
     """Name of the caller, for GetSample; at most 256 bytes."""
+    add_to_group: _builtins.bool
+    """With reservation_id only. Samples that do not exist are created as rows of the group, with the payloads that its
+    rows share.
+    """
+    append: _builtins.bool
+    """The columns are jagged columns of per-token fields. Their entries are added to the end of each row's values; a row
+    without a value gets them as its value. Afterwards the per-token fields of a row must have equal lengths, as after
+    every put. Not with shared. Refused (APPEND_CONFLICT) if another put changes one of the fields of a row while the
+    bytes arrive.
+    """
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows, distinct; 1 to 65,536."""
@@ -1048,10 +1301,12 @@ class PutSamplesHeader(_message.Message):
         shared: _builtins.bool = ...,
         generations: _builtins.bytes = ...,
         caller: _builtins.str = ...,
+        add_to_group: _builtins.bool = ...,
+        append: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "generations", b"generations", "partition_id", b"partition_id", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "generations", b"generations", "partition_id", b"partition_id", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1127,10 +1382,20 @@ class ReadColumnsRequest(_message.Message):
     SAMPLE_IDS_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
+    TOKEN_STARTS_FIELD_NUMBER: _builtins.int
+    TOKEN_ENDS_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """The partition."""
     generations: _builtins.bytes
     """Empty, or the generation of each row. The call is refused (ROW_REPLACED) if a row has another generation."""
+    token_starts: _builtins.bytes
+    """Empty, or the first token to read: one little-endian int64 for all rows, or one for each row; 0 or more. Applies to
+    per-token fields; other fields are read whole. Columns of per-token fields are then jagged.
+    """
+    token_ends: _builtins.bytes
+    """Empty, or the end of the tokens to read, exclusive, in the same form, each at least its start. Ends and starts
+    beyond the row's length are cut to it. Set if and only if token_starts is.
+    """
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows, distinct, in the order of the response; 1 to 65,536."""
@@ -1146,10 +1411,12 @@ class ReadColumnsRequest(_message.Message):
         sample_ids: _abc.Iterable[_builtins.str] | None = ...,
         fields: _abc.Iterable[_builtins.str] | None = ...,
         generations: _builtins.bytes = ...,
+        token_starts: _builtins.bytes = ...,
+        token_ends: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "generations", b"generations", "partition_id", b"partition_id", "sample_ids", b"sample_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "generations", b"generations", "partition_id", b"partition_id", "sample_ids", b"sample_ids", "token_ends", b"token_ends", "token_starts", b"token_starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1230,6 +1497,7 @@ class ClaimSamplesRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     WHOLE_GROUPS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1245,13 +1513,15 @@ class ClaimSamplesRequest(_message.Message):
     session_id: _builtins.str
     """The session that will hold the claim. Unset: the claim stays open until a call ends it."""
     whole_groups: _builtins.bool
-    """Take whole groups: batch_size and min_size count groups, and a group whose rows are not all ready is skipped. A row
-    outside any group counts as a group.
+    """Take whole groups: a group whose rows are not all ready is skipped. batch_size and min_size count groups, unless
+    unit says otherwise.
     """
     max_tokens: _builtins.int
     """Maximum total tokens of the rows; 0 for no limit. The claim takes at least one row (or group) regardless. Rows of
     unknown length count as 0 tokens. A claim cut short by this limit may return fewer than min_size.
     """
+    unit: Global___BatchUnit.ValueType
+    """What batch_size and min_size count."""
     @_builtins.property
     def required_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fields that a row must have produced; may be empty."""
@@ -1274,10 +1544,11 @@ class ClaimSamplesRequest(_message.Message):
         session_id: _builtins.str = ...,
         whole_groups: _builtins.bool = ...,
         max_tokens: _builtins.int = ...,
+        unit: Global___BatchUnit.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "min_size", b"min_size", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "batch_size", b"batch_size", "max_tokens", b"max_tokens", "min_size", b"min_size", "mode", b"mode", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "task", b"task", "wait_timeout", b"wait_timeout", "whole_groups", b"whole_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "batch_size", b"batch_size", "max_tokens", b"max_tokens", "min_size", b"min_size", "mode", b"mode", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "task", b"task", "unit", b"unit", "wait_timeout", b"wait_timeout", "whole_groups", b"whole_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_size: _TypeAlias = _typing.Literal["min_size"]  # noqa: Y015
     _WhichOneofArgType__min_size: _TypeAlias = _typing.Literal["_min_size", b"_min_size"]  # noqa: Y015
@@ -1398,6 +1669,7 @@ class ClaimShardRequest(_message.Message):
     WHOLE_GROUPS_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1422,6 +1694,8 @@ class ClaimShardRequest(_message.Message):
     """As in ClaimSamples. All rows of a group go to one rank."""
     session_id: _builtins.str
     """As in ClaimSamples."""
+    unit: Global___BatchUnit.ValueType
+    """As in ClaimSamples, for all ranks together."""
     @_builtins.property
     def required_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """As in ClaimSamples."""
@@ -1447,10 +1721,11 @@ class ClaimShardRequest(_message.Message):
         whole_groups: _builtins.bool = ...,
         session_id: _builtins.str = ...,
         wait_timeout: _duration_pb2.Duration | None = ...,
+        unit: Global___BatchUnit.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "min_size", b"min_size", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "balance", b"balance", "batch_size", b"batch_size", "dp_rank", b"dp_rank", "dp_world", b"dp_world", "max_tokens", b"max_tokens", "min_size", b"min_size", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "step", b"step", "task", b"task", "wait_timeout", b"wait_timeout", "whole_groups", b"whole_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "balance", b"balance", "batch_size", b"batch_size", "dp_rank", b"dp_rank", "dp_world", b"dp_world", "max_tokens", b"max_tokens", "min_size", b"min_size", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "step", b"step", "task", b"task", "unit", b"unit", "wait_timeout", b"wait_timeout", "whole_groups", b"whole_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_size: _TypeAlias = _typing.Literal["min_size"]  # noqa: Y015
     _WhichOneofArgType__min_size: _TypeAlias = _typing.Literal["_min_size", b"_min_size"]  # noqa: Y015
@@ -1855,10 +2130,10 @@ class ReserveGroupRequest(_message.Message):
     until a call ends it.
     """
     weight_version: _builtins.int
-    """Version of the weights at the start of generation."""
+    """Version of the weights at the start of generation. It becomes the tag "weight_version" of all rows of the group."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Its rows, distinct; 1 to 4,096."""
+        """Its rows, distinct; at most 4,096. More can be added until the group is finished."""
 
     def __init__(
         self,
@@ -1920,7 +2195,7 @@ class FinishGroupRequest(_message.Message):
     reservation_id: _builtins.str
     """The reservation."""
     weight_version: _builtins.int
-    """Version of the weights at the end of generation."""
+    """Version of the weights at the end of generation. It becomes the tag "end_weight_version" of all rows of the group."""
     def __init__(
         self,
         *,
@@ -2183,6 +2458,388 @@ class GetSampleResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetSampleResponse: _TypeAlias = GetSampleResponse  # noqa: Y015
+
+@_typing.final
+class ListSamplesRequest(_message.Message):
+    """Request of ListSamples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    WHERE_TAGS_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    partition_id: _builtins.str
+    """The partition."""
+    task: _builtins.str
+    """The task whose states are listed; needed if states is set."""
+    where_tags: _builtins.bytes
+    """Empty, or a msgpack map: only rows that have all of these tags with these values."""
+    page_size: _builtins.int
+    """Most rows of the page, at most 65,536. 0: 1,000."""
+    page_token: _builtins.int
+    """next_page_token of the page before; 0 for the first page."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only rows in one of these states of the task, named as in SampleTask. Empty: rows in any state."""
+
+    def __init__(
+        self,
+        *,
+        partition_id: _builtins.str = ...,
+        task: _builtins.str = ...,
+        states: _abc.Iterable[_builtins.str] | None = ...,
+        where_tags: _builtins.bytes = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "partition_id", b"partition_id", "states", b"states", "task", b"task", "where_tags", b"where_tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSamplesRequest: _TypeAlias = ListSamplesRequest  # noqa: Y015
+
+@_typing.final
+class ListSamplesResponse(_message.Message):
+    """Response of ListSamples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_IDS_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_LENGTHS_FIELD_NUMBER: _builtins.int
+    ROW_TAGS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    generations: _builtins.bytes
+    """The generation of each row; one little-endian int64 for each row."""
+    sequence_lengths: _builtins.bytes
+    """Length of each row in tokens, -1 if unknown; one little-endian int64 for each row."""
+    states: _builtins.bytes
+    """With task: the state of each row, an index into the names "untaken", "claimed", "consumed", "delayed" and "dead";
+    one byte for each row.
+    """
+    next_page_token: _builtins.int
+    """Where the next page begins; 0 if there is none."""
+    @_builtins.property
+    def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The rows, in order of arrival."""
+
+    @_builtins.property
+    def row_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """For each row, a msgpack map of its tags, or empty bytes."""
+
+    def __init__(
+        self,
+        *,
+        sample_ids: _abc.Iterable[_builtins.str] | None = ...,
+        generations: _builtins.bytes = ...,
+        sequence_lengths: _builtins.bytes = ...,
+        row_tags: _abc.Iterable[_builtins.bytes] | None = ...,
+        states: _builtins.bytes = ...,
+        next_page_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "next_page_token", b"next_page_token", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSamplesResponse: _TypeAlias = ListSamplesResponse  # noqa: Y015
+
+@_typing.final
+class ListClaimsRequest(_message.Message):
+    """Request of ListClaims."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    partition_id: _builtins.str
+    """Only claims on this partition. Empty: on all."""
+    task: _builtins.str
+    """Only claims of tasks with this name. Empty: of all."""
+    def __init__(
+        self,
+        *,
+        partition_id: _builtins.str = ...,
+        task: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClaimsRequest: _TypeAlias = ListClaimsRequest  # noqa: Y015
+
+@_typing.final
+class OpenClaim(_message.Message):
+    """An open claim."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLAIM_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    SESSION_IDS_FIELD_NUMBER: _builtins.int
+    CLIENT_NAMES_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    DP_RANK_FIELD_NUMBER: _builtins.int
+    claim_id: _builtins.str
+    """Its id."""
+    partition_id: _builtins.str
+    """The partition."""
+    task: _builtins.str
+    """The task."""
+    rows: _builtins.int
+    """Rows that it holds."""
+    step: _builtins.int
+    """The step of a shard."""
+    dp_rank: _builtins.int
+    """The rank of a shard."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """Time since it was granted."""
+
+    @_builtins.property
+    def session_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The sessions that hold it."""
+
+    @_builtins.property
+    def client_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of their clients."""
+
+    def __init__(
+        self,
+        *,
+        claim_id: _builtins.str = ...,
+        partition_id: _builtins.str = ...,
+        task: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+        session_ids: _abc.Iterable[_builtins.str] | None = ...,
+        client_names: _abc.Iterable[_builtins.str] | None = ...,
+        step: _builtins.int | None = ...,
+        dp_rank: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank", "_step", b"_step", "age", b"age", "dp_rank", b"dp_rank", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank", "_step", b"_step", "age", b"age", "claim_id", b"claim_id", "client_names", b"client_names", "dp_rank", b"dp_rank", "partition_id", b"partition_id", "rows", b"rows", "session_ids", b"session_ids", "step", b"step", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dp_rank: _TypeAlias = _typing.Literal["dp_rank"]  # noqa: Y015
+    _WhichOneofArgType__dp_rank: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank"]  # noqa: Y015
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dp_rank) -> _WhichOneofReturnType__dp_rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
+
+Global___OpenClaim: _TypeAlias = OpenClaim  # noqa: Y015
+
+@_typing.final
+class WaitingClaim(_message.Message):
+    """A claim that waits for rows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LackingRowsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    REQUIRED_FIELDS_FIELD_NUMBER: _builtins.int
+    MIN_SIZE_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    CLIENT_NAME_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    LACKING_ROWS_FIELD_NUMBER: _builtins.int
+    partition_id: _builtins.str
+    """The partition."""
+    task: _builtins.str
+    """The task."""
+    min_size: _builtins.int
+    """As in ClaimSamples."""
+    client_name: _builtins.str
+    """The name of the client; empty without a session."""
+    ready: _builtins.int
+    """Rows (or groups, as min_size) that are ready for it."""
+    @_builtins.property
+    def required_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The fields that it requires."""
+
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """Time since it began to wait."""
+
+    @_builtins.property
+    def lacking_rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Untaken rows that lack each of the required fields, by field; only fields that rows lack."""
+
+    def __init__(
+        self,
+        *,
+        partition_id: _builtins.str = ...,
+        task: _builtins.str = ...,
+        required_fields: _abc.Iterable[_builtins.str] | None = ...,
+        min_size: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+        client_name: _builtins.str = ...,
+        ready: _builtins.int = ...,
+        lacking_rows: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "client_name", b"client_name", "lacking_rows", b"lacking_rows", "min_size", b"min_size", "partition_id", b"partition_id", "ready", b"ready", "required_fields", b"required_fields", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingClaim: _TypeAlias = WaitingClaim  # noqa: Y015
+
+@_typing.final
+class ListClaimsResponse(_message.Message):
+    """Response of ListClaims."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def claims(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenClaim]:
+        """Open claims, the oldest first; at most 10,000."""
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingClaim]:
+        """Waiting claims, the oldest first; at most 10,000."""
+
+    def __init__(
+        self,
+        *,
+        claims: _abc.Iterable[Global___OpenClaim] | None = ...,
+        waiting: _abc.Iterable[Global___WaitingClaim] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClaimsResponse: _TypeAlias = ListClaimsResponse  # noqa: Y015
+
+@_typing.final
+class ListSessionsRequest(_message.Message):
+    """Request of ListSessions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsRequest: _TypeAlias = ListSessionsRequest  # noqa: Y015
+
+@_typing.final
+class OpenSessionStatus(_message.Message):
+    """An open session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_NAME_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
+    SILENCE_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    CLAIMED_ROWS_FIELD_NUMBER: _builtins.int
+    OPEN_GROUPS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Its id."""
+    client_name: _builtins.str
+    """Name of the client."""
+    claims: _builtins.int
+    """Claims that it holds."""
+    claimed_rows: _builtins.int
+    """Rows in these claims."""
+    open_groups: _builtins.int
+    """Groups that it has reserved."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """Its grace."""
+
+    @_builtins.property
+    def silence(self) -> _duration_pb2.Duration:
+        """Time since its last heartbeat."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        client_name: _builtins.str = ...,
+        grace: _duration_pb2.Duration | None = ...,
+        silence: _duration_pb2.Duration | None = ...,
+        claims: _builtins.int = ...,
+        claimed_rows: _builtins.int = ...,
+        open_groups: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace", "silence", b"silence"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_rows", b"claimed_rows", "claims", b"claims", "client_name", b"client_name", "grace", b"grace", "open_groups", b"open_groups", "session_id", b"session_id", "silence", b"silence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenSessionStatus: _TypeAlias = OpenSessionStatus  # noqa: Y015
+
+@_typing.final
+class ListSessionsResponse(_message.Message):
+    """Response of ListSessions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenSessionStatus]:
+        """Open sessions, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___OpenSessionStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
 
 @_typing.final
 class OpenSession(_message.Message):

@@ -40,6 +40,16 @@ class DataPlaneServiceStub:
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RegisterPartitionRequest.SerializeToString,
                 response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RegisterPartitionResponse.FromString,
                 _registered_method=True)
+        self.ExtendPartition = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ExtendPartition',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExtendPartitionRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExtendPartitionResponse.FromString,
+                _registered_method=True)
+        self.ClosePartition = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ClosePartition',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClosePartitionRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClosePartitionResponse.FromString,
+                _registered_method=True)
         self.DropPartition = channel.unary_unary(
                 '/rl_dataplane.v1.DataPlaneService/DropPartition',
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.DropPartitionRequest.SerializeToString,
@@ -110,6 +120,21 @@ class DataPlaneServiceStub:
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleRequest.SerializeToString,
                 response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleResponse.FromString,
                 _registered_method=True)
+        self.ListSamples = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ListSamples',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSamplesRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSamplesResponse.FromString,
+                _registered_method=True)
+        self.ListClaims = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ListClaims',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsResponse.FromString,
+                _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ListSessions',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
         self.Session = channel.stream_stream(
                 '/rl_dataplane.v1.DataPlaneService/Session',
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SessionRequest.SerializeToString,
@@ -147,9 +172,28 @@ class DataPlaneServiceServicer:
     """
 
     def RegisterPartition(self, request, context):
-        """Creates a partition or replaces its definition. Registering an existing partition keeps its rows, resets the
-        cursors of all tasks (every row can be claimed again) and ends open claims on the partition. A definition that
-        drops a field in which rows hold values, or newly declares such a field per-token, is refused (FIELD_HOLDS_VALUES).
+        """Creates a partition, or adds to its definition what the request declares beyond it: fields, tasks, enums, a greater
+        num_samples. Rows, cursors and claims stay as they are, so repeating a registration changes nothing, and a request
+        that declares less than the partition has takes nothing away. A request that contradicts the definition (whether a
+        field is per-token, the enum of a field, max_deliveries, grpo_group_size, open, clear_when_consumed) is refused
+        (PARTITION_DIFFERS) unless it sets replace. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExtendPartition(self, request, context):
+        """Adds fields and tasks to a partition that exists, as RegisterPartition does. A new task starts with all resident
+        rows untaken. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClosePartition(self, request, context):
+        """Announces the end of data: no call creates rows in the partition any more (PARTITION_CLOSED), except rows of groups
+        that are reserved already. Rows that exist can be written, claimed and read. A claim for which too few rows are
+        left, waiting or new, ends at once (END_OF_DATA). RegisterPartition with replace opens the partition again.
         Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -166,7 +210,8 @@ class DataPlaneServiceServicer:
 
     def PutSamples(self, request_iterator, context):
         """Writes columns of rows. Creates rows that do not exist, replaces fields that a row already has, and keeps other
-        fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks.
+        fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks. With
+        append, adds the columns' entries to the end of the rows' values instead.
 
         Atomic: all rows change together when the last byte has arrived, or none does; a broken, truncated or oversized
         stream changes nothing. Blocks while the bytes do not fit into the memory budget, first come, first served, until
@@ -190,7 +235,9 @@ class DataPlaneServiceServicer:
         which they were first put.)
 
         Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
-        wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT) and takes no row. Waiting claims for the same task
+        wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
+        no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
+        rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
         and fields are served first come, first served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -255,8 +302,8 @@ class DataPlaneServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReserveGroup(self, request, context):
-        """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Refused if
-        one of the rows, or the group, exists already.
+        """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Puts with
+        add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -280,6 +327,28 @@ class DataPlaneServiceServicer:
     def GetSample(self, request, context):
         """Returns the fields of one sample, its state in every task, and its history, as far back as the server remembers (a
         few hundred thousand rows of calls). Also works for a sample that was removed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSamples(self, request, context):
+        """Lists rows of a partition in order of arrival, page by page, without their values. A page shows one point in time;
+        rows that are put or cleared between two pages are listed, or not, as they are found.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListClaims(self, request, context):
+        """Lists open claims and waiting claims: who holds how many rows for which task since when, and who waits for what.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """Lists open sessions and what they hold.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -337,6 +406,16 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     servicer.RegisterPartition,
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RegisterPartitionRequest.FromString,
                     response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RegisterPartitionResponse.SerializeToString,
+            ),
+            'ExtendPartition': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExtendPartition,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExtendPartitionRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExtendPartitionResponse.SerializeToString,
+            ),
+            'ClosePartition': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClosePartition,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClosePartitionRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClosePartitionResponse.SerializeToString,
             ),
             'DropPartition': grpc.unary_unary_rpc_method_handler(
                     servicer.DropPartition,
@@ -408,6 +487,21 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleRequest.FromString,
                     response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleResponse.SerializeToString,
             ),
+            'ListSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSamples,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSamplesRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSamplesResponse.SerializeToString,
+            ),
+            'ListClaims': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListClaims,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSessionsRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSessionsResponse.SerializeToString,
+            ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SessionRequest.FromString,
@@ -467,6 +561,60 @@ class DataPlaneService:
             '/rl_dataplane.v1.DataPlaneService/RegisterPartition',
             rl__dataplane_dot_v1_dot_data__plane__pb2.RegisterPartitionRequest.SerializeToString,
             rl__dataplane_dot_v1_dot_data__plane__pb2.RegisterPartitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExtendPartition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ExtendPartition',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ExtendPartitionRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ExtendPartitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClosePartition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ClosePartition',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ClosePartitionRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ClosePartitionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -845,6 +993,87 @@ class DataPlaneService:
             '/rl_dataplane.v1.DataPlaneService/GetSample',
             rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleRequest.SerializeToString,
             rl__dataplane_dot_v1_dot_data__plane__pb2.GetSampleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ListSamples',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListSamplesRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListSamplesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListClaims(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ListClaims',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ListSessions',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListSessionsRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,9 +75,20 @@ class DataPlaneServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DataPlaneServiceAsyncStub: ...
     RegisterPartition: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.RegisterPartitionRequest, _data_plane_pb2.RegisterPartitionResponse]
-    """Creates a partition or replaces its definition. Registering an existing partition keeps its rows, resets the
-    cursors of all tasks (every row can be claimed again) and ends open claims on the partition. A definition that
-    drops a field in which rows hold values, or newly declares such a field per-token, is refused (FIELD_HOLDS_VALUES).
+    """Creates a partition, or adds to its definition what the request declares beyond it: fields, tasks, enums, a greater
+    num_samples. Rows, cursors and claims stay as they are, so repeating a registration changes nothing, and a request
+    that declares less than the partition has takes nothing away. A request that contradicts the definition (whether a
+    field is per-token, the enum of a field, max_deliveries, grpo_group_size, open, clear_when_consumed) is refused
+    (PARTITION_DIFFERS) unless it sets replace. Idempotent.
+    """
+    ExtendPartition: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ExtendPartitionRequest, _data_plane_pb2.ExtendPartitionResponse]
+    """Adds fields and tasks to a partition that exists, as RegisterPartition does. A new task starts with all resident
+    rows untaken. Idempotent.
+    """
+    ClosePartition: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ClosePartitionRequest, _data_plane_pb2.ClosePartitionResponse]
+    """Announces the end of data: no call creates rows in the partition any more (PARTITION_CLOSED), except rows of groups
+    that are reserved already. Rows that exist can be written, claimed and read. A claim for which too few rows are
+    left, waiting or new, ends at once (END_OF_DATA). RegisterPartition with replace opens the partition again.
     Idempotent.
     """
     DropPartition: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.DropPartitionRequest, _data_plane_pb2.DropPartitionResponse]
@@ -86,7 +97,8 @@ class DataPlaneServiceStub:
     """
     PutSamples: _grpc.StreamUnaryMultiCallable[_data_plane_pb2.PutSamplesRequest, _data_plane_pb2.PutSamplesResponse]
     """Writes columns of rows. Creates rows that do not exist, replaces fields that a row already has, and keeps other
-    fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks.
+    fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks. With
+    append, adds the columns' entries to the end of the rows' values instead.
 
     Atomic: all rows change together when the last byte has arrived, or none does; a broken, truncated or oversized
     stream changes nothing. Blocks while the bytes do not fit into the memory budget, first come, first served, until
@@ -102,7 +114,9 @@ class DataPlaneServiceStub:
     which they were first put.)
 
     Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
-    wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT) and takes no row. Waiting claims for the same task
+    wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
+    no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
+    rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
     and fields are served first come, first served.
     """
     ClaimShard: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimShardRequest, _data_plane_pb2.ClaimShardResponse]
@@ -137,8 +151,8 @@ class DataPlaneServiceStub:
     again.
     """
     ReserveGroup: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ReserveGroupRequest, _data_plane_pb2.ReserveGroupResponse]
-    """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Refused if
-    one of the rows, or the group, exists already.
+    """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Puts with
+    add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already.
     """
     FinishGroup: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.FinishGroupRequest, _data_plane_pb2.FinishGroupResponse]
     """Makes all rows of a group visible to claims in one atomic step. Refused (GROUP_INCOMPLETE) while a row has produced
@@ -150,6 +164,14 @@ class DataPlaneServiceStub:
     """Returns the fields of one sample, its state in every task, and its history, as far back as the server remembers (a
     few hundred thousand rows of calls). Also works for a sample that was removed.
     """
+    ListSamples: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ListSamplesRequest, _data_plane_pb2.ListSamplesResponse]
+    """Lists rows of a partition in order of arrival, page by page, without their values. A page shows one point in time;
+    rows that are put or cleared between two pages are listed, or not, as they are found.
+    """
+    ListClaims: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ListClaimsRequest, _data_plane_pb2.ListClaimsResponse]
+    """Lists open claims and waiting claims: who holds how many rows for which task since when, and who waits for what."""
+    ListSessions: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ListSessionsRequest, _data_plane_pb2.ListSessionsResponse]
+    """Lists open sessions and what they hold."""
     Session: _grpc.StreamStreamMultiCallable[_data_plane_pb2.SessionRequest, _data_plane_pb2.SessionResponse]
     """Keeps a session open. The first request opens the session, or resumes one whose stream broke. Every later request
     is a heartbeat. There is one response, which names the session. The server ends the stream when the session expires
@@ -174,9 +196,20 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterPartition: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.RegisterPartitionRequest, _data_plane_pb2.RegisterPartitionResponse]  # type: ignore[assignment]
-    """Creates a partition or replaces its definition. Registering an existing partition keeps its rows, resets the
-    cursors of all tasks (every row can be claimed again) and ends open claims on the partition. A definition that
-    drops a field in which rows hold values, or newly declares such a field per-token, is refused (FIELD_HOLDS_VALUES).
+    """Creates a partition, or adds to its definition what the request declares beyond it: fields, tasks, enums, a greater
+    num_samples. Rows, cursors and claims stay as they are, so repeating a registration changes nothing, and a request
+    that declares less than the partition has takes nothing away. A request that contradicts the definition (whether a
+    field is per-token, the enum of a field, max_deliveries, grpo_group_size, open, clear_when_consumed) is refused
+    (PARTITION_DIFFERS) unless it sets replace. Idempotent.
+    """
+    ExtendPartition: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ExtendPartitionRequest, _data_plane_pb2.ExtendPartitionResponse]  # type: ignore[assignment]
+    """Adds fields and tasks to a partition that exists, as RegisterPartition does. A new task starts with all resident
+    rows untaken. Idempotent.
+    """
+    ClosePartition: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ClosePartitionRequest, _data_plane_pb2.ClosePartitionResponse]  # type: ignore[assignment]
+    """Announces the end of data: no call creates rows in the partition any more (PARTITION_CLOSED), except rows of groups
+    that are reserved already. Rows that exist can be written, claimed and read. A claim for which too few rows are
+    left, waiting or new, ends at once (END_OF_DATA). RegisterPartition with replace opens the partition again.
     Idempotent.
     """
     DropPartition: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.DropPartitionRequest, _data_plane_pb2.DropPartitionResponse]  # type: ignore[assignment]
@@ -185,7 +218,8 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     """
     PutSamples: _aio.StreamUnaryMultiCallable[_data_plane_pb2.PutSamplesRequest, _data_plane_pb2.PutSamplesResponse]  # type: ignore[assignment]
     """Writes columns of rows. Creates rows that do not exist, replaces fields that a row already has, and keeps other
-    fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks.
+    fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks. With
+    append, adds the columns' entries to the end of the rows' values instead.
 
     Atomic: all rows change together when the last byte has arrived, or none does; a broken, truncated or oversized
     stream changes nothing. Blocks while the bytes do not fit into the memory budget, first come, first served, until
@@ -201,7 +235,9 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     which they were first put.)
 
     Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
-    wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT) and takes no row. Waiting claims for the same task
+    wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
+    no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
+    rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
     and fields are served first come, first served.
     """
     ClaimShard: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimShardRequest, _data_plane_pb2.ClaimShardResponse]  # type: ignore[assignment]
@@ -236,8 +272,8 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     again.
     """
     ReserveGroup: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ReserveGroupRequest, _data_plane_pb2.ReserveGroupResponse]  # type: ignore[assignment]
-    """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Refused if
-    one of the rows, or the group, exists already.
+    """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Puts with
+    add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already.
     """
     FinishGroup: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.FinishGroupRequest, _data_plane_pb2.FinishGroupResponse]  # type: ignore[assignment]
     """Makes all rows of a group visible to claims in one atomic step. Refused (GROUP_INCOMPLETE) while a row has produced
@@ -249,6 +285,14 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     """Returns the fields of one sample, its state in every task, and its history, as far back as the server remembers (a
     few hundred thousand rows of calls). Also works for a sample that was removed.
     """
+    ListSamples: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ListSamplesRequest, _data_plane_pb2.ListSamplesResponse]  # type: ignore[assignment]
+    """Lists rows of a partition in order of arrival, page by page, without their values. A page shows one point in time;
+    rows that are put or cleared between two pages are listed, or not, as they are found.
+    """
+    ListClaims: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ListClaimsRequest, _data_plane_pb2.ListClaimsResponse]  # type: ignore[assignment]
+    """Lists open claims and waiting claims: who holds how many rows for which task since when, and who waits for what."""
+    ListSessions: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ListSessionsRequest, _data_plane_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    """Lists open sessions and what they hold."""
     Session: _aio.StreamStreamMultiCallable[_data_plane_pb2.SessionRequest, _data_plane_pb2.SessionResponse]  # type: ignore[assignment]
     """Keeps a session open. The first request opens the session, or resumes one whose stream broke. Every later request
     is a heartbeat. There is one response, which names the session. The server ends the stream when the session expires
@@ -276,9 +320,32 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_plane_pb2.RegisterPartitionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_plane_pb2.RegisterPartitionResponse, _abc.Awaitable[_data_plane_pb2.RegisterPartitionResponse]]:
-        """Creates a partition or replaces its definition. Registering an existing partition keeps its rows, resets the
-        cursors of all tasks (every row can be claimed again) and ends open claims on the partition. A definition that
-        drops a field in which rows hold values, or newly declares such a field per-token, is refused (FIELD_HOLDS_VALUES).
+        """Creates a partition, or adds to its definition what the request declares beyond it: fields, tasks, enums, a greater
+        num_samples. Rows, cursors and claims stay as they are, so repeating a registration changes nothing, and a request
+        that declares less than the partition has takes nothing away. A request that contradicts the definition (whether a
+        field is per-token, the enum of a field, max_deliveries, grpo_group_size, open, clear_when_consumed) is refused
+        (PARTITION_DIFFERS) unless it sets replace. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def ExtendPartition(
+        self,
+        request: _data_plane_pb2.ExtendPartitionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ExtendPartitionResponse, _abc.Awaitable[_data_plane_pb2.ExtendPartitionResponse]]:
+        """Adds fields and tasks to a partition that exists, as RegisterPartition does. A new task starts with all resident
+        rows untaken. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def ClosePartition(
+        self,
+        request: _data_plane_pb2.ClosePartitionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ClosePartitionResponse, _abc.Awaitable[_data_plane_pb2.ClosePartitionResponse]]:
+        """Announces the end of data: no call creates rows in the partition any more (PARTITION_CLOSED), except rows of groups
+        that are reserved already. Rows that exist can be written, claimed and read. A claim for which too few rows are
+        left, waiting or new, ends at once (END_OF_DATA). RegisterPartition with replace opens the partition again.
         Idempotent.
         """
 
@@ -299,7 +366,8 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_data_plane_pb2.PutSamplesResponse, _abc.Awaitable[_data_plane_pb2.PutSamplesResponse]]:
         """Writes columns of rows. Creates rows that do not exist, replaces fields that a row already has, and keeps other
-        fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks.
+        fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks. With
+        append, adds the columns' entries to the end of the rows' values instead.
 
         Atomic: all rows change together when the last byte has arrived, or none does; a broken, truncated or oversized
         stream changes nothing. Blocks while the bytes do not fit into the memory budget, first come, first served, until
@@ -327,7 +395,9 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         which they were first put.)
 
         Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
-        wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT) and takes no row. Waiting claims for the same task
+        wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
+        no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
+        rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
         and fields are served first come, first served.
         """
 
@@ -404,8 +474,8 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_plane_pb2.ReserveGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_plane_pb2.ReserveGroupResponse, _abc.Awaitable[_data_plane_pb2.ReserveGroupResponse]]:
-        """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Refused if
-        one of the rows, or the group, exists already.
+        """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Puts with
+        add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already.
         """
 
     @_abc_1.abstractmethod
@@ -435,6 +505,32 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns the fields of one sample, its state in every task, and its history, as far back as the server remembers (a
         few hundred thousand rows of calls). Also works for a sample that was removed.
         """
+
+    @_abc_1.abstractmethod
+    def ListSamples(
+        self,
+        request: _data_plane_pb2.ListSamplesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ListSamplesResponse, _abc.Awaitable[_data_plane_pb2.ListSamplesResponse]]:
+        """Lists rows of a partition in order of arrival, page by page, without their values. A page shows one point in time;
+        rows that are put or cleared between two pages are listed, or not, as they are found.
+        """
+
+    @_abc_1.abstractmethod
+    def ListClaims(
+        self,
+        request: _data_plane_pb2.ListClaimsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ListClaimsResponse, _abc.Awaitable[_data_plane_pb2.ListClaimsResponse]]:
+        """Lists open claims and waiting claims: who holds how many rows for which task since when, and who waits for what."""
+
+    @_abc_1.abstractmethod
+    def ListSessions(
+        self,
+        request: _data_plane_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ListSessionsResponse, _abc.Awaitable[_data_plane_pb2.ListSessionsResponse]]:
+        """Lists open sessions and what they hold."""
 
     @_abc_1.abstractmethod
     def Session(

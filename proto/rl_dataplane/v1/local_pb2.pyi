@@ -107,6 +107,16 @@ class _LocalMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LocalMeth
     """As DataPlaneService.AbortGroup."""
     LOCAL_METHOD_GET_SAMPLE: _LocalMethod.ValueType  # 32
     """As DataPlaneService.GetSample."""
+    LOCAL_METHOD_EXTEND_PARTITION: _LocalMethod.ValueType  # 33
+    """As DataPlaneService.ExtendPartition."""
+    LOCAL_METHOD_CLOSE_PARTITION: _LocalMethod.ValueType  # 34
+    """As DataPlaneService.ClosePartition."""
+    LOCAL_METHOD_LIST_SAMPLES: _LocalMethod.ValueType  # 35
+    """As DataPlaneService.ListSamples."""
+    LOCAL_METHOD_LIST_CLAIMS: _LocalMethod.ValueType  # 36
+    """As DataPlaneService.ListClaims."""
+    LOCAL_METHOD_LIST_SESSIONS: _LocalMethod.ValueType  # 37
+    """As DataPlaneService.ListSessions."""
 
 class LocalMethod(_LocalMethod, metaclass=_LocalMethodEnumTypeWrapper):
     """The method of a request frame."""
@@ -161,6 +171,16 @@ LOCAL_METHOD_ABORT_GROUP: LocalMethod.ValueType  # 31
 """As DataPlaneService.AbortGroup."""
 LOCAL_METHOD_GET_SAMPLE: LocalMethod.ValueType  # 32
 """As DataPlaneService.GetSample."""
+LOCAL_METHOD_EXTEND_PARTITION: LocalMethod.ValueType  # 33
+"""As DataPlaneService.ExtendPartition."""
+LOCAL_METHOD_CLOSE_PARTITION: LocalMethod.ValueType  # 34
+"""As DataPlaneService.ClosePartition."""
+LOCAL_METHOD_LIST_SAMPLES: LocalMethod.ValueType  # 35
+"""As DataPlaneService.ListSamples."""
+LOCAL_METHOD_LIST_CLAIMS: LocalMethod.ValueType  # 36
+"""As DataPlaneService.ListClaims."""
+LOCAL_METHOD_LIST_SESSIONS: LocalMethod.ValueType  # 37
+"""As DataPlaneService.ListSessions."""
 Global___LocalMethod: _TypeAlias = LocalMethod  # noqa: Y015
 
 class _LocalOutcome:

@@ -101,6 +101,7 @@ class Model(Writes):
         group.rows = [partition.create(sample_id) for sample_id in call.sample_ids]
         for row in group.rows:
             row.group = group
+            row.tags = {} if call.weight_version is None else {"weight_version": call.weight_version}
         partition.groups.append(group)
         self.groups.append(group)
         if session:
@@ -110,6 +111,11 @@ class Model(Writes):
     def finish(self, call: FinishGroup) -> GroupFinished:
         group = self.group_of(call.reservation_id)
         refuse_if((not all(row.values for row in group.rows), Reason.GROUP_INCOMPLETE))
+        if call.weight_version is not None:
+            tags = [row.tags | {"end_weight_version": call.weight_version} for row in group.rows]
+            refuse_if((any(len(each) > self.limits.max_tags_per_row for each in tags), Reason.INVALID_REQUEST))
+            for row, each in zip(group.rows, tags, strict=True):
+                row.tags = each
         group.end = call.weight_version
         self._end_group(group, "finished")
         partition = self.partitions[group.partition_id]

@@ -74,6 +74,10 @@ def test_a_plain_configuration_determines_everything(model: Path) -> None:
     ("changes", "dtensor_cfg", "error", "text"),
     [
         ({"precision": "int8"}, {}, ValueError, "Unknown precision: int8"),
+        *(
+            ({"max_grad_norm": limit}, {}, ValueError, f"max_grad_norm must be positive or null, not {limit!r}")
+            for limit in (0, -1.0, float("nan"), "1e-3")
+        ),
         ({"hf_config_overrides": {"rope_scaling": {"rope_type": "yarn"}}}, {}, AssertionError, "YaRN is not supported"),
         ({**PACKED, **REWARD}, {}, NotImplementedError, "Sequence packing is not supported for reward models"),
         (

@@ -180,10 +180,14 @@ def test_evaluation_needs_no_optimizer_and_changes_nothing(make_worker: MakeWork
         worker.train(batch(), ClippedPolicyGradientLoss())
 
 
+@pytest.mark.parametrize("limit", [0.05, None])
 def test_a_gradient_that_is_not_finite_is_not_applied(
-    make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
+    make_worker: MakeWorker, caplog: pytest.LogCaptureFixture, limit: float | None
 ) -> None:
-    worker = make_worker()
+    """Nor does it reach the optimizer's state or the schedule."""
+    adam = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
+    schedule = {"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}
+    worker = make_worker(changes={"max_grad_norm": limit, "optimizer": adam, "scheduler": schedule})
     before = weights(worker)
     rows = batch()
     rows["advantages"][0, 1] = float("nan")
@@ -191,14 +195,12 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
     assert not report["grad_norm"].isfinite()
     assert "this optimizer step is skipped" in caplog.text
     assert_equal(weights(worker), before)
-
-
-def test_without_a_limit_gradients_are_applied_as_they_are(make_worker: MakeWorker) -> None:
-    worker = make_worker(changes={"max_grad_norm": None})
-    before = weights(worker)
-    report = worker.train(batch(), NLLLoss())
-    assert report["grad_norm"].item() == 0.0
-    assert not torch.equal(weights(worker)["model.norm.weight"], before["model.norm.weight"])
+    after = worker.train(batch(), ClippedPolicyGradientLoss())
+    assert set(after["all_mb_metrics"]["lr"]) == {0.01}
+    trained = weights(worker)
+    fresh = make_worker(changes={"max_grad_norm": limit, "optimizer": adam, "scheduler": schedule})
+    fresh.train(batch(), ClippedPolicyGradientLoss())
+    assert_equal(weights(fresh), trained)
 
 
 def test_microbatches_without_a_valid_sample_add_no_metrics(make_worker: MakeWorker) -> None:

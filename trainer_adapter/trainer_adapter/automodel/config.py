@@ -191,7 +191,7 @@ class PolicyConfig(_RequiredPolicyConfig, total=False):
 
     model_name: name or path of pretrained weights.
     precision: of the forward pass; weights are kept in float32.
-    max_grad_norm: gradients are clipped to this L2 norm; None: no clipping.
+    max_grad_norm: gradients are clipped to this L2 norm, which is positive; None: no clipping.
     batch_size: of scoring.
     logprob_chunk_size: positions whose logits are normalised at once; None: all.
     scheduler: one learning-rate schedule, or a list of them with milestones; absent: a constant rate.

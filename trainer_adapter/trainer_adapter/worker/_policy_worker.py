@@ -171,9 +171,9 @@ class AutomodelPolicyWorker:
         Gradients are clipped to max_grad_norm. A step whose norm is not finite is skipped and logged. The learning-rate
         schedule advances by one step.
 
-        Returns `global_loss` (float32, one entry for each global batch), `grad_norm` of the last one (0-d float32; 0
-        without max_grad_norm, None in eval_mode), `rank`, `gpu_name`, `model_dtype`, and `all_mb_metrics`, a list for
-        each metric.
+        Returns `global_loss` (float32, one entry for each global batch), `grad_norm` of the last one, before clipping
+        (0-d float32; None in eval_mode), `rank`, `gpu_name`, `model_dtype`, and `all_mb_metrics`, a list for each
+        metric.
         """
         self._check_no_step("train")
         return train(self._policy, data, loss_fn, eval_mode, gbs, mbs)

@@ -17,6 +17,8 @@ class Limits:
     max_fields: int = 64
     """Fields of a partition; at most 64, since a row's produced fields are one 64-bit word."""
     max_tasks: int = 64
+    max_enum_names: int = 4096
+    """Names in all enums of a partition."""
     max_rows_per_call: int = 65_536
     max_id_bytes: int = 256
     """Length in UTF-8 of a partition id, sample id, field or task name."""

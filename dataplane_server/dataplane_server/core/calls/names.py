@@ -8,6 +8,8 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 
+MAX_DELIVERIES = (1 << 16) - 1
+"""Deliveries of a row are counted up to this number."""
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -77,6 +79,31 @@ def check_definition(definition: Definition, limits: Limits) -> None:
         name = min(undeclared)
         message = f"partition {definition.partition_id!r}: per-token field {name!r} is not among its fields"
         raise Refusal(Reason.FIELD_NOT_DECLARED, message, partition_id=definition.partition_id, field=name)
+    if not 0 <= definition.max_deliveries <= MAX_DELIVERIES:
+        message = (
+            f"partition {definition.partition_id!r}: max_deliveries must be 0 to {MAX_DELIVERIES}, "
+            f"got {definition.max_deliveries}"
+        )
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=definition.partition_id)
+    _check_enums(definition, limits)
+
+
+def _check_enums(definition: Definition, limits: Limits) -> None:
+    """At most max_fields enums, with at most max_enum_names names together."""
+    where = f"partition {definition.partition_id!r}"
+    if len(definition.enums) > limits.max_fields:
+        message = f"{where} has {len(definition.enums)} enums; the limit is {limits.max_fields} (max_fields)"
+        raise Refusal(Reason.INVALID_REQUEST, message, max_fields=limits.max_fields)
+    count = sum(map(len, definition.enums.values()))
+    if count > limits.max_enum_names:
+        message = f"{where} has {count} names in its enums; the limit is {limits.max_enum_names} (max_enum_names)"
+        raise Refusal(Reason.INVALID_REQUEST, message, max_enum_names=limits.max_enum_names)
+    for field, names in definition.enums.items():
+        check_name("field name", field, limits)
+        for name in names:
+            if len(name.encode()) > limits.max_id_bytes:
+                message = f"{where}, enum of field {field!r}: a name has at most {limits.max_id_bytes} bytes"
+                raise Refusal(Reason.INVALID_REQUEST, message, field=field, max_id_bytes=limits.max_id_bytes)
 
 
 def check_tags(sample_ids: Sequence[str], tags: Sequence[Tags] | None, limits: Limits) -> None:

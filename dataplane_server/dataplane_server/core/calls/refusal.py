@@ -43,6 +43,10 @@ class Reason(enum.Enum):
     ROW_REPLACED = enum.auto()
     ROW_RESERVED = enum.auto()
     SAMPLE_EXISTS = enum.auto()
+    PARTITION_DIFFERS = enum.auto()
+    PARTITION_CLOSED = enum.auto()
+    END_OF_DATA = enum.auto()
+    APPEND_CONFLICT = enum.auto()
 
 
 class Refusal(Exception):

@@ -15,7 +15,9 @@ import numpy as np
 from dataplane_server.core.calls.answers import GroupPart
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.values import Slots
-from dataplane_server.core.rows.row_table import RowTable
+from dataplane_server.core.rows.row_table import VERSION_TAG, RowTable
+
+END_VERSION_TAG = "end_weight_version"
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +66,12 @@ class GroupTable:
         self._number_of[group_id] = number
         self._rows["group"][slots] = number
         self._rows["hidden"][slots] = True
-        if weight_version is not None:
-            self._rows.set_weight_version(slots, weight_version)
+        self.tag_version(slots, VERSION_TAG, weight_version)
+
+    def tag_version(self, slots: Slots, tag: str, weight_version: int | None) -> None:
+        """Tag rows of a group with its weight version (None: no tag), so that every claim sees it."""
+        for slot in slots.tolist() if weight_version is not None else ():
+            self._rows.merge_tags(slot, {tag: weight_version})
 
     def of_reservation(self, reservation_id: str) -> Group:
         """The group of a reservation. Refusal GROUP_FENCED if the reservation has ended."""
@@ -126,6 +132,7 @@ class GroupTable:
         slots = self.members(group.number)
         self._rows["hidden"][slots] = False
         group.end_weight_version = weight_version
+        self.tag_version(slots, END_VERSION_TAG, weight_version)
         if weight_version is not None:
             self._rows.see_weight_version(weight_version)
         self.end_reservation(group)

@@ -48,7 +48,7 @@ _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "shared": np.uint64,  # bit i: the row shares the value of the field of index i, see rows.shared_payloads
 }
 _OUTLIVE_THE_ROW = ("epoch", "pins")
-_VERSION_TAG = "weight_version"
+VERSION_TAG = "weight_version"
 UNKNOWN_VERSION = int(np.iinfo(np.int32).max)
 _VERSIONS = range(UNKNOWN_VERSION)
 
@@ -209,13 +209,13 @@ class RowTable:
         if tags:
             self._tags.extend(repeat(_NO_TAGS, slot + 1 - len(self._tags)))
             self._tags[slot] = self._tag_pool.own({**self._tags[slot], **tags} if self._tags[slot] else tags)
-            if _VERSION_TAG in tags and type(tags[_VERSION_TAG]) is int:
-                self.set_weight_version(slot, tags[_VERSION_TAG])
+            if VERSION_TAG in tags and type(tags[VERSION_TAG]) is int:
+                self._set_weight_version(slot, tags[VERSION_TAG])
 
-    def set_weight_version(self, slots: Slots | int, version: Any) -> None:
-        """Note which weights made rows. Ignores a version that is negative or does not fit into an int32."""
+    def _set_weight_version(self, slot: int, version: Any) -> None:
+        """Note which weights made a row. Ignores a version that is negative or does not fit into an int32."""
         if version in _VERSIONS:
-            self._columns["weight_version"][slots] = version
+            self._columns["weight_version"][slot] = version
             self.see_weight_version(version)
 
     def see_weight_version(self, version: int) -> None:

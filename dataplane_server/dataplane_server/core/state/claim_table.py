@@ -29,7 +29,9 @@ _WHY: dict[How, str] = {
 
 @dataclass(slots=True, eq=False)
 class OpenClaim:
-    """An open claim: its rows and the sessions that hold it (none for a caller without a session)."""
+    """An open claim: its rows and the sessions that hold it (none for a caller without a session). since: when it was
+    granted (monotonic, s). shard: step and rank of a shard.
+    """
 
     claim_id: str
     partition: Partition
@@ -37,6 +39,8 @@ class OpenClaim:
     slots: Slots
     epochs: Epochs
     sample_ids: tuple[str, ...]
+    since: float
+    shard: tuple[int, int] | None = None
     sessions: dict[str, None] = field(default_factory=dict)
     of_step: bool = False
 
@@ -148,10 +152,13 @@ class ClaimTable:
                 return claim.claim_id
         return ""
 
+    def open_on(self, partition: Partition, task: str) -> list[OpenClaim]:
+        """The open claims of a task."""
+        return [claim for claim in self._open.values() if claim.partition is partition and claim.task == task]
+
     def owned(self, partition: Partition, task: str) -> list[int]:
         """Existing rows that open claims of a task hold."""
-        claims = [claim for claim in self._open.values() if claim.partition is partition and claim.task == task]
-        return [slot for claim in claims for slot in claim.left().tolist()]
+        return [slot for claim in self.open_on(partition, task) for slot in claim.left().tolist()]
 
     def holds(self) -> set[tuple[str, str]]:
         """Every open claim with every session that holds it."""

@@ -168,13 +168,17 @@ class Partition:
         """Refuse a put that contradicts its rows. slots: of the samples; -1 for new ones."""
         shapes = self._check_columns(columns)
         check_sequence_lengths(self.partition_id, self.fields, sample_ids, slots, columns.each, sequence_lengths)
-        for sample_id, slot, row_tags in zip(sample_ids, slots.tolist() if tags else (), tags or (), strict=False):
+        if tags:
+            self.check_tags(sample_ids, slots, tags, limits.max_tags_per_row)
+        return Checked(slots, shapes)
+
+    def check_tags(self, sample_ids: Sequence[str], slots: Slots, tags: Iterable[Tags], most: int) -> None:
+        """Refuse more than `most` tags of a row."""
+        for sample_id, slot, row_tags in zip(sample_ids, slots.tolist(), tags, strict=False):
             kept = self.rows.tags(slot)
-            most = limits.max_tags_per_row
             if len(kept) + len(row_tags) > most and len(kept.keys() | row_tags.keys()) > most:
                 message = f"partition {self.partition_id!r}: sample {sample_id!r} would have more than {most} tags"
                 raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, sample_id=sample_id)
-        return Checked(slots, shapes)
 
     def check_shared(self, group: Group, columns: Columns) -> Checked:
         """Refuse fields that the rows of a group cannot share: per-token fields, and fields that one of them has."""

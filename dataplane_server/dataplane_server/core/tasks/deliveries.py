@@ -14,11 +14,11 @@ from typing import Literal
 
 import numpy as np
 
+from dataplane_server.core.calls.names import MAX_DELIVERIES
 from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
 from dataplane_server.core.rows.row_table import RowTable
 
 How = Literal["committed", "released", "expired", "reset", "cleared", "abandoned"]
-MAX_DELIVERIES = (1 << 16) - 1
 
 
 class Deliveries:

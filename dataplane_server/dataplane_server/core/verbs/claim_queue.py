@@ -7,18 +7,19 @@ queue: the rows of a step are granted to all ranks together.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard
 from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.tasks.task import AnyView, Task
-from dataplane_server.core.tasks.task_states import UNTAKEN, Waiter
+from dataplane_server.core.tasks.task_states import Waiter
+from dataplane_server.core.verbs.claim_timeout import claim_timeout
 
 ClaimCall = ClaimSamples | ClaimShard
 StepKey = tuple[str, str, int]
@@ -41,8 +42,9 @@ class QueuedClaim:
 class ClaimQueue:
     """All queued claims of a server."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, table: ClaimTable) -> None:
         self._state = state
+        self._table = table
         self._queued: dict[int, QueuedClaim] = {}  # by number
         self._of_ticket: dict[int, QueuedClaim] = {}
         self._ticket_of: dict[str, int] = {}  # by request_id
@@ -52,6 +54,13 @@ class ClaimQueue:
     def callers(self) -> int:
         """Calls that wait."""
         return len(self._of_ticket)
+
+    def queued_on(self, partition_id: str, task: str) -> Iterator[QueuedClaim]:
+        """The queued claims of a task (empty names: of all), the longest queued first."""
+        for queued in self._queued.values():
+            wanted = queued.wanted
+            if partition_id in ("", wanted.partition_id) and task in ("", wanted.task):
+                yield queued
 
     # -- claims that come ----------------------------------------------------------------------------------------------
 
@@ -120,10 +129,14 @@ class ClaimQueue:
 
     # -- waits that end ------------------------------------------------------------------------------------------------
 
-    def give_up(self, ticket: int) -> Refusal | None:
+    def give_up(self, ticket: int, now: float) -> Refusal | None:
         """End a wait at its deadline. Returns what to tell the caller; None for an unknown ticket."""
-        queued = self.leave(ticket)
-        return None if queued is None else self._timeout(queued.wanted)
+        queued = self._of_ticket.get(ticket)
+        if queued is None:
+            return None
+        call = queued.callers[ticket]
+        self.leave(ticket)
+        return claim_timeout(self._state, self._table, call, now)
 
     def leave(self, ticket: int) -> QueuedClaim | None:
         """A caller stops waiting. Returns where it was queued; None for an unknown ticket."""
@@ -145,12 +158,12 @@ class ClaimQueue:
 
     def fail_waiting_on(self, partition_id: str, refusal: Refusal) -> None:
         """Fail the claims on a partition that is gone."""
-        for queued in self._waiting_on(partition_id):
+        for queued in list(self.queued_on(partition_id, "")):
             self._fail_all(queued, refusal)
 
     def fail_orphans(self, partition_id: str) -> None:
         """Fail the claims for tasks and fields that the partition no longer has."""
-        for queued in self._waiting_on(partition_id):
+        for queued in list(self.queued_on(partition_id, "")):
             refusal = self._why_refused(queued.wanted)
             if refusal is not None:
                 self._fail_all(queued, refusal)
@@ -169,40 +182,12 @@ class ClaimQueue:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _timeout(self, call: ClaimCall) -> Refusal:
-        """Why a claim was not served in time."""
-        partition = self._state.partition(call.partition_id)
-        task = partition.task(call.task)
-        untaken = partition.rows["alive"] & (task.states == UNTAKEN)
-        produced = partition.rows["produced"][untaken]
-        lacking = {
-            name: int(np.count_nonzero((produced & partition.field(name).bit) == 0)) for name in call.required_fields
-        }
-        reasons = [f"{count} of them lack field {name!r}" for name, count in lacking.items() if count]
-        hidden = int(np.count_nonzero(partition.rows["hidden"][untaken]))
-        if hidden:
-            reasons.append(f"{hidden} of them belong to groups that are still reserved")
-        if task.delayed:
-            reasons.append(f"{task.delayed} more are delayed by a release")
-        others = task.waiting()
-        message = (
-            f"partition {call.partition_id!r}, task {call.task!r}: {call.min_size} ready "
-            f"{'groups' if call.whole_groups else 'rows'} wanted; "
-            f"{len(produced)} of {len(partition.rows)} resident rows are untaken"
-            + "".join(f", {reason}" for reason in reasons)
-            + (f"; {others} other claims of the task are queued, first come first served" if others else "")
-        )
-        return Refusal(Reason.CLAIM_TIMEOUT, message, partition_id=call.partition_id, task=call.task)
-
     def _why_refused(self, call: ClaimCall) -> Refusal | None:
         try:
             self.check(call)
         except Refusal as refusal:
             return refusal
         return None
-
-    def _waiting_on(self, partition_id: str) -> list[QueuedClaim]:
-        return [queued for queued in self._queued.values() if queued.wanted.partition_id == partition_id]
 
     def _fail_all(self, queued: QueuedClaim, refusal: Refusal) -> None:
         for ticket in list(queued.callers):

@@ -24,7 +24,7 @@ import numpy as np
 from dataplane_server.core.calls.answers import Grant, ReleaseResult, Waiting
 from dataplane_server.core.calls.names import check_reason
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import AdoptClaim, ClaimSamples, ReleaseClaim
+from dataplane_server.core.calls.requests import AdoptClaim, ClaimSamples, ClaimShard, ReleaseClaim
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.state.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.state.delays import Due
@@ -52,9 +52,9 @@ class Claims:
         slots = self._queue.take(partition, call, mask)
         if slots is None:
             return Waiting(self._queue.wait(partition, call, mask, now))
-        return self.grant(partition, call, slots)
+        return self.grant(partition, call, slots, now)
 
-    def grant(self, partition: Partition, call: ClaimCall, slots: Slots, *, of_step: bool = False) -> Grant:
+    def grant(self, partition: Partition, call: ClaimCall, slots: Slots, now: float) -> Grant:
         """Grant rows that are in no view. A call that consumes on delivery gets no claim."""
         task, rows = partition.task(call.task), partition.rows
         consume = isinstance(call, ClaimSamples) and call.consume
@@ -64,7 +64,10 @@ class Claims:
         claim_id = who = ""
         if not consume:
             claim_id = f"{self._state.incarnation}-{self._state.ticket()}"
-            claim = OpenClaim(claim_id, partition, call.task, slots, rows.epochs(slots), sample_ids, of_step=of_step)
+            shard = (call.step, call.dp_rank) if isinstance(call, ClaimShard) else None
+            claim = OpenClaim(
+                claim_id, partition, call.task, slots, rows.epochs(slots), sample_ids, now, shard, of_step=bool(shard)
+            )
             self._table.add(claim)
             if call.session_id:
                 self._table.hold(claim, call.session_id)

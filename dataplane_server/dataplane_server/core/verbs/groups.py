@@ -7,14 +7,16 @@ a put that names it is refused.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 
 from dataplane_server.core.calls.answers import GroupAborted, GroupFinished, Reserved
 from dataplane_server.core.calls.names import check_name, check_reason, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup, ReserveGroup
-from dataplane_server.core.calls.values import Slots
-from dataplane_server.core.rows.group_table import Group
+from dataplane_server.core.calls.values import Slots, Tags
+from dataplane_server.core.rows.group_table import END_VERSION_TAG, Group
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
 
@@ -46,6 +48,11 @@ class Groups:
         """Refusal GROUP_INCOMPLETE names the first row that has no value yet."""
         partition, group = self._find(call.reservation_id)
         _check_complete(partition, group)
+        if call.weight_version is not None:
+            slots = partition.groups.members(group.number)
+            tags: Tags = {END_VERSION_TAG: call.weight_version}
+            most = self._state.limits.max_tags_per_row
+            partition.check_tags(partition.rows.ids(slots), slots, repeat(tags), most)
         who = self._holder(group)
         slots = partition.show_group(group, call.weight_version)
         self._report("ready", partition, slots, who)

@@ -80,7 +80,7 @@ class Steps:
             if slots is None:
                 return Waiting(self._queue.wait(partition, call, mask, now))
             self.begin(partition, call, slots)
-        return self.grant(partition, call)
+        return self.grant(partition, call, now)
 
     def begin(self, partition: Partition, call: ClaimShard, slots: Slots) -> None:
         """Split rows that have just left their view. From now on they are held for the step."""
@@ -99,13 +99,13 @@ class Steps:
         self._steps.setdefault(_key(call), OrderedDict())[call.step] = _Step(call, shards)
         self._forget_old(partition, _key(call))
 
-    def grant(self, partition: Partition, call: ClaimShard) -> Grant:
+    def grant(self, partition: Partition, call: ClaimShard, now: float) -> Grant:
         """Grant a rank its shard of a step that has its rows."""
         shard = self._steps[_key(call)][call.step].shards[call.dp_rank]
         grant = self._current_grant(shard, call.session_id)
         if grant is None:
             slots = self._held_rows(partition, call.task, shard)
-            grant = shard.grant = self._claims.grant(partition, call, slots, of_step=True)
+            grant = shard.grant = self._claims.grant(partition, call, slots, now)
         return grant
 
     def _find(self, call: ClaimShard) -> _Step | None:

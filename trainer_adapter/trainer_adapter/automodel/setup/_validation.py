@@ -35,7 +35,7 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
     if config["precision"] not in STRING_TO_DTYPE:
         raise ValueError(f"Unknown precision: {config['precision']}; it must be one of {', '.join(STRING_TO_DTYPE)}")
     cpu_offload = bool(required(config, "dtensor_cfg.cpu_offload"))
-    max_grad_norm = required(config, "max_grad_norm")
+    max_grad_norm = _check_max_grad_norm(required(config, "max_grad_norm"))
     packing = bool(required(config, "sequence_packing.enabled"))
     _check_packing(config, packing, processor is not None, rank)
     overrides = _check_overrides(config.get("hf_config_overrides"))
@@ -77,6 +77,13 @@ def _disable_shared_autotuning() -> None:
     import torch._inductor.config as inductor  # imported late: it takes 0.3 s
 
     inductor.autotune_local_cache = False
+
+
+def _check_max_grad_norm(limit: object) -> float | None:
+    """0 would train nothing, and a negative limit would turn every gradient around."""
+    if limit is None or (isinstance(limit, int | float) and limit > 0):
+        return limit
+    raise ValueError(f"max_grad_norm must be positive or null, not {limit!r}")
 
 
 def _check_packing(config: PolicyConfig, packing: bool, is_vlm: bool, rank: int) -> None:
