@@ -129,21 +129,24 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev
-	$(BIN)/mypy proto dataplane_server client trainer_adapter scripts examples benchmarks tests
+	$(BIN)/python scripts/page_blocks.py build/pages
+	$(BIN)/mypy proto dataplane_server client trainer_adapter scripts examples benchmarks tests build/pages
 
 derived: $(VENV)/.dev
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py --check
 	$(BIN)/python scripts/unasync.py --check
 	$(BIN)/python scripts/document_metrics.py --check
+	$(BIN)/python scripts/document_api.py --check
 
 format: $(VENV)/.dev  ## sort imports, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: $(VENV)/.dev  ## generate the contract's modules, the blocking client and the list of metrics
+proto: $(VENV)/.dev  ## generate the contract's modules, the blocking client, the pages of metrics and of the API
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py
 	$(BIN)/python scripts/unasync.py
 	$(BIN)/python scripts/document_metrics.py
+	$(BIN)/python scripts/document_api.py
 
 BENCH_ARGS ?=
 
