@@ -42,6 +42,8 @@ def _partition_lines(partition: PartitionDescription) -> list[str]:
     oldest = "" if partition.oldest_row_age_s is None else f", oldest {age_text(partition.oldest_row_age_s)}"
     totals = (partition.rows_put_total, partition.rows_cleared_total, partition.read_rows_total)
     put, removed, read = (f"{count:,}" for count in totals)
+    modes = {"open": partition.open, "closed": partition.closed, "clears consumed rows": partition.clear_when_consumed}
+    mode = ", ".join(name for name, is_on in modes.items() if is_on)
     return [
         partition.partition_id,
         f"  holds     {partition.rows:,} rows, {size_text(partition.size_bytes)}{oldest}",
@@ -50,6 +52,7 @@ def _partition_lines(partition: PartitionDescription) -> list[str]:
         f"  removed   {removed} rows: {counts_text(partition.removed_rows)}",
         f"  weights   {'no version' if version is None else f'newest version {version:,}'}",
         *([f"  limit     {partition.max_deliveries:,} deliveries of a row"] if partition.max_deliveries else []),
+        *([f"  mode      {mode}"] if mode else []),
         *([f"  groups    {partition.open_groups:,} open"] if partition.open_groups else []),
     ]
 

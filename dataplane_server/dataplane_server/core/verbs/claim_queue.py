@@ -55,8 +55,8 @@ class ClaimQueue:
 
     # -- claims that come ----------------------------------------------------------------------------------------------
 
-    def check(self, call: ClaimCall) -> tuple[Partition, int]:
-        """The partition, and the required fields as a mask. Refusal for a claim that can never be served."""
+    def check(self, call: ClaimCall) -> Partition:
+        """The partition. Refusal for a claim that it cannot serve, whatever rows come."""
         most = self._state.limits.max_rows_per_call
         if not 1 <= call.min_size <= call.batch_size <= most:
             message = (
@@ -67,28 +67,41 @@ class ClaimQueue:
         check_distinct("required field", call.required_fields)
         partition = self._state.partition(call.partition_id)
         partition.task(call.task)
-        return partition, partition.mask(call.required_fields)
+        partition.known_fields(call.required_fields, self._state.limits)
+        if partition.definition.clear_when_consumed and isinstance(call, ClaimSamples) and call.consume:
+            message = (
+                f"partition {call.partition_id!r} clears rows as soon as every task has consumed them: a claim that "
+                "consumes on delivery would lose them before they are read; use a claim that is committed"
+            )
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
+        return partition
 
-    def take(self, partition: Partition, call: ClaimCall, mask: int) -> Slots | None:
+    def take(self, partition: Partition, call: ClaimCall) -> Slots | None:
         """Pop ready rows from their view; None if the claim has to wait."""
-        view = partition.task(call.task).view(mask, call.whole_groups)
+        if any(name not in partition.fields for name in call.required_fields):
+            return None  # no row has produced what an open partition has yet to declare
+        view = partition.task(call.task).view(partition.mask(call.required_fields), call.whole_groups)
         if view.waiters or view.ready < call.min_size:
             return None
         return view.pop(min(view.ready, call.batch_size), call.max_tokens)
 
-    def wait(self, partition: Partition, call: ClaimCall, mask: int, now: float) -> int:
-        """Queue a call, beside the others of its step if there are any. Returns its ticket. Refusal if nothing may
-        wait, or nothing more.
+    def wait(self, partition: Partition, call: ClaimCall, now: float) -> int:
+        """Queue a call, beside the others of its step if there are any. Returns its ticket. Declares the fields that it
+        requires, in an open partition. Refusal if nothing may wait, or nothing more, or at the end of data.
         """
         if self._state.draining:
             raise draining()
         limit = self._state.limits.max_waiting_claims
         if len(self._of_ticket) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} claims are queued already", max_waiting_claims=limit)
+        task = partition.task(call.task)
+        if task.is_ending and task.left(call.whole_groups) < call.min_size:
+            raise self._end_of_data(task, call)
+        partition.declare(call.required_fields)
         ticket = self._state.ticket()
         queued = self._of_step.get(_step_key(call)) if isinstance(call, ClaimShard) else None
         if queued is None:
-            queued = self._add(partition.task(call.task), call, mask, ticket, now)
+            queued = self._add(task, call, partition.mask(call.required_fields), ticket, now)
         queued.callers[ticket] = call
         self._of_ticket[ticket] = queued
         self._ticket_of[call.request_id] = ticket
@@ -155,6 +168,21 @@ class ClaimQueue:
             if refusal is not None:
                 self._fail_all(queued, refusal)
 
+    def end_hopeless(self, task: Task) -> int:
+        """Fail the claims of a task for which too few rows are left, if no more rows will come. Returns the number of
+        calls.
+        """
+        if not task.is_ending:
+            return 0
+        numbers = sorted(number for view in task.views for number in view.waiters)
+        waiting = [self._queued[number] for number in numbers]
+        left = {whole: task.left(whole) for whole in {queued.wanted.whole_groups for queued in waiting}}
+        ended = [queued for queued in waiting if left[queued.wanted.whole_groups] < queued.wanted.min_size]
+        calls = sum(len(queued.callers) for queued in ended)
+        for queued in ended:
+            self._fail_all(queued, self._end_of_data(task, queued.wanted))
+        return calls
+
     def fail_session(self, session_id: str) -> None:
         """Fail the claims of a session that has ended."""
         refusal = Refusal(Reason.SESSION_EXPIRED, f"session {session_id!r} ended while the claim was queued")
@@ -168,6 +196,15 @@ class ClaimQueue:
             self._fail_all(queued, draining())
 
     # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _end_of_data(self, task: Task, call: ClaimCall) -> Refusal:
+        """Why no rows will come for a claim, and what would get those that are left."""
+        left, what = task.left(call.whole_groups), "group" if call.whole_groups else "row"
+        count = f"{left or 'no'} {what}{' is' if left < 2 else 's are'} left"
+        message = f"partition {call.partition_id!r} is closed and {count} for task {call.task!r}"
+        if left:
+            message += f", fewer than min_size {call.min_size}; a claim with min_size={left} gets {what}s that are left"
+        return Refusal(Reason.END_OF_DATA, message, partition_id=call.partition_id, task=call.task, left=left)
 
     def _timeout(self, call: ClaimCall) -> Refusal:
         """Why a claim was not served in time."""
