@@ -55,7 +55,7 @@ class Calls:
         batch = build(Spec(**spec))
         columns = {name: torch.from_numpy(column) for name, column in batch.columns.items()}
         self._stream = (batch.name, [f"sample_{row}" for row in range(batch.rows)], columns)
-        self._connected().register_partition(batch.name, list(columns), 0, [])
+        self._connected().register_partition(batch.name, list(columns), 0, ["train"])
         return {"bytes": batch.jagged_bytes}
 
     def stream_put(self) -> Mapping[str, Any]:

@@ -55,6 +55,10 @@ def register_request(
     enums: Mapping[str, Sequence[str]],
     per_token_fields: Sequence[str],
     max_deliveries: int,
+    *,
+    replace: bool,
+    open: bool,  # noqa: A002 - as in the contract
+    clear_when_consumed: bool,
 ) -> pb.RegisterPartitionRequest:
     where = f"register_partition {partition_id!r}"
     return pb.RegisterPartitionRequest(
@@ -72,6 +76,29 @@ def register_request(
         },
         per_token_fields=checked_names("per-token field name", per_token_fields, where),
         max_deliveries=checked_count("max_deliveries", max_deliveries, where, least=0, most=_UINT32),
+        replace=replace,
+        open=open,
+        clear_when_consumed=clear_when_consumed,
+    )
+
+
+def extend_request(
+    partition_id: str,
+    fields: Sequence[str],
+    per_token_fields: Sequence[str],
+    tasks: Sequence[str],
+    num_samples: int | None,
+) -> pb.ExtendPartitionRequest:
+    where = f"extend_partition {partition_id!r}"
+    return pb.ExtendPartitionRequest(
+        request_id=new_request_id(),
+        partition_id=checked_name("partition id", partition_id, where),
+        fields=checked_names("field name", fields, where),
+        per_token_fields=checked_names("per-token field name", per_token_fields, where),
+        tasks=checked_names("task name", tasks, where),
+        num_samples=0
+        if num_samples is None
+        else checked_count("num_samples", num_samples, where, least=0, most=_INT64),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from google.protobuf.message import Message
 
@@ -14,6 +15,15 @@ from dataplane_client.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER, KINDS_BY_NUMBER
 from rl_dataplane.v1.element_types import Kind
+
+Outcome = Literal["created", "unchanged", "extended", "replaced"]
+
+_OUTCOMES: dict[int, Outcome] = {
+    pb.REGISTRATION_OUTCOME_CREATED: "created",
+    pb.REGISTRATION_OUTCOME_UNCHANGED: "unchanged",
+    pb.REGISTRATION_OUTCOME_EXTENDED: "extended",
+    pb.REGISTRATION_OUTCOME_REPLACED: "replaced",
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,10 @@ class PartitionDescription:
         none.
     newest_weight_version: the greatest that rows (tag "weight_version") or groups have named; None while none has.
     written_bytes_total, read_bytes_total, read_rows_total: values in applied puts and commits; values and rows read.
+    open: a put of a field that is not declared declares it. clear_when_consumed: rows are removed as soon as every task
+        has consumed them. closed: close_partition announced the end of data.
+    outcome: what register_partition did: "created", "unchanged" (the partition had all that was declared), "extended"
+        or "replaced". None in other descriptions.
     """
 
     partition_id: str
@@ -102,6 +116,10 @@ class PartitionDescription:
     written_bytes_total: int = 0
     read_bytes_total: int = 0
     read_rows_total: int = 0
+    open: bool = False
+    clear_when_consumed: bool = False
+    closed: bool = False
+    outcome: Outcome | None = field(default=None, compare=False)
 
     def task(self, name: str) -> TaskStatus:
         """Raises KeyError for a task that is not registered."""
@@ -193,7 +211,7 @@ class SampleDescription:
     events: tuple[SampleEvent, ...]
 
 
-def partition_description(message: pb.Partition) -> PartitionDescription:
+def partition_description(message: pb.Partition, outcome: Outcome | None = None) -> PartitionDescription:
     return PartitionDescription(
         partition_id=message.partition_id,
         fields=tuple(_field(field) for field in message.fields),
@@ -213,7 +231,15 @@ def partition_description(message: pb.Partition) -> PartitionDescription:
         written_bytes_total=message.written_bytes_total,
         read_bytes_total=message.read_bytes_total,
         read_rows_total=message.read_rows_total,
+        open=message.open,
+        clear_when_consumed=message.clear_when_consumed,
+        closed=message.closed,
+        outcome=outcome,
     )
+
+
+def registered_description(message: pb.RegisterPartitionResponse) -> PartitionDescription:
+    return partition_description(message.partition, _OUTCOMES.get(message.outcome))
 
 
 def server_status(message: pb.GetServerStatusResponse) -> ServerStatus:

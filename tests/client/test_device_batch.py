@@ -78,7 +78,7 @@ def test_jagged_fields_on_a_device_can_be_combined(device: str) -> None:
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_a_batch_from_a_device_comes_back_on_it(transport: str) -> None:
     with running_server() as address, connect(address, transport=transport) as client:
-        client.register_partition("p", NAMES, 0, [])
+        client.register_partition("p", NAMES, 0, ["train"])
         meta = client.put_samples(
             ["a", "b", "c"], "p", {name: FIELDS[name] for name in NAMES} | {"reward": FIELDS["reward"].cuda()}
         )

@@ -147,7 +147,7 @@ def test_a_partition_describes_what_it_holds(flow: DataPlaneClient) -> None:
 
 
 def test_enum_names_are_kept_for_readers(client: DataPlaneClient) -> None:
-    described = client.register_partition("p", ["verdict"], 0, [], enums={"verdict": ["wrong", "right"]})
+    described = client.register_partition("p", ["verdict"], 0, ["train"], enums={"verdict": ["wrong", "right"]})
     assert described.enums == {"verdict": ("wrong", "right")}
     assert client.partition("p") == described
 

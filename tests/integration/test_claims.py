@@ -249,12 +249,12 @@ def test_columns_for_a_row_that_was_cleared_and_put_again_are_refused(flow: Data
     assert states(flow) == (1, 0, 0)
 
 
-def test_registering_again_fences_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:
+def test_replacing_a_definition_fences_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y"])
     flow.claim("p", "train", ["a"], 1).commit()
     held = flow.claim("p", "train", ["a"], 1)
-    flow.register_partition("p", ["a", "b"], 4, ["train"])
-    with pytest.raises(ClaimFencedError, match="registered again"):
+    flow.register_partition("p", ["a", "b"], 4, ["train"], replace=True)
+    with pytest.raises(ClaimFencedError, match="definition was replaced"):
         held.commit()
     with pytest.raises(KeyError):
         held.release()
@@ -267,7 +267,7 @@ def test_registering_again_keeps_claims_that_wait_and_ends_those_whose_task_is_g
     kept = threads.submit(flow.claim, "p", "train", ["a"], 1)
     gone = threads.submit(flow.claim, "p", "eval", ["a"], 1)
     eventually(lambda: flow.server_status().waiting_claims == 2)
-    flow.register_partition("p", ["a", "b"], 4, ["train"])
+    flow.register_partition("p", ["a", "b"], 4, ["train"], replace=True)
     with pytest.raises(NotFoundError, match="'eval'"):
         gone.result(20)
     put(flow, ["x"])

@@ -127,7 +127,7 @@ def test_a_read_names_what_is_missing_and_drops_nothing_in_silence(
 def test_clearing_398_of_400_rows_of_one_put_gives_their_bytes_back(small_client: DataPlaneClient) -> None:
     ids = [f"s{row}" for row in range(400)]
     values = torch.arange(400 * 160).to(torch.uint8).reshape(400, 160)
-    small_client.register_partition("p", ["a"], 0, [])
+    small_client.register_partition("p", ["a"], 0, ["train"])
     small_client.put_samples(ids, "p", {"a": values})
     kept = [ids[100], ids[300]]
     assert small_client.clear_samples([sample for sample in ids if sample not in kept], "p") == 398

@@ -130,7 +130,7 @@ def test_nan_payloads_infinities_and_signed_zeros_keep_their_bits(
     sent = {"dense": values, "jagged": nested(values, np.ones(len(patterns), np.int64))}
     ids = [f"s{row}" for row in range(len(patterns))]
     shared_client.drop_partition("p")
-    shared_client.register_partition("p", list(sent), 0, [])
+    shared_client.register_partition("p", list(sent), 0, ["train"])
     shared_client.put_samples(ids, "p", sent)
     assert_same(shared_client.get_samples(ids, "p", list(sent)), sent)
 
@@ -139,7 +139,7 @@ def test_rows_come_back_in_the_order_of_the_request(shared_client: DataPlaneClie
     values = {"x": torch.arange(300).reshape(100, 3), "y": jagged(torch.int32, lengths_of(100))}
     ids = [f"s{row}" for row in range(100)]
     shared_client.drop_partition("p")
-    shared_client.register_partition("p", ["x", "y"], 100, [])
+    shared_client.register_partition("p", ["x", "y"], 100, ["train"])
     shared_client.put_samples(ids, "p", values)
     order = np.random.default_rng(0).permutation(100)[:60].tolist()
     got = shared_client.get_samples([ids[row] for row in order], "p", ["y", "x"])
@@ -154,7 +154,7 @@ def test_the_size_of_chunks_does_not_show(address: str, transport: str, chunk_by
     sent = {"x": tensor(torch.float32, (rows, 50)), "y": jagged(torch.bfloat16, lengths_of(rows), (9,))}
     ids = [f"s{row}" for row in range(rows)]
     with connect(address, chunk_bytes=chunk_bytes, transport=transport) as client:
-        client.register_partition("p", ["x", "y"], rows, [])
+        client.register_partition("p", ["x", "y"], rows, ["train"])
         client.put_samples(ids, "p", sent)
         assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
 
@@ -163,7 +163,7 @@ def test_values_of_many_chunks_come_back(address: str, transport: str) -> None:
     sent = {"x": tensor(torch.uint8, (7, 1_300_000)), "y": tensor(torch.int64, (7, 100_001))}
     ids = [f"s{row}" for row in range(7)]
     with connect(address, transport=transport) as client:
-        client.register_partition("p", ["x", "y"], 7, [])
+        client.register_partition("p", ["x", "y"], 7, ["train"])
         client.put_samples(ids, "p", sent)
         assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
 
@@ -176,7 +176,7 @@ async def test_every_element_type_comes_back_through_the_asynchronous_client(
         sent[f"dense.{name}"] = tensor(dtype, (20, 3))
         sent[f"jagged.{name}"] = jagged(dtype, lengths_of(20), (2,))
     ids = [f"s{row}" for row in range(20)]
-    await async_client.register_partition("p", FIELDS, 20, [])
+    await async_client.register_partition("p", FIELDS, 20, ["train"])
     await async_client.put_samples(ids, "p", sent)
     assert_same(await async_client.get_samples(ids, "p", FIELDS), sent)
 
@@ -212,7 +212,7 @@ def test_objects_come_back_equal_and_of_the_same_type(shared_client: DataPlaneCl
     sent = OBJECTS[case]
     ids = [f"s{row}" for row in range(len(sent))]
     shared_client.drop_partition("p")
-    shared_client.register_partition("p", ["o"], len(ids), [])
+    shared_client.register_partition("p", ["o"], len(ids), ["train"])
     shared_client.put_samples(ids, "p", {"o": sent})
     got = shared_client.get_samples(ids, "p", ["o"]).get("o").tolist()
     assert [msgpack.packb(value) for value in got] == [msgpack.packb(value) for value in sent]

@@ -56,9 +56,10 @@ class ClaimVerbs:
         count groups, and a row outside of groups counts as a group. max_tokens: claim no more rows (or groups) than
         have this many tokens together, but at least one, even if that is less than min_size; None for no limit.
 
-        Raises ClaimTimeoutError, with nothing claimed, when timeout_s passes first; NotFoundError for an unknown
-        partition or task; InvalidArgumentError for an undeclared field or invalid sizes. Rows whose grant did not
-        arrive here return to the task.
+        Raises ClaimTimeoutError, with nothing claimed, when timeout_s passes first; EndOfDataError, at once, when the
+        partition is closed and fewer than min_size rows are left for the task; NotFoundError for an unknown partition
+        or task; InvalidArgumentError for an undeclared field or invalid sizes. Rows whose grant did not arrive here
+        return to the task.
         """
         request = claim_request(
             partition_id,
@@ -147,7 +148,8 @@ class ClaimVerbs:
         avoid that.
 
         Waits as `claim` does for exactly batch_size rows. blocking=False: returns a meta without rows if fewer are
-        ready. dp_rank is copied into the meta's extra_info; it does not affect which rows are taken.
+        ready. dp_rank is copied into the meta's extra_info; it does not affect which rows are taken. Raises
+        EndOfDataError, also if blocking=False, when the partition is closed and fewer than batch_size rows are left.
         """
         mode = pb.CLAIM_MODE_CONSUME
         request = claim_request(partition_id, task_name, required_fields, batch_size, mode=mode)

@@ -41,6 +41,8 @@ def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
     version = partition.newest_weight_version
     put, removed, read = partition.rows_put_total, partition.rows_cleared_total, partition.read_rows_total
     limit = partition.max_deliveries
+    modes = {"open": partition.open, "closed": partition.closed, "clears consumed rows": partition.clear_when_consumed}
+    mode = ", ".join(name for name, is_on in modes.items() if is_on)
     return [
         Labelled(partition.partition_id, "", style="bold"),
         figure("holds", contents_text(partition)),
@@ -49,6 +51,7 @@ def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
         figure("removed", f"{plural(removed, 'row')}: {counts_text(partition.removed_rows)}"),
         figure("weights", "no version" if version is None else f"newest version {version:,}"),
         *([figure("limit", f"{plural(limit, 'delivery', 'deliveries')} of a row")] if limit else []),
+        *([figure("mode", mode)] if mode else []),
         *([figure("groups", f"{partition.open_groups:,} open")] if partition.open_groups else []),
     ]
 

@@ -78,9 +78,9 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         fields: the fields to read. required_fields: the fields that a row must have to be claimed (None: fields).
 
         batch_size: rows of a batch (with whole_groups: groups). min_size: the smallest batch (None: batch_size).
-        Smaller batches come only at the end: when the partition's announced num_samples rows were put and too few are
-        left, or after waiting for full ones for half of idle_timeout_s. max_tokens: tokens of a batch in total; may
-        make a batch smaller.
+        Smaller batches come only at the end: when the partition's announced num_samples rows were put, or it was
+        closed, and too few are left, or after waiting for full ones for half of idle_timeout_s. max_tokens: tokens of a
+        batch in total; may make a batch smaller.
 
         prefetch: batches to claim before they are asked for. At most prefetch + 1 batches are claimed at a time.
         num_workers: must be 0. For worker processes use a torch DataLoader, as above.
@@ -88,10 +88,11 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         layout, pad_value_dict, pad_to_seqlen: as in read_columns. device: where to put tensors.
 
         until_consumed: whether an iteration ends when the partition's announced rows were put and the task has consumed
-        all resident rows, including those that others hold. With num_samples 0 it ends as soon as no
-        resident row is unconsumed. If False, the iteration does not end. max_batches: the number of batches after which
-        an iteration ends in any case. idle_timeout_s: how long `next` waits for a batch before it raises
-        ClaimTimeoutError; it can be called again.
+        all resident rows, including those that others hold. With num_samples 0 it ends as soon as no resident row is
+        unconsumed. If False, the iteration does not end. Either way it ends when the partition is closed
+        (close_partition) and the task has no row left. max_batches: the number of batches after which an iteration ends
+        in any case. idle_timeout_s: how long `next` waits for a batch before it raises ClaimTimeoutError; it can be
+        called again.
 
         client_options: settings of ClientOptions by name, for the client of each iteration.
         """

@@ -94,14 +94,16 @@ class DataPlane:
         return partition_columns(partitions, now), task_columns(partitions, now)
 
     def consumption(self, partition_id: str, tasks: Sequence[str], now: float = 0.0) -> ConsumptionInfo:
-        """The progress of tasks. `consumed` if num_samples rows were put and every task has consumed all of them."""
+        """The progress of tasks. `consumed` if num_samples rows were put, or the partition is closed, and every task
+        has consumed all rows.
+        """
         partition = self._state.partition(partition_id)
         if not tasks:
             message = f"a consumption query of partition {partition_id!r} names no task"
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id)
         check_distinct("task", tasks)
         infos = tuple(describe_task(partition, name, now) for name in tasks)
-        announced = partition.rows_put_total >= partition.definition.num_samples
+        announced = partition.rows.closed or partition.rows_put_total >= partition.definition.num_samples
         return ConsumptionInfo(announced and all(i.consumed_rows == len(partition.rows) for i in infos), infos)
 
     # -- rows ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,14 @@ import grpc
 
 from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal, superseded
-from dataplane_server.core.calls.requests import AbortGroup, AdoptClaim, DropPartition, EndRead, FinishWrite
+from dataplane_server.core.calls.requests import (
+    AbortGroup,
+    AdoptClaim,
+    ClosePartition,
+    DropPartition,
+    EndRead,
+    FinishWrite,
+)
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate, translate_claims, translate_listings, translate_samples
 from dataplane_server.service.claim_calls import ClaimCalls
@@ -58,8 +65,15 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def RegisterPartition(
         self, request: pb.RegisterPartitionRequest, context: object
     ) -> pb.RegisterPartitionResponse:
-        info = self._shell.apply(translate.register(request))
-        return pb.RegisterPartitionResponse(partition=translate.partition(info))
+        return translate.registered(self._shell.apply(translate.register(request)))
+
+    async def ExtendPartition(self, request: pb.ExtendPartitionRequest, context: object) -> pb.ExtendPartitionResponse:
+        info = self._shell.apply(translate.extend(request))
+        return pb.ExtendPartitionResponse(partition=translate.partition(info))
+
+    async def ClosePartition(self, request: pb.ClosePartitionRequest, context: object) -> pb.ClosePartitionResponse:
+        result = self._shell.apply(ClosePartition(request.request_id, request.partition_id))
+        return pb.ClosePartitionResponse(ended_claims=result.ended_claims)
 
     async def DropPartition(self, request: pb.DropPartitionRequest, context: object) -> pb.DropPartitionResponse:
         result = self._shell.apply(DropPartition(request.request_id, request.partition_id))

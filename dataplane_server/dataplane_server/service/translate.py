@@ -11,10 +11,25 @@ import msgpack
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from dataplane_server.core.calls.answers import FieldInfo, PartitionInfo, PutResult, ReadColumn, ReadPlan, TaskInfo
+from dataplane_server.core.calls.answers import (
+    FieldInfo,
+    PartitionInfo,
+    PutResult,
+    ReadColumn,
+    ReadPlan,
+    Registered,
+    TaskInfo,
+)
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import BeginRead, ClearSamples, CommitClaim, PutSamples, RegisterPartition
+from dataplane_server.core.calls.requests import (
+    BeginRead,
+    ClearSamples,
+    CommitClaim,
+    ExtendPartition,
+    PutSamples,
+    RegisterPartition,
+)
 from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPE_NUMBERS, DTYPES_BY_NUMBER, KIND_NUMBERS, KINDS_BY_NUMBER
@@ -35,8 +50,21 @@ def register(request: pb.RegisterPartitionRequest) -> RegisterPartition:
         grpo_group_size=request.grpo_group_size if request.HasField("grpo_group_size") else None,
         enums={field: tuple(names.names) for field, names in request.enums.items()},
         max_deliveries=request.max_deliveries,
+        open=request.open,
+        clear_when_consumed=request.clear_when_consumed,
     )
-    return RegisterPartition(request.request_id, definition)
+    return RegisterPartition(request.request_id, definition, request.replace)
+
+
+def extend(request: pb.ExtendPartitionRequest) -> ExtendPartition:
+    return ExtendPartition(
+        request.request_id,
+        request.partition_id,
+        tuple(request.fields),
+        frozenset(request.per_token_fields),
+        tuple(request.tasks),
+        request.num_samples,
+    )
 
 
 def put(header: pb.PutSamplesHeader) -> PutSamples:
@@ -139,6 +167,18 @@ def read_header(plan: ReadPlan) -> pb.ReadColumnsHeader:
     return pb.ReadColumnsHeader(columns=columns, sequence_lengths=int64_bytes(plan.sequence_lengths))
 
 
+_OUTCOMES = {
+    "created": pb.REGISTRATION_OUTCOME_CREATED,
+    "unchanged": pb.REGISTRATION_OUTCOME_UNCHANGED,
+    "extended": pb.REGISTRATION_OUTCOME_EXTENDED,
+    "replaced": pb.REGISTRATION_OUTCOME_REPLACED,
+}
+
+
+def registered(answer: Registered) -> pb.RegisterPartitionResponse:
+    return pb.RegisterPartitionResponse(partition=partition(answer.partition), outcome=_OUTCOMES[answer.outcome])
+
+
 def partition(info: PartitionInfo) -> pb.Partition:
     what = info.definition
     return pb.Partition(
@@ -160,6 +200,9 @@ def partition(info: PartitionInfo) -> pb.Partition:
         written_bytes_total=info.written_bytes_total,
         read_bytes_total=info.read_bytes_total,
         read_rows_total=info.read_rows_total,
+        open=what.open,
+        clear_when_consumed=what.clear_when_consumed,
+        closed=info.closed,
     )
 
 

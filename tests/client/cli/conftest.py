@@ -17,7 +17,8 @@ def address() -> Iterator[str]:
     with running_server(memory_bytes=64 << 20) as address, connect(address) as client:
         fields = ["input_ids", "input_lengths", "sample_mask", "prev_logprobs"]
         client.register_partition("train", fields, 4, ["prev_lp", "train"], per_token_fields=["input_ids"])
-        client.register_partition("val", ["input_ids"], 0, [])
+        with pytest.warns(UserWarning, match="'val' has no task"):
+            client.register_partition("val", ["input_ids"], 0, [])
         batch = {
             "input_ids": torch.arange(6).view(2, 3),
             "input_lengths": torch.tensor([2, 3]),

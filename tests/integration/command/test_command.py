@@ -83,7 +83,7 @@ def test_the_snippet_of_the_banner_runs_as_it_is(command: Command, addresses: li
 
 def test_all_addresses_lead_to_one_server(addresses: list[str]) -> None:
     with connect(addresses[0]) as one, connect(addresses[1]) as other:
-        one.register_partition("shared", ["x"], 0, [])
+        one.register_partition("shared", ["x"], 0, ["train"])
         one.put_samples(["s"], "shared", {"x": torch.ones(1)})
         assert other.get_samples(["s"], "shared", ["x"])["x"].tolist() == [1.0]
         assert other.server_status().memory_budget_bytes == 64 << 20

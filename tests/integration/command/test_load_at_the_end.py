@@ -93,7 +93,7 @@ def held_put(command: Command, eventually: Eventually) -> Iterator[HeldPut]:
     """A call that holds up the end, so that there is somebody left to ask."""
     unix, _ = addresses_of(command)
     with connect(unix) as client, grpc.insecure_channel(unix) as channel:
-        client.register_partition("p", ["x"], 0, [])
+        client.register_partition("p", ["x"], 0, ["train"])
         register(client)
         before = client.server_status().memory_used_bytes
         put = HeldPut(channel)

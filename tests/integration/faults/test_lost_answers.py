@@ -159,7 +159,7 @@ def test_a_drop_does_not_hit_a_partition_that_was_registered_meanwhile(
     dropped = lose_answer(
         lambda: shaky.drop_partition("p"),
         lambda: flow.partitions() == [],
-        lambda: flow.register_partition("p", ["a"], 0, []),
+        lambda: flow.register_partition("p", ["a"], 0, ["train"]),
     )
     assert dropped == 4
     assert [partition.partition_id for partition in flow.partitions()] == ["p"]

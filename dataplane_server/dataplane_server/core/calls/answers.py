@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -237,6 +238,22 @@ class PartitionInfo:
     written_bytes_total: int = field(default=0, compare=False)
     read_bytes_total: int = field(default=0, compare=False)
     read_rows_total: int = field(default=0, compare=False)
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A partition after its registration, and what that did."""
+
+    partition: PartitionInfo
+    outcome: Literal["created", "unchanged", "extended", "replaced"]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseResult:
+    """How many queued calls ended because too few rows are left for them."""
+
+    ended_claims: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,10 @@ def check_generations(sample_ids: Sequence[str], generations: Int64Array | None)
 
 
 def check_definition(definition: Definition, limits: Limits) -> None:
+    """An open partition may begin without fields."""
     check_name("partition id", definition.partition_id, limits)
     for what, names, least, most in (
-        ("field", definition.fields, 1, limits.max_fields),
+        ("field", definition.fields, 0 if definition.open else 1, limits.max_fields),
         ("task", definition.tasks, 0, limits.max_tasks),
     ):
         if not least <= len(names) <= most:
@@ -84,6 +85,9 @@ def check_definition(definition: Definition, limits: Limits) -> None:
             f"partition {definition.partition_id!r}: max_deliveries must be 0 to {MAX_DELIVERIES}, "
             f"got {definition.max_deliveries}"
         )
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=definition.partition_id)
+    if definition.clear_when_consumed and not definition.tasks:
+        message = f"partition {definition.partition_id!r} has no task, so no row would ever be cleared when consumed"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=definition.partition_id)
     _check_enums(definition, limits)
 

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dataplane_server.core.calls.columns import MAX_ENTRIES, Column, Shape
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.names import check_name
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
+from dataplane_server.core.calls.values import BoolArray, Definition, Int64Array, Slots
 from dataplane_server.core.rows.row_table import RowTable
 
 
@@ -64,6 +66,35 @@ class Field:
         places = self._rows.places
         offsets, entries = places.load(places.at(np.array([self.index]), slots))
         return offsets[0], entries[0]
+
+
+def check_may_declare(partition_id: str, fields: Mapping[str, Field], new: Sequence[str], limits: Limits) -> None:
+    """Refuse new fields of an open partition that are malformed or too many."""
+    for name in new:
+        check_name("field name", name, limits)
+    if len(fields) + len(new) > limits.max_fields:
+        message = (
+            f"partition {partition_id!r} has {len(fields)} fields and may have {limits.max_fields}: field {new[0]!r} "
+            "cannot be declared"
+        )
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id, field=new[0])
+
+
+def check_may_replace(partition_id: str, fields: Mapping[str, Field], definition: Definition) -> None:
+    """Refuse a definition in place of the present one that contradicts values of rows."""
+    for field in fields.values():
+        if field.name not in definition.fields:
+            change = "does not declare"
+        elif field.name in definition.per_token_fields and not field.per_token:
+            change = "newly declares per-token"  # rows were put without comparing their lengths
+        else:
+            continue
+        if field.rows:
+            message = (
+                f"partition {partition_id!r}: {field.rows} rows hold values of field {field.name!r}, which the new "
+                f"definition {change}; clear them first"
+            )
+            raise Refusal(Reason.FIELD_HOLDS_VALUES, message, partition_id=partition_id, field=field.name)
 
 
 def check_sequence_lengths(

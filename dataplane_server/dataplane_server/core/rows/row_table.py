@@ -62,6 +62,8 @@ class RowTable:
         self.places = Places(space.capacity)
         self.payloads = SharedPayloads(space)
         self.newest_weight_version: int | None = None  # that a row or group has ever had
+        self.closed = False  # no call creates rows any more, except in reserved groups
+        self.clear_when_consumed = False  # as the partition is defined, to say where a missing row may be
         self._clock = generations or GenerationClock()
         self._partition_id = partition_id
         self._space = space
@@ -104,7 +106,8 @@ class RowTable:
             missing = np.flatnonzero(slots < 0)
             first = sample_ids[int(missing[0])]
             more = f" (and {missing.size - 1} more of the call)" if missing.size > 1 else ""
-            message = f"partition {self._partition_id!r} has no sample {first!r}{more}"
+            why = "; it clears rows as soon as every task has consumed them" if self.clear_when_consumed else ""
+            message = f"partition {self._partition_id!r} has no sample {first!r}{more}{why}"
             raise Refusal(Reason.SAMPLE_NOT_FOUND, message, partition_id=self._partition_id, sample_id=first)
         return slots
 
@@ -119,6 +122,15 @@ class RowTable:
                 "the call gives the generation of another row"
             )
             raise Refusal(Reason.ROW_REPLACED, message, partition_id=self._partition_id, sample_id=first)
+
+    def check_may_create(self, sample_ids: Sequence[str], slots: Slots) -> None:
+        """Refusal PARTITION_CLOSED if the partition is closed and a sample is new (slot -1)."""
+        new = np.flatnonzero(slots < 0) if self.closed else slots[:0]
+        if new.size:
+            first = sample_ids[int(new[0])]
+            more = f" (and {new.size - 1} more of the call)" if new.size > 1 else ""
+            message = f"partition {self._partition_id!r} is closed to new rows; sample {first!r}{more} would be one"
+            raise Refusal(Reason.PARTITION_CLOSED, message, partition_id=self._partition_id, sample_id=first)
 
     def find_existing(self, sample_ids: Sequence[str]) -> Slots:
         """Slots of samples; -1 for each that does not exist."""

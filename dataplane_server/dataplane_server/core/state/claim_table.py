@@ -23,7 +23,7 @@ _WHY: dict[How, str] = {
     "released": "was released",
     "abandoned": "was abandoned by its caller",
     "expired": "ended because its session expired",
-    "reset": "ended because its task was reset or its partition was registered again",
+    "reset": "ended because its task was reset or its partition's definition was replaced",
 }
 
 

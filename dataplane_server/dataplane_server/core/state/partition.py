@@ -9,8 +9,8 @@ refused call leaves no trace. A method that changes figures adds the partition t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from dataplane_server.core.calls.columns import Column, Columns, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Definition, Int64Array, Run, Slots, Tags
-from dataplane_server.core.rows.fields import Field, check_sequence_lengths
+from dataplane_server.core.rows.fields import Field, check_may_declare, check_sequence_lengths
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.group_table import Group, GroupTable
 from dataplane_server.core.rows.row_table import RowTable
@@ -89,25 +89,11 @@ class Partition:
 
     # -- definition ----------------------------------------------------------------------------------------------------
 
-    def check_redefine(self, definition: Definition) -> None:
-        """Refuse a definition that contradicts values of rows."""
-        for field in self.fields.values():
-            if field.name not in definition.fields:
-                change = "does not declare"
-            elif field.name in definition.per_token_fields and not field.per_token:
-                change = "newly declares per-token"  # rows were put without comparing their lengths
-            else:
-                continue
-            if field.rows:
-                message = (
-                    f"partition {self.partition_id!r}: {field.rows} rows hold values of field {field.name!r}, which "
-                    f"the new definition {change}; clear them first"
-                )
-                metadata = {"partition_id": self.partition_id, "field": field.name}
-                raise Refusal(Reason.FIELD_HOLDS_VALUES, message, **metadata)
-
     def redefine(self, definition: Definition) -> None:
-        """Replace the definition and reset every task. Drops the views of tasks and fields that are gone."""
+        """Replace the definition, reset every task, and open the partition again. Drops the views of tasks and fields
+        that are gone.
+        """
+        self.rows.closed = False
         for name in self.tasks.keys() - set(definition.tasks):
             self.tasks.pop(name).close()
         gone = self.mask(self.fields.keys() - set(definition.fields))
@@ -119,8 +105,27 @@ class Partition:
         for task in self.tasks.values():
             task.reset()
 
+    def extend(self, definition: Definition) -> None:
+        """Take a definition that declares more. New tasks have taken no row; views, cursors and claims stay."""
+        new = [name for name in definition.tasks if name not in self.tasks]
+        self._adopt(definition)
+        for name in new:
+            self._changed_tasks[self.tasks[name]] = None
+
+    def declare(self, names: Iterable[str]) -> None:
+        """Declare the fields that are not yet, in an open partition."""
+        new = tuple(name for name in names if name not in self.fields)
+        if new:
+            self.extend(replace(self.definition, fields=(*self.definition.fields, *new)))
+
+    def close(self) -> None:
+        """No call creates rows any more, except in reserved groups."""
+        self.rows.closed = True
+        self._changed[self] = None
+
     def _adopt(self, definition: Definition) -> None:
         self.definition = definition
+        self.rows.clear_when_consumed = definition.clear_when_consumed
         self._changed[self] = None
         used = {field.index for field in self.fields.values()}
         indexes = iter(index for index in range(64) if index not in used)
@@ -130,13 +135,28 @@ class Partition:
             per_token = name in definition.per_token_fields
             self.fields[name] = kept.get(name) or Field(name, next(indexes), per_token, self.rows)
             self.fields[name].per_token = per_token
-        self.rows.places.set_width(1 + max(field.index for field in self.fields.values()))
+        self.rows.places.set_width(1 + max((field.index for field in self.fields.values()), default=-1))
         self.tasks = {
             name: self.tasks.get(name) or Task(name, self.rows, self.groups, self._changed_tasks)
             for name in definition.tasks
         }
 
+    def known_fields(self, names: Iterable[str], limits: Limits) -> Mapping[str, Field]:
+        """All fields, and those that the names would declare. Refusal for a name that is not declared and may not
+        be.
+        """
+        new = [name for name in names if name not in self.fields]
+        if not new:
+            return self.fields
+        if not self.definition.open:
+            self.field(new[0])
+        check_may_declare(self.partition_id, self.fields, new, limits)
+        return self.fields | {name: Field(name, 0, False, self.rows) for name in new}
+
     def field(self, name: str) -> Field:
+        if name not in self.fields and self.definition.open:
+            message = f"partition {self.partition_id!r}: no row has produced field {name!r}; the first put declares it"
+            raise Refusal(Reason.FIELD_NOT_PRODUCED, message, partition_id=self.partition_id, field=name)
         if name not in self.fields:
             message = (
                 f"partition {self.partition_id!r} does not declare field {name!r}; declared: {', '.join(self.fields)}"
@@ -166,8 +186,9 @@ class Partition:
         limits: Limits,
     ) -> Checked:
         """Refuse a put that contradicts its rows. slots: of the samples; -1 for new ones."""
-        shapes = self._check_columns(columns)
-        check_sequence_lengths(self.partition_id, self.fields, sample_ids, slots, columns.each, sequence_lengths)
+        fields = self.known_fields([column.name for column in columns.each], limits)
+        shapes = [fields[column.name].check(column, self.partition_id) for column in columns.each]
+        check_sequence_lengths(self.partition_id, fields, sample_ids, slots, columns.each, sequence_lengths)
         if tags:
             self.check_tags(sample_ids, slots, tags, limits.max_tags_per_row)
         return Checked(slots, shapes)
@@ -180,11 +201,12 @@ class Partition:
                 message = f"partition {self.partition_id!r}: sample {sample_id!r} would have more than {most} tags"
                 raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, sample_id=sample_id)
 
-    def check_shared(self, group: Group, columns: Columns) -> Checked:
+    def check_shared(self, group: Group, columns: Columns, limits: Limits) -> Checked:
         """Refuse fields that the rows of a group cannot share: per-token fields, and fields that one of them has."""
-        shapes = self._check_columns(columns)
+        fields = self.known_fields([column.name for column in columns.each], limits)
+        shapes = [fields[column.name].check(column, self.partition_id) for column in columns.each]
         slots = self.groups.members(group.number)
-        for field in (self.field(column.name) for column in columns.each):
+        for field in (self.fields[column.name] for column in columns.each if column.name in self.fields):
             held = slots[field.holds(slots)]
             if not field.per_token and not held.size:
                 continue
@@ -196,9 +218,6 @@ class Partition:
             metadata = {"partition_id": self.partition_id, "group_id": group.group_id, "field": field.name}
             raise Refusal(Reason.INVALID_REQUEST, message, **metadata)
         return Checked(slots, shapes)
-
-    def _check_columns(self, columns: Columns) -> list[Shape]:
-        return [self.field(column.name).check(column, self.partition_id) for column in columns.each]
 
     def create(self, sample_ids: Sequence[str]) -> Slots:
         """Create rows without values for samples that do not exist. Views are not notified: the caller must keep the
@@ -228,6 +247,7 @@ class Partition:
         """Apply a put that was just checked and whose values are at the offsets (an array row for each column). Returns
         how many rows are new.
         """
+        self.declare(column.name for column in columns.each)
         slots = checked.slots
         created = self._create(sample_ids, slots)
         if columns.each:
@@ -256,6 +276,7 @@ class Partition:
     def put_shared(self, checked: Checked, columns: Columns, offsets: Int64Array) -> None:
         """Point all rows, which were just checked, to the one value of each column."""
         self._changed[self] = None
+        self.declare(column.name for column in columns.each)
         slots = checked.slots
         fields = [self.fields[column.name] for column in columns.each]
         places = self.rows.places
@@ -354,7 +375,7 @@ class Partition:
     def _clear(self, slots: Slots, why: str | None) -> int:
         self._changed[self] = None
         self._count_removed(slots, why)
-        released = self._release(slots, list(self.fields.values()))
+        released = self._release(slots, list(self.fields.values())) if self.fields else 0
         self.groups.shrink(slots)  # before the views check: the remaining rows may be a complete group
         for task in self.tasks.values():
             task.forget(slots)

@@ -14,7 +14,7 @@ from dataplane_server.core.state.state import State
 from dataplane_server.core.stats.figures import compute_figures, compute_task_figures
 from dataplane_server.core.tasks.group_view import GroupView
 from dataplane_server.core.tasks.task import AnyView, Task
-from dataplane_server.core.tasks.task_states import CLAIMED, STATE_NAMES, UNTAKEN
+from dataplane_server.core.tasks.task_states import CLAIMED, CONSUMED, STATE_NAMES, UNTAKEN
 from dataplane_server.core.verbs.verbs import Verbs
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -31,6 +31,7 @@ def check(state: State, verbs: Verbs) -> None:
         _check_payloads(partition)
         _check_groups(partition)
     for partition in state.partitions.values():
+        _check_definition(partition)
         for task in partition.tasks.values():
             _check_task(partition, task, verbs.table)
         _check_figures(partition)
@@ -39,6 +40,20 @@ def check(state: State, verbs: Verbs) -> None:
     _check_bytes(state.space, list(partitions), verbs.admission.reserved_bytes)
     waits_for_nothing = state.space.free and verbs.admission.waiting and not state.space.used
     _law(not waits_for_nothing, "no put waits for an empty arena")
+
+
+def _check_definition(partition: Partition) -> None:
+    definition, fields = partition.definition, partition.fields.values()
+    _law(tuple(partition.fields) == definition.fields, "fields are as defined")
+    _law(tuple(partition.tasks) == definition.tasks, "tasks are as defined")
+    indexes = {field.index for field in fields}
+    _law(len(indexes) == len(fields), "no two fields have the same index")
+    _law(partition.rows.places.width > max(indexes, default=-1), "every field has a place")
+    per_token = {field.name for field in fields if field.per_token}
+    _law(per_token == definition.per_token_fields, "per-token fields are as defined")
+    consumed = [task.states[partition.rows.all_slots()] == CONSUMED for task in partition.tasks.values()]
+    through = bool(np.logical_and.reduce(consumed).any()) if consumed else False
+    _law(not (through and definition.clear_when_consumed), "a row that every task has consumed is cleared")
 
 
 def _check_rows(partition: Partition) -> None:
@@ -107,6 +122,8 @@ def _check_task(partition: Partition, task: Task, claims: ClaimTable) -> None:
     _law(not task.states[hidden].any(), f"task {task.name!r}: hidden rows are untaken")
     for view in task.views:
         _check_view(partition, task, view)
+        waits = [waiter for waiter in view.waiters.values() if task.left(isinstance(view, GroupView)) < waiter.min_size]
+        _law(not (waits and task.is_ending), f"task {task.name!r}: no claim waits for rows that will not come")
 
 
 def _check_view(partition: Partition, task: Task, view: AnyView) -> None:

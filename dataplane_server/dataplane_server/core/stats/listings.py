@@ -15,7 +15,7 @@ from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.tasks.task_states import STATE_NAMES
 from dataplane_server.core.verbs.claim_queue import ClaimQueue, QueuedClaim
-from dataplane_server.core.verbs.claim_timeout import untaken_rows
+from dataplane_server.core.verbs.unserved import untaken_rows
 
 MOST_CLAIMS = 10_000
 _COMPARED_ROWS = 1 << 16

@@ -180,6 +180,24 @@ class Task:
         view = next(reversed(self._views.values()), None)
         return None if view is None else view.ready_rows
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether no more rows will come: the partition is closed, and no group is reserved."""
+        return self._rows.closed and not self._groups.reserved
+
+    def left(self, whole_groups: bool) -> int:
+        """How many rows the task may still get: they are neither consumed nor dead. whole_groups: how many groups of
+        such rows only, in O(rows); a row outside of groups counts as one.
+        """
+        untaken, claimed, _, delayed, _ = self.counts()
+        if not whole_groups:
+            return untaken + claimed + delayed
+        slots = self._rows.all_slots()
+        gone = np.isin(self.states[slots], (CONSUMED, DEAD))
+        numbers = self._rows["group"][slots]
+        broken = np.unique(numbers[gone & (numbers > 0)])
+        return int(np.count_nonzero(~gone & (numbers == 0))) + len(self._groups) - len(broken)
+
     def next_waiter(self) -> tuple[AnyView, Waiter] | None:
         """The longest queued claim among those that are first at their view and can be served."""
         best: tuple[AnyView, Waiter] | None = None

@@ -19,7 +19,7 @@ from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.tasks.task import AnyView, Task
 from dataplane_server.core.tasks.task_states import Waiter
-from dataplane_server.core.verbs.claim_timeout import claim_timeout
+from dataplane_server.core.verbs.unserved import claim_timeout, end_of_data
 
 ClaimCall = ClaimSamples | ClaimShard
 StepKey = tuple[str, str, int]
@@ -64,8 +64,8 @@ class ClaimQueue:
 
     # -- claims that come ----------------------------------------------------------------------------------------------
 
-    def check(self, call: ClaimCall) -> tuple[Partition, int]:
-        """The partition, and the required fields as a mask. Refusal for a claim that can never be served."""
+    def check(self, call: ClaimCall) -> Partition:
+        """The partition. Refusal for a claim that it cannot serve, whatever rows come."""
         most = self._state.limits.max_rows_per_call
         if not 1 <= call.min_size <= call.batch_size <= most:
             message = (
@@ -76,28 +76,41 @@ class ClaimQueue:
         check_distinct("required field", call.required_fields)
         partition = self._state.partition(call.partition_id)
         partition.task(call.task)
-        return partition, partition.mask(call.required_fields)
+        partition.known_fields(call.required_fields, self._state.limits)
+        if partition.definition.clear_when_consumed and isinstance(call, ClaimSamples) and call.consume:
+            message = (
+                f"partition {call.partition_id!r} clears rows as soon as every task has consumed them: a claim that "
+                "consumes on delivery would lose them before they are read; use a claim that is committed"
+            )
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
+        return partition
 
-    def take(self, partition: Partition, call: ClaimCall, mask: int) -> Slots | None:
+    def take(self, partition: Partition, call: ClaimCall) -> Slots | None:
         """Pop ready rows from their view; None if the claim has to wait."""
-        view = partition.task(call.task).view(mask, call.whole_groups)
+        if any(name not in partition.fields for name in call.required_fields):
+            return None  # no row has produced what an open partition has yet to declare
+        view = partition.task(call.task).view(partition.mask(call.required_fields), call.whole_groups)
         if view.waiters or view.ready < call.min_size:
             return None
         return view.pop(min(view.ready, call.batch_size), call.max_tokens)
 
-    def wait(self, partition: Partition, call: ClaimCall, mask: int, now: float) -> int:
-        """Queue a call, beside the others of its step if there are any. Returns its ticket. Refusal if nothing may
-        wait, or nothing more.
+    def wait(self, partition: Partition, call: ClaimCall, now: float) -> int:
+        """Queue a call, beside the others of its step if there are any. Returns its ticket. Declares the fields that it
+        requires, in an open partition. Refusal if nothing may wait, or nothing more, or at the end of data.
         """
         if self._state.draining:
             raise draining()
         limit = self._state.limits.max_waiting_claims
         if len(self._of_ticket) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} claims are queued already", max_waiting_claims=limit)
+        task = partition.task(call.task)
+        if task.is_ending and task.left(call.whole_groups) < call.min_size:
+            raise end_of_data(task, call)
+        partition.declare(call.required_fields)
         ticket = self._state.ticket()
         queued = self._of_step.get(_step_key(call)) if isinstance(call, ClaimShard) else None
         if queued is None:
-            queued = self._add(partition.task(call.task), call, mask, ticket, now)
+            queued = self._add(task, call, partition.mask(call.required_fields), ticket, now)
         queued.callers[ticket] = call
         self._of_ticket[ticket] = queued
         self._ticket_of[call.request_id] = ticket
@@ -167,6 +180,21 @@ class ClaimQueue:
             refusal = self._why_refused(queued.wanted)
             if refusal is not None:
                 self._fail_all(queued, refusal)
+
+    def end_hopeless(self, task: Task) -> int:
+        """Fail the claims of a task for which too few rows are left, if no more rows will come. Returns the number of
+        calls.
+        """
+        if not task.is_ending:
+            return 0
+        numbers = sorted(number for view in task.views for number in view.waiters)
+        waiting = [self._queued[number] for number in numbers]
+        left = {whole: task.left(whole) for whole in {queued.wanted.whole_groups for queued in waiting}}
+        ended = [queued for queued in waiting if left[queued.wanted.whole_groups] < queued.wanted.min_size]
+        calls = sum(len(queued.callers) for queued in ended)
+        for queued in ended:
+            self._fail_all(queued, end_of_data(task, queued.wanted))
+        return calls
 
     def fail_session(self, session_id: str) -> None:
         """Fail the claims of a session that has ended."""

@@ -8,7 +8,7 @@ again under the same id, is never mistaken for its own.
     open ──commit──────────────────────────> committed   rows are consumed
       │ ──release, caller gone─────────────> released, abandoned   rows return to the queue
       └ ──last holder's session expired────> expired     rows return to the queue, or are dead letters
-        ──reset, partition redefined───────> reset       rows return to the queue
+        ──reset, definition replaced───────> reset       rows return to the queue
 
 A claim is held by a session. A shard of a step is held by the sessions of all callers that asked for it, and ends with
 the last. Its rows do not return to the queue but stay with their step; see `verbs.steps`.
@@ -46,12 +46,12 @@ class Claims:
     # -- grant ---------------------------------------------------------------------------------------------------------
 
     def claim(self, call: ClaimSamples, now: float) -> Grant | Waiting:
-        partition, mask = self._queue.check(call)
+        partition = self._queue.check(call)
         if call.session_id:
             self._state.sessions.find(call.session_id)
-        slots = self._queue.take(partition, call, mask)
+        slots = self._queue.take(partition, call)
         if slots is None:
-            return Waiting(self._queue.wait(partition, call, mask, now))
+            return Waiting(self._queue.wait(partition, call, now))
         return self.grant(partition, call, slots, now)
 
     def grant(self, partition: Partition, call: ClaimCall, slots: Slots, now: float) -> Grant:
@@ -127,6 +127,8 @@ class Claims:
         left = claim.left()
         task = claim.partition.tasks[claim.task]
         task.consume(left)
+        if claim.partition.definition.clear_when_consumed:
+            self._state.changes.consumed.append((claim.partition, left))
         task.counters.commits += 1
         task.counters.commit_bytes += size_bytes
         self._table.report("committed", claim, left)

@@ -73,12 +73,12 @@ class Steps:
     # -- claim ---------------------------------------------------------------------------------------------------------
 
     def claim(self, call: ClaimShard, now: float) -> Grant | Waiting:
-        partition, mask = self._check(call)
+        partition = self._check(call)
         if self._find(call) is None:
             waits = self._queue.waiting_step(call) is not None
-            slots = None if waits else self._queue.take(partition, call, mask)
+            slots = None if waits else self._queue.take(partition, call)
             if slots is None:
-                return Waiting(self._queue.wait(partition, call, mask, now))
+                return Waiting(self._queue.wait(partition, call, now))
             self.begin(partition, call, slots)
         return self.grant(partition, call, now)
 
@@ -131,7 +131,7 @@ class Steps:
         held: Slots = slots[partition.task(task).states[slots] == DELAYED]
         return held
 
-    def _check(self, call: ClaimShard) -> tuple[Partition, int]:
+    def _check(self, call: ClaimShard) -> Partition:
         where = {"partition_id": call.partition_id, "task": call.task}
         if not 0 <= call.dp_rank < call.dp_world <= MAX_DP_WORLD:
             message = (
@@ -142,7 +142,7 @@ class Steps:
         if call.min_size < call.dp_world:
             message = f"a step of {call.dp_world} ranks needs min_size >= {call.dp_world}, got {call.min_size}"
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
-        partition, mask = self._queue.check(call)
+        partition = self._queue.check(call)
         if call.session_id:
             self._state.sessions.find(call.session_id)
         step = self._find(call)
@@ -153,7 +153,7 @@ class Steps:
                 f"{_common(before)}, and now with {_common(call)}"
             )
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
-        return partition, mask
+        return partition
 
     # -- steps that end ------------------------------------------------------------------------------------------------
 

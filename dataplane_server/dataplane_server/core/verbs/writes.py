@@ -129,13 +129,15 @@ class Writes:
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def _check_put(self, put: PutSamples, columns: Columns) -> Checked:
-        partition = self._state.partition(put.partition_id)
+        partition, limits = self._state.partition(put.partition_id), self._state.limits
         if put.shared:
-            return partition.check_shared(partition.groups.of_reservation(put.reservation_id), columns)
+            group = partition.groups.of_reservation(put.reservation_id)
+            return partition.check_shared(group, columns, limits)
         slots = partition.rows.find_existing(put.sample_ids)
         self._check_access(put, partition, slots)
-        limits = self._state.limits
         checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
+        if not put.reservation_id:
+            partition.rows.check_may_create(put.sample_ids, slots)
         self._state.check_new_rows(checked.new_rows)
         return checked
 

@@ -1,4 +1,4 @@
-"""Why a claim was not served in time: which rows are missing, and who holds the others."""
+"""Why a claim is not served: which rows it lacks at its deadline and who holds the others, or that no row will come."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard
 from dataplane_server.core.state.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
+from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import UNTAKEN
 
 _NAMED_HOLDERS = 3
@@ -56,6 +57,16 @@ def claim_timeout(state: State, table: ClaimTable, call: ClaimSamples | ClaimSha
         + (f"; {others} other claims of the task are queued, first come first served" if others else "")
     )
     return Refusal(Reason.CLAIM_TIMEOUT, message, partition_id=call.partition_id, task=call.task)
+
+
+def end_of_data(task: Task, call: ClaimSamples | ClaimShard) -> Refusal:
+    """Refusal END_OF_DATA for a claim on a closed partition, with what would get the rows that are left."""
+    left, what = task.left(call.whole_groups), "group" if call.whole_groups else "row"
+    count = f"{left or 'no'} {what}{' is' if left < 2 else 's are'} left"
+    message = f"partition {call.partition_id!r} is closed and {count} for task {call.task!r}"
+    if left:
+        message += f", fewer than min_size {call.min_size}; a claim with min_size={left} gets {what}s that are left"
+    return Refusal(Reason.END_OF_DATA, message, partition_id=call.partition_id, task=call.task, left=left)
 
 
 def _held(state: State, claims: list[OpenClaim], session_id: str, now: float) -> str:
