@@ -186,9 +186,12 @@ def test_packing_with_an_own_model_that_may_mix_sequences_is_refused_before_it_i
 ) -> None:
     own = {"backend": {**OWN_LINEAR, **backend}}
     config = policy_config(folder / kind, **{**BACKEND, "device": "cuda"}, automodel_kwargs=own)
-    runtime = validate_and_prepare_config({**config, "sequence_packing": {"enabled": True}}, None, 0)
+    config["sequence_packing"]["enabled"] = True
+    runtime = validate_and_prepare_config(config, None, 0)
+    none: Any = None
+    alone = DistributedContext(none, none, none, none, dp_size=1, tp_size=1, cp_size=1)
     with pytest.raises(NotImplementedError, match=advice):
-        load_automodel(config, runtime, DistributedContext(None, None, None, None, 1, 1, 1))
+        load_automodel(config, runtime, alone)
 
 
 # --- adapters and tokenizers ---

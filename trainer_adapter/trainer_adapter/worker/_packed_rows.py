@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.automodel.config import required
 from trainer_adapter.automodel.rank import fail_together
 from trainer_adapter.worker._inference import logprobs
 from trainer_adapter.worker._loaded_policy import LoadedPolicy
@@ -21,11 +22,14 @@ _TOLERANCE = 0.05
 
 
 def check_packed_rows(policy: LoadedPolicy) -> None:
-    """Raise NotImplementedError if packed sequences see each other; a collective call of all ranks.
+    """Raise NotImplementedError if packed sequences see each other; a collective call of all ranks. Nothing without
+    sequence packing.
 
     Three forward passes of one packed row each: the second sequence, behind another first sequence, must keep its
     log-probabilities. How much a seen change matters is measured by the same sequence with another first token.
     """
+    if not policy.runtime.enable_seq_packing or required(policy.config, "dynamic_batching.enabled"):
+        return  # every later call refuses both at once
     vocabulary = int(policy.model.config.get_text_config().vocab_size)  # type: ignore[operator, union-attr]
     generator = torch.Generator().manual_seed(0)
     first, other, second = torch.randint(vocabulary, (3, _LENGTH), generator=generator)

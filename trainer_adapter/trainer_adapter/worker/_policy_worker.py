@@ -69,8 +69,7 @@ class AutomodelPolicyWorker:
             weights_path=weights_path,
             optimizer_path=optimizer_path,
         )
-        if self._policy.runtime.enable_seq_packing:
-            check_packed_rows(self._policy)
+        check_packed_rows(self._policy)
         replica = replica_group(self._policy.context)
         self._client = connect(data_plane) if data_plane is not None and replica.is_leader else None
         self._columns = ReplicaDataPlane(
