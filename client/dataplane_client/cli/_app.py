@@ -9,7 +9,18 @@ from typing import Annotated
 
 import typer
 
-from dataplane_client.cli._options import SERVER, TIMEOUT_S, Address, AnyAddress, Output, Partition, Task, Timeout
+from dataplane_client.cli._options import (
+    SERVER,
+    TIMEOUT_S,
+    Address,
+    AnyAddress,
+    AnyPartition,
+    AnyTask,
+    Output,
+    Partition,
+    Task,
+    Timeout,
+)
 
 app = typer.Typer(
     name="dataplane",
@@ -118,6 +129,58 @@ def sample(
     from dataplane_client.cli._rows import show_sample
 
     show_sample(partition, sample_id, server, output, timeout)
+
+
+@app.command()
+def samples(
+    partition: Partition,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="Also show the state for this task.")
+    ] = None,
+    states: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="untaken, claimed, consumed, delayed or dead. Repeatable."),
+    ] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="Only rows with this tag. Repeatable.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most rows to show.")] = 100,
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """List the samples of a partition, in order of arrival."""
+    from dataplane_client.cli._listings import samples_request, show_samples
+
+    show_samples(samples_request(partition, task, states or [], tags or []), limit, server, output, timeout)
+
+
+@app.command()
+def claims(
+    partition: AnyPartition = None,
+    task: AnyTask = None,
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """List who holds rows, and who waits for what.
+
+    Without PARTITION and TASK, the claims of all partitions.
+    """
+    from dataplane_client.cli._listings import show_claims
+
+    show_claims(partition, task, server, output, timeout)
+
+
+@app.command()
+def sessions(server: Address = "", output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
+    """List the clients that are alive, and what they hold.
+
+    A client has a session from its first claim or reservation on.
+    """
+    from dataplane_client.cli._listings import show_sessions
+
+    show_sessions(server, output, timeout)
 
 
 @app.command()

@@ -65,3 +65,5 @@ Timeout = Annotated[
 ]
 Partition = Annotated[str, typer.Argument(metavar="PARTITION", autocompletion=_partition_names)]
 Task = Annotated[str, typer.Argument(metavar="TASK", autocompletion=_task_names)]
+AnyPartition = Annotated[str | None, typer.Argument(metavar="PARTITION", autocompletion=_partition_names)]
+AnyTask = Annotated[str | None, typer.Argument(metavar="TASK", autocompletion=_task_names)]

@@ -9,7 +9,7 @@ from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._server import server_or_exit
 from dataplane_client.cli._table import Table
-from dataplane_client.cli._text import age_text
+from dataplane_client.cli._text import age_text, tags_text
 from dataplane_client.descriptions import (
     DeadLetter,
     SampleDescription,
@@ -70,7 +70,7 @@ def _sample_lines(partition_id: str, sample_id: str, sample: SampleDescription) 
         lines.append(f"group: {sample.group_id}{hidden}")
     lines.append(f"fields: {', '.join(sample.fields) or 'none yet'}")
     if sample.tags:
-        lines.append(f"tags: {', '.join(f'{key}={value!r}' for key, value in sample.tags.items())}")
+        lines.append(f"tags: {tags_text(sample.tags)}")
     return lines
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,9 +16,8 @@ import typer
 from google.protobuf.message import Message
 
 from dataplane_client._channel import CHANNEL_OPTIONS, checked_target
-from dataplane_client._socket_rights import advice_on
 from dataplane_client.cli._output import fail
-from dataplane_client.errors import DataPlaneError, DeadlineError, UnavailableError
+from dataplane_client.errors import DataPlaneError, UnavailableError
 from rl_dataplane.v1.data_plane_pb2_grpc import DataPlaneServiceStub
 
 
@@ -51,25 +49,10 @@ class Server:
             from dataplane_client._error_table import translated  # only a command that fails needs it
 
             failed = translated(error, verb, self.address)
-            raise failed if failed.reason else _silence(failed, self.address) from None
-
-
-def _silence(failed: DataPlaneError, address: str) -> DataPlaneError:
-    """The error of a call that no server answered, in one short sentence."""
-    if not isinstance(failed, UnavailableError | DeadlineError):
-        return failed
-    return type(failed)(f"no server answers at {address}: {_cause(failed, address)}")
-
-
-def _cause(failed: DataPlaneError, address: str) -> str:
-    path = Path(checked_target(address).removeprefix("unix://"))
-    if isinstance(failed, DeadlineError):
-        return "it took longer than --timeout; see `dataplane doctor`"
-    if advice := advice_on(checked_target(address)):
-        return f"permission denied{advice}"
-    if path.is_absolute() and not path.exists():
-        return "the socket does not exist; start dataplane-server, or name another address with --server"
-    return "nothing listens there; start dataplane-server, or name another address with --server"
+            if isinstance(failed, UnavailableError) and not failed.reason:
+                why = failed.message.removeprefix(f"{verb} at {self.address}: ")
+                failed = UnavailableError(f"no server answers at {self.address}: {why}")
+            raise failed from None
 
 
 def open_server(address: str, timeout_s: float) -> Server:

@@ -47,6 +47,10 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items() if count) or "none"
 
 
+def tags_text(tags: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in tags.items())
+
+
 def bar_text(fraction: float) -> str:
     """A fraction as a bar and in percent. The bar is full only at 1: 99.9 % leaves a cell empty."""
     shown = min(max(fraction, 0.0), 1.0)

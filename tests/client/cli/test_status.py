@@ -84,24 +84,24 @@ def test_json_output_has_health_server_and_partitions(address: str) -> None:
 
 @pytest.mark.parametrize(
     ("address", "cause"),
-    [("unix:///nowhere/dataplane.sock", "the socket does not exist"), ("127.0.0.1:1", "nothing listens there")],
+    [
+        ("unix:///nowhere/dataplane.sock", "there is no socket file /nowhere/dataplane.sock"),
+        ("127.0.0.1:1", "nothing listens there"),
+    ],
 )
 @pytest.mark.parametrize("command", [["status"], ["describe", "train"]], ids=["status", "describe"])
 def test_without_a_server_one_line_says_what_is_wrong_and_what_to_do(
     command: list[str], address: str, cause: str
 ) -> None:
-    advice = "start dataplane-server, or name another address with --server"
-    assert run(*command, "-s", address) == (1, f"dataplane: no server answers at {address}: {cause}; {advice}\n")
+    advice = f'Start a server with "dataplane-server --listen {address}", or correct the address'
+    assert run(*command, "-s", address) == (1, f"dataplane: no server answers at {address}: {cause}. {advice}\n")
 
 
 def test_a_server_that_does_not_answer_in_time_is_said_to_be_slow() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         code, text = run("status", "-s", address, "--timeout", "0.1")
-    assert (code, text) == (
-        1,
-        f"dataplane: no server answers at {address}: it took longer than --timeout; see `dataplane doctor`\n",
-    )
+    assert (code, text) == (1, f"dataplane: GetServerStatus at {address}: no answer before the deadline\n")
 
 
 @pytest.mark.parametrize("command", ["status", "top", "doctor"])
