@@ -14,11 +14,11 @@ import numpy as np
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard
-from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.calls.values import BatchUnit, Slots
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.tasks.task import AnyView, Task
-from dataplane_server.core.tasks.task_states import UNTAKEN, Waiter
+from dataplane_server.core.tasks.task_states import UNTAKEN, Amount, Waiter
 
 ClaimCall = ClaimSamples | ClaimShard
 StepKey = tuple[str, str, int]
@@ -64,6 +64,9 @@ class ClaimQueue:
                 f"got min_size {call.min_size} and batch_size {call.batch_size}"
             )
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
+        if call.unit == "groups" and not call.whole_groups:
+            message = "a claim whose unit is groups must take whole groups (whole_groups)"
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
         check_distinct("required field", call.required_fields)
         partition = self._state.partition(call.partition_id)
         partition.task(call.task)
@@ -71,10 +74,8 @@ class ClaimQueue:
 
     def take(self, partition: Partition, call: ClaimCall, mask: int) -> Slots | None:
         """Pop ready rows from their view; None if the claim has to wait."""
-        view = partition.task(call.task).view(mask, call.whole_groups)
-        if view.waiters or view.ready < call.min_size:
-            return None
-        return view.pop(min(view.ready, call.batch_size), call.max_tokens)
+        view, amount = partition.task(call.task).view(mask, call.whole_groups), _amount(call)
+        return None if view.waiters or not view.has(amount) else view.pop(amount)
 
     def wait(self, partition: Partition, call: ClaimCall, mask: int, now: float) -> int:
         """Queue a call, beside the others of its step if there are any. Returns its ticket. Refusal if nothing may
@@ -101,7 +102,7 @@ class ClaimQueue:
 
     def _add(self, task: Task, call: ClaimCall, mask: int, number: int, now: float) -> QueuedClaim:
         view = task.view(mask, call.whole_groups)
-        view.waiters[number] = Waiter(number, call.min_size, call.batch_size, call.max_tokens, now)
+        view.waiters[number] = Waiter(number, _amount(call), now)
         queued = self._queued[number] = QueuedClaim(number, call, task, view)
         if isinstance(call, ClaimShard):
             self._of_step[_step_key(call)] = queued
@@ -116,7 +117,7 @@ class ClaimQueue:
         for ticket in queued.callers:
             self._forget(ticket)
         self._remove(queued)
-        return queued, view.pop(min(view.ready, waiter.batch_size), waiter.max_tokens)
+        return queued, view.pop(waiter.amount)
 
     # -- waits that end ------------------------------------------------------------------------------------------------
 
@@ -187,7 +188,7 @@ class ClaimQueue:
         others = task.waiting()
         message = (
             f"partition {call.partition_id!r}, task {call.task!r}: {call.min_size} ready "
-            f"{'groups' if call.whole_groups else 'rows'} wanted; "
+            f"{unit_of(call)} wanted; "
             f"{len(produced)} of {len(partition.rows)} resident rows are untaken"
             + "".join(f", {reason}" for reason in reasons)
             + (f"; {others} other claims of the task are queued, first come first served" if others else "")
@@ -221,6 +222,16 @@ class ClaimQueue:
         if isinstance(queued.wanted, ClaimShard):
             del self._of_step[_step_key(queued.wanted)]
         queued.task.remove_waiter(queued.view, queued.number)
+
+
+def unit_of(call: ClaimCall) -> BatchUnit:
+    """What the sizes of a claim count."""
+    return call.unit or ("groups" if call.whole_groups else "rows")
+
+
+def _amount(call: ClaimCall) -> Amount:
+    counts_rows = call.whole_groups and unit_of(call) == "rows"
+    return Amount(call.min_size, call.batch_size, call.max_tokens, counts_rows)
 
 
 def _step_key(call: ClaimShard) -> StepKey:

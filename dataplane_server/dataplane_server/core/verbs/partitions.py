@@ -65,6 +65,8 @@ class Partitions:
         self._claims.void(partition)
         self._steps.forget(partition)
         partition.clear(partition.rows.all_slots())
+        for group in list(partition.groups.reserved.values()):  # those without rows
+            partition.roll_back(group)
         self._state.report(Fact("cleared", call.partition_id, None, reason="the partition was dropped"))
         del self._state.partitions[call.partition_id]
         gone = Refusal(
