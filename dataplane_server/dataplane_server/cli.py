@@ -76,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         help="most rows that the server stores (default: %(default)s)",
     )
     parser.add_argument(
+        "--bookkeeping",
+        metavar="SIZE",
+        help="memory beside values: ids, tags, views, remembered answers (default: 256MiB and 512 bytes for each of "
+        "--max-rows)",
+    )
+    parser.add_argument(
         "--grace",
         type=float,
         default=20.0,
@@ -109,7 +115,7 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         http=flags.http or None,
         health=flags.health or None,
         socket_mode=None if flags.socket_mode is None else parse_mode(flags.socket_mode),
-        limits=Limits(memory_bytes=parse_size(flags.memory), max_rows=flags.max_rows),
+        limits=_limits(flags),
         share_memory=flags.share_memory,
         insecure=flags.insecure,
         tracing=flags.tracing,
@@ -118,6 +124,11 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
     )
     config.validate()
     return config
+
+
+def _limits(flags: argparse.Namespace) -> Limits:
+    bookkeeping = 512 * flags.max_rows + (256 << 20) if flags.bookkeeping is None else parse_size(flags.bookkeeping)
+    return Limits(memory_bytes=parse_size(flags.memory), max_rows=flags.max_rows, bookkeeping_bytes=bookkeeping)
 
 
 async def _serve(config: ServerConfig) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from dataplane_server.core.calls.answers import GroupPart
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, text_bytes
 from dataplane_server.core.rows.row_table import RowTable
 
 
@@ -33,6 +34,10 @@ class Group:
     session_id: str
     start_weight_version: int | None
     end_weight_version: int | None = None
+
+
+def _kept_bytes(group: Group) -> int:
+    return GROUP_BYTES + text_bytes(group.group_id) + group.slots.nbytes
 
 
 class GroupTable:
@@ -54,6 +59,11 @@ class GroupTable:
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._number_of
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the groups."""
+        return sum(map(_kept_bytes, self))
+
     def add(
         self, group_id: str, slots: Slots, reservation_id: str, session_id: str, weight_version: int | None
     ) -> None:
@@ -61,6 +71,7 @@ class GroupTable:
         number = self._unused.pop() if self._unused else len(self._groups) + 1
         group = Group(number, group_id, slots, len(slots), reservation_id, session_id, weight_version)
         self._groups[number] = self.reserved[reservation_id] = group
+        self._rows.keep(_kept_bytes(group))
         self._number_of[group_id] = number
         self._rows["group"][slots] = number
         self._rows["hidden"][slots] = True
@@ -152,5 +163,6 @@ class GroupTable:
         if group.reservation_id:
             self.end_reservation(group)
         del self._groups[group.number]
+        self._rows.keep(-_kept_bytes(group))
         del self._number_of[group.group_id]
         self._unused.append(group.number)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from dataplane_server.core.calls.answers import Effect, Failed
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.rows.bookkeeping import Bookkeeping
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.delays import Delays
@@ -57,6 +58,7 @@ class State:
         self.delays = Delays()
         self.generations = GenerationClock(first_generation)
         self.space = Space(limits.memory_bytes)
+        self.bookkeeping = Bookkeeping(limits.bookkeeping_bytes)
         self.partitions: dict[str, Partition] = {}
         self.changes = Changes()
         self.effects: list[Effect] = []

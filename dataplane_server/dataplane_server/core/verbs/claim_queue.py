@@ -66,8 +66,9 @@ class ClaimQueue:
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
         check_distinct("required field", call.required_fields)
         partition = self._state.partition(call.partition_id)
-        partition.task(call.task)
-        return partition, partition.mask(call.required_fields)
+        mask = partition.mask(call.required_fields)
+        partition.task(call.task).check_view(mask, call.whole_groups)
+        return partition, mask
 
     def take(self, partition: Partition, call: ClaimCall, mask: int) -> Slots | None:
         """Pop ready rows from their view; None if the claim has to wait."""

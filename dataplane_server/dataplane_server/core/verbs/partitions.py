@@ -14,7 +14,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import ClearSamples, DropPartition, RegisterPartition, ResetTask
 from dataplane_server.core.calls.values import Definition, Slots
 from dataplane_server.core.state.descriptions import describe_partition
-from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.partition import Partition, definition_bytes
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CLAIMED, DELAYED, UNTAKEN
@@ -37,6 +37,8 @@ class Partitions:
     def register(self, call: RegisterPartition, now: float) -> PartitionInfo:
         check_definition(call.definition, self._state.limits)
         partition = self._state.partitions.get(call.definition.partition_id)
+        before = 0 if partition is None else definition_bytes(partition.definition)
+        self._state.bookkeeping.check(definition_bytes(call.definition) - before)
         if partition is None:
             return describe_partition(self._create(call.definition), now)
         partition.check_redefine(call.definition)
@@ -53,7 +55,8 @@ class Partitions:
             message = f"the server holds {limit} partitions, which is its limit; drop one first"
             raise Refusal(Reason.LIMIT_REACHED, message, max_partitions=limit)
         changes = state.changes
-        partition = Partition(definition, state.space, state.generations, changes.partitions, changes.tasks)
+        shared = (state.space, state.generations, state.bookkeeping)
+        partition = Partition(definition, *shared, changes.partitions, changes.tasks)
         state.partitions[definition.partition_id] = partition
         return partition
 
@@ -66,6 +69,7 @@ class Partitions:
         self._steps.forget(partition)
         partition.clear(partition.rows.all_slots())
         self._state.report(Fact("cleared", call.partition_id, None, reason="the partition was dropped"))
+        partition.rows.close()
         del self._state.partitions[call.partition_id]
         gone = Refusal(
             Reason.PARTITION_NOT_FOUND, f"partition {call.partition_id!r} was dropped", partition_id=call.partition_id
