@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import re
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     show_on_stderr(flags.log_level)
+    _raise_descriptor_limit()
     try:
         asyncio.run(_serve(config))
     except (ImportError, OSError) as error:
@@ -129,6 +131,12 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
 def _limits(flags: argparse.Namespace) -> Limits:
     bookkeeping = 512 * flags.max_rows + (256 << 20) if flags.bookkeeping is None else parse_size(flags.bookkeeping)
     return Limits(memory_bytes=parse_size(flags.memory), max_rows=flags.max_rows, bookkeeping_bytes=bookkeeping)
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many descriptors as the system lets this process have: each local client takes four."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve(config: ServerConfig) -> None:
