@@ -360,6 +360,7 @@ class Partition:
         self.clear(self.groups.members(group.number), "rolled_back")
         if group.reservation_id:  # it never had a row
             self._forget_group(group)
+            self._changed_tasks.update(dict.fromkeys(self.tasks.values()))  # it may have been what a claim waited for
 
     def _forget_group(self, group: Group) -> int:
         """A group without rows is gone. Returns the bytes of the values that it held."""
