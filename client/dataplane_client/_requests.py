@@ -31,8 +31,14 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Fields = TensorDictBase | Mapping[str, object]
 
-Balance = Literal["rows", "tokens"]
-"""How a step's rows are split between data-parallel ranks."""
+Balance = Literal["rows", "tokens", "groups"]
+"""What the data-parallel ranks of a step get about equally much of."""
+
+BatchUnit = Literal["rows", "groups"]
+"""What the sizes of a claim count."""
+
+_BALANCES = {"rows": pb.SHARD_BALANCE_ROWS, "tokens": pb.SHARD_BALANCE_TOKENS, "groups": pb.SHARD_BALANCE_GROUPS}
+_UNITS = {None: pb.BATCH_UNIT_UNSPECIFIED, "rows": pb.BATCH_UNIT_ROWS, "groups": pb.BATCH_UNIT_GROUPS}
 
 _UINT32 = (1 << 32) - 1
 _INT64 = (1 << 63) - 1
@@ -287,6 +293,7 @@ def claim_request(
     min_size: int | None = None,
     whole_groups: bool = False,
     max_tokens: int | None = None,
+    unit: BatchUnit | None = None,
 ) -> pb.ClaimSamplesRequest:
     """A claim without a request_id: each attempt gets one of its own."""
     where = f"claim from {partition_id!r}"
@@ -299,6 +306,7 @@ def claim_request(
         mode=mode,
         whole_groups=whole_groups,
         max_tokens=_max_tokens(max_tokens, where),
+        unit=_unit(unit, whole_groups, where),
     )
 
 
@@ -315,10 +323,13 @@ def shard_request(
     balance: Balance,
     max_tokens: int | None,
     whole_groups: bool,
+    unit: BatchUnit | None,
 ) -> pb.ClaimShardRequest:
     where = f"claim_shard from {partition_id!r}"
     if balance not in get_args(Balance):
         raise InvalidArgumentError(f"{where}: balance must be one of {get_args(Balance)}, got {balance!r}")
+    if balance == "groups" and not whole_groups:
+        raise InvalidArgumentError(f"{where}: balance 'groups' needs whole_groups=True")
     world = checked_count("dp_world", dp_world, where, least=1, most=_UINT32)
     return pb.ClaimShardRequest(
         partition_id=checked_name("partition id", partition_id, where),
@@ -329,10 +340,19 @@ def shard_request(
         required_fields=one_or_more("field name", required_fields, where),
         batch_size=checked_count("batch_size", batch_size, where, least=1, most=_UINT32),
         min_size=_min_size(min_size, batch_size, where),
-        balance=pb.SHARD_BALANCE_ROWS if balance == "rows" else pb.SHARD_BALANCE_TOKENS,
+        balance=_BALANCES[balance],
         max_tokens=_max_tokens(max_tokens, where),
         whole_groups=whole_groups,
+        unit=_unit(unit, whole_groups, where),
     )
+
+
+def _unit(unit: BatchUnit | None, whole_groups: bool, where: str) -> pb.BatchUnit.ValueType:
+    if unit not in _UNITS:
+        raise InvalidArgumentError(f"{where}: unit must be one of {get_args(BatchUnit)} or None, got {unit!r}")
+    if unit == "groups" and not whole_groups:
+        raise InvalidArgumentError(f"{where}: unit 'groups' needs whole_groups=True")
+    return _UNITS[unit]
 
 
 def _min_size(min_size: int | None, batch_size: int, where: str) -> int | None:

@@ -69,8 +69,8 @@ class ClaimNotFoundError(NotFoundError):
 
 
 class ClaimFencedError(ClaimNotFoundError):
-    """The server has ended the claim: its session expired, its task was reset, or its partition was registered again.
-    Its rows may have been redelivered; the claim can no longer write or commit.
+    """The server has ended the claim: its session expired, its task was reset, or its partition's definition was
+    replaced. Its rows may have been redelivered; the claim can no longer write or commit.
     """
 
 

@@ -215,6 +215,17 @@ class Caller:
     def reserve(self, group_id: str, sample_ids: Sequence[str], session_id: str = "", **more: object) -> Reserved:
         return self.apply(ReserveGroup(self.request_id(), "p", group_id, sample_ids, session_id, **more))  # type: ignore[arg-type]
 
+    def add_call(
+        self, reservation_id: str, sample_ids: Sequence[str], lengths: Mapping[str, Sequence[int]], **more: object
+    ) -> PutSamples:
+        """A put of byte columns that adds rows to a group."""
+        return self.put_call(sample_ids, lengths, reservation_id=reservation_id, add_to_group=True, **more)  # type: ignore[arg-type]
+
+    def share(self, reservation_id: str, **sizes: int) -> PutResult:
+        """Put one value of so many bytes for all rows of a group."""
+        lengths = {name: [size] for name, size in sizes.items()}
+        return self.put(self.put_call([], lengths, reservation_id=reservation_id, shared=True))
+
     def finish_group(self, reservation_id: str, weight_version: int | None = None) -> GroupFinished:
         return self.apply(FinishGroup(self.request_id(), reservation_id, weight_version))
 

@@ -135,6 +135,16 @@ def test_no_shard_is_further_above_the_mean_than_rows_of_like_length_differ(weig
 
 @settings(PROFILE)
 @given(weights=WEIGHTS, shards=SHARDS)
+def test_numbers_may_differ_if_the_caller_does_without_even_ones(weights: list[int], shards: int) -> None:
+    """No shard is further above the mean than the heaviest position: the bound of placing the heaviest first."""
+    split = split_by_weight(int64(weights), shards, even=False)
+    assert sorted(position for shard in split for position in shard) == list(range(len(weights)))
+    assert len(split) == shards
+    assert max(sums(weights, split)) * shards <= sum(weights) + max(weights, default=0) * (shards - 1)
+
+
+@settings(PROFILE)
+@given(weights=WEIGHTS, shards=SHARDS)
 def test_equal_weights_give_equal_splits(weights: list[int], shards: int) -> None:
     assert split_by_weight(int64(weights), shards) == split_by_weight(int64(list(weights)), shards)
 

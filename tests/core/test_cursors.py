@@ -12,7 +12,7 @@ from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.tasks.task import MAX_VIEWS, Task
-from dataplane_server.core.tasks.task_states import Waiter
+from dataplane_server.core.tasks.task_states import Amount, Waiter
 from dataplane_server.core.tasks.view import View
 
 
@@ -121,7 +121,7 @@ def test_a_view_counts_and_queues_what_is_ready(rows: RowTable, task: Task) -> N
 def test_what_one_view_takes_leaves_the_others(rows: RowTable, task: Task) -> None:
     slots = add(rows, "x", "y", produced=3)
     views = [task.view(mask) for mask in (1, 2, 3)]
-    task.take(views[0].pop(1), consume=False)
+    task.take(views[0].pop(Amount(1, 1)), consume=False)
     for view in views:
         assert view.queued() == [slots[1]]
         assert view.ready == 1
@@ -134,12 +134,12 @@ def test_a_queue_does_not_grow_with_rows_given_back(rows: RowTable, task: Task, 
     assert isinstance(idle, View)
     order = idle.queued()
     for _ in range(times):
-        slots = claims.pop(8)
+        slots = claims.pop(Amount(8, 8))
         task.take(slots, consume=False)
         task.return_unused(slots, "released")
     assert idle.queued()[:8] == order
     assert len(idle._queue) <= 4 * 1024
-    taken = idle.pop(8)
+    taken = idle.pop(Amount(8, 8))
     task.take(taken, consume=False)
     assert taken.tolist() == order
     assert idle.queued() == []
@@ -172,7 +172,7 @@ def test_idle_views_beyond_the_most_kept_are_forgotten_and_rebuilt(rows: RowTabl
 
 def test_a_view_that_somebody_waits_at_is_never_forgotten(rows: RowTable, task: Task) -> None:
     for bit in range(MAX_VIEWS):
-        task.view(1 << bit).waiters[bit] = Waiter(bit, 1, 1)
+        task.view(1 << bit).waiters[bit] = Waiter(bit, Amount(1, 1))
     task.view(1 << 40)
     assert len(list(task.views)) == MAX_VIEWS + 1
     assert task.waiting() == MAX_VIEWS

@@ -9,6 +9,7 @@ import pytest
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Granted, GroupPart, Waiting
+from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import AbandonClaim
 
 
@@ -207,6 +208,76 @@ def test_no_claim_hands_out_more_rows_of_whole_groups_than_a_call_may_name(new_c
         caller.finish_group(reservation_id)
     assert len(whole(caller, 17)) == 65_536
     assert whole(caller, 17) == tuple(ids[16])
+
+
+# -- counted by rows ---------------------------------------------------------------------------------------------------
+
+
+def by_rows(caller: Caller, batch_size: int, min_size: int = 1, **more: object) -> tuple[str, ...] | int:
+    """Rows of whole groups that are there, or the ticket of the claim that waits for them."""
+    sizes = {"batch_size": batch_size, "min_size": min_size, "unit": "rows"}
+    answer = caller.apply(caller.claim_call("a", whole_groups=True, **sizes, **more))  # type: ignore[arg-type]
+    return answer.ticket if isinstance(answer, Waiting) else answer.sample_ids
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "expected"),
+    [
+        (1, ("g1", "g2")),  # at least one group
+        (2, ("g1", "g2")),
+        (4, ("g1", "g2")),
+        (5, ("g1", "g2", "h1", "h2", "h3")),
+        (99, ("g1", "g2", "h1", "h2", "h3")),
+    ],
+)
+def test_groups_are_taken_as_long_as_their_rows_fit_into_the_batch(
+    two: Caller, batch_size: int, expected: tuple[str, ...]
+) -> None:
+    assert by_rows(two, batch_size) == expected
+
+
+def test_rows_outside_of_groups_count_as_rows(two: Caller) -> None:
+    two.put_rows(["s1", "s2"], "a")
+    assert by_rows(two, 6, 6) == ("g1", "g2", "h1", "h2", "h3", "s1")
+
+
+def test_tokens_bound_a_claim_that_counts_rows(caller: Caller) -> None:
+    for group in "gh":
+        reservation_id = caller.reserve(group, []).reservation_id
+        caller.put(caller.add_call(reservation_id, [f"{group}1", f"{group}2"], {"a": [1, 1]}, sequence_lengths=[5, 5]))
+        caller.finish_group(reservation_id)
+    assert by_rows(caller, 4, max_tokens=19) == ("g1", "g2")
+
+
+def test_a_claim_that_waits_for_rows_is_served_when_that_many_are_ready_in_whole_groups(caller: Caller) -> None:
+    ticket = by_rows(caller, 9, 4)
+    caller.put_group("g", ["g1", "g2", "g3"], "a")
+    reservation_id = caller.reserve("h", ["h1", "h2"]).reservation_id
+    caller.put(caller.put_call(["h1", "h2"], {"a": [1, 1]}, reservation_id=reservation_id))
+    assert granted(caller) == []
+    caller.finish_group(reservation_id)
+    assert granted(caller) == [(ticket, ("g1", "g2", "g3", "h1", "h2"))]
+
+
+def test_claims_that_count_rows_and_claims_that_count_groups_are_served_in_turn(caller: Caller) -> None:
+    for_rows, for_groups = by_rows(caller, 3, 3), waits(caller, 1)
+    caller.put_group("g", ["g1", "g2"], "a")
+    assert granted(caller) == []
+    caller.put_group("h", ["h1"], "a")
+    caller.put_group("i", ["i1", "i2"], "a")
+    assert granted(caller) == [(for_rows, ("g1", "g2", "h1")), (for_groups, ("i1", "i2"))]
+
+
+def test_rows_that_are_cleared_or_taken_alone_do_not_count(two: Caller) -> None:
+    two.clear(["h1"])
+    assert two.take("a").sample_ids == ("g1",)
+    assert by_rows(two, 9, 2) == ("h2", "h3")
+    assert isinstance(by_rows(two, 9), int)
+
+
+def test_a_unit_of_groups_needs_whole_groups(two: Caller) -> None:
+    with two.refuses(Reason.INVALID_REQUEST, "whole_groups"):
+        two.take("a", unit="groups")
 
 
 # -- against a model ---------------------------------------------------------------------------------------------------

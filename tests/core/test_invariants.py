@@ -14,7 +14,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.tasks.group_view import GroupView
-from dataplane_server.core.tasks.task_states import CONSUMED, Waiter
+from dataplane_server.core.tasks.task_states import CONSUMED, Amount, Waiter
 from dataplane_server.core.tasks.view import View
 
 
@@ -103,7 +103,7 @@ def miscount_in_line(caller: Caller) -> None:
 
 
 def leave_waiting(caller: Caller) -> None:
-    next(partition(caller).tasks["train"].views).waiters[99] = Waiter(99, 1, 1)
+    next(partition(caller).tasks["train"].views).waiters[99] = Waiter(99, Amount(1, 1))
 
 
 def leave_effects(caller: Caller) -> None:
@@ -151,8 +151,14 @@ def lose_a_member(caller: Caller) -> None:
     group.slots = group.slots[:1]
 
 
-def keep_an_empty_group(caller: Caller) -> None:
+def lose_the_rows_of_a_group(caller: Caller) -> None:
     partition(caller).rows["group"][reserved(caller).slots] = 0
+
+
+def keep_an_empty_group(caller: Caller) -> None:
+    caller.reserve("g", [])
+    (group,) = partition(caller).groups
+    group.reservation_id = ""
 
 
 def let_nobody_hold_a_group(caller: Caller) -> None:
@@ -176,9 +182,26 @@ def put_half_a_group_in_line(caller: Caller) -> None:
     view._queue.popitem()
 
 
+def miscount_rows_in_line(caller: Caller) -> None:
+    caller.finish_group(reserved(caller).reservation_id)
+    caller.take("b", whole_groups=True)
+    (view,) = [view for view in partition(caller).tasks["train"].views if isinstance(view, GroupView)]
+    view.ready_rows += 1
+
+
 def miscount_a_payload(caller: Caller) -> None:
     reserved(caller)
-    next(iter(partition(caller).rows.payloads)).rows += 1
+    next(iter(partition(caller).rows.payloads)).owners += 1
+
+
+def miscount_a_payload_of_a_group(caller: Caller) -> None:
+    reserved(caller).shared.clear()
+
+
+def share_for_good(caller: Caller) -> None:
+    group = reserved(caller)
+    caller.finish_group(group.reservation_id)
+    group.shared["a"] = (0, 0)
 
 
 def share_what_was_not_produced(caller: Caller) -> None:
@@ -215,13 +238,16 @@ def count_a_removal_twice(caller: Caller) -> None:
         (hide_a_single_row, "a hidden row has a group"),
         (miscount_a_group, "the rows of group 'g' are counted"),
         (lose_a_member, "the rows of group 'g' are its own"),
-        (keep_an_empty_group, "every group has rows"),
+        (lose_the_rows_of_a_group, "every group has rows"),
+        (keep_an_empty_group, "group 'g' without rows is reserved"),
         (let_nobody_hold_a_group, "reserved groups are held by open sessions"),
         (put_a_hidden_row_in_line, "exactly the ready rows are queued"),
         (put_half_a_group_in_line, "exactly the ready rows are queued"),
-        (miscount_a_payload, "rows that have a payload are counted"),
+        (miscount_a_payload, "owners of a payload are counted"),
+        (miscount_a_payload_of_a_group, "owners of a payload are counted"),
+        (share_for_good, "group 'g' is finished and holds no value"),
         (share_what_was_not_produced, "rows have produced what they share"),
-        (keep_a_payload_that_nobody_has, "a payload without rows and readers is freed"),
+        (keep_a_payload_that_nobody_has, "a payload without owners and readers is freed"),
         (bear_two_rows_at_once, "no two rows have the same generation"),
         (count_generations_anew, "the next generation is new"),
         (deliver_in_secret, "delivered = claimed \\+ ended"),
@@ -240,6 +266,7 @@ def count_a_removal_twice(caller: Caller) -> None:
         (hand_out_twice, "no row is in two claims"),
         (forget_in_line, "exactly the ready rows are queued"),
         (miscount_in_line, "ready rows or groups are counted"),
+        (miscount_rows_in_line, "ready rows are counted"),
         (leave_waiting, "no claim waits for rows that are ready"),
         (leave_effects, "effects were taken"),
         (let_a_put_wait_for_nothing, "no put waits for an empty arena"),

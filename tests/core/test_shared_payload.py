@@ -25,12 +25,6 @@ from dataplane_server.core.calls.values import Run
 IDS = ["s1", "s2", "s3"]
 
 
-def share(caller: Caller, reservation_id: str, **sizes: int) -> PutResult:
-    """Put one value of so many bytes for all rows of a group."""
-    lengths = {name: [size] for name, size in sizes.items()}
-    return caller.put(caller.put_call([], lengths, reservation_id=reservation_id, shared=True))
-
-
 def places(plan: ReadPlan) -> list[list[Run]]:
     """Pieces of each value, column after column."""
     return cut(plan.runs, [int(n) for column in plan.columns for n in column.entries])
@@ -46,7 +40,7 @@ def size_of(caller: Caller, field: str) -> tuple[int, int]:
 def group(caller: Caller) -> str:
     """Reservation of group g: rows s1 to s3 with one, two, three bytes of their own in b, 100 that they share in a."""
     reservation_id = caller.reserve("g", IDS).reservation_id
-    assert share(caller, reservation_id, a=100) == PutResult(0, 100)
+    assert caller.share(reservation_id, a=100) == PutResult(0, 100)
     caller.put(caller.put_call(IDS, {"b": [1, 2, 3]}, reservation_id=reservation_id))
     return reservation_id
 
@@ -66,7 +60,7 @@ def test_a_shared_value_is_counted_once(caller: Caller, group: str) -> None:
 
 def test_a_group_whose_rows_have_shared_values_only_can_be_finished(caller: Caller) -> None:
     reservation_id = caller.reserve("g", IDS).reservation_id
-    share(caller, reservation_id, a=10)
+    caller.share(reservation_id, a=10)
     assert caller.finish_group(reservation_id) == GroupFinished(3)
     assert caller.take("a", batch_size=3).sample_ids == tuple(IDS)
 
@@ -117,7 +111,7 @@ def test_a_dropped_partition_frees_what_its_rows_share(caller: Caller, group: st
 
 def test_groups_share_apart_from_one_another(caller: Caller, group: str) -> None:
     other = caller.reserve("h", ["t1", "t2"]).reservation_id
-    share(caller, other, a=50)
+    caller.share(other, a=50)
     plan = caller.read(["t1", "s1"], "a")
     assert plan.columns[0].entries.tolist() == [50, 100]
     caller.apply(EndRead(plan.ticket))
@@ -128,8 +122,8 @@ def test_groups_share_apart_from_one_another(caller: Caller, group: str) -> None
 def test_several_fields_can_be_shared_at_once_and_one_after_the_other(caller: Caller) -> None:
     caller.register(("a", "b", "c"))
     reservation_id = caller.reserve("g", IDS).reservation_id
-    assert share(caller, reservation_id, a=10, b=20) == PutResult(0, 30)
-    assert share(caller, reservation_id, c=40) == PutResult(0, 40)
+    assert caller.share(reservation_id, a=10, b=20) == PutResult(0, 30)
+    assert caller.share(reservation_id, c=40) == PutResult(0, 40)
     plan = caller.read(["s2"], "c", "a", "b")
     assert [column.entries.tolist() for column in plan.columns] == [[40], [10], [20]]
     caller.apply(EndRead(plan.ticket))
@@ -140,7 +134,7 @@ def test_several_fields_can_be_shared_at_once_and_one_after_the_other(caller: Ca
 @pytest.mark.parametrize("size", [0, 1])
 def test_an_empty_value_can_be_shared(caller: Caller, size: int) -> None:
     reservation_id = caller.reserve("g", IDS).reservation_id
-    share(caller, reservation_id, a=0, b=size)
+    caller.share(reservation_id, a=0, b=size)
     assert caller.read(IDS, "a").columns[0].entries.tolist() == [0, 0, 0]
     caller.put(caller.put_call(["s1"], {"a": [4]}, reservation_id=reservation_id))
     assert (size_of(caller, "a"), caller.used) == ((3, 4), 4 + size)
@@ -239,7 +233,7 @@ def test_room_that_a_reader_of_a_shared_value_holds_is_not_handed_out(new_caller
     caller = new_caller(memory_bytes=128)
     caller.register()
     reservation_id = caller.reserve("g", IDS).reservation_id
-    share(caller, reservation_id, a=64)
+    caller.share(reservation_id, a=64)
     plan = caller.read(["s1"], "a")
     caller.abort_group(reservation_id)
     caller.put_rows(["t1"], "a", size=64)

@@ -70,6 +70,45 @@ def test_a_group_goes_to_one_rank(caller: Caller) -> None:
     assert [part.group_id for shard in shards for part in shard.groups] == ["g", "h"]
 
 
+@pytest.fixture
+def uneven(caller: Caller) -> Caller:
+    """Groups g to k of 6, 1, 2, 2 and 1 rows, whose lengths are 1, 9, 1, 9 and 2 tokens a row, in this order."""
+    for group, rows, tokens in (("g", 6, 1), ("h", 1, 9), ("i", 2, 1), ("j", 2, 9), ("k", 1, 2)):
+        ids = [f"{group}{i}" for i in range(rows)]
+        reservation_id = caller.reserve(group, []).reservation_id
+        caller.put(caller.add_call(reservation_id, ids, {"a": [1] * rows}, sequence_lengths=[tokens] * rows))
+        caller.finish_group(reservation_id)
+    return caller
+
+
+@pytest.mark.parametrize(
+    ("balance", "split"),
+    [
+        pytest.param("rows", [["g"], ["h", "i", "j", "k"]], id="6 and 6 rows"),
+        pytest.param("tokens", [["g", "h", "i"], ["j", "k"]], id="17 and 20 tokens"),
+        pytest.param("groups", [["g", "h", "i"], ["j", "k"]], id="in order"),
+    ],
+)
+def test_groups_of_different_sizes_are_split_by_what_the_balance_names(
+    uneven: Caller, balance: str, split: list[list[str]]
+) -> None:
+    asked: dict[str, object] = {"batch_size": 5, "whole_groups": True, "balance": balance}
+    shards = [uneven.take_shard("a", dp_rank=rank, **asked) for rank in range(2)]
+    assert [[part.group_id for part in shard.groups] for shard in shards] == split
+    assert all(len(shard.sample_ids) == sum(part.rows for part in shard.groups) for shard in shards)
+
+
+def test_a_step_counts_rows_if_its_unit_is_rows(uneven: Caller) -> None:
+    asked: dict[str, object] = {"batch_size": 9, "whole_groups": True, "unit": "rows", "balance": "rows"}
+    shards = [uneven.take_shard("a", dp_rank=rank, **asked) for rank in range(2)]
+    assert [[part.group_id for part in shard.groups] for shard in shards] == [["g"], ["h", "i"]]
+
+
+def test_a_split_by_groups_without_groups_is_refused(rows: Caller) -> None:
+    with rows.refuses(Reason.INVALID_REQUEST, "whole_groups"):
+        rows.take_shard("a", balance="groups")
+
+
 def test_everybody_who_waits_for_a_step_is_served_at_once(caller: Caller) -> None:
     waits = [caller.apply(caller.shard_call("a", dp_rank=rank)) for rank in (1, 0, 1)]
     caller.put_rows([f"s{i}" for i in range(4)], "a")
@@ -104,6 +143,7 @@ def test_a_step_is_given_up_with_the_last_who_waits_for_it(caller: Caller) -> No
         {"balance": "tokens"},
         {"max_tokens": 5},
         {"whole_groups": True},
+        {"whole_groups": True, "unit": "rows"},
     ],
     ids=str,
 )

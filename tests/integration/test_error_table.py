@@ -14,6 +14,7 @@ from dataplane_client.errors import (
     ClaimNotFoundError,
     ClaimTimeoutError,
     DataPlaneError,
+    EndOfDataError,
     GroupFencedError,
     InternalError,
     InvalidArgumentError,
@@ -67,6 +68,9 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.ROW_REPLACED: ReplacedError,
     Reason.ROW_RESERVED: PreconditionError,
     Reason.SAMPLE_EXISTS: PreconditionError,
+    Reason.PARTITION_DIFFERS: PreconditionError,
+    Reason.PARTITION_CLOSED: PreconditionError,
+    Reason.END_OF_DATA: EndOfDataError,
 }
 RETRIED_LATER = {Reason.NO_SPACE, Reason.LIMIT_REACHED, Reason.DRAINING}
 

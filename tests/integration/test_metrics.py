@@ -146,7 +146,7 @@ def test_the_seconds_of_calls_are_counted_by_verb_and_transport(after_traffic: S
 def test_rows_that_were_given_back_are_delayed_or_dead_and_their_deliveries_have_ended(
     server: ServerThread, flow: DataPlaneClient
 ) -> None:
-    flow.register_partition("p", ["x", "y"], 4, ["train"], max_deliveries=1)
+    flow.register_partition("p", ["x", "y"], 4, ["train"], max_deliveries=1, replace=True)
     flow.put_samples(IDS, "p", FIELDS)
     flow.claim("p", "train", ["x"], 1).release(reason="no room")
     flow.claim("p", "train", ["x"], 1).release(delay_s=600.0)

@@ -100,6 +100,7 @@ def test_a_partition_without_a_task_is_warned_of_where_it_is_registered(client: 
         client.register_partition("p", ["a"], 0, [])
     assert caught[0].filename == __file__
     client.extend_partition("p", consumer_tasks=["train"])
+    client.register_partition("p", ["a"], 0, [])  # has one by now
     put(client, ["x"])
     assert client.claim("p", "train", ["a"], 1).meta.sample_ids == ["x"]
 

@@ -53,8 +53,10 @@ def test_what_a_put_does_not_hold_is_none() -> None:
 
 def test_a_put_says_in_whose_name_it_comes_and_of_which_rows_it_speaks() -> None:
     header = pb.PutSamplesHeader(claim_id="c", reservation_id="r", shared=True, caller="me", generations=INT64_ONE_TWO)
+    header.add_to_group = True
     put = translate.put(header)
     assert (put.claim_id, put.reservation_id, put.shared, put.caller) == ("c", "r", True, "me")
+    assert put.add_to_group
     assert put.generations is not None
     assert put.generations.tolist() == [1, 2]
 

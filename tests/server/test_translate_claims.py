@@ -31,8 +31,10 @@ def test_a_claim_comes_through_whole() -> None:
         session_id="s",
         whole_groups=True,
         max_tokens=9,
+        unit=pb.BATCH_UNIT_ROWS,
     )
-    assert translate_claims.claim(request) == ClaimSamples("r", "p", "train", ("x", "y"), 8, 2, True, "s", True, 9)
+    expected = ClaimSamples("r", "p", "train", ("x", "y"), 8, 2, True, "s", True, 9, "rows")
+    assert translate_claims.claim(request) == expected
 
 
 @pytest.mark.parametrize("given", [{}, {"min_size": 0}, {"min_size": 3}], ids=str)
@@ -43,7 +45,10 @@ def test_a_claim_without_min_size_wants_all_it_asks_for(given: dict[str, Any]) -
     assert translate_claims.shard(shard).min_size == given.get("min_size", 8)
 
 
-@pytest.mark.parametrize(("number", "balance"), [(pb.SHARD_BALANCE_ROWS, "rows"), (pb.SHARD_BALANCE_TOKENS, "tokens")])
+BALANCES = [(pb.SHARD_BALANCE_ROWS, "rows"), (pb.SHARD_BALANCE_TOKENS, "tokens"), (pb.SHARD_BALANCE_GROUPS, "groups")]
+
+
+@pytest.mark.parametrize(("number", "balance"), BALANCES)
 def test_a_claim_of_a_shard_comes_through_whole(number: pb.ShardBalance.ValueType, balance: Any) -> None:
     request = pb.ClaimShardRequest(
         request_id="r",
@@ -59,8 +64,9 @@ def test_a_claim_of_a_shard_comes_through_whole(number: pb.ShardBalance.ValueTyp
         max_tokens=9,
         whole_groups=True,
         session_id="s",
+        unit=pb.BATCH_UNIT_GROUPS,
     )
-    expected = ClaimShard("r", "p", "train", 7, 1, 4, ("x",), 16, 8, balance, 9, True, "s")
+    expected = ClaimShard("r", "p", "train", 7, 1, 4, ("x",), 16, 8, balance, 9, True, "s", "groups")
     assert translate_claims.shard(request) == expected
 
 

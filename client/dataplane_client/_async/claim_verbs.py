@@ -13,6 +13,7 @@ from dataplane_client._async.transport import AsyncTransport
 from dataplane_client._column_messages import generations_of
 from dataplane_client._requests import (
     Balance,
+    BatchUnit,
     claim_request,
     new_request_id,
     reserve_request,
@@ -44,6 +45,7 @@ class ClaimVerbs:
         *,
         min_size: int | None = None,
         whole_groups: bool = False,
+        unit: BatchUnit | None = None,
         max_tokens: int | None = None,
         timeout_s: float = 60.0,
     ) -> AsyncClaim:
@@ -53,8 +55,10 @@ class ClaimVerbs:
         ready. Blocks until min_size rows are ready (None: batch_size) and claims up to batch_size.
 
         whole_groups: claim the rows of a group together, and only when all are ready; batch_size and min_size then
-        count groups, and a row outside of groups counts as a group. max_tokens: claim no more rows (or groups) than
-        have this many tokens together, but at least one, even if that is less than min_size; None for no limit.
+        count groups, and a row outside of groups counts as a group. unit: "rows" makes them count rows of such groups:
+        the claim takes the next groups as long as their rows fit into batch_size. max_tokens: claim no more rows (or
+        groups) than have this many tokens together; None for no limit. Both take at least one row (or group), and may
+        take less than min_size.
 
         Raises ClaimTimeoutError, with nothing claimed, when timeout_s passes first; EndOfDataError, at once, when the
         partition is closed and fewer than min_size rows are left for the task; NotFoundError for an unknown partition
@@ -70,6 +74,7 @@ class ClaimVerbs:
             min_size=min_size,
             whole_groups=whole_groups,
             max_tokens=max_tokens,
+            unit=unit,
         )
         response = await self._session.request_grant("ClaimSamples", request, timeout_s, waits=True)
         return AsyncClaim(self._session, decode_grant(response, partition_id, task_name, required_fields, {}))
@@ -89,19 +94,23 @@ class ClaimVerbs:
         balance: Balance = "tokens",
         max_tokens: int | None = None,
         whole_groups: bool = False,
+        unit: BatchUnit | None = None,
         timeout_s: float = 60.0,
     ) -> AsyncClaim:
         """Claim the rows of one data-parallel rank for one step.
 
-        The first call of a step claims the rows of all ranks, as `claim` does (batch_size, min_size and max_tokens
-        count all ranks together), and splits them. Every call for the same step and rank gets the same rows under the
-        same claim, so all tensor-, context- and pipeline-parallel ranks see one shard. They hold it together: it stays
-        claimed while one of them lives, and the first commit ends it for all. Rows that are no longer held stay with
-        their step and go to the next caller, under a new claim. Calls of one step must agree on all but dp_rank.
+        The first call of a step claims the rows of all ranks, as `claim` does (batch_size, min_size, unit and
+        max_tokens count all ranks together), and splits them. Every call for the same step and rank gets the same rows
+        under the same claim, so all tensor-, context- and pipeline-parallel ranks see one shard. They hold it together:
+        it stays claimed while one of them lives, and the first commit ends it for all. Rows that are no longer held
+        stay with their step and go to the next caller, under a new claim. Calls of one step must agree on all but
+        dp_rank.
 
         step: a number on which the ranks agree; the server remembers about the last 64. balance: "tokens" makes the
         sums of sequence_lengths as equal as possible, with numbers of rows that differ by at most one; "rows" splits in
-        order. whole_groups: a group goes to one rank. The meta's extra_info holds dp_rank. Blocks and raises as
+        order. whole_groups: a group goes to one rank. Then "tokens" gives ranks numbers of groups that differ by at
+        most one, "rows" makes their numbers of rows as equal as possible, and "groups" splits groups in order. A rank
+        may get no row if there are fewer groups than ranks. The meta's extra_info holds dp_rank. Blocks and raises as
         `claim`, and InvalidArgumentError for a call that contradicts the step.
         """
         request = shard_request(
@@ -116,6 +125,7 @@ class ClaimVerbs:
             balance=balance,
             max_tokens=max_tokens,
             whole_groups=whole_groups,
+            unit=unit,
         )
         response = await self._session.request_grant("ClaimShard", request, timeout_s, waits=True)
         extra_info: dict[str, object] = {"dp_rank": dp_rank}
@@ -203,7 +213,7 @@ class ClaimVerbs:
         self,
         partition_id: str,
         group_id: str,
-        sample_ids: Sequence[str],
+        sample_ids: Sequence[str] = (),
         *,
         weight_version: int | None = None,
         timeout_s: float | None = None,
@@ -211,9 +221,10 @@ class ClaimVerbs:
         """Reserve the rows of one prompt. They exist from now on, but are hidden from claims until the group is
         committed. They vanish if this client dies before that.
 
-        group_id: a name in the partition, such as that of the prompt. sample_ids: 1 to 4,096 rows. weight_version: of
-        the weights with which generation begins; claims with whole_groups return it. Raises PreconditionError when a
-        row or the group exists already, NotFoundError for an unknown partition.
+        group_id: a name in the partition, such as that of the prompt. sample_ids: its rows as far as they are known;
+        `add` creates more. weight_version: of the weights with which generation begins; claims with whole_groups return
+        it. Raises PreconditionError when a row or the group exists already, InvalidArgumentError for more than 4,096
+        rows, NotFoundError for an unknown partition.
         """
         request = reserve_request(partition_id, group_id, sample_ids, weight_version)
         response = await self._session.request_grant("ReserveGroup", request, timeout_s)

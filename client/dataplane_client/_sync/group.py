@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from dataplane_client._arguments import checked_name
-from dataplane_client._requests import Fields, checked_version, new_request_id, put_request, shared_put_request
+from dataplane_client._requests import Fields, Put, checked_version, new_request_id, put_request, shared_put_request
 from dataplane_client._sync.handle import Handle
 from dataplane_client._sync.session import Session
 from dataplane_client._tracebacks import short_tracebacks
@@ -14,13 +16,17 @@ from dataplane_client.errors import GroupFencedError
 from dataplane_client.meta import KVBatchMeta, Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
+_growing = threading.Lock()
+"""Held while the meta of a group gets the rows of an add."""
+
 
 @short_tracebacks
 class Group(Handle):
     """A reserved group; made by `reserve_group`. Its rows are hidden from claims until it is committed. As a context
     manager it commits on a clean exit; on an exception it aborts, with the name of the exception's type as the reason.
 
-    group_id: its name in the partition. reservation_id: the name of this reservation on the server. meta: its rows.
+    group_id: its name in the partition. reservation_id: the name of this reservation on the server. meta: its rows,
+    those that were added included.
 
     state: "open" until this object ends it ("committed", "aborted") or learns that the server has fenced it ("fenced").
     A group stays reserved as long as the client that holds it lives; with that client its rows vanish.
@@ -57,17 +63,55 @@ class Group(Handle):
         Raises GroupFencedError when the group is no longer reserved, InvalidArgumentError for a row outside the group,
         and the errors of put_samples.
         """
-        self._check_open()
         where = f"put into group {self.group_id!r}"
+        return self._put(self._put_request(where, sample_ids, fields, tags, sequence_lengths), timeout_s)
+
+    def add(
+        self,
+        sample_ids: Sequence[str],
+        fields: Fields | None = None,
+        tags: Sequence[Mapping[str, Tag]] | None = None,
+        *,
+        sequence_lengths: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> KVBatchMeta:
+        """Create rows of the group, with their first columns and tags, in one atomic put; the arguments are those of
+        put_samples. May be called any number of times, also for a group that was reserved with rows. What put_shared
+        writes, before or after, is part of every row. Ids that are rows of the group already are written as by `put`.
+
+        Raises InvalidArgumentError for a row outside the group, or more than 4,096 rows in it, OutOfSpaceError when the
+        server's limit of rows is reached, GroupFencedError when the group is no longer reserved, and the errors of
+        put_samples.
+        """
+        put = self._put_request(f"add to group {self.group_id!r}", sample_ids, fields, tags, sequence_lengths)
+        put.header.add_to_group = True
+        added = self._put(put, timeout_s)
+        with _growing:
+            self.meta = _with_rows(self.meta, added)
+        return added
+
+    def _put_request(
+        self,
+        where: str,
+        sample_ids: Sequence[str],
+        fields: Fields | None,
+        tags: Sequence[Mapping[str, Tag]] | None,
+        sequence_lengths: Sequence[int] | None,
+    ) -> Put:
+        self._check_open()
         partition_id, caller = self.meta.partition_id, self._session.transport.options.caller
-        put = put_request(where, partition_id, sample_ids, fields, caller, tags=tags, sequence_lengths=sequence_lengths)
+        return put_request(
+            where, partition_id, sample_ids, fields, caller, tags=tags, sequence_lengths=sequence_lengths
+        )
+
+    def _put(self, put: Put, timeout_s: float | None) -> KVBatchMeta:
         put.header.reservation_id = self.reservation_id
         with self._watch_for_fence():
             return put.receipt(self._session.transport.write("PutSamples", put.header, put.columns, timeout_s))
 
     def put_shared(self, fields: Fields, *, timeout_s: float | None = None) -> None:
         """Write values that all rows of the group share, such as an image of the prompt. They are stored once and read
-        as part of every row.
+        as part of every row, also of rows that are added later.
 
         fields: columns of one row each, not per-token fields. Errors as `put`.
         """
@@ -82,8 +126,8 @@ class Group(Handle):
         """Show the rows to claims, all at once. Returns how many there are.
 
         weight_version: of the weights with which generation ended; claims with whole_groups return it. Raises
-        PreconditionError while a row has no field (the group stays reserved), GroupFencedError when the group is no
-        longer reserved.
+        PreconditionError while the group has no row, or a row no field (the group stays reserved), GroupFencedError
+        when the group is no longer reserved.
         """
         self._check_open()
         request = pb.FinishGroupRequest(
@@ -107,3 +151,10 @@ class Group(Handle):
     def _give_up_request(self, reason: str) -> pb.AbortGroupRequest:
         checked = checked_name("reason", reason, f"abort of group {self.group_id!r}")
         return pb.AbortGroupRequest(request_id=new_request_id(), reservation_id=self.reservation_id, reason=checked)
+
+
+def _with_rows(meta: KVBatchMeta, added: KVBatchMeta) -> KVBatchMeta:
+    """A group's meta with the rows of an add."""
+    generation_of = dict(zip(meta.sample_ids, meta.generations or (), strict=True))
+    generation_of.update(zip(added.sample_ids, added.generations or (), strict=True))
+    return replace(meta, sample_ids=list(generation_of), generations=list(generation_of.values()))

@@ -56,15 +56,10 @@ class PartitionVerbs:
 
         If the partition exists, its rows, cursors and claims stay, so every process of a job may register at its start.
         More fields, tasks and enums, and a greater num_samples, are added; fewer take nothing away. Raises
-        PreconditionError, which names every difference, for a definition that contradicts the present one. With replace
-        this definition takes its place: rows stay, all tasks start over, open claims are fenced, and a closed partition
-        is open again. Raises PreconditionError when that would drop a field in which rows hold values.
+        PreconditionError, which names every difference, for a definition that contradicts the present one. With
+        replace, this definition takes its place: rows stay, all tasks start over, open claims are fenced, and a closed
+        partition is open again. Raises PreconditionError when that would drop a field in which rows hold values.
         """
-        if not consumer_tasks:
-            warnings.warn(
-                f"partition {partition_id!r} has no task: nothing can claim its rows until extend_partition adds one",
-                stacklevel=2,
-            )
         request = register_request(
             partition_id,
             fields,
@@ -78,7 +73,13 @@ class PartitionVerbs:
             open=open,
             clear_when_consumed=clear_when_consumed,
         )
-        return registered_description(self._transport.unary("RegisterPartition", request, timeout_s))
+        described = registered_description(self._transport.unary("RegisterPartition", request, timeout_s))
+        if not described.tasks:
+            warnings.warn(
+                f"partition {partition_id!r} has no task: nothing can claim its rows until extend_partition adds one",
+                stacklevel=2,
+            )
+        return described
 
     def extend_partition(
         self,

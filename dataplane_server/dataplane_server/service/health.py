@@ -109,7 +109,7 @@ class HealthListener:
         self._grpc = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         self._health.serve_on(self._grpc)
         self._health.set({LIVENESS: Status.SERVING})
-        bound = bind(self._grpc, address)
+        bound = bind(self._grpc, address, setting="health")
         await self._grpc.start()
         return bound
 

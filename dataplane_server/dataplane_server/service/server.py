@@ -16,7 +16,7 @@ from dataplane_server.observe.loop_lag import LoopLag
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.recording.recorder import RecordedPlane
-from dataplane_server.service.binding import bind, unix_path
+from dataplane_server.service.binding import bind, check_port, unix_path
 from dataplane_server.service.boundary import Boundary
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES
 from dataplane_server.service.health import Health, HealthListener
@@ -91,17 +91,19 @@ class Server:
                     self._local.listen_beside(unix_path(address), self.config.socket_mode)
         await self._grpc.start()
         if self.config.http is not None:
+            check_port("http", self.config.http)
             host, port = host_and_port("http", self.config.http)
             self.http_address = f"{host}:{await self._http.start(host, port)}"
         self._lag.start()
         self._report(ready=True)
-        self._log.info("serving", listen=self.addresses, http=self.http_address, health=self.health_address)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Drain: report NOT_SERVING, end calls that wait, give the others grace_s (seconds) to finish, then close."""
         began = time.monotonic()
         grace_s = self.config.drain_grace_s if grace_s is None else grace_s
-        self._log.info("draining", grace_s=grace_s)
+        served = self._serving
+        if served:
+            self._log.info("draining", grace_s=grace_s)
         self._report(ready=False)
         self._shell.drain()
         if self._local is None:
@@ -115,7 +117,8 @@ class Server:
         if isinstance(self.plane, RecordedPlane):
             self.plane.close()
         await self._probes.stop()
-        self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
+        if served:
+            self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
 
     def _report(self, *, ready: bool) -> None:
         self._serving = ready

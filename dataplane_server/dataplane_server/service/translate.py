@@ -80,6 +80,7 @@ def put(header: pb.PutSamplesHeader) -> PutSamples:
         reservation_id=header.reservation_id,
         shared=header.shared,
         caller=header.caller,
+        add_to_group=header.add_to_group,
     )
 
 

@@ -15,11 +15,20 @@ from dataplane_server.core.calls.requests import (
     ReserveGroup,
     ResetTask,
 )
-from dataplane_server.core.calls.values import Balance
+from dataplane_server.core.calls.values import Balance, BatchUnit
 from dataplane_server.service.translate import int64_bytes, packed_tags, seconds
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
-_BALANCE: dict[int, Balance] = {pb.SHARD_BALANCE_ROWS: "rows", pb.SHARD_BALANCE_TOKENS: "tokens"}
+_BALANCE: dict[int, Balance] = {
+    pb.SHARD_BALANCE_ROWS: "rows",
+    pb.SHARD_BALANCE_TOKENS: "tokens",
+    pb.SHARD_BALANCE_GROUPS: "groups",
+}
+_UNIT: dict[int, BatchUnit | None] = {
+    pb.BATCH_UNIT_UNSPECIFIED: None,
+    pb.BATCH_UNIT_ROWS: "rows",
+    pb.BATCH_UNIT_GROUPS: "groups",
+}
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -39,12 +48,14 @@ def claim(request: pb.ClaimSamplesRequest) -> ClaimSamples:
         session_id=request.session_id,
         whole_groups=request.whole_groups,
         max_tokens=request.max_tokens,
+        unit=_unit(request.unit),
     )
 
 
 def shard(request: pb.ClaimShardRequest) -> ClaimShard:
     if request.balance not in _BALANCE:
-        raise Refusal(Reason.INVALID_REQUEST, f"unknown shard balance: {request.balance}; it must be ROWS or TOKENS")
+        message = f"unknown shard balance: {request.balance}; it must be ROWS, TOKENS or GROUPS"
+        raise Refusal(Reason.INVALID_REQUEST, message)
     return ClaimShard(
         request_id=request.request_id,
         partition_id=request.partition_id,
@@ -59,7 +70,14 @@ def shard(request: pb.ClaimShardRequest) -> ClaimShard:
         max_tokens=request.max_tokens,
         whole_groups=request.whole_groups,
         session_id=request.session_id,
+        unit=_unit(request.unit),
     )
+
+
+def _unit(number: int) -> BatchUnit | None:
+    if number not in _UNIT:
+        raise Refusal(Reason.INVALID_REQUEST, f"unknown batch unit: {number}; it must be ROWS or GROUPS")
+    return _UNIT[number]
 
 
 def release(request: pb.ReleaseClaimRequest) -> ReleaseClaim | AbandonRequest:

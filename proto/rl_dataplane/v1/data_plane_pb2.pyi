@@ -244,8 +244,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 20
     """INTERNAL: a defect of the server; its log has the stack."""
     ERROR_REASON_CLAIM_FENCED: _ErrorReason.ValueType  # 21
-    """ABORTED: the server has ended the claim (its session expired, its task was reset, or its partition was registered
-    again); other claims may hold its rows.
+    """ABORTED: the server has ended the claim (its session expired, its task was reset, or its partition's definition was
+    replaced); other claims may hold its rows.
     """
     ERROR_REASON_SESSION_EXPIRED: _ErrorReason.ValueType  # 22
     """ABORTED: the session has expired or was closed; open another one."""
@@ -314,8 +314,8 @@ ERROR_REASON_SUPERSEDED: ErrorReason.ValueType  # 19
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 20
 """INTERNAL: a defect of the server; its log has the stack."""
 ERROR_REASON_CLAIM_FENCED: ErrorReason.ValueType  # 21
-"""ABORTED: the server has ended the claim (its session expired, its task was reset, or its partition was registered
-again); other claims may hold its rows.
+"""ABORTED: the server has ended the claim (its session expired, its task was reset, or its partition's definition was
+replaced); other claims may hold its rows.
 """
 ERROR_REASON_SESSION_EXPIRED: ErrorReason.ValueType  # 22
 """ABORTED: the session has expired or was closed; open another one."""
@@ -971,14 +971,17 @@ class RegisterPartitionRequest(_message.Message):
     definition drops a field in which rows hold values, or newly declares such a field per-token.
     """
     open: _builtins.bool
-    """A put of a field that is not declared declares it. The field is not per-token."""
+    """A put or commit of a field that is not declared declares it, when it is applied. So does a claim that requires the
+    field, when it begins to wait. The field is not per-token. A partition that stays open keeps all fields: replace
+    drops none.
+    """
     clear_when_consumed: _builtins.bool
     """A row is removed as soon as every task has consumed it. Needs at least one task. Claims in CLAIM_MODE_CONSUME are
     refused, because their rows would be gone before they are read.
     """
     @_builtins.property
     def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The fields that rows may have; 1 to 64, distinct."""
+        """The fields that rows may have; 1 to 64 (with open, 0 to 64), distinct."""
 
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -3032,7 +3035,9 @@ class GetConsumptionStatusResponse(_message.Message):
     CONSUMED_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     consumed: _builtins.bool
-    """Whether num_samples rows have been put and no resident row is untaken by, or claimed for, any of the tasks."""
+    """Whether num_samples rows have been put, or the partition is closed, and each of the tasks has consumed all resident
+    rows.
+    """
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskStatus]:
         """One for each task of the request, in its order."""

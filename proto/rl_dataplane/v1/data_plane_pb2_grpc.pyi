@@ -115,9 +115,10 @@ class DataPlaneServiceStub:
 
     Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
     wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
-    no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
-    rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
-    and fields are served first come, first served.
+    no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed, no group is reserved, and fewer
+    than min_size of its rows (or, with whole_groups, groups of such rows only) are neither consumed by the task nor its
+    dead letters; metadata "left" is their number. Waiting claims for the same task and fields are served first come,
+    first served.
     """
     ClaimShard: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimShardRequest, _data_plane_pb2.ClaimShardResponse]
     """Takes the rows of one data-parallel rank for one step of a task. The first call for a step takes the rows of all
@@ -236,9 +237,10 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
 
     Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
     wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
-    no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
-    rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
-    and fields are served first come, first served.
+    no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed, no group is reserved, and fewer
+    than min_size of its rows (or, with whole_groups, groups of such rows only) are neither consumed by the task nor its
+    dead letters; metadata "left" is their number. Waiting claims for the same task and fields are served first come,
+    first served.
     """
     ClaimShard: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimShardRequest, _data_plane_pb2.ClaimShardResponse]  # type: ignore[assignment]
     """Takes the rows of one data-parallel rank for one step of a task. The first call for a step takes the rows of all
@@ -396,9 +398,10 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
         wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
-        no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
-        rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
-        and fields are served first come, first served.
+        no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed, no group is reserved, and fewer
+        than min_size of its rows (or, with whole_groups, groups of such rows only) are neither consumed by the task nor its
+        dead letters; metadata "left" is their number. Waiting claims for the same task and fields are served first come,
+        first served.
         """
 
     @_abc_1.abstractmethod

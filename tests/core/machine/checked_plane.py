@@ -334,6 +334,8 @@ class CheckedPlane:
         self.check()
         for partition_id in list(self.model.partitions):
             self.send(ClearSamples(f"clear {partition_id}", partition_id, None))
+        for group in [group for group in self.model.groups if group.state == "reserved"]:
+            self.send(AbortGroup(f"abort {group.reservation_id}", group.reservation_id))
         for ticket in list(self.model.reads):
             self.end_read(ticket)
         for write in list(self.model.writes):

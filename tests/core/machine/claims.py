@@ -28,7 +28,8 @@ class Claims(Facts):
     def claim(self, wish: ClaimSamples) -> Handed | None:
         """None when the claim has to wait."""
         self.supersede_wait(wish.request_id)
-        refuse_if((not 1 <= wish.min_size <= wish.batch_size, Reason.INVALID_REQUEST))
+        sizes, unit = 1 <= wish.min_size <= wish.batch_size, wish.unit != "groups" or wish.whole_groups
+        refuse_if((not sizes or not unit, Reason.INVALID_REQUEST))
         partition = self.check_wish(wish)
         if not self.may_take(partition, wish):
             self.check_may_wait(partition, wish)
@@ -49,7 +50,7 @@ class Claims(Facts):
     def may_take(self, partition: PartitionModel, wish: Wish) -> bool:
         line = partition.line(wish)
         in_front = [wait for wait in self.waiting_on(wish.partition_id) if partition.line(wait.wish) is line]
-        return not in_front and len(line.units) >= wish.min_size
+        return not in_front and line.has(wish)
 
     def _hand_out(self, partition: PartitionModel, wish: ClaimSamples) -> Handed:
         rows = [row for unit in partition.first(wish) for row in rows_of(unit)]
@@ -136,7 +137,7 @@ class Claims(Facts):
         for wait in self.waiting_on(partition.partition_id):
             line = partition.line(wait.wish) if wait.wish.task == task else None
             if line is not None and line not in passed:
-                if len(line.units) >= wait.wish.min_size:
+                if line.has(wait.wish):
                     return wait
                 passed.append(line)
         return None

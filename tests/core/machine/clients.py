@@ -38,12 +38,13 @@ from dataplane_server.core.calls.requests import (
     ReserveGroup,
     ResetTask,
 )
-from dataplane_server.core.calls.values import Definition, Int64Array, Tags
+from dataplane_server.core.calls.values import Balance, BatchUnit, Definition, Int64Array, Tags
 
 SCARCE = Limits(
     memory_bytes=2000,
     max_rows=14,
     max_fields=6,
+    max_group_rows=5,
     max_tags_per_row=3,
     max_waiting_claims=6,
     max_waiting_puts=3,
@@ -51,7 +52,7 @@ SCARCE = Limits(
     remembered_steps=2,
     remembered_events=64,
 )
-AMPLE = replace(SCARCE, memory_bytes=1 << 14, max_rows=1000, max_waiting_claims=1000, remember_s=60.0)
+AMPLE = replace(SCARCE, memory_bytes=1 << 14, max_rows=1000, max_group_rows=6, max_waiting_claims=1000, remember_s=60.0)
 PARTITIONS = ("p", "p", "q")
 TASKS = ("score", "train")
 SAMPLES = tuple(f"s{i}" for i in range(8))
@@ -98,6 +99,7 @@ class Clients:
             self.reset: 1,
             self.reserve: 1,
             self.put_group: 5,
+            self.add_to_group: 5,
             self.put_shared: 3,
             self.finish_group: 4,
             self.abort_group: 1,
@@ -358,7 +360,7 @@ class Clients:
         ids = (
             self.sample_ids()
             if self.chance(4)
-            else [f"t{i}" for i in self.dice.sample(range(8), self.dice.randint(1, 3))]
+            else [f"t{i}" for i in self.dice.sample(range(8), self.dice.randint(0, 3))]
         )
         group_id = self.dice.choice("ghijk")
         self.go(ReserveGroup("", self.partition_id(), group_id, ids, self.session_id(), version))
@@ -369,6 +371,14 @@ class Clients:
         ids = own[:1] if self.chance(4) else own
         columns = self.columns(self.dice.choice(["a", "ab", "b"]), len(ids))
         self.go_with_bytes(PutSamples("", group.partition_id, ids, columns, reservation_id=group.reservation_id))
+
+    def add_to_group(self) -> None:
+        """Mostly of rows that are not there yet."""
+        group = self.some_group()
+        ids = self.sample_ids() if self.chance(6) else self.dice.sample(GROUPED, self.dice.randint(1, 3))
+        columns = self.columns(self.dice.choice(["a", "ab", "c", ""]), len(ids))
+        put = PutSamples("", group.partition_id, ids, columns, reservation_id=group.reservation_id, add_to_group=True)
+        self.go_with_bytes(put)
 
     def put_shared(self) -> None:
         group = self.some_group()
@@ -397,6 +407,7 @@ class Clients:
             self.session_id(),
             self.chance(3),
             self.dice.choice([0, 0, 0, 4, 9]),
+            self.dice.choice([None, None, "rows", "groups"]),
         )
         self.go(claim)
 
@@ -408,8 +419,11 @@ class Clients:
         fields = self.dice.choice([("a",)] * 15 + [("a", "b"), ()])
         where = ("p", "train") if self.chance(2) else (self.partition_id(), self.task())
         at = (*where, step, rank, world, fields, size, 2)
-        tokens, whole = tokens if step < 3 else 5, step == 1
-        self.go(ClaimShard("", *at, "tokens" if step % 2 else "rows", tokens, whole, self.session_id()))
+        tokens, whole = tokens if step < 3 else 5, step < 2
+        balances: list[Balance] = ["rows", "groups"] if step == 0 else ["tokens"] if step % 2 else ["rows"]
+        units: list[BatchUnit | None] = ["rows", "groups"] if self.chance(20) else ["rows"] if step else [None]
+        balance, unit = self.dice.choice(balances), self.dice.choice(units)
+        self.go(ClaimShard("", *at, balance, tokens, whole, self.session_id(), unit))
 
     def stop_waiting(self) -> None:
         if callers := self.world.model.callers():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from tests.core.machine.things import Group, Row
+from tests.core.machine.things import Group, Row, Wish
 
 Unit = Row | Group
 """What is handed out whole: a row, or a group with all of its rows."""
@@ -36,11 +36,16 @@ class Line:
         self.units = []
         self.add(rows)
 
-    def first(self, count: int, max_tokens: int) -> list[Unit]:
-        """The first units, up to so many with no more tokens together, but one at least."""
+    def has(self, wish: Wish) -> bool:
+        return sum(map(counting(wish), self.units)) >= wish.min_size
+
+    def first(self, wish: Wish) -> list[Unit]:
+        """The first units, as many as the wish wants with no more tokens together, but one at least."""
         taken: list[Unit] = []
-        for unit in self.units[:count]:
-            if taken and max_tokens and sum(map(tokens, [*taken, unit])) > max_tokens:
+        for unit in self.units:
+            together = [*taken, unit]
+            too_many = sum(map(counting(wish), together)) > wish.batch_size
+            if taken and (too_many or (wish.max_tokens and sum(map(tokens, together)) > wish.max_tokens)):
                 break
             taken.append(unit)
         return taken
@@ -66,6 +71,11 @@ class Line:
 
 def rows_of(unit: Unit) -> list[Row]:
     return [unit] if isinstance(unit, Row) else unit.rows
+
+
+def counting(wish: Wish) -> Callable[[Unit], int]:
+    """What a unit counts for the sizes of a wish."""
+    return (lambda unit: len(rows_of(unit))) if wish.unit == "rows" else (lambda unit: 1)
 
 
 def tokens(unit: Unit) -> int:

@@ -94,6 +94,7 @@ class Model(Writes):
         changed = set(partition.definition.fields) - set(definition.fields)
         changed |= definition.per_token_fields - partition.definition.per_token_fields
         held = {name for row in partition.rows for name in row.values}
+        held |= {name for group in partition.groups for name in group.shared}
         refuse_if((bool(held & changed), Reason.FIELD_HOLDS_VALUES))
         for task, ledger in partition.ledgers.items():
             ledger.ended["reset"] += partition.count(task, "claimed")
@@ -111,8 +112,10 @@ class Model(Writes):
         if partition is None:
             return DropResult(0)
         self.end_all_on(partition, "reset")
-        for group in partition.groups:
+        for group in list(partition.groups):
             self._end_group(group, "rolled back")
+            if not group.rows:
+                partition.forget(group)
         for wait in self.waiting_on(call.partition_id):
             self.fail(wait, {Reason.PARTITION_NOT_FOUND})
         self.fail_writes([w for w in self.queue() if w.partition_id == call.partition_id], Reason.PARTITION_NOT_FOUND)
@@ -132,7 +135,7 @@ class Model(Writes):
     def _remove(self, partition: PartitionModel, rows: Sequence[Row], why: str = "") -> int:
         size = partition.remove(rows, why)
         for group in self.groups:
-            if not group.rows and group.state == "reserved":
+            if group.partition_id == partition.partition_id and group not in partition.groups:
                 self._end_group(group, "gone")
         self.serve(partition)
         return size
@@ -150,15 +153,15 @@ class Model(Writes):
             reasons.add(Reason.PARTITION_CLOSED)
         if partition.found(call.sample_ids) or any(call.group_id == group.group_id for group in partition.groups):
             reasons.add(Reason.SAMPLE_EXISTS)
+        if len(call.sample_ids) > self.limits.max_group_rows:
+            reasons.add(Reason.INVALID_REQUEST)
         if self.rows + len(call.sample_ids) > self.limits.max_rows:
             reasons.add(Reason.LIMIT_REACHED)
         if reasons:
             raise No(*reasons)
         group = Group(call.group_id, call.partition_id, [], session, call.weight_version)
-        group.rows = [partition.create(sample_id) for sample_id in call.sample_ids]
-        for row in group.rows:
-            row.group = group
-            row.tags = {} if call.weight_version is None else {"weight_version": call.weight_version}
+        for sample_id in call.sample_ids:
+            partition.join(partition.create(sample_id), group)
         partition.groups.append(group)
         self.groups.append(group)
         if session:
@@ -167,7 +170,7 @@ class Model(Writes):
 
     def finish(self, call: FinishGroup) -> GroupFinished:
         group = self.group_of(call.reservation_id)
-        refuse_if((not all(row.values for row in group.rows), Reason.GROUP_INCOMPLETE))
+        refuse_if((not group.rows or not all(row.values for row in group.rows), Reason.GROUP_INCOMPLETE))
         if call.weight_version is not None:
             tags = [row.tags | {"end_weight_version": call.weight_version} for row in group.rows]
             refuse_if((any(len(each) > self.limits.max_tags_per_row for each in tags), Reason.INVALID_REQUEST))
@@ -176,6 +179,7 @@ class Model(Writes):
         group.end = call.weight_version
         self._end_group(group, "finished")
         partition = self.partitions[group.partition_id]
+        group.end_sharing(self.arena)
         partition.became_ready(group.rows)
         self.serve(partition)
         return GroupFinished(len(group.rows))
@@ -186,8 +190,10 @@ class Model(Writes):
 
     def _roll_back(self, group: Group) -> int:
         self._end_group(group, "rolled back")
-        rows = list(group.rows)
-        self._remove(self.partitions[group.partition_id], rows, "rolled_back")
+        rows, partition = list(group.rows), self.partitions[group.partition_id]
+        self._remove(partition, rows, "rolled_back")
+        if not rows:
+            partition.forget(group)
         return len(rows)
 
     def _end_group(self, group: Group, state: str) -> None:

@@ -92,15 +92,33 @@ class PartitionModel:
         self.put_total += 1
         return row
 
-    def put(self, write: Write, put: PutSamples) -> int:
-        """Apply a put to its rows. Returns how many are new."""
+    def put(self, write: Write, put: PutSamples, group: Group | None) -> int:
+        """Apply a put to its rows. Returns how many are new. group: whose rows they become, if any."""
         before = len(self.rows)
         rows = [self.find(sample_id) or self.create(sample_id) for sample_id in put.sample_ids]
+        for row in rows if group is not None else ():
+            if row.group is None:
+                self.join(row, group)
         for row, tags in zip(rows, put.tags or (), strict=False):
             row.tags = row.tags | tags
         self.write(write, rows)
         self.became_ready(rows)
         return len(self.rows) - before
+
+    def join(self, row: Row, group: Group | None) -> None:
+        assert group is not None
+        row.group = group
+        group.rows.append(row)
+        row.tags = {} if group.start is None else {"weight_version": group.start}
+        for name, value in group.shared.items():
+            row.get(name, value, self.arena)
+
+    def share(self, write: Write, group: Group) -> None:
+        """The rows of a group get the same values, and so will those that join it."""
+        self.write(write, group.rows)
+        for name, (value,) in write.values.items():
+            group.shared[name] = value
+            value.holders.add(group)
 
     def write(self, write: Write, rows: Sequence[Row]) -> None:
         """Rows get the values of a write; those of a shared put all get the same."""
@@ -162,11 +180,17 @@ class PartitionModel:
             self.rows.remove(row)
             if row.group is not None:
                 row.group.rows.remove(row)
-        self.groups = [group for group in self.groups if group.rows]
+                if not row.group.rows:
+                    self.forget(row.group)
         for line in self.lines:
             line.sift()
         self.became_ready(other for row in rows if row.group is not None for other in row.group.rows)
         return size - self.size_bytes
+
+    def forget(self, group: Group) -> None:
+        """A group without rows is gone."""
+        self.groups.remove(group)
+        group.end_sharing(self.arena)
 
     def _why_removed(self, row: Row) -> str:
         through = row.standings and all(standing.state == "consumed" for standing in row.standings.values())
@@ -174,7 +198,13 @@ class PartitionModel:
 
     @property
     def size_bytes(self) -> int:
-        return sum(len(value.data) for value in {value for row in self.rows for value in row.values.values()})
+        return sum(self._size_of(name) for name in self.definition.fields)
+
+    def _size_of(self, name: str) -> int:
+        """Bytes of a field, those that are shared once."""
+        holders: list[Row | Group] = [*self.rows, *self.groups]
+        held = {(one.values if isinstance(one, Row) else one.shared).get(name) for one in holders}
+        return sum(len(value.data) for value in held if value is not None)
 
     def why_not_claim(self, wish: Wish, most_fields: int) -> set[Reason]:
         reasons = set() if wish.task in self.definition.tasks else {Reason.TASK_NOT_REGISTERED}
@@ -203,7 +233,7 @@ class PartitionModel:
 
     def first(self, wish: Wish) -> list[Unit]:
         """What a claim gets for which there is enough."""
-        return self.line(wish).first(wish.batch_size, wish.max_tokens)
+        return self.line(wish).first(wish)
 
     def hold(self, task: str, rows: Sequence[Row]) -> None:
         """Untaken rows leave the line for a step."""
@@ -297,9 +327,8 @@ class PartitionModel:
         )
 
     def _field_info(self, name: str) -> FieldInfo:
-        values = [row.values[name] for row in self.rows if name in row.values]
-        size = sum(len(value.data) for value in set(values))
-        return FieldInfo(name, self.shapes.get(name), name in self.definition.per_token_fields, len(values), size)
+        rows, per_token = sum(name in row.values for row in self.rows), name in self.definition.per_token_fields
+        return FieldInfo(name, self.shapes.get(name), per_token, rows, self._size_of(name))
 
     def _task_info(self, task: str, waiting: int) -> TaskInfo:
         untaken, claimed, consumed, delayed, dead = (self.count(task, state) for state in STATES)

@@ -45,7 +45,8 @@ class Steps:
     def _check_sizes(self, wish: ClaimShard) -> None:
         ranks = 0 <= wish.dp_rank < wish.dp_world
         sizes = wish.dp_world <= wish.min_size <= wish.batch_size
-        refuse_if((not ranks or not sizes, Reason.INVALID_REQUEST))
+        groups = wish.whole_groups or "groups" not in (wish.balance, wish.unit)
+        refuse_if((not ranks or not sizes or not groups, Reason.INVALID_REQUEST))
 
     def _taken(self, partition: PartitionModel, wish: ClaimShard) -> Step | None:
         return next((step for step in partition.steps[wish.task] if step.wish.step == wish.step), None)
@@ -107,20 +108,23 @@ def alike(wish: Wish) -> tuple[object, ...]:
     """What all callers of a step must ask for alike."""
     assert isinstance(wish, ClaimShard)
     sizes = (wish.dp_world, wish.batch_size, wish.min_size, wish.max_tokens)
-    return (*sizes, wish.required_fields, wish.balance, wish.whole_groups)
+    unit = wish.unit or ("groups" if wish.whole_groups else "rows")
+    return (*sizes, wish.required_fields, wish.balance, wish.whole_groups, unit)
 
 
 def split(units: Sequence[Unit], wish: ClaimShard) -> list[list[int]]:
-    """Which units each rank gets. By tokens, only the laws of a split are checked here, not how well it is balanced."""
-    if wish.balance == "rows":
+    """Which units each rank gets. By weight, only the laws of a split are checked here, not how well it is balanced."""
+    if wish.balance == "groups" or (wish.balance == "rows" and not wish.whole_groups):
         least, more = divmod(len(units), wish.dp_world)
         sizes = [least + (rank < more) for rank in range(wish.dp_world)]
         starts = [sum(sizes[:rank]) for rank in range(wish.dp_world)]
         return [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
-    parts = split_by_weight(np.array([tokens(unit) for unit in units], np.int64), wish.dp_world)
+    by_rows = wish.balance == "rows"
+    weights = np.array([len(rows_of(unit)) if by_rows else tokens(unit) for unit in units], np.int64)
+    parts = split_by_weight(weights, wish.dp_world, even=not by_rows)
     assert len(parts) == wish.dp_world
     assert sorted(position for part in parts for position in part) == list(range(len(units)))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert by_rows or max(map(len, parts)) - min(map(len, parts)) <= 1
     return parts
 
 

@@ -20,12 +20,20 @@ Wish = ClaimSamples | ClaimShard
 
 @dataclass(eq=False)
 class Value:
-    """Bytes of one field, and where they lie. holders: rows that have them, or lost them while they were read."""
+    """Bytes of one field, and where they lie. holders: rows that have them, or lost them while they were read, and the
+    group whose rows share them, while it is reserved.
+    """
 
     data: bytes
     entries: int
     pieces: list[Run] = field(default_factory=list)
-    holders: set[Row] = field(default_factory=set)
+    holders: set[Row | Group] = field(default_factory=set)
+
+    def let_go(self, holder: Row | Group, arena: Arena) -> None:
+        """One holder less. The last one frees the bytes."""
+        self.holders.discard(holder)
+        if not self.holders:
+            arena.free(self.pieces)
 
 
 @dataclass(eq=False)
@@ -65,15 +73,15 @@ class Row:
         self.owed += [self.values.pop(name) for name in names if name in self.values]
         if not self.readers:
             for value in self.owed:
-                value.holders.discard(self)
-                if not value.holders:
-                    arena.free(value.pieces)
+                value.let_go(self, arena)
             self.owed = []
 
 
 @dataclass(eq=False)
 class Group:
-    """A prompt's rows that are still there. state: reserved, then finished or rolled back, for good."""
+    """A prompt's rows that are still there. state: reserved, then finished or rolled back, for good. shared: the values
+    of rows that join, while it is reserved.
+    """
 
     group_id: str
     partition_id: str
@@ -83,6 +91,12 @@ class Group:
     end: int | None = None
     state: str = "reserved"
     reservation_id: str = ""
+    shared: dict[str, Value] = field(default_factory=dict)
+
+    def end_sharing(self, arena: Arena) -> None:
+        for value in self.shared.values():
+            value.let_go(self, arena)
+        self.shared = {}
 
 
 @dataclass(eq=False)

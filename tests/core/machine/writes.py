@@ -94,10 +94,11 @@ class Writes(Claims):
     def finish_put(self, write: Write, put: PutSamples) -> PutResult:
         partition = self._check_put(put)
         created = 0
-        if put.shared:
-            partition.write(write, self.group_of(put.reservation_id).rows)
+        group = self.group_of(put.reservation_id) if put.reservation_id else None
+        if put.shared and group is not None:
+            partition.share(write, group)
         else:
-            created = partition.put(write, put)
+            created = partition.put(write, put, group)
             self.serve(partition)
         return PutResult(created, write.size)
 
@@ -133,6 +134,8 @@ class Writes(Claims):
         partition = self.partition(put.partition_id)
         named = [partition.find(sample_id) for sample_id in put.sample_ids]
         reasons = self._why_not_generations(named, put)
+        if put.add_to_group and (put.claim_id or put.shared or not put.reservation_id or put.generations is not None):
+            raise No(Reason.INVALID_REQUEST)
         if put.reservation_id:
             reasons |= self._why_not_in_group(partition, named, put)
         elif any(row is not None and row.hidden for row in named):
@@ -170,10 +173,13 @@ class Writes(Claims):
             return no.reasons
         if group.partition_id != put.partition_id:
             return {Reason.GROUP_FENCED, Reason.INVALID_REQUEST}
-        reasons = {Reason.SAMPLE_NOT_FOUND} if None in named else set()
+        reasons = {Reason.SAMPLE_NOT_FOUND} if None in named and not put.add_to_group else set()
         fields = {spec.name for spec in put.columns}
         unfit = any(fields & row.values.keys() for row in group.rows) or fields & partition.definition.per_token_fields
-        if not all(row in group.rows for row in named) or (put.shared and unfit):
+        unfit = unfit or fields & group.shared.keys()
+        strange = not all(row in group.rows for row in named if row is not None)
+        too_many = put.add_to_group and len(group.rows) + named.count(None) > self.limits.max_group_rows
+        if strange or too_many or (put.shared and unfit):
             reasons.add(Reason.INVALID_REQUEST)
         return reasons
 

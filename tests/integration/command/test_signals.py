@@ -29,7 +29,7 @@ Eventually = Callable[[Callable[[], object]], None]
 
 
 class Command(Protocol):
-    banner: str
+    http: str
     log: str
 
     def end(self, number: signal.Signals = ...) -> int: ...
@@ -114,7 +114,7 @@ def test_healthz_says_draining_while_calls_finish(
 ) -> None:
     listen = f"unix://{tmp_path}/drained.sock"
     command = start_command("--listen", listen, "--http", "127.0.0.1:0", "--grace", "10")
-    http = command.banner.partition("health on ")[2].splitlines()[0]
+    http = f"{command.http}/healthz"
     with connect(listen) as client, grpc.insecure_channel(listen) as channel:
         client.register_partition("p", ["x"], 0, ["train"])
         put = HeldPut(channel)

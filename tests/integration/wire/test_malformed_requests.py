@@ -305,6 +305,9 @@ CALLS: dict[str, tuple[str, Callable[[], object], str, str]] = {
     ),
     "shard without balance": ("ClaimShard", lambda: shard(balance=0), "INVALID_REQUEST", "balance"),
     "shard with an unknown balance": ("ClaimShard", lambda: shard(balance=99), "INVALID_REQUEST", "balance"),
+    "shard of an unknown unit": ("ClaimShard", lambda: shard(unit=99), "INVALID_REQUEST", "batch unit"),
+    "shard of groups that may be split": ("ClaimShard", lambda: shard(unit=2), "INVALID_REQUEST", "whole_groups"),
+    "claim of an unknown unit": ("ClaimSamples", lambda: claim(unit=99), "INVALID_REQUEST", "batch unit"),
     "shard without request_id": ("ClaimShard", lambda: shard(request_id=""), "INVALID_REQUEST", "request_id"),
     "shard of no ranks": ("ClaimShard", lambda: shard(dp_world=0), "INVALID_REQUEST", "dp_world"),
     "shard of a rank beyond": ("ClaimShard", lambda: shard(dp_rank=2), "INVALID_REQUEST", "dp_rank"),
@@ -349,12 +352,6 @@ CALLS: dict[str, tuple[str, Callable[[], object], str, str]] = {
         lambda: pb.ReserveGroupRequest(request_id="r", partition_id="p", group_id="g", sample_ids=["new", "s"]),
         "SAMPLE_EXISTS",
         "'s'",
-    ),
-    "reservation of no rows": (
-        "ReserveGroup",
-        lambda: pb.ReserveGroupRequest(request_id="r", partition_id="p", group_id="g"),
-        "INVALID_REQUEST",
-        "1 to 4096",
     ),
     "reservation without a name": (
         "ReserveGroup",

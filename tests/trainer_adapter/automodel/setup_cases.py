@@ -54,6 +54,7 @@ MODELS = {"llama": False, "qwen2": True, "qwen3": True}
 
 
 def logits_only() -> Any:
+    """The same, found by its dotted path."""
     return LOGITS_ONLY
 
 
@@ -232,11 +233,7 @@ CASES: dict[str, Callable[[int, Path, str], Any]] = {
     "llama_offloaded": stepped("llama", cpu_offload=True),
     "qwen2_dp_tied": stepped("qwen2"),
     "llama_tp": stepped("llama", tensor_parallel_size=2),
-    "llama_tp_logits_only": stepped("llama", tensor_parallel_size=2, custom_parallel_plan=LOGITS_ONLY),
-    "llama_tp_plan_by_path": stepped("llama", tensor_parallel_size=2, custom_parallel_plan=f"{__name__}.LOGITS_ONLY"),
-    "llama_tp_plan_by_function": stepped(
-        "llama", tensor_parallel_size=2, custom_parallel_plan=f"{__name__}.logits_only"
-    ),
+    "llama_tp_logits_only": stepped("llama", tensor_parallel_size=2, custom_parallel_plan=f"{__name__}.logits_only"),
     "qwen2_tp_tied": stepped("qwen2", tensor_parallel_size=2),
     "qwen3_tp_tied": stepped("qwen3", tensor_parallel_size=2, activation_checkpointing=True),
     "checkpointed": checkpointed,

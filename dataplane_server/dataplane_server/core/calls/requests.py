@@ -34,7 +34,7 @@ from dataplane_server.core.calls.answers import (
 )
 from dataplane_server.core.calls.columns import ColumnSpec
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.values import Balance, Definition, Int64Array, Tags
+from dataplane_server.core.calls.values import Balance, BatchUnit, Definition, Int64Array, Tags
 
 Answer = TypeVar("Answer", covariant=True)
 
@@ -119,7 +119,8 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
 
     tags, sequence_lengths (tokens, -1 unknown) and generations are None or have one entry a row. claim_id: only while
     that claim is open. reservation_id: only while that group is reserved. shared: no sample ids, and columns of one
-    row, which every row of the group gets. caller: who puts, for the row's history.
+    row, which every row of the group gets. caller: who puts, for the row's history. add_to_group: samples that do not
+    exist become rows of the group.
     """
 
     request_id: str
@@ -133,6 +134,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     reservation_id: str = ""
     shared: bool = False
     caller: str = ""
+    add_to_group: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,8 @@ class ClaimSamples(RepeatableCall[Grant | Waiting]):
     """Take ready rows for a task, or wait for them.
 
     consume: delivery is consumption, and there is nothing to commit. session_id: the session that will hold the claim;
-    empty for none. whole_groups: sizes count groups. max_tokens: of all rows together, 0 for no limit.
+    empty for none. whole_groups: groups are not split. max_tokens: of all rows together, 0 for no limit. unit: what the
+    sizes count; None for groups if whole_groups, else rows.
     """
 
     request_id: str
@@ -215,6 +218,7 @@ class ClaimSamples(RepeatableCall[Grant | Waiting]):
     session_id: str = ""
     whole_groups: bool = False
     max_tokens: int = 0
+    unit: BatchUnit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +238,15 @@ class ClaimShard(RepeatableCall[Grant | Waiting]):
     max_tokens: int = 0
     whole_groups: bool = False
     session_id: str = ""
+    unit: BatchUnit | None = None
+
+
+ClaimCall = ClaimSamples | ClaimShard
+
+
+def unit_of(call: ClaimCall) -> BatchUnit:
+    """What the sizes of a claim count."""
+    return call.unit or ("groups" if call.whole_groups else "rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +309,8 @@ class ResetTask(RepeatableCall[ResetResult]):
 
 @dataclass(frozen=True, slots=True)
 class ReserveGroup(RepeatableCall[Reserved]):
-    """Create the rows of a prompt, hidden until FinishGroup. session_id: the session that holds them; empty for
-    none.
+    """Create a group and the rows of it that are known, hidden until FinishGroup. session_id: the session that holds
+    them; empty for none.
     """
 
     request_id: str

@@ -16,8 +16,10 @@ Slots = npt.NDArray[np.int64]
 Epochs = npt.NDArray[np.uint32]
 """Reuse counters of slots, beside the slots that they belong to."""
 Tags = dict[str, str | int | float | bool | None]
-Balance = Literal["rows", "tokens"]
-"""How a step is split between ranks: in order, or by sums of sequence lengths."""
+Balance = Literal["rows", "tokens", "groups"]
+"""What the shards of a step have about equally much of."""
+BatchUnit = Literal["rows", "groups"]
+"""What the sizes of a claim count."""
 
 
 class Run(NamedTuple):

@@ -5,7 +5,7 @@ All per-token fields of a row have as many entries as the row has tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.names import check_name
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import BoolArray, Definition, Int64Array, Slots
+from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.rows.row_table import RowTable
 
 
@@ -80,8 +81,12 @@ def check_may_declare(partition_id: str, fields: Mapping[str, Field], new: Seque
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id, field=new[0])
 
 
-def check_may_replace(partition_id: str, fields: Mapping[str, Field], definition: Definition) -> None:
-    """Refuse a definition in place of the present one that contradicts values of rows."""
+def check_may_replace(
+    partition_id: str, fields: Mapping[str, Field], reserved: Collection[Group], definition: Definition
+) -> None:
+    """Refuse a definition in place of the present one that contradicts values of rows, or values that the rows of
+    reserved groups share.
+    """
     for field in fields.values():
         if field.name not in definition.fields:
             change = "does not declare"
@@ -89,9 +94,11 @@ def check_may_replace(partition_id: str, fields: Mapping[str, Field], definition
             change = "newly declares per-token"  # rows were put without comparing their lengths
         else:
             continue
-        if field.rows:
+        sharing = sum(field.name in group.shared for group in reserved)
+        if field.rows or sharing:
+            holders = f"{field.rows} rows" if field.rows else f"{sharing} reserved groups"
             message = (
-                f"partition {partition_id!r}: {field.rows} rows hold values of field {field.name!r}, which the new "
+                f"partition {partition_id!r}: {holders} hold values of field {field.name!r}, which the new "
                 f"definition {change}; clear them first"
             )
             raise Refusal(Reason.FIELD_HOLDS_VALUES, message, partition_id=partition_id, field=field.name)

@@ -1,14 +1,14 @@
 """The groups of one partition: the rows of each prompt, which become visible to claims all at once or not at all.
 
-The rows of a reserved group exist but are hidden: no view has them. When the reservation ends the rows become visible,
-or are removed. What remains is membership: claims can take whole groups. Rows that are cleared leave their group; a
-group without rows is gone, and its id is free again.
+The rows of a reserved group exist but are hidden: no view has them. Until the reservation ends, rows can join; then the
+rows become visible, or are removed. What remains is membership: claims can take whole groups. Rows that are cleared
+leave their group; a group that has lost its last row is gone, and its id is free again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,9 +22,10 @@ END_VERSION_TAG = "end_weight_version"
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The rows of one prompt. slots: all rows that were reserved, of which `size` are left; these have `number` in the
+    """The rows of one prompt. slots: its rows in order of arrival, of which `size` are left; these have `number` in the
     column "group". reservation_id: empty once the reservation has ended. session_id: the session that holds the
-    reservation; empty if none does.
+    reservation; empty if none does. shared: while it is reserved, offset and entries of the values that its rows share,
+    by field.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Group:
     session_id: str
     start_weight_version: int | None
     end_weight_version: int | None = None
+    shared: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class GroupTable:
@@ -59,14 +61,20 @@ class GroupTable:
     def add(
         self, group_id: str, slots: Slots, reservation_id: str, session_id: str, weight_version: int | None
     ) -> None:
-        """Make a reserved group of rows, and hide them."""
+        """Make a reserved group of rows, which may be none."""
         number = self._unused.pop() if self._unused else len(self._groups) + 1
-        group = Group(number, group_id, slots, len(slots), reservation_id, session_id, weight_version)
+        group = Group(number, group_id, slots[:0], 0, reservation_id, session_id, weight_version)
         self._groups[number] = self.reserved[reservation_id] = group
         self._number_of[group_id] = number
-        self._rows["group"][slots] = number
+        self.join(group, slots)
+
+    def join(self, group: Group, slots: Slots) -> None:
+        """New rows become rows of a reserved group, and are hidden."""
+        group.slots = np.concatenate([self.members(group.number), slots])  # a slot of a row that is gone may come again
+        group.size = len(group.slots)
+        self._rows["group"][slots] = group.number
         self._rows["hidden"][slots] = True
-        self.tag_version(slots, VERSION_TAG, weight_version)
+        self.tag_version(slots, VERSION_TAG, group.start_weight_version)
 
     def tag_version(self, slots: Slots, tag: str, weight_version: int | None) -> None:
         """Tag rows of a group with its weight version (None: no tag), so that every claim sees it."""
@@ -80,9 +88,8 @@ class GroupTable:
         except KeyError:
             raise group_fenced(reservation_id) from None
 
-    def check_members(self, reservation_id: str, slots: Slots) -> None:
-        """Refusal GROUP_FENCED if the reservation has ended, INVALID_REQUEST for a row outside of the group."""
-        group = self.of_reservation(reservation_id)
+    def check_members(self, group: Group, slots: Slots) -> None:
+        """Refusal INVALID_REQUEST for a row outside of the group."""
         strange = slots[self._rows["group"][slots] != group.number]
         if strange.size:
             first = self._rows.ids(strange[:1])[0]
@@ -143,19 +150,19 @@ class GroupTable:
         del self.reserved[group.reservation_id]
         group.session_id = group.reservation_id = ""
 
-    def shrink(self, slots: Slots) -> None:
-        """Rows are about to be removed."""
+    def shrink(self, slots: Slots) -> list[Group]:
+        """Rows are about to be removed. Returns the groups that have no row left; the caller forgets them."""
         if not self._groups:
-            return
+            return []
         numbers = self._rows["group"][slots]
         found, gone = np.unique(numbers[numbers > 0], return_counts=True)
-        for number, rows in zip(found.tolist(), gone.tolist(), strict=True):
-            group = self._groups[number]
+        groups = [self._groups[number] for number in found.tolist()]
+        for group, rows in zip(groups, gone.tolist(), strict=True):
             group.size -= rows
-            if not group.size:
-                self._forget(group)
+        return [group for group in groups if not group.size]
 
-    def _forget(self, group: Group) -> None:
+    def forget(self, group: Group) -> None:
+        """A group without rows is gone."""
         if group.reservation_id:
             self.end_reservation(group)
         del self._groups[group.number]

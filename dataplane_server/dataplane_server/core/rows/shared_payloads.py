@@ -1,7 +1,8 @@
 """Values that several rows share, such as the prompt or the image of a group.
 
-The words of these rows name the same bytes, so reads are as usual. The bytes are freed when no row has them and no
-reader pins a row that had them. So each payload counts its rows, and the pinned rows that gave it up.
+The words of these rows name the same bytes, so reads are as usual. A group that is still reserved has them as well, for
+rows that are yet to be added. The bytes are freed when no row and no group has them and no reader pins a row that had
+them. So each payload counts its owners, and the pinned rows that gave it up.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from dataplane_server.core.rows.space import Space
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """Bytes that `rows` rows have. held: pinned rows that had them."""
+    """Bytes that `owners` rows and groups have. held: pinned rows that had them."""
 
     offset: int
     size_bytes: int
-    rows: int
+    owners: int
     held: int = 0
 
 
@@ -39,24 +40,32 @@ class SharedPayloads:
     def __iter__(self) -> Iterator[Payload]:
         return iter(self._at.values())
 
-    def add(self, offset: int, size_bytes: int, rows: int) -> None:
-        """Add bytes (at least one) that this many rows (at least one) have."""
-        self._at[offset] = Payload(offset, size_bytes, rows)
+    def add(self, offset: int, size_bytes: int, owners: int) -> None:
+        """Add bytes (at least one) that this many rows and groups (at least one) have."""
+        self._at[offset] = Payload(offset, size_bytes, owners)
+
+    def share(self, offset: int, rows: int) -> None:
+        """So many more rows have a payload."""
+        self._at[offset].owners += rows
+
+    def disown(self, offset: int) -> int:
+        """A group has a payload no longer. Returns the bytes that nothing has now."""
+        return self._lose(self._at[offset], 1)
 
     def give_up(self, offsets: Int64Array, slots: Int64Array, pinned: BoolArray) -> int:
-        """Take payloads, by offset, from rows. Returns the bytes of payloads that no row has now. They are freed when
+        """Take payloads, by offset, from rows. Returns the bytes of payloads that nothing has now. They are freed when
         no reader holds them.
         """
         for offset, slot in zip(offsets[pinned].tolist(), slots[pinned].tolist(), strict=True):
             self._held_by.setdefault(slot, []).append(self._at[offset])
             self._at[offset].held += 1
-        lost = 0
-        for offset, rows in zip(*(array.tolist() for array in np.unique(offsets, return_counts=True)), strict=True):
-            payload = self._at[offset]
-            payload.rows -= rows
-            lost += 0 if payload.rows else payload.size_bytes
-            self._free_if_unused(payload)
-        return lost
+        found = zip(*(array.tolist() for array in np.unique(offsets, return_counts=True)), strict=True)
+        return sum([self._lose(self._at[offset], rows) for offset, rows in found])
+
+    def _lose(self, payload: Payload, owners: int) -> int:
+        payload.owners -= owners
+        self._free_if_unused(payload)
+        return 0 if payload.owners else payload.size_bytes
 
     def unpinned(self, slots: Int64Array) -> None:
         """No reader pins these slots any more."""
@@ -68,9 +77,9 @@ class SharedPayloads:
     @property
     def owed_bytes(self) -> int:
         """Bytes that only readers still hold."""
-        return sum(payload.size_bytes for payload in self if not payload.rows)
+        return sum(payload.size_bytes for payload in self if not payload.owners)
 
     def _free_if_unused(self, payload: Payload) -> None:
-        if not payload.rows and not payload.held:
+        if not payload.owners and not payload.held:
             del self._at[payload.offset]
             self._space.release(payload.offset, payload.size_bytes)

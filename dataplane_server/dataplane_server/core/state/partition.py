@@ -25,6 +25,7 @@ from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.group_table import Group, GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.space import Space, column_runs
+from dataplane_server.core.rows.stored_values import StoredValues, mask_of
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CONSUMED
 
@@ -77,6 +78,7 @@ class Partition:
         self._changed_tasks = changed_tasks
         self.rows = RowTable(definition.partition_id, space, generations)
         self.groups = GroupTable(self.rows)
+        self.values = StoredValues(self.rows)
         self.fields: dict[str, Field] = {}
         self.tasks: dict[str, Task] = {}
         self.rows_put_total = 0
@@ -172,7 +174,7 @@ class Partition:
         return self.tasks[name]
 
     def mask(self, names: Iterable[str]) -> int:
-        return _mask([self.field(name) for name in names])
+        return mask_of([self.field(name) for name in names])
 
     # -- put -----------------------------------------------------------------------------------------------------------
 
@@ -208,9 +210,14 @@ class Partition:
         slots = self.groups.members(group.number)
         for field in (self.fields[column.name] for column in columns.each if column.name in self.fields):
             held = slots[field.holds(slots)]
-            if not field.per_token and not held.size:
+            if field.per_token:
+                rule = "is per-token"
+            elif held.size:
+                rule = f"sample {self.rows.ids(held[:1])[0]!r} already has"
+            elif field.name in group.shared:
+                rule = "they already share"
+            else:
                 continue
-            rule = "is per-token" if field.per_token else f"sample {self.rows.ids(held[:1])[0]!r} already has"
             message = (
                 f"partition {self.partition_id!r}: the rows of group {group.group_id!r} cannot share field "
                 f"{field.name!r}, which {rule}"
@@ -243,15 +250,20 @@ class Partition:
         offsets: Int64Array,
         tags: Sequence[Tags] | None,
         sequence_lengths: Int64Array | None,
+        group: Group | None = None,
     ) -> int:
         """Apply a put that was just checked and whose values are at the offsets (an array row for each column). Returns
-        how many rows are new.
+        how many rows are new. group: the reserved group that new rows join.
         """
         self.declare(column.name for column in columns.each)
         slots = checked.slots
+        is_new = slots < 0
         created = self._create(sample_ids, slots)
+        if group is not None and created:
+            self._join(group, slots[is_new], columns)
         if columns.each:
-            self._store(checked, columns, offsets, replaces=created < len(slots))
+            replaces = created < len(slots)
+            self.values.store(slots, self._named(columns), checked.shapes, columns, offsets, replaces=replaces)
         self._store_sequence_lengths(slots, columns.each, sequence_lengths)
         for slot, row_tags in zip(slots.tolist() if tags else (), tags or (), strict=False):
             self.rows.merge_tags(slot, row_tags)
@@ -259,65 +271,20 @@ class Partition:
             task.produced(slots)
         return created
 
-    def _store(self, checked: Checked, columns: Columns, offsets: Int64Array, *, replaces: bool) -> None:
-        """Point rows to new values, and release the values that they replace."""
-        slots = checked.slots
-        fields = [self.fields[column.name] for column in columns.each]
-        if replaces:
-            self._release(slots, fields)
-        places = self.rows.places
-        places.store(places.at(_indexes(fields), slots), offsets, columns.entries)
-        self.rows["produced"][slots] |= np.uint64(_mask(fields))
-        for field, column, shape in zip(fields, columns.each, checked.shapes, strict=True):
-            field.shape = shape
-            field.rows += len(slots)
-            field.size_bytes += column.size_bytes
-
-    def put_shared(self, checked: Checked, columns: Columns, offsets: Int64Array) -> None:
-        """Point all rows, which were just checked, to the one value of each column."""
+    def put_shared(self, group: Group, checked: Checked, columns: Columns, offsets: Int64Array) -> None:
+        """Point all rows of a group, which were just checked, to the one value of each column, and those that join."""
         self._changed[self] = None
         self.declare(column.name for column in columns.each)
-        slots = checked.slots
-        fields = [self.fields[column.name] for column in columns.each]
-        places = self.rows.places
-        places.store(places.at(_indexes(fields), slots), offsets, columns.entries)
-        self.rows["produced"][slots] |= np.uint64(_mask(fields))
-        pairs = zip(fields, columns.each, checked.shapes, offsets[:, 0].tolist(), strict=True)
-        for field, column, shape, offset in pairs:
-            field.shape = shape
-            field.rows += len(slots)
-            field.size_bytes += column.size_bytes
-            if column.size_bytes:
-                self.rows["shared"][slots] |= field.bit
-                self.rows.payloads.add(offset, column.size_bytes, len(slots))
+        self.values.store_shared(group, checked.slots, self._named(columns), checked.shapes, columns, offsets)
 
-    def _release(self, slots: Slots, fields: Sequence[Field]) -> int:
-        """Release the values of fields of rows; some rows may have none. Returns their bytes. The words stay."""
-        indexes = _indexes(fields)
-        offsets, entries = self.rows.places.load(self.rows.places.at(indexes, slots))
-        sizes = entries * np.array([[field.entry_bytes] for field in fields])
-        lost = self._give_up_payloads(slots, fields, offsets, sizes) if self.rows.payloads else 0
-        self.rows.release_bytes(slots, offsets, sizes)
-        held = (self.rows["produced"][slots] >> indexes[:, None].astype(np.uint64)) & np.uint64(1)
-        for field, rows, released in zip(fields, held.sum(axis=1).tolist(), sizes.sum(axis=1).tolist(), strict=True):
-            field.rows -= rows
-            field.size_bytes -= released
-        return int(sizes.sum()) + lost
+    def _join(self, group: Group, slots: Slots, columns: Columns) -> None:
+        """New rows become rows of a reserved group and share its values, but for those that the put brings."""
+        self.groups.join(group, slots)
+        own = {column.name for column in columns.each}
+        self.values.share(group, slots, [self.fields[name] for name in group.shared if name not in own])
 
-    def _give_up_payloads(self, slots: Slots, fields: Sequence[Field], offsets: Int64Array, sizes: Int64Array) -> int:
-        """Take shared payloads of the fields from rows, and set their sizes to 0: `payloads` frees their bytes. Returns
-        the bytes of payloads that no row has now.
-        """
-        rows, lost = self.rows, 0
-        for field, at, of_rows in zip(fields, offsets, sizes, strict=True):
-            sharing = (rows["shared"][slots] & field.bit) != 0
-            if sharing.any():
-                of_rows[sharing] = 0
-                given_up = rows.payloads.give_up(at[sharing], slots[sharing], rows["pins"][slots[sharing]] > 0)
-                field.size_bytes -= given_up
-                lost += given_up
-        rows["shared"][slots] &= ~np.uint64(_mask(fields))
-        return lost
+    def _named(self, columns: Columns) -> list[Field]:
+        return [self.fields[column.name] for column in columns.each]
 
     def _store_sequence_lengths(self, slots: Slots, columns: Sequence[Column], given: Int64Array | None) -> None:
         stored = self.rows["sequence_length"]
@@ -334,14 +301,14 @@ class Partition:
         """The layout and runs of fields of rows. Refusal FIELD_NOT_PRODUCED names the first row that lacks a field."""
         fields = [self.field(name) for name in names]
         shapes = self._produced_shapes(fields, slots)
-        offsets, entries = self.rows.places.load(self.rows.places.at(_indexes(fields), slots))
+        offsets, entries = self.values.locate(slots, fields)
         sizes = entries * np.array([[shape.entry_bytes] for shape in shapes])
         columns = tuple(map(ReadColumn, names, shapes, entries))
         return columns, tuple(column_runs(offsets, sizes))
 
     def _produced_shapes(self, fields: Sequence[Field], slots: Slots) -> list[Shape]:
         """The shapes of fields, which all of the rows must hold."""
-        mask = np.uint64(_mask(fields))
+        mask = np.uint64(mask_of(fields))
         shapes = [field.shape for field in fields if field.shape is not None]
         if len(shapes) == len(fields) and ((self.rows["produced"][slots] & mask) == mask).all():
             return shapes
@@ -375,12 +342,26 @@ class Partition:
     def _clear(self, slots: Slots, why: str | None) -> int:
         self._changed[self] = None
         self._count_removed(slots, why)
-        released = self._release(slots, list(self.fields.values())) if self.fields else 0
-        self.groups.shrink(slots)  # before the views check: the remaining rows may be a complete group
+        released = self.values.release(slots, list(self.fields.values())) if self.fields else 0
+        for group in self.groups.shrink(slots):  # before the views check: the remaining rows may be a complete group
+            released += self._forget_group(group)
         for task in self.tasks.values():
             task.forget(slots)
         self.rows.remove(slots)
         return released
+
+    def roll_back(self, group: Group) -> None:
+        """Remove a reserved group and its rows."""
+        self._changed[self] = None
+        self.clear(self.groups.members(group.number), "rolled_back")
+        if group.reservation_id:  # it never had a row
+            self._forget_group(group)
+
+    def _forget_group(self, group: Group) -> int:
+        """A group without rows is gone. Returns the bytes of the values that it held."""
+        lost = self.values.end_sharing(group, self.fields)
+        self.groups.forget(group)
+        return lost
 
     def _count_removed(self, slots: Slots, why: str | None) -> None:
         consumed = 0
@@ -412,6 +393,7 @@ class Partition:
     def show_group(self, group: Group, weight_version: int | None) -> Slots:
         """Make the rows of a reserved group visible. Returns the rows."""
         self._changed[self] = None
+        self.values.end_sharing(group, self.fields)
         slots = self.groups.show(group, weight_version)
         for task in self.tasks.values():
             task.produced(slots)
@@ -427,15 +409,3 @@ class Partition:
         """How far a weight version is behind the newest one of the partition; None if either is unknown."""
         newest = self.rows.newest_weight_version
         return None if newest is None or oldest is None else newest - oldest
-
-
-def _indexes(fields: Sequence[Field]) -> Int64Array:
-    return np.array([field.index for field in fields], np.int64)
-
-
-def _mask(fields: Iterable[Field]) -> int:
-    """The bits of the fields, in a row's `produced`."""
-    mask = 0
-    for field in fields:
-        mask |= field.mask
-    return mask

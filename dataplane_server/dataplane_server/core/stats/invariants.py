@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.calls.values import BatchUnit, Slots
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
@@ -86,17 +86,25 @@ def _check_payloads(partition: Partition) -> None:
     for field in partition.fields.values():
         for offset in field.locations(slots[(shared & field.bit) != 0])[0].tolist():
             having[offset] = having.get(offset, 0) + 1
-    counted = {payload.offset: payload.rows for payload in rows.payloads if payload.rows}
-    _law(counted == having, "rows that have a payload are counted")
-    _law(all(payload.rows or payload.held for payload in rows.payloads), "a payload without rows and readers is freed")
+    for group in partition.groups:
+        for name, (offset, entries) in group.shared.items():
+            if entries * partition.fields[name].entry_bytes:
+                having[offset] = having.get(offset, 0) + 1
+    counted = {payload.offset: payload.owners for payload in rows.payloads if payload.owners}
+    _law(counted == having, "owners of a payload are counted")
+    unused = [payload for payload in rows.payloads if not payload.owners and not payload.held]
+    _law(not unused, "a payload without owners and readers is freed")
 
 
 def _check_groups(partition: Partition) -> None:
     rows, groups = partition.rows, partition.groups
     slots = rows.all_slots()
     numbers, hidden = rows["group"][slots], rows["hidden"][slots]
-    _law(set(numbers[numbers > 0].tolist()) == {group.number for group in groups}, "every group has rows")
+    found = set(numbers[numbers > 0].tolist())
+    _law(found == {group.number for group in groups if group.size}, "every group has rows, or had none yet")
     for group in groups:
+        _law(bool(group.size or group.reservation_id), f"group {group.group_id!r} without rows is reserved")
+        _law(bool(group.reservation_id) or not group.shared, f"group {group.group_id!r} is finished and holds no value")
         members = slots[numbers == group.number]
         _law(group.size == len(members), f"the rows of group {group.group_id!r} are counted")
         _law(np.array_equal(groups.members(group.number), members), f"the rows of group {group.group_id!r} are its own")
@@ -122,8 +130,15 @@ def _check_task(partition: Partition, task: Task, claims: ClaimTable) -> None:
     _law(not task.states[hidden].any(), f"task {task.name!r}: hidden rows are untaken")
     for view in task.views:
         _check_view(partition, task, view)
-        waits = [waiter for waiter in view.waiters.values() if task.left(isinstance(view, GroupView)) < waiter.min_size]
-        _law(not (waits and task.is_ending), f"task {task.name!r}: no claim waits for rows that will not come")
+        if task.is_ending:
+            _law(_may_be_served(task, view), f"task {task.name!r}: no claim waits for rows that will not come")
+
+
+def _may_be_served(task: Task, view: AnyView) -> bool:
+    grouped = isinstance(view, GroupView)
+    amounts = [waiter.amount for waiter in view.waiters.values()]
+    units: list[BatchUnit] = ["groups" if grouped and not amount.counts_rows else "rows" for amount in amounts]
+    return all(task.left(grouped, unit) >= amount.min_size for amount, unit in zip(amounts, units, strict=True))
 
 
 def _check_view(partition: Partition, task: Task, view: AnyView) -> None:
@@ -132,7 +147,7 @@ def _check_view(partition: Partition, task: Task, view: AnyView) -> None:
     ready = slots[produced & (task.states[slots] == UNTAKEN) & ~partition.rows["hidden"][slots]]
     if isinstance(view, GroupView):
         numbers = partition.rows["group"]
-        complete = [g.number for g in partition.groups if np.count_nonzero(numbers[ready] == g.number) == g.size]
+        complete = [g.number for g in partition.groups if 0 < np.count_nonzero(numbers[ready] == g.number) == g.size]
         ready = ready[np.isin(numbers[ready], [0, *complete])]
         count = len(complete) + int(np.count_nonzero(numbers[ready] == 0))
     else:
@@ -140,6 +155,7 @@ def _check_view(partition: Partition, task: Task, view: AnyView) -> None:
     queued = view.queued()
     _law(sorted(queued) == sorted(ready.tolist()), f"task {task.name!r}: exactly the ready rows are queued")
     _law(view.ready == count, f"task {task.name!r}: ready rows or groups are counted")
+    _law(view.ready_rows == len(ready), f"task {task.name!r}: ready rows are counted")
     _law(view.next_waiter() is None, f"task {task.name!r}: no claim waits for rows that are ready")
 
 
@@ -196,7 +212,9 @@ def _pieces_of(partition: Partition, name: str) -> list[tuple[int, int]]:
     """Offset and bytes of the values of a field that are not empty; a shared value once."""
     field, slots = partition.fields[name], partition.rows.all_slots()
     sharing = (partition.rows["shared"][slots] & field.bit) != 0
+    of_groups = [group.shared[name] for group in partition.groups if name in group.shared]
     shared = _located(partition, name, slots[sharing])
+    shared += [(offset, entries * field.entry_bytes) for offset, entries in of_groups if entries * field.entry_bytes]
     return _located(partition, name, slots[field.holds(slots) & ~sharing]) + sorted(set(shared))
 
 

@@ -1,8 +1,8 @@
 """Groups of a task that are ready to be claimed whole: every remaining row of the group is ready, as `view` defines it.
 
-It has the methods of `view.View`, but queues and counts groups, in the order in which they became complete; released
-groups come first. A row without a group counts as a group. A queued group of which rows are cleared keeps its place; a
-clear can also make a group complete.
+It has the methods of `view.View`, but queues groups, in the order in which they became complete; released groups come
+first. It counts the queued groups, and their rows. A row without a group counts as a group. A queued group of which
+rows are cleared keeps its place; a clear can also make a group complete.
 
 An entry of the queue is one number: the slot of a single row, or the negative number of a group.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
-from dataplane_server.core.tasks.task_states import Waiter
+from dataplane_server.core.tasks.task_states import Amount, Waiter
 from dataplane_server.core.tasks.view import mark_ready, within_tokens
 
 _MOST_ROWS = 1 << 16
@@ -30,6 +30,7 @@ class GroupView:
     def __init__(self, rows: RowTable, groups: GroupTable, state_column: str, mask: int) -> None:
         self.mask = np.uint64(mask)
         self.waiters: OrderedDict[int, Waiter] = OrderedDict()
+        self.ready_rows = 0  # of the queued groups
         self._rows = rows
         self._groups = groups
         self._state_column = state_column
@@ -43,11 +44,6 @@ class GroupView:
     def ready(self) -> int:
         """How many groups are queued."""
         return len(self._queue)
-
-    @property
-    def ready_rows(self) -> int:
-        """How many rows the queued groups have."""
-        return sum(1 if key >= 0 else self._ready_rows[-key] for key in self._queue)
 
     def add(self, slots: Slots) -> None:
         """Note the rows that are ready, and queue the groups that this completes."""
@@ -66,13 +62,17 @@ class GroupView:
         column[slots] = False
         for slot in slots[were_in & (numbers == 0)].tolist():
             del self._queue[slot]
+            self.ready_rows -= 1
         grouped = numbers > 0
         found, first, position = np.unique(numbers[grouped], return_index=True, return_inverse=True)
         lost = np.bincount(position, weights=were_in[grouped], minlength=len(found)).astype(np.int64)
         order = first.argsort()
         for number, rows in zip(found[order].tolist(), lost[order].tolist(), strict=True):
+            if -number in self._queue:
+                self.ready_rows -= self._ready_rows[number]
             if self._count(number, -rows):
                 self._queue.setdefault(-number)
+                self.ready_rows += self._ready_rows[number]
             else:
                 self._queue.pop(-number, None)
 
@@ -81,16 +81,21 @@ class GroupView:
         self._rows[self._column][:] = False
         self._queue.clear()
         self._ready_rows.clear()
+        self.ready_rows = 0
         self.add(self._rows.all_slots())
 
-    def pop(self, count: int, max_tokens: int = 0) -> Slots:
-        """Pop the first `count` groups; that many must be ready. Returns their rows, group by group, each in order of
-        arrival. With max_tokens, pop only as many groups as have at most that many tokens together, but at least one;
-        the same holds for the most rows of a grant. The caller marks the rows as taken.
+    def has(self, amount: Amount) -> bool:
+        """Whether so much is ready."""
+        return (self.ready_rows if amount.counts_rows else self.ready) >= amount.min_size
+
+    def pop(self, amount: Amount) -> Slots:
+        """Pop the first groups of an amount that is ready. Returns their rows, group by group, each in order of
+        arrival. Pops only as many groups as fit into max_tokens, into batch_size if it counts rows, and into the most
+        rows of a grant, but at least one. The caller marks the rows as taken.
         """
-        keys = list(islice(self._queue, count))
+        keys = list(islice(self._queue, amount.batch_size))
         pieces = list(map(self._rows_of, keys))
-        fitting = self._fitting(pieces, max_tokens)
+        fitting = self._fitting(pieces, amount)
         slots = np.concatenate(pieces[:fitting])
         self.remove(slots)
         return slots
@@ -98,7 +103,7 @@ class GroupView:
     def next_waiter(self) -> Waiter | None:
         """The first waiting claim, if enough groups are ready for it."""
         head = next(iter(self.waiters.values()), None)
-        return head if head is not None and self.ready >= head.min_size else None
+        return head if head is not None and self.has(head.amount) else None
 
     def queued(self) -> list[int]:
         """The slots of the queued groups, in order."""
@@ -110,17 +115,20 @@ class GroupView:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _completed(self, slots: Slots) -> list[int]:
-        """Note the rows that are ready. Returns the entries of the groups that are complete now."""
+        """Note the rows that are ready. Returns the entries of the groups that are complete now, for the queue."""
         fresh = mark_ready(self._rows, self._column, self._state_column, self.mask, slots)
         numbers = self._rows["group"][fresh]
         if not numbers.any():
             single: list[int] = fresh.tolist()
+            self.ready_rows += len(single)
             return single
         keys = np.where(numbers > 0, -numbers, fresh)
         found, first, rows = np.unique(keys, return_index=True, return_counts=True)
         order = first.argsort()
         counted = zip(found[order].tolist(), rows[order].tolist(), strict=True)
-        return [key for key, new in counted if key >= 0 or self._count(-key, new)]
+        complete = [key for key, new in counted if key >= 0 or self._count(-key, new)]
+        self.ready_rows += sum([1 if key >= 0 else self._ready_rows[-key] for key in complete])
+        return complete
 
     def _count(self, number: int, change: int) -> bool:
         """Change how many rows of a group are ready. Returns whether all remaining rows are."""
@@ -132,10 +140,11 @@ class GroupView:
     def _rows_of(self, key: int) -> Slots:
         return self._groups.members(-key) if key < 0 else np.array([key], np.int64)
 
-    def _fitting(self, pieces: list[Slots], max_tokens: int) -> int:
+    def _fitting(self, pieces: list[Slots], amount: Amount) -> int:
         """How many of the first groups fit into one grant."""
         sizes: Int64Array = np.array(list(map(len, pieces)), np.int64)
         lengths = self._rows["sequence_length"][np.concatenate(pieces)]
         known = np.maximum(lengths, 0).astype(np.int64)
         of_groups = np.add.reduceat(known, np.cumsum(sizes) - sizes)
-        return min(within_tokens(of_groups, max_tokens), within_tokens(sizes, _MOST_ROWS))
+        most = min(amount.batch_size, _MOST_ROWS) if amount.counts_rows else _MOST_ROWS
+        return min(within_tokens(of_groups, amount.max_tokens), within_tokens(sizes, most))

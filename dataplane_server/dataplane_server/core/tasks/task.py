@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.calls.values import BatchUnit, Slots
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
 from dataplane_server.core.tasks.deliveries import Deliveries, How
@@ -185,9 +185,9 @@ class Task:
         """Whether no more rows will come: the partition is closed, and no group is reserved."""
         return self._rows.closed and not self._groups.reserved
 
-    def left(self, whole_groups: bool) -> int:
+    def left(self, whole_groups: bool, unit: BatchUnit) -> int:
         """How many rows the task may still get: they are neither consumed nor dead. whole_groups: how many groups of
-        such rows only, in O(rows); a row outside of groups counts as one.
+        such rows only, or how many rows of such groups, in O(rows); a row outside of groups counts as a group.
         """
         untaken, claimed, _, delayed, _ = self.counts()
         if not whole_groups:
@@ -196,7 +196,10 @@ class Task:
         gone = np.isin(self.states[slots], (CONSUMED, DEAD))
         numbers = self._rows["group"][slots]
         broken = np.unique(numbers[gone & (numbers > 0)])
-        return int(np.count_nonzero(~gone & (numbers == 0))) + len(self._groups) - len(broken)
+        alone = int(np.count_nonzero(~gone & (numbers == 0)))
+        if unit == "rows":
+            return alone + int(np.count_nonzero((numbers > 0) & ~np.isin(numbers, broken)))
+        return alone + len(self._groups) - len(broken)
 
     def next_waiter(self) -> tuple[AnyView, Waiter] | None:
         """The longest queued claim among those that are first at their view and can be served."""

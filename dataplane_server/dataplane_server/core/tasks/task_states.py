@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 UNTAKEN, CLAIMED, CONSUMED, DELAYED, DEAD = range(5)
 STATE_NAMES = ("untaken", "claimed", "consumed", "delayed", "dead")
@@ -12,16 +12,23 @@ TaskState = Literal["idle", "serving", "waiting_for_producers", "waiting_for_con
 TASK_STATES: tuple[TaskState, ...] = get_args(TaskState)
 
 
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """A claim that is queued at a view. number: its place in the order of arrival. The sizes are those of the claim: of
-    rows or whole groups, and tokens of all together (0 for no limit). since: monotonic, s.
+class Amount(NamedTuple):
+    """How much a claim takes from a view. min_size, batch_size: of what the view queues (rows, or whole groups), or of
+    the rows of whole groups (counts_rows). max_tokens: of all together; 0 for no limit.
     """
 
-    number: int
     min_size: int
     batch_size: int
     max_tokens: int = 0
+    counts_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A claim that is queued at a view. number: its place in the order of arrival. since: monotonic, s."""
+
+    number: int
+    amount: Amount
     since: float = 0.0
 
 

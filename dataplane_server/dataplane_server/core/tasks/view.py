@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.rows.row_table import RowTable
-from dataplane_server.core.tasks.task_states import UNTAKEN, Waiter
+from dataplane_server.core.tasks.task_states import UNTAKEN, Amount, Waiter
 
 _COMPACT_ABOVE = 1024
 _PEEKED = 16
@@ -115,13 +115,17 @@ class View:
         self.ready = 0
         self.add(self._rows.all_slots())
 
-    def pop(self, count: int, max_tokens: int = 0) -> Slots:
-        """Pop the first `count` rows; that many must be ready. With max_tokens, pop only as many as have at most that
-        many tokens together, but at least one. The caller marks them as taken.
+    def has(self, amount: Amount) -> bool:
+        """Whether so much is ready."""
+        return self.ready >= amount.min_size
+
+    def pop(self, amount: Amount) -> Slots:
+        """Pop the first rows of an amount that is ready: with max_tokens only as many as have at most that many tokens
+        together, but at least one. The caller marks them as taken.
         """
-        slots = self._pop(count)
-        fitting = within_tokens(self._rows["sequence_length"][slots], max_tokens)
-        if fitting < count:
+        slots = self._pop(min(self.ready, amount.batch_size))
+        fitting = within_tokens(self._rows["sequence_length"][slots], amount.max_tokens)
+        if fitting < len(slots):
             self.return_rows(slots[fitting:])
         return slots[:fitting]
 
@@ -148,7 +152,7 @@ class View:
     def next_waiter(self) -> Waiter | None:
         """The first waiting claim, if enough rows are ready for it."""
         head = next(iter(self.waiters.values()), None)
-        return head if head is not None and self.ready >= head.min_size else None
+        return head if head is not None and self.has(head.amount) else None
 
     def queued(self) -> list[int]:
         """The slots in the queue, in order."""
@@ -190,7 +194,7 @@ def mark_ready(rows: RowTable, column: str, state_column: str, mask: np.uint64, 
 
 def within_tokens(lengths: npt.NDArray[np.signedinteger[Any]], max_tokens: int) -> int:
     """How many of the first lengths have a sum of at most max_tokens; at least 1. All if max_tokens is 0. An unknown
-    length counts as 0.
+    length counts as 0. Of other sizes than tokens, likewise.
     """
     if not max_tokens:
         return len(lengths)

@@ -1,8 +1,8 @@
-"""Splits the rows of a step between ranks: in order, or so that all ranks have about as many tokens.
+"""Splits the rows of a step between ranks: in order, or so that all ranks have about the same weight, such as tokens.
 
-To balance tokens, rows are placed longest first, each on the shard with the fewest tokens that may take one more row.
+To balance weights, rows are placed heaviest first, each on the shard with the least weight that may take one more row.
 Then rows are swapped between the fullest and the emptiest shard until no swap helps. Numbers of rows differ by at most
-one.
+one, unless the caller does without. What is split may be groups of rows as well.
 
 Ties are broken by position, so equal weights give equal splits. The work is bounded: 1 ms for 128 rows over 16 shards,
 under a second for 65,536 over 64.
@@ -37,22 +37,23 @@ def split_in_order(n: int, shards: int) -> list[list[int]]:
     return [list(range(begin, end)) for begin, end in pairwise(ends)]
 
 
-def split_by_weight(weights: Int64Array, shards: int) -> list[list[int]]:
-    """Split the positions of weights into `shards` (at least 1) with nearly equal sums; numbers differ by at most one.
+def split_by_weight(weights: Int64Array, shards: int, *, even: bool = True) -> list[list[int]]:
+    """Split the positions of weights into `shards` (at least 1) with nearly equal sums. even: numbers of positions
+    differ by at most one.
 
     A negative weight counts as 0. The positions of a shard ascend. Shards are in the order of their first positions,
     empty ones last.
     """
     rows = [(max(weight, 0), position) for position, weight in enumerate(weights.tolist())]
     rows.sort(key=_sum_of, reverse=True)
-    shares = _even_out(_longest_first(rows, shards))
+    shares = _even_out(_heaviest_first(rows, shards, even=even))
     split = sorted(sorted(position for _, position in share) for share in shares if share)
     return split + [[] for _ in range(shards - len(split))]
 
 
-def _longest_first(rows: Sequence[Row], shards: int) -> list[Share]:
+def _heaviest_first(rows: Sequence[Row], shards: int, *, even: bool) -> list[Share]:
     """Place rows, which come by descending weight, each on the emptiest shard that may take one more."""
-    short, longer = divmod(len(rows), shards)
+    short, longer = divmod(len(rows), shards) if even else (len(rows), 0)
     shares: list[list[Row]] = [[] for _ in range(shards)]
     emptiest = [(0, shard) for shard in range(shards)]
     for row in rows:

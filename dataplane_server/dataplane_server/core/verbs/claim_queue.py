@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
-from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard
+from dataplane_server.core.calls.requests import ClaimCall, ClaimSamples, ClaimShard, unit_of
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.tasks.task import AnyView, Task
-from dataplane_server.core.tasks.task_states import Waiter
+from dataplane_server.core.tasks.task_states import Amount, Waiter
 from dataplane_server.core.verbs.unserved import claim_timeout, end_of_data
 
-ClaimCall = ClaimSamples | ClaimShard
 StepKey = tuple[str, str, int]
 """Partition, task and number of a step."""
 
@@ -73,6 +72,9 @@ class ClaimQueue:
                 f"got min_size {call.min_size} and batch_size {call.batch_size}"
             )
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
+        if call.unit == "groups" and not call.whole_groups:
+            message = "a claim whose unit is groups must take whole groups (whole_groups)"
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
         check_distinct("required field", call.required_fields)
         partition = self._state.partition(call.partition_id)
         partition.task(call.task)
@@ -90,9 +92,8 @@ class ClaimQueue:
         if any(name not in partition.fields for name in call.required_fields):
             return None  # no row has produced what an open partition has yet to declare
         view = partition.task(call.task).view(partition.mask(call.required_fields), call.whole_groups)
-        if view.waiters or view.ready < call.min_size:
-            return None
-        return view.pop(min(view.ready, call.batch_size), call.max_tokens)
+        amount = _amount(call)
+        return None if view.waiters or not view.has(amount) else view.pop(amount)
 
     def wait(self, partition: Partition, call: ClaimCall, now: float) -> int:
         """Queue a call, beside the others of its step if there are any. Returns its ticket. Declares the fields that it
@@ -104,7 +105,7 @@ class ClaimQueue:
         if len(self._of_ticket) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} claims are queued already", max_waiting_claims=limit)
         task = partition.task(call.task)
-        if task.is_ending and task.left(call.whole_groups) < call.min_size:
+        if task.is_ending and task.left(call.whole_groups, unit_of(call)) < call.min_size:
             raise end_of_data(task, call)
         partition.declare(call.required_fields)
         ticket = self._state.ticket()
@@ -123,7 +124,7 @@ class ClaimQueue:
 
     def _add(self, task: Task, call: ClaimCall, mask: int, number: int, now: float) -> QueuedClaim:
         view = task.view(mask, call.whole_groups)
-        view.waiters[number] = Waiter(number, call.min_size, call.batch_size, call.max_tokens, now)
+        view.waiters[number] = Waiter(number, _amount(call), now)
         queued = self._queued[number] = QueuedClaim(number, call, task, view)
         if isinstance(call, ClaimShard):
             self._of_step[_step_key(call)] = queued
@@ -138,7 +139,7 @@ class ClaimQueue:
         for ticket in queued.callers:
             self._forget(ticket)
         self._remove(queued)
-        return queued, view.pop(min(view.ready, waiter.batch_size), waiter.max_tokens)
+        return queued, view.pop(waiter.amount)
 
     # -- waits that end ------------------------------------------------------------------------------------------------
 
@@ -189,8 +190,9 @@ class ClaimQueue:
             return 0
         numbers = sorted(number for view in task.views for number in view.waiters)
         waiting = [self._queued[number] for number in numbers]
-        left = {whole: task.left(whole) for whole in {queued.wanted.whole_groups for queued in waiting}}
-        ended = [queued for queued in waiting if left[queued.wanted.whole_groups] < queued.wanted.min_size]
+        kinds = [(queued.wanted.whole_groups, unit_of(queued.wanted)) for queued in waiting]
+        left = {kind: task.left(*kind) for kind in set(kinds)}
+        ended = [each for each, kind in zip(waiting, kinds, strict=True) if left[kind] < each.wanted.min_size]
         calls = sum(len(queued.callers) for queued in ended)
         for queued in ended:
             self._fail_all(queued, end_of_data(task, queued.wanted))
@@ -234,6 +236,11 @@ class ClaimQueue:
         if isinstance(queued.wanted, ClaimShard):
             del self._of_step[_step_key(queued.wanted)]
         queued.task.remove_waiter(queued.view, queued.number)
+
+
+def _amount(call: ClaimCall) -> Amount:
+    counts_rows = call.whole_groups and unit_of(call) == "rows"
+    return Amount(call.min_size, call.batch_size, call.max_tokens, counts_rows)
 
 
 def _step_key(call: ClaimShard) -> StepKey:

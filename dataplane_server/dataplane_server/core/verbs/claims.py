@@ -24,7 +24,7 @@ import numpy as np
 from dataplane_server.core.calls.answers import Grant, ReleaseResult, Waiting
 from dataplane_server.core.calls.names import check_reason
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import AdoptClaim, ClaimSamples, ClaimShard, ReleaseClaim
+from dataplane_server.core.calls.requests import AdoptClaim, ClaimCall, ClaimSamples, ClaimShard, ReleaseClaim
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.state.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.state.delays import Due
@@ -32,7 +32,7 @@ from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.sessions import Session
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.tasks.deliveries import How
-from dataplane_server.core.verbs.claim_queue import ClaimCall, ClaimQueue
+from dataplane_server.core.verbs.claim_queue import ClaimQueue
 
 
 class Claims:

@@ -1,8 +1,8 @@
 """Groups: the rows of one prompt, reserved before their first value arrives.
 
-Reserved rows exist, so no other call can take their ids, but they are hidden. FinishGroup makes them visible, all at
-once. AbortGroup, or the end of the session that reserved them, removes them. Either way the reservation has ended, and
-a put that names it is refused.
+Reserved rows exist, so no other call can take their ids, but they are hidden. Puts with add_to_group add more.
+FinishGroup makes them visible, all at once. AbortGroup, or the end of the session that reserved them, removes them.
+Either way the reservation has ended, and a put that names it is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Groups:
         partition = self._state.partition(call.partition_id)
         who = self._state.sessions.find(call.session_id).client_name if call.session_id else ""
         self._check(call, partition)
-        self._state.generations.record(now)
+        if call.sample_ids:
+            self._state.generations.record(now)
         slots = partition.create(call.sample_ids)
         reservation_id = f"{self._state.incarnation}-g{self._state.ticket()}"
         partition.groups.add(call.group_id, slots, reservation_id, call.session_id, call.weight_version)
@@ -45,7 +46,7 @@ class Groups:
         return Reserved(reservation_id, partition.rows.generations(slots))
 
     def finish(self, call: FinishGroup) -> GroupFinished:
-        """Refusal GROUP_INCOMPLETE names the first row that has no value yet."""
+        """Refusal GROUP_INCOMPLETE for a group without rows, or names the first row that has no value yet."""
         partition, group = self._find(call.reservation_id)
         _check_complete(partition, group)
         if call.weight_version is not None:
@@ -80,10 +81,11 @@ class Groups:
     def _check(self, call: ReserveGroup, partition: Partition) -> None:
         limits = self._state.limits
         check_name("group id", call.group_id, limits)
-        if not 1 <= len(call.sample_ids) <= limits.max_group_rows:
-            message = f"group {call.group_id!r} has {len(call.sample_ids)} rows; it needs 1 to {limits.max_group_rows}"
+        if len(call.sample_ids) > limits.max_group_rows:
+            message = f"group {call.group_id!r} has {len(call.sample_ids)} rows; at most {limits.max_group_rows} may be"
             raise Refusal(Reason.INVALID_REQUEST, message, group_id=call.group_id)
-        check_sample_ids(call.sample_ids, limits)
+        if call.sample_ids:
+            check_sample_ids(call.sample_ids, limits)
         where = f"partition {partition.partition_id!r}"
         if call.group_id in partition.groups:
             message = f"{where} has a group {call.group_id!r} already"
@@ -109,7 +111,7 @@ class Groups:
     def _roll_back(self, partition: Partition, group: Group, who: str, reason: str) -> int:
         slots = partition.groups.members(group.number)
         self._report("rolled_back", partition, slots, who, reason)
-        partition.clear(slots, "rolled_back")
+        partition.roll_back(group)
         return len(slots)
 
     def _report(self, what: str, partition: Partition, slots: Slots, who: str, reason: str = "") -> None:
@@ -118,6 +120,12 @@ class Groups:
 
 def _check_complete(partition: Partition, group: Group) -> None:
     slots = partition.groups.members(group.number)
+    if not slots.size:
+        message = (
+            f"partition {partition.partition_id!r}: group {group.group_id!r} has no row; add one or abort the group"
+        )
+        metadata = {"partition_id": partition.partition_id, "group_id": group.group_id}
+        raise Refusal(Reason.GROUP_INCOMPLETE, message, **metadata)
     empty = slots[partition.rows["produced"][slots] == 0]
     if empty.size:
         first = partition.rows.ids(empty[:1])[0]

@@ -106,7 +106,7 @@ class Partitions:
         if definition.open:
             definition = with_fields_of(partition.definition, definition)
             check_definition(definition, self._state.limits)
-        check_may_replace(partition.partition_id, partition.fields, definition)
+        check_may_replace(partition.partition_id, partition.fields, partition.groups.reserved.values(), definition)
         self._claims.void(partition)
         self._steps.forget(partition)
         partition.redefine(definition)
@@ -131,6 +131,8 @@ class Partitions:
         self._claims.void(partition)
         self._steps.forget(partition)
         partition.clear(partition.rows.all_slots())
+        for group in list(partition.groups.reserved.values()):  # those without rows
+            partition.roll_back(group)
         self._state.report(Fact("cleared", call.partition_id, None, reason="the partition was dropped"))
         del self._state.partitions[call.partition_id]
         gone = Refusal(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -22,8 +23,8 @@ import numpy as np
 
 from dataplane_server.core.calls.answers import Grant, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import ClaimShard
-from dataplane_server.core.calls.values import Epochs, Slots
+from dataplane_server.core.calls.requests import ClaimShard, unit_of
+from dataplane_server.core.calls.values import Epochs, Int64Array, Slots
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
@@ -87,12 +88,8 @@ class Steps:
         rows = partition.rows
         partition.task(call.task).hold(slots)
         units = _units(partition, slots, call)
-        lengths = np.maximum(rows["sequence_length"][slots], 0).astype(np.int64)
-        weights = np.array([int(lengths[begin:end].sum()) for begin, end in units], np.int64)
-        by_tokens = call.balance == "tokens"
-        parts = split_by_weight(weights, call.dp_world) if by_tokens else split_in_order(len(units), call.dp_world)
         shards = []
-        for part in parts:
+        for part in _split(units, rows["sequence_length"][slots], call):
             chosen = [np.arange(*units[unit]) for unit in part]
             mine = slots[np.concatenate([_NO_ROWS, *chosen])]
             shards.append(_Shard(mine, rows.epochs(mine)))
@@ -141,6 +138,9 @@ class Steps:
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
         if call.min_size < call.dp_world:
             message = f"a step of {call.dp_world} ranks needs min_size >= {call.dp_world}, got {call.min_size}"
+            raise Refusal(Reason.INVALID_REQUEST, message, **where)
+        if call.balance == "groups" and not call.whole_groups:
+            message = "a split by groups needs whole groups (whole_groups)"
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
         partition = self._queue.check(call)
         if call.session_id:
@@ -193,10 +193,18 @@ def _key(call: ClaimShard) -> _Key:
 
 def _common(call: ClaimShard) -> dict[str, object]:
     """What all calls of a step must have in common."""
-    return {
-        name: getattr(call, name)
-        for name in ("dp_world", "required_fields", "batch_size", "min_size", "balance", "max_tokens", "whole_groups")
-    }
+    names = ("dp_world", "required_fields", "batch_size", "min_size", "balance", "max_tokens", "whole_groups")
+    return {**{name: getattr(call, name) for name in names}, "unit": unit_of(call)}
+
+
+def _split(units: Sequence[tuple[int, int]], lengths: Int64Array, call: ClaimShard) -> list[list[int]]:
+    """Which units each rank gets."""
+    if call.balance == "groups" or (call.balance == "rows" and not call.whole_groups):
+        return split_in_order(len(units), call.dp_world)
+    if call.balance == "rows":
+        return split_by_weight(np.array([end - begin for begin, end in units], np.int64), call.dp_world, even=False)
+    known = np.maximum(lengths, 0).astype(np.int64)
+    return split_by_weight(np.array([known[begin:end].sum() for begin, end in units], np.int64), call.dp_world)
 
 
 def _units(partition: Partition, slots: Slots, call: ClaimShard) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard
+from dataplane_server.core.calls.requests import ClaimCall, unit_of
 from dataplane_server.core.state.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
@@ -37,7 +37,7 @@ def untaken_rows(partition: Partition, task: str, fields: tuple[str, ...]) -> Un
     return Untaken(len(produced), {name: count for name, count in lacking.items() if count}, hidden)
 
 
-def claim_timeout(state: State, table: ClaimTable, call: ClaimSamples | ClaimShard, now: float) -> Refusal:
+def claim_timeout(state: State, table: ClaimTable, call: ClaimCall, now: float) -> Refusal:
     """Refusal CLAIM_TIMEOUT for a claim whose deadline has passed."""
     partition = state.partition(call.partition_id)
     task = partition.task(call.task)
@@ -50,7 +50,7 @@ def claim_timeout(state: State, table: ClaimTable, call: ClaimSamples | ClaimSha
     others = task.waiting()
     message = (
         f"partition {call.partition_id!r}, task {call.task!r}: {call.min_size} ready "
-        f"{'groups' if call.whole_groups else 'rows'} wanted; "
+        f"{unit_of(call)} wanted; "
         f"{untaken.rows} of {len(partition.rows)} resident rows are untaken"
         + "".join(f", {reason}" for reason in reasons)
         + _held(state, table.open_on(partition, call.task), call.session_id, now)
@@ -59,9 +59,9 @@ def claim_timeout(state: State, table: ClaimTable, call: ClaimSamples | ClaimSha
     return Refusal(Reason.CLAIM_TIMEOUT, message, partition_id=call.partition_id, task=call.task)
 
 
-def end_of_data(task: Task, call: ClaimSamples | ClaimShard) -> Refusal:
+def end_of_data(task: Task, call: ClaimCall) -> Refusal:
     """Refusal END_OF_DATA for a claim on a closed partition, with what would get the rows that are left."""
-    left, what = task.left(call.whole_groups), "group" if call.whole_groups else "row"
+    left, what = task.left(call.whole_groups, unit_of(call)), unit_of(call).removesuffix("s")
     count = f"{left or 'no'} {what}{' is' if left < 2 else 's are'} left"
     message = f"partition {call.partition_id!r} is closed and {count} for task {call.task!r}"
     if left:

@@ -5,7 +5,7 @@ again, since the partition may have changed meanwhile, and applies everything at
 
 A put that names certain rows creates none: those of a claim (a write-back, refused once the claim has ended), those of
 a reserved group (refused once the group was finished or aborted), those of given generations. That is checked at both
-steps, since it may become false while the bytes arrive.
+steps, since it may become false while the bytes arrive. Only a put with add_to_group creates rows of a group.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal, draining, super
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.fields import check_given_lengths
+from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.state.partition import Checked, Partition
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.admission import Admission
@@ -102,13 +103,14 @@ class Writes:
     def _finish_put(self, ticket: int, put: PutSamples, columns: Columns, now: float) -> PutResult:
         checked = self._check_put(put, columns)
         partition, offsets = self._state.partition(put.partition_id), self._admission.redeem(ticket)
+        group = partition.groups.of_reservation(put.reservation_id) if put.reservation_id else None
         created = 0
-        if put.shared:
-            partition.put_shared(checked, columns, offsets)
+        if put.shared and group is not None:
+            partition.put_shared(group, checked, columns, offsets)
         else:
             if checked.new_rows:
                 self._state.generations.record(now)
-            created = partition.put(put.sample_ids, checked, columns, offsets, put.tags, put.sequence_lengths)
+            created = partition.put(put.sample_ids, checked, columns, offsets, put.tags, put.sequence_lengths, group)
         partition.count_put(len(put.sample_ids), columns.size_bytes)
         self._report(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids)
         generations = partition.rows.generations(checked.slots[: len(put.sample_ids)])
@@ -150,15 +152,24 @@ class Writes:
         if put.claim_id:
             self._claims.size(put.claim_id)  # refuses a claim that is not open before it looks at the rows
         if put.reservation_id:
-            partition.groups.check_members(put.reservation_id, existing)
+            group = partition.groups.of_reservation(put.reservation_id)
+            partition.groups.check_members(group, existing)
+            if put.add_to_group:
+                self._check_room(group, len(slots) - len(existing))
         else:
             partition.groups.check_free(existing)
-        if of_certain_rows:
+        if of_certain_rows and not put.add_to_group:
             partition.rows.find(put.sample_ids)
         if put.generations is not None:
             partition.rows.check_same(put.sample_ids, slots, put.generations)
         if put.claim_id:
             self._claims.check_write_back(put.claim_id, partition, slots)
+
+    def _check_room(self, group: Group, new: int) -> None:
+        most = self._state.limits.max_group_rows
+        if group.size + new > most:
+            message = f"group {group.group_id!r} has {group.size} rows and would get {new} more; at most {most} may be"
+            raise Refusal(Reason.INVALID_REQUEST, message, group_id=group.group_id)
 
     def _check_commit(self, commit: CommitClaim, columns: Columns) -> tuple[Partition, Sequence[str], Checked]:
         partition, sample_ids = self._claims.rows_of(commit.claim_id)
@@ -223,6 +234,10 @@ class Writes:
 def _check_form(put: PutSamples, limits: Limits) -> None:
     """Refuse what is malformed in any state of the server."""
     check_caller(put.caller, limits)
+    certain = put.claim_id or put.shared or put.generations is not None
+    if put.add_to_group and (certain or not put.reservation_id):
+        message = "a put that adds to a group names its reservation, and neither a claim nor generations"
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if not put.shared:
         check_sample_ids(put.sample_ids, limits)
         check_tags(put.sample_ids, put.tags, limits)

@@ -1,0 +1,191 @@
+"""A prompt with a number of rows that is not known beforehand, and batches of such prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import (
+    ClaimTimeoutError,
+    GroupFencedError,
+    InvalidArgumentError,
+    OutOfSpaceError,
+    PreconditionError,
+)
+from dataplane_server.testing import ServerThread
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    """Partition p with fields a and image, and the task train."""
+    client.register_partition("p", ["a", "image"], 4, ["train"])
+    return client
+
+
+def prompt(client: DataPlaneClient, group_id: str, rows: int, tokens: int = 1) -> None:
+    """A group of so many rows, each of so many tokens."""
+    with client.reserve_group("p", group_id) as group:
+        for row in range(rows):
+            group.add([f"{group_id}{row}"], {"a": torch.tensor([row])}, sequence_lengths=[tokens])
+
+
+def test_rows_are_added_to_a_prompt_and_seen_together(flow: DataPlaneClient) -> None:
+    group = flow.reserve_group("p", "g")
+    image = torch.randn(1, 50_000)
+    assert group.meta.sample_ids == []
+    added = group.add(["g0"], {"a": torch.tensor([0])}, [{"n": 1}], sequence_lengths=[3])
+    group.put_shared({"image": image})
+    group.add(["g1", "g2"], {"a": torch.tensor([1, 2])})
+    assert group.meta.sample_ids == ["g0", "g1", "g2"]
+    assert group.meta.generations is not None
+    assert added.generations == group.meta.generations[:1]
+    with pytest.raises(ClaimTimeoutError):
+        flow.claim("p", "train", [], 1, timeout_s=0)
+    assert group.commit() == 3
+    claim = flow.claim("p", "train", ["a", "image"], 1, whole_groups=True)
+    assert (claim.meta.sample_ids, claim.groups[0].rows) == (["g0", "g1", "g2"], 3)
+    assert claim.meta.tags == [{"n": 1}, {}, {}]
+    got = flow.get_data(claim.meta)
+    assert got["a"].tolist() == [0, 1, 2]
+    assert torch.equal(got["image"], image.expand(3, 50_000))
+
+
+def test_a_prompt_without_rows_cannot_be_committed(flow: DataPlaneClient) -> None:
+    group = flow.reserve_group("p", "g")
+    with pytest.raises(PreconditionError, match=r"'g' has no row; add one or abort"):
+        group.commit()
+    assert group.abort() == 0
+    assert flow.partition("p").open_groups == 0
+
+
+def test_no_row_is_added_after_the_commit(flow: DataPlaneClient) -> None:
+    group = flow.reserve_group("p", "g")
+    group.add(["g0"], {"a": torch.zeros(1)})
+    group.commit()
+    with pytest.raises(PreconditionError, match="committed"):
+        group.add(["g1"], {"a": torch.zeros(1)})
+    group.state = "open"
+    with pytest.raises(GroupFencedError):
+        group.add(["g1"], {"a": torch.zeros(1)})
+    assert flow.partition("p").rows == 1
+
+
+def test_rows_vanish_with_the_client_that_added_them(flow: DataPlaneClient, address: str, transport: str) -> None:
+    with connect(address, transport=transport) as other:
+        group = other.reserve_group("p", "g")
+        group.put_shared({"image": torch.zeros(1, 9)})
+        group.add(["g0"], {"a": torch.zeros(1)})
+        other.reserve_group("p", "empty").put_shared({"image": torch.zeros(1, 9)})
+        assert (flow.partition("p").rows, flow.partition("p").open_groups) == (1, 2)
+    assert (flow.partition("p").rows, flow.partition("p").size_bytes) == (0, 0)
+    assert flow.partition("p").open_groups == 0
+
+
+def test_a_row_of_somebody_else_is_not_added(flow: DataPlaneClient) -> None:
+    flow.put_samples(["other"], "p", {"a": torch.zeros(1)})
+    group = flow.reserve_group("p", "g")
+    with pytest.raises(InvalidArgumentError, match="'other' is not one of the 0 rows of group 'g'"):
+        group.add(["g0", "other"], {"a": torch.zeros(2)})
+    assert (flow.partition("p").rows, group.meta.sample_ids) == (1, [])
+
+
+def test_the_limits_of_rows_hold_for_rows_that_are_added(
+    start_server: Callable[..., ServerThread], transport: str
+) -> None:
+    server = start_server(max_group_rows=3, max_rows=4)
+    with connect(server.addresses[0], transport=transport) as client:
+        client.register_partition("p", ["a"], 4, ["train"])
+        group = client.reserve_group("p", "g")
+        group.add(["g0", "g1"], {"a": torch.zeros(2)})
+        with pytest.raises(InvalidArgumentError, match="at most 3"):
+            group.add(["g2", "g3"], {"a": torch.zeros(2)})
+        client.put_samples(["s0", "s1"], "p", {"a": torch.zeros(2)})
+        with pytest.raises(OutOfSpaceError, match="at most 4"):
+            group.add(["g2"], {"a": torch.zeros(1)})
+        assert group.commit() == 2
+
+
+def test_the_asynchronous_client_adds_rows_at_once(flow: DataPlaneClient, address: str, transport: str) -> None:
+    async def main() -> None:
+        async with await aio.connect(address, transport=transport) as other:
+            async with await other.reserve_group("p", "g") as group:
+                adds = (group.add([f"g{row}"], {"a": torch.tensor([row])}) for row in range(8))
+                await asyncio.gather(*adds)
+            assert sorted(group.meta.sample_ids) == [f"g{row}" for row in range(8)]
+
+    asyncio.run(main())
+    assert len(flow.claim("p", "train", ["a"], 1, whole_groups=True).meta.sample_ids) == 8
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_counts_the_rows_of_whole_prompts(
+    flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Callable[[Callable[[], object]], None]
+) -> None:
+    claim = threads.submit(flow.claim, "p", "train", ["a"], 9, min_size=6, whole_groups=True, unit="rows")
+    eventually(lambda: flow.server_status().waiting_claims == 1)
+    prompt(flow, "g", 5)
+    assert flow.server_status().waiting_claims == 1
+    prompt(flow, "h", 2)
+    assert [(group.group_id, group.rows) for group in claim.result(20).groups] == [("g", 5), ("h", 2)]
+
+
+@pytest.mark.parametrize(("unit", "wanted"), [("rows", 9), ("groups", 4), (None, 4)])
+def test_a_timeout_names_what_was_counted(flow: DataPlaneClient, unit: str | None, wanted: int) -> None:
+    prompt(flow, "g", 3)
+    with pytest.raises(ClaimTimeoutError, match=f"{wanted} ready {unit or 'groups'} wanted"):
+        flow.claim("p", "train", ["a"], wanted, whole_groups=True, unit=unit, timeout_s=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("balance", "split"), [("rows", ["g", "hij"]), ("tokens", ["gi", "hj"]), ("groups", ["gh", "ij"])]
+)
+def test_prompts_of_different_sizes_are_split_by_what_the_balance_names(
+    flow: DataPlaneClient, balance: str, split: list[str]
+) -> None:
+    for group_id, rows, tokens in (("g", 6, 1), ("h", 1, 9), ("i", 3, 1), ("j", 2, 1)):
+        prompt(flow, group_id, rows, tokens)
+    shards = [
+        flow.claim_shard(
+            "p",
+            "train",
+            ["a"],
+            12,
+            min_size=12,
+            step=0,
+            dp_rank=rank,
+            dp_world=2,
+            whole_groups=True,
+            unit="rows",
+            balance=balance,  # type: ignore[arg-type]
+        )
+        for rank in range(2)
+    ]
+    groups = ["".join(group.group_id for group in shard.groups) for shard in shards]
+    assert groups == split
+    assert sorted(row for shard in shards for row in shard.meta.sample_ids) == [
+        *(f"g{row}" for row in range(6)),
+        "h0",
+        *(f"i{row}" for row in range(3)),
+        *(f"j{row}" for row in range(2)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        pytest.param({"unit": "groups"}, "unit 'groups' needs whole_groups=True", id="groups that may be split"),
+        pytest.param({"unit": "tokens"}, r"unit must be one of \('rows', 'groups'\) or None", id="unknown unit"),
+        pytest.param({"balance": "groups"}, "balance 'groups' needs whole_groups=True", id="a split by groups"),
+    ],
+)
+def test_a_unit_that_makes_no_sense_is_refused(flow: DataPlaneClient, call: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        flow.claim_shard("p", "train", ["a"], 2, step=0, dp_rank=0, dp_world=2, **call)  # type: ignore[arg-type]
