@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from numbers import Real
 
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 
@@ -99,8 +100,15 @@ def checked_generations(
     return generations
 
 
+def checked_number(what: str, value: float, where: str) -> float:
+    given: object = value
+    if not isinstance(given, Real):
+        raise UnsupportedTypeError(f"{where}: {what} must be a number, got {given!r}")
+    return value
+
+
 def checked_seconds(what: str, seconds: float, where: str) -> int:
     """The time in nanoseconds."""
-    if not 0 <= seconds <= _MAX_SECONDS:
+    if not 0 <= checked_number(what, seconds, where) <= _MAX_SECONDS:
         raise InvalidArgumentError(f"{where}: {what} must be 0 to {_MAX_SECONDS:g} seconds, got {seconds}")
     return int(seconds * 1e9)

@@ -117,16 +117,19 @@ STAGED = Destination(adjoining, _allocate_pinned)
 """Columns for batch_on_device."""
 
 
-def checked_device(device: torch.device | str, where: str) -> torch.device:
-    """The device, if this process can use it. Raises InvalidArgumentError or PreconditionError."""
+def parsed_device(device: torch.device | str, where: str) -> torch.device:
     try:
-        found = torch.device(device)
+        return torch.device(device)
     except (RuntimeError, TypeError):
         raise InvalidArgumentError(f"{where}: {device!r} is not a device such as 'cpu' or 'cuda:0'") from None
-    usable = torch.cuda.device_count() if found.type == "cuda" else 1
-    if (found.index or 0) >= usable and found.type == "cuda":
-        why = "was built without CUDA" if torch.version.cuda is None else f"finds {usable} CUDA devices"
-        raise PreconditionError(f"{where}: device {str(found)!r} cannot be used: torch {why}")
+
+
+def checked_device(device: torch.device | str, where: str) -> torch.device:
+    """The device, if this process can use it. Raises InvalidArgumentError or PreconditionError."""
+    found = parsed_device(device, where)
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        why = "was built without CUDA" if torch.version.cuda is None else f"finds {torch.cuda.device_count()} of them"
+        raise PreconditionError(f"{where}: the device {str(found)!r} cannot be used here: torch {why}")
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from google.protobuf.message import Message
 
+from dataplane_client._displays import html_table, short_list
 from dataplane_client.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER, KINDS_BY_NUMBER
@@ -80,7 +81,7 @@ class TaskStatus:
     claims_total: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PartitionDescription:
     """A partition: its definition and its contents. rows_put_total is always rows_cleared_total + rows.
 
@@ -121,6 +122,31 @@ class PartitionDescription:
     closed: bool = False
     outcome: Outcome | None = field(default=None, compare=False)
 
+    def __repr__(self) -> str:
+        fields, tasks = (short_list([part.name for part in self.fields], 24), short_list(self.task_names, 16))
+        partition = short_list([self.partition_id], 20)
+        return f"<PartitionDescription {partition} {self.rows} rows of {fields} for {tasks}>"
+
+    def _repr_html_(self) -> str:
+        """Tables of its fields and tasks, for notebooks."""
+        fields = [
+            (part.name, part.kind or "", part.dtype, list(part.row_shape), part.rows, part.size_bytes)
+            for part in self.fields
+        ]
+        tasks = [
+            (each.task, each.untaken_rows, each.claimed_rows, each.consumed_rows, each.waiting_claims)
+            for each in self.tasks
+        ]
+        return html_table(
+            f"{self.partition_id}: {self.rows} rows, {self.size_bytes} bytes",
+            ("field", "kind", "dtype", "shape of a row", "rows", "bytes"),
+            fields,
+        ) + html_table("", ("task", "untaken", "claimed", "consumed", "waiting claims"), tasks)
+
+    @property
+    def task_names(self) -> list[str]:
+        return [status.task for status in self.tasks]
+
     def task(self, name: str) -> TaskStatus:
         """Raises KeyError for a task that is not registered."""
         for status in self.tasks:
@@ -129,7 +155,7 @@ class PartitionDescription:
         raise KeyError(name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ServerStatus:
     """The whole server. memory_used_bytes: values of resident rows, puts under way, cleared rows still being sent.
 
@@ -149,6 +175,12 @@ class ServerStatus:
     longest_put_wait_s: float | None = field(default=None, compare=False)
     draining: bool = False
     max_rows: int = 0
+
+    def __repr__(self) -> str:
+        used, budget = self.memory_used_bytes >> 20, self.memory_budget_bytes >> 20
+        state = "draining" if self.draining else f"up {self.uptime_s:.0f} s"
+        waiting = f"{self.waiting_claims} claims and {self.waiting_puts} puts wait"
+        return f"<ServerStatus {self.version} {state} {self.rows} rows, {used} of {budget} MiB used, {waiting}>"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show_on_stderr(flags.log_level)
     if warning is not None:
         get_log().warning("memory_scarce", why=warning)
+    _raise_descriptor_limit()
     try:
         asyncio.run(_serve(config))
     except (ImportError, OSError) as error:
@@ -85,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, metavar=metavar, default=default, type=type(default), help=help_text)
     for flag, metavar, text in (
         ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
+        (
+            "--bookkeeping",
+            "SIZE",
+            "memory beside values: ids, tags, views, remembered answers (default: 256MiB and 512 bytes for each of "
+            "--max-rows)",
+        ),
         ("--socket-mode", "MODE", "of socket files, such as 0660 for clients of the same group (default: by umask)"),
     ):
         parser.add_argument(flag, metavar=metavar, help=text)
@@ -117,7 +125,7 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         http=flags.http or None,
         health=flags.health or None,
         socket_mode=None if flags.socket_mode is None else parse_mode(flags.socket_mode),
-        limits=Limits(memory_bytes=parse_size(flags.memory), max_rows=flags.max_rows),
+        limits=_limits(flags),
         share_memory=flags.share_memory,
         insecure=flags.insecure,
         tracing=flags.tracing,
@@ -127,6 +135,17 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
     )
     config.validate()
     return config
+
+
+def _limits(flags: argparse.Namespace) -> Limits:
+    bookkeeping = 512 * flags.max_rows + (256 << 20) if flags.bookkeeping is None else parse_size(flags.bookkeeping)
+    return Limits(memory_bytes=parse_size(flags.memory), max_rows=flags.max_rows, bookkeeping_bytes=bookkeeping)
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many descriptors as the system lets this process have: each local client takes four."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve(config: ServerConfig) -> None:

@@ -127,7 +127,7 @@ def test_connect_shows_two_frames_of_ours() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused(filled: DataPlaneClient) -> None:
     meta = filled.put_samples(["a"], "p", tags=[{}])
-    with pytest.raises(RuntimeError, match="read_columns from 'p': device 'cuda' cannot be used: torch "):
+    with pytest.raises(RuntimeError, match="read_columns from 'p': the device 'cuda' cannot be used here: torch "):
         filled.read_columns(meta, ["reward"], device="cuda")
     with pytest.raises(ValueError, match="read_columns from 'p': 'bogus' is not a device such as 'cpu' or 'cuda:0'"):
         filled.read_columns(meta, ["reward"], device="bogus")

@@ -9,6 +9,7 @@ a client at once.
 
 from __future__ import annotations
 
+import dataclasses
 from types import TracebackType
 from typing import Literal
 
@@ -20,6 +21,7 @@ from dataplane_client._async.sample_verbs import SampleVerbs
 from dataplane_client._async.session import AsyncSession
 from dataplane_client._async.transport import AsyncTransport
 from dataplane_client._channel import target_or_default
+from dataplane_client._displays import html_table
 from dataplane_client.options import ClientOptions, TransportChoice, with_known_options
 
 
@@ -75,15 +77,29 @@ async def connect(
 
 
 class AsyncDataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs, ListingVerbs):
-    """A client of one server; made by `connect`. A context manager that closes it at the end."""
+    """A client of one server; made by `connect`. A context manager that closes it at the end.
+
+    An open client can be pickled, with what it was connected with. It connects again at the first call in the other
+    process. All such clients of one process that have the same settings share one connection and one session: closing
+    one closes all.
+    """
 
     def __init__(self, session: AsyncSession) -> None:
         self._transport = session.transport
         self._session = session
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._session,)
+
     def __repr__(self) -> str:
         state = "closed" if self._transport.closed else "open"
         return f"<{type(self).__name__} {self._transport.target} {state}>"
+
+    def _repr_html_(self) -> str:
+        """A table of what it is connected with, for notebooks. Makes no call."""
+        options = dataclasses.asdict(self._transport.options)
+        rows = [("transport now", self.transport), *options.items()]
+        return html_table(repr(self), ("setting", "value"), rows)
 
     async def __aenter__(self) -> AsyncDataPlaneClient:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from dataplane_client._arguments import checked_name
@@ -23,13 +24,15 @@ _growing = threading.Lock()
 @short_tracebacks
 class AsyncGroup(AsyncHandle):
     """A reserved group; made by `reserve_group`. Its rows are hidden from claims until it is committed. As a context
-    manager it commits on a clean exit; on an exception it aborts, with the name of the exception's type as the reason.
+    manager it commits on a clean exit; on an exception it aborts, with the exception's type and message as the reason.
 
     group_id: its name in the partition. reservation_id: the name of this reservation on the server. meta: its rows,
     those that were added included.
 
     state: "open" until this object ends it ("committed", "aborted") or learns that the server has fenced it ("fenced").
-    A group stays reserved as long as the client that holds it lives; with that client its rows vanish.
+    A group stays reserved as long as this object and the client that holds it live; after that its rows vanish, with a
+    ResourceWarning if the object was garbage-collected first. An open group can be pickled, for other processes to put
+    rows of it or to end it; it still belongs to the object from which it was pickled.
     """
 
     _fenced_error = GroupFencedError
@@ -39,8 +42,16 @@ class AsyncGroup(AsyncHandle):
 
     state: Literal["open", "committed", "aborted", "fenced"]
 
-    def __init__(self, session: AsyncSession, group_id: str, reservation_id: str, meta: KVBatchMeta) -> None:
-        super().__init__(session, f"group {group_id!r}")
+    def __init__(
+        self,
+        session: AsyncSession,
+        group_id: str,
+        reservation_id: str,
+        meta: KVBatchMeta,
+        *,
+        gives_back: bool = True,
+    ) -> None:
+        super().__init__(session, f"group {group_id!r}", gives_back=gives_back)
         self.group_id = group_id
         self.reservation_id = reservation_id
         self.meta = meta
@@ -48,6 +59,10 @@ class AsyncGroup(AsyncHandle):
     def __repr__(self) -> str:
         where = f"{self.meta.partition_id}/{self.group_id}"
         return f"<{type(self).__name__} {self.reservation_id} {where} {self.meta.size} rows {self.state}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        self._check_open()
+        return partial(type(self), gives_back=False), (self._session, self.group_id, self.reservation_id, self.meta)
 
     async def put(
         self,

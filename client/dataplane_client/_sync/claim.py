@@ -10,7 +10,7 @@ from dataplane_client._requests import Fields, new_request_id, put_request, rele
 from dataplane_client._sync.handle import Handle
 from dataplane_client._sync.session import Session
 from dataplane_client._tracebacks import short_tracebacks
-from dataplane_client.errors import ClaimFencedError
+from dataplane_client.errors import ClaimFencedError, PreconditionError
 from dataplane_client.grants import ClaimedGroup, Grant
 from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -19,13 +19,15 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 @short_tracebacks
 class Claim(Handle):
     """An open claim; made by `claim`, `claim_shard` and `adopt_claim`. As a context manager it commits on a clean exit;
-    on an exception it releases the rows, with the name of the exception's type as the reason.
+    on an exception it releases the rows, with the exception's type and message as the reason.
 
     meta: the rows. claim_id: its name on the server. deliveries: how often each row has been delivered to the task,
     this time included; empty for an adopted claim. groups: with whole_groups, the groups in the order of their rows.
 
-    state: "open" until this object ends it ("committed", "released") or learns that the server has fenced it
-    ("fenced"). A claim stays open, for hours if need be, as long as the client that holds it lives.
+    state: "open" until this object ends it ("committed", "released"), hands it over ("detached") or learns that the
+    server has fenced it ("fenced"). A claim stays open, for hours if need be, as long as this object and the client
+    that holds it live. When an open claim is garbage-collected, its rows return to the task as a failed delivery, with
+    a ResourceWarning. A shard does not return then: other ranks may hold it, and claim_shard gives it out again.
     """
 
     _fenced_error = ClaimFencedError
@@ -33,10 +35,10 @@ class Claim(Handle):
     _give_up_verb = "ReleaseClaim"
     _given_up_state = "released"
 
-    state: Literal["open", "committed", "released", "fenced"]
+    state: Literal["open", "committed", "released", "fenced", "detached"]
 
-    def __init__(self, session: Session, grant: Grant) -> None:
-        super().__init__(session, f"claim {grant.claim_id}")
+    def __init__(self, session: Session, grant: Grant, *, gives_back: bool = True) -> None:
+        super().__init__(session, f"claim {grant.claim_id}", gives_back=gives_back)
         self.claim_id = grant.claim_id
         self.meta: KVBatchMeta = grant.meta
         self.deliveries: list[int] = grant.deliveries
@@ -45,6 +47,21 @@ class Claim(Handle):
     def __repr__(self) -> str:
         where = f"{self.meta.partition_id}/{self.meta.task_name}"
         return f"<{type(self).__name__} {self.claim_id} {where} {self.meta.size} rows {self.state}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise PreconditionError(
+            f"{self._label} cannot be pickled, because the session of this process holds it: send claim.detach() and "
+            "claim.meta, and call client.adopt_claim(claim_id, meta) there"
+        )
+
+    def detach(self) -> str:
+        """Leave the claim open without this object, for another client to adopt. Returns claim_id.
+
+        Until then this client's session holds it. Raises PreconditionError unless the claim is open.
+        """
+        self._check_open()
+        self.state = "detached"
+        return self.claim_id
 
     @property
     def fence(self) -> int:

@@ -129,12 +129,13 @@ class ClaimVerbs:
         )
         response = self._session.request_grant("ClaimShard", request, timeout_s, waits=True)
         extra_info: dict[str, object] = {"dp_rank": dp_rank}
-        return Claim(self._session, decode_grant(response.claim, partition_id, task_name, required_fields, extra_info))
+        grant = decode_grant(response.claim, partition_id, task_name, required_fields, extra_info)
+        return Claim(self._session, grant, gives_back=False)
 
     @opens
     def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> Claim:
-        """Take over an open claim from another client, which sends claim_id and meta. From now on it lives as long as
-        this client.
+        """Take over an open claim from another client, which sends claim.detach() and claim.meta. From now on it lives
+        as long as this client.
 
         Raises ClaimFencedError or ClaimNotFoundError when the claim has ended.
         """

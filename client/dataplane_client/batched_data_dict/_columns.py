@@ -30,6 +30,18 @@ def count_rows(key: str, value: object) -> int:
     raise TypeError(f"column {key!r} has no rows: expected a tensor, PackedTensor, list or ndarray, got a {kind}")
 
 
+def describe(value: object) -> tuple[str, str]:
+    """A column's element type and shape, for people; "*" for a ragged dimension."""
+    if isinstance(value, torch.Tensor):
+        where = "" if value.device.type == "cpu" else f" on {value.device}"
+        shape = ["?"] if value.is_nested and value.layout is not torch.jagged else list(value.shape)
+        sizes = ", ".join(str(size) if type(size) is int else "*" for size in shape)
+        return f"{value.dtype}".removeprefix("torch.") + where, f"({sizes})"
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), str(value.shape)
+    return type(value).__name__, f"({len(value)})" if isinstance(value, (list, PackedTensor)) else "()"
+
+
 def first_column_rows(columns: Columns) -> int:
     """Rows of the first column, 0 without columns."""
     return next((count_rows(key, value) for key, value in columns.items()), 0)

@@ -118,8 +118,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> pb.PutSamplesResponse:
         frames = FrameReader(request_iterator, pb.PutSamplesHeader, self._messages)
         header = await frames.first()
-        begun = self._shell.apply(translate.put(header))
-        result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
+        begun, wait_s = self._shell.apply(translate.put(header)), translate.seconds(header.wait_timeout)
+        del header  # which may be large, and the write may wait
+        result = await self._write(begun, wait_s, frames)
         self._metrics.carried("PutSamples", "grpc", frames.received_bytes)
         return translate.put_result(result)
 
@@ -128,8 +129,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> pb.CommitClaimResponse:
         frames = FrameReader(request_iterator, pb.CommitClaimHeader, self._messages)
         header = await frames.first()
-        begun = self._shell.apply(translate.commit(header))
-        result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
+        begun, wait_s = self._shell.apply(translate.commit(header)), translate.seconds(header.wait_timeout)
+        del header
+        result = await self._write(begun, wait_s, frames)
         self._metrics.carried("CommitClaim", "grpc", frames.received_bytes)
         return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
 

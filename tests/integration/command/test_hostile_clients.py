@@ -8,8 +8,10 @@ import contextlib
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.integration.command.conftest import Command
 from tests.integration.wire.local_peer import HEAD, MIB, Lifeline, Peer, read
 
 from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import OutOfSpaceError
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -212,3 +215,55 @@ def test_a_frame_of_millions_of_parts_is_refused_at_once(target: Target, what: s
 
 
 SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"].full_name
+
+
+# -- what the server keeps ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def frugal(start_command: Callable[..., Command], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A server with 16 MiB for bookkeeping."""
+    address = f"unix://{tmp_path_factory.mktemp('frugal')}/dataplane.sock"
+    command = start_command("--listen", address, "--bookkeeping", "16MiB")
+    with connect(address, timeout_s=20.0) as client:
+        target = Target(command, address, client)
+        yield target
+        target.close()
+
+
+def put_tags(client: DataPlaneClient, call: int) -> None:
+    tags = [{f"metric {number}": call + row + 0.5 for number in range(64)} for row in range(200)]
+    client.put_samples([f"{call}-{row}" for row in range(200)], "kept", tags=tags)
+
+
+def put_ids(client: DataPlaneClient, call: int) -> None:
+    client.put_samples([f"{call}-{row}-{'x' * 200}" for row in range(2000)], "kept", tags=[{"v": 1}] * 2000)
+
+
+def register_enums(client: DataPlaneClient, call: int) -> None:
+    names = [f"{call}-{number}-{'x' * 200}" for number in range(1000)]
+    client.register_partition(f"kept {call}", ["x"], 0, [], enums={"x": names})
+
+
+KEPT = {"tags": put_tags, "ids": put_ids, "enums": register_enums}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_what_clients_make_the_server_keep_is_refused_beyond_the_limit(frugal: Target, what: str) -> None:
+    frugal.client.register_partition("kept", ["x"], 0, ["train"])
+    with frugal.stays_within(32 * MIB), pytest.raises(OutOfSpaceError, match="--bookkeeping") as caught:
+        deque(map(partial(KEPT[what], frugal.client), range(1000)), maxlen=0)
+    assert caught.value.reason == "LIMIT_REACHED"
+    for partition in frugal.client.partitions():
+        frugal.client.drop_partition(partition.partition_id)
+
+
+def test_answers_of_claims_in_a_loop_are_forgotten_beyond_their_share(frugal: Target) -> None:
+    client, rows = frugal.client, 8000
+    client.register_partition("kept", ["x"], 0, ["train"])
+    client.put_samples([str(row) for row in range(rows)], "kept", {"x": torch.zeros(rows)})
+    client.claim("kept", "train", ["x"], rows).release()
+    with frugal.stays_within(16 * MIB):
+        for _ in range(60):
+            client.claim("kept", "train", ["x"], rows).release()
+    client.drop_partition("kept")

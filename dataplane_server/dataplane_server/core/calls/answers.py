@@ -82,7 +82,9 @@ class GroupPart:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Granted rows. claim_id is empty if delivery was consumption. groups: only if whole groups were requested."""
+    """Granted rows. claim_id is empty if delivery was consumption. groups: only if whole groups were requested.
+    tag_bytes: memory of the tags.
+    """
 
     claim_id: str
     sample_ids: tuple[str, ...]
@@ -91,6 +93,7 @@ class Grant:
     generations: Int64Array = field(default_factory=_no_rows, compare=False)
     deliveries: Int64Array = field(default_factory=_no_rows, compare=False)
     groups: tuple[GroupPart, ...] = ()
+    tag_bytes: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

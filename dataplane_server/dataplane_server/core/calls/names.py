@@ -110,21 +110,28 @@ def _check_enums(definition: Definition, limits: Limits) -> None:
                 raise Refusal(Reason.INVALID_REQUEST, message, field=field, max_id_bytes=limits.max_id_bytes)
 
 
-def check_tags(sample_ids: Sequence[str], tags: Sequence[Tags] | None, limits: Limits) -> None:
-    """None, or a dict of scalars for each row."""
+def check_tags(sample_ids: Sequence[str], tags: Sequence[Tags] | None, limits: Limits) -> int:
+    """None, or a dict of scalars for each row. Returns an estimate of their memory, from above."""
     if tags is None:
-        return
+        return 0
     if len(tags) != len(sample_ids):
         message = f"the call has tags for {len(tags)} rows but names {len(sample_ids)} samples"
         raise Refusal(Reason.ROW_COUNT_MISMATCH, message, rows=len(tags), samples=len(sample_ids))
+    size = 0
+    short = limits.max_tag_bytes // 4  # characters, which surely have few enough bytes
     for sample_id, row_tags in zip(sample_ids, tags, strict=True):
+        size += 240 + 140 * len(row_tags)
         for key, value in row_tags.items():
-            if not _is_tag(key, value, limits):
+            kind = type(value)
+            plain = kind is float or kind is bool or value is None
+            if not (plain and type(key) is str and 0 < len(key) <= short) and not _is_tag(key, value, limits):
                 message = (
                     f"sample {sample_id!r}, tag {str(key)[:40]!r}: a key must be a str of 1 to {limits.max_tag_bytes} "
                     f"bytes, a value None, bool, int of 64 bits, float, or str of at most {limits.max_tag_bytes} bytes"
                 )
                 raise Refusal(Reason.INVALID_REQUEST, message, sample_id=sample_id)
+            size += 4 * len(key) + (56 + 4 * len(value) if isinstance(value, str) else 0)
+    return size
 
 
 def _is_tag(key: object, value: object, limits: Limits) -> bool:

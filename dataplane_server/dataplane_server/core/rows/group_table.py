@@ -15,6 +15,7 @@ import numpy as np
 from dataplane_server.core.calls.answers import GroupPart
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, NAME_BYTES, text_bytes
 from dataplane_server.core.rows.row_table import VERSION_TAG, RowTable
 
 END_VERSION_TAG = "end_weight_version"
@@ -39,6 +40,10 @@ class Group:
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
+def _kept_bytes(group: Group) -> int:
+    return GROUP_BYTES + text_bytes(group.group_id) + group.slots.nbytes + NAME_BYTES * len(group.shared)
+
+
 class GroupTable:
     """The groups of one partition. `reserved` are those that are not finished, by reservation."""
 
@@ -58,6 +63,11 @@ class GroupTable:
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._number_of
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the groups."""
+        return sum(map(_kept_bytes, self))
+
     def add(
         self, group_id: str, slots: Slots, reservation_id: str, session_id: str, weight_version: int | None
     ) -> None:
@@ -65,12 +75,15 @@ class GroupTable:
         number = self._unused.pop() if self._unused else len(self._groups) + 1
         group = Group(number, group_id, slots[:0], 0, reservation_id, session_id, weight_version)
         self._groups[number] = self.reserved[reservation_id] = group
+        self._rows.keep(_kept_bytes(group))
         self._number_of[group_id] = number
         self.join(group, slots)
 
     def join(self, group: Group, slots: Slots) -> None:
         """New rows become rows of a reserved group, and are hidden."""
+        before = _kept_bytes(group)
         group.slots = np.concatenate([self.members(group.number), slots])  # a slot of a row that is gone may come again
+        self._rows.keep(_kept_bytes(group) - before)
         group.size = len(group.slots)
         self._rows["group"][slots] = group.number
         self._rows["hidden"][slots] = True
@@ -166,5 +179,6 @@ class GroupTable:
         if group.reservation_id:
             self.end_reservation(group)
         del self._groups[group.number]
+        self._rows.keep(-_kept_bytes(group))
         del self._number_of[group.group_id]
         self._unused.append(group.number)

@@ -7,9 +7,9 @@ server life with a fence up to that one was granted once, and has ended.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Epochs, Slots
@@ -68,6 +68,8 @@ class ClaimTable:
         self._state = state
         self._open: dict[str, OpenClaim] = {}
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._told: deque[tuple[str, int]] = deque()  # ended claims with sample ids, and how many
+        self._told_rows = 0
         self._forgotten = 0  # the highest fence among ended claims that are no longer remembered
 
     def __len__(self) -> int:
@@ -75,6 +77,13 @@ class ClaimTable:
 
     def __iter__(self) -> Iterator[OpenClaim]:
         return iter(list(self._open.values()))
+
+    def check_room(self) -> None:
+        """Refusal LIMIT_REACHED if no more claims may be open."""
+        most = self._state.limits.max_claims
+        if len(self._open) >= most:
+            message = f"{most} claims are open, which is the limit (max_claims); commit or release some"
+            raise Refusal(Reason.LIMIT_REACHED, message, max_claims=most)
 
     def add(self, claim: OpenClaim) -> None:
         self._open[claim.claim_id] = claim
@@ -98,6 +107,18 @@ class ClaimTable:
         if len(self._ended) > self._state.limits.remembered_claims:
             forgotten, _ = self._ended.popitem(last=False)
             self._forgotten = max(self._forgotten, self._fence(forgotten))
+        if ids:
+            self._told.append((claim.claim_id, len(ids)))
+            self._told_rows += len(ids)
+            self._forget_ids()
+
+    def _forget_ids(self) -> None:
+        """Keep as many sample ids of ended claims as the history keeps rows."""
+        while self._told_rows > self._state.limits.remembered_events:
+            claim_id, rows = self._told.popleft()
+            self._told_rows -= rows
+            if claim_id in self._ended:
+                self._ended[claim_id] = replace(self._ended[claim_id], sample_ids=())
 
     def _fence(self, claim_id: str) -> int:
         """The number of a claim of this server life; 0 for anything else."""

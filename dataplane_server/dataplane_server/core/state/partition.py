@@ -20,6 +20,7 @@ from dataplane_server.core.calls.columns import Column, Columns, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Definition, Int64Array, Run, Slots, Tags
+from dataplane_server.core.rows.bookkeeping import NAME_BYTES, PARTITION_BYTES, Bookkeeping, id_bytes, text_bytes
 from dataplane_server.core.rows.fields import Field, check_may_declare, check_sequence_lengths
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.group_table import Group, GroupTable
@@ -67,6 +68,7 @@ class Partition:
         definition: Definition,
         space: Space,
         generations: GenerationClock,
+        bookkeeping: Bookkeeping,
         changed: dict[Partition, None],
         changed_tasks: dict[Task, None],
     ) -> None:
@@ -76,7 +78,8 @@ class Partition:
         self.figures: tuple[float | None, ...] | None = None
         self._changed = changed
         self._changed_tasks = changed_tasks
-        self.rows = RowTable(definition.partition_id, space, generations)
+        self.rows = RowTable(definition.partition_id, space, generations, bookkeeping)
+        self.rows.keep(definition_bytes(definition))
         self.groups = GroupTable(self.rows)
         self.values = StoredValues(self.rows)
         self.fields: dict[str, Field] = {}
@@ -126,6 +129,7 @@ class Partition:
         self._changed[self] = None
 
     def _adopt(self, definition: Definition) -> None:
+        self.rows.keep(definition_bytes(definition) - definition_bytes(self.definition))
         self.definition = definition
         self.rows.clear_when_consumed = definition.clear_when_consumed
         self._changed[self] = None
@@ -137,7 +141,7 @@ class Partition:
             per_token = name in definition.per_token_fields
             self.fields[name] = kept.get(name) or Field(name, next(indexes), per_token, self.rows)
             self.fields[name].per_token = per_token
-        self.rows.places.set_width(1 + max((field.index for field in self.fields.values()), default=-1))
+        self.rows.set_width(1 + max((field.index for field in self.fields.values()), default=-1))
         self.tasks = {
             name: self.tasks.get(name) or Task(name, self.rows, self.groups, self._changed_tasks)
             for name in definition.tasks
@@ -409,3 +413,10 @@ class Partition:
         """How far a weight version is behind the newest one of the partition; None if either is unknown."""
         newest = self.rows.newest_weight_version
         return None if newest is None or oldest is None else newest - oldest
+
+
+def definition_bytes(definition: Definition) -> int:
+    """Memory of a partition without rows."""
+    names = [*definition.fields, *definition.tasks, *definition.enums]
+    in_enums = [name for enum in definition.enums.values() for name in enum]
+    return PARTITION_BYTES + NAME_BYTES * len(names) + sum(map(text_bytes, names)) + id_bytes(in_enums)

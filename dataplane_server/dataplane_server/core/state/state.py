@@ -9,6 +9,7 @@ from dataplane_server.core.calls.answers import Effect, Failed
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.bookkeeping import Bookkeeping
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.delays import Delays
@@ -60,6 +61,7 @@ class State:
         self.delays = Delays()
         self.generations = GenerationClock(first_generation)
         self.space = Space(limits.memory_bytes)
+        self.bookkeeping = Bookkeeping(limits.bookkeeping_bytes)
         self.partitions: dict[str, Partition] = {}
         self.changes = Changes()
         self.effects: list[Effect] = []

@@ -9,7 +9,7 @@ import numpy as np
 from dataplane_server.core.calls.values import BatchUnit, Slots
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.claim_table import ClaimTable
-from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.partition import Partition, definition_bytes
 from dataplane_server.core.state.state import State
 from dataplane_server.core.stats.figures import compute_figures, compute_task_figures
 from dataplane_server.core.tasks.group_view import GroupView
@@ -37,6 +37,10 @@ def check(state: State, verbs: Verbs) -> None:
         _check_figures(partition)
     _check_generations(state)
     _check_sessions(state, verbs.table)
+    kept = sum(partition.rows.kept_bytes for partition in state.partitions.values())
+    for partition in state.partitions.values():
+        _check_bookkeeping(partition, verbs.steps.kept_bytes(partition.partition_id))
+    _law(state.bookkeeping.used_bytes == kept + verbs.writes.kept_bytes, "bookkeeping is of partitions and writes")
     _check_bytes(state.space, list(partitions), verbs.admission.reserved_bytes)
     waits_for_nothing = state.space.free and verbs.admission.waiting and not state.space.used
     _law(not waits_for_nothing, "no put waits for an empty arena")
@@ -75,6 +79,13 @@ def _check_rows(partition: Partition) -> None:
         holding = slots[field.holds(slots)]
         same = field.entries(holding) == rows["sequence_length"][holding]
         _law(bool(np.all(same)), f"per-token field {field.name!r} has its row's length")
+
+
+def _check_bookkeeping(partition: Partition, of_steps: int) -> None:
+    of_tasks = sum(task.kept_bytes for task in partition.tasks.values())
+    of_rows = partition.rows.counted_bytes + partition.groups.kept_bytes
+    counted = definition_bytes(partition.definition) + of_rows + of_tasks + of_steps
+    _law(partition.rows.kept_bytes == counted, f"bookkeeping of partition {partition.partition_id!r} is counted")
 
 
 def _check_payloads(partition: Partition) -> None:

@@ -21,6 +21,9 @@ from dataplane_server.core.tasks.task import AnyView, Task
 from dataplane_server.core.tasks.task_states import Amount, Waiter
 from dataplane_server.core.verbs.unserved import claim_timeout, end_of_data
 
+_NEW_VIEW = -1
+"""No mask of fields."""
+
 StepKey = tuple[str, str, int]
 """Partition, task and number of a step."""
 
@@ -77,8 +80,10 @@ class ClaimQueue:
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
         check_distinct("required field", call.required_fields)
         partition = self._state.partition(call.partition_id)
-        partition.task(call.task)
+        task = partition.task(call.task)
         partition.known_fields(call.required_fields, self._state.limits)
+        declared = all(name in partition.fields for name in call.required_fields)
+        task.check_view(partition.mask(call.required_fields) if declared else _NEW_VIEW, call.whole_groups)
         if partition.definition.clear_when_consumed and isinstance(call, ClaimSamples) and call.consume:
             message = (
                 f"partition {call.partition_id!r} clears rows as soon as every task has consumed them: a claim that "

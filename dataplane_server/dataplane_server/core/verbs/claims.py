@@ -26,6 +26,7 @@ from dataplane_server.core.calls.names import check_reason
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AdoptClaim, ClaimCall, ClaimSamples, ClaimShard, ReleaseClaim
 from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
 from dataplane_server.core.state.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.state.delays import Due
 from dataplane_server.core.state.partition import Partition
@@ -47,6 +48,7 @@ class Claims:
 
     def claim(self, call: ClaimSamples, now: float) -> Grant | Waiting:
         partition = self._queue.check(call)
+        self._table.check_room()
         if call.session_id:
             self._state.sessions.find(call.session_id)
         slots = self._queue.take(partition, call)
@@ -82,6 +84,7 @@ class Claims:
             rows.generations(slots),
             task.deliveries.counts(slots),
             partition.groups.parts(slots) if call.whole_groups else (),
+            rows.tags_bytes(slots),
         )
 
     # -- commit --------------------------------------------------------------------------------------------------------
@@ -140,6 +143,8 @@ class Claims:
     def release(self, call: ReleaseClaim, now: float) -> ReleaseResult:
         self._check_release(call.delay_s, call.reason)
         claim = self._table.find(call.claim_id)
+        if call.delay_s:
+            self._state.bookkeeping.check(DELAY_BYTES * len(claim.slots), urgent=True)
         held_until = now + call.delay_s if call.delay_s else None
         left = self._release([claim], "released", call.reason, held_until)
         if held_until is not None and not claim.of_step:

@@ -16,6 +16,7 @@ from dataplane_server.core.calls.names import check_name, check_reason, check_sa
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup, ReserveGroup
 from dataplane_server.core.calls.values import Slots, Tags
+from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, id_bytes
 from dataplane_server.core.rows.group_table import END_VERSION_TAG, Group
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
@@ -98,6 +99,8 @@ class Groups:
             message = f"{where}: sample {first!r} of group {call.group_id!r} exists already"
             raise Refusal(Reason.SAMPLE_EXISTS, message, partition_id=partition.partition_id, sample_id=first)
         self._state.check_new_rows(len(call.sample_ids))
+        of_rows = partition.rows.growth_bytes(len(call.sample_ids)) + id_bytes(call.sample_ids)
+        self._state.bookkeeping.check(GROUP_BYTES + of_rows)
 
     def _find(self, reservation_id: str) -> tuple[Partition, Group]:
         for partition in self._state.partitions.values():

@@ -32,7 +32,7 @@ from dataplane_server.core.calls.requests import (
 from dataplane_server.core.calls.values import Definition, Slots
 from dataplane_server.core.rows.fields import check_may_replace
 from dataplane_server.core.state.descriptions import describe_partition
-from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.partition import Partition, definition_bytes
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CLAIMED, CONSUMED, DELAYED, UNTAKEN
@@ -99,13 +99,18 @@ class Partitions:
         check_definition(definition, self._state.limits)
         if definition == partition.definition:
             return False
+        self._check_room(definition, partition.definition)
         partition.extend(definition)
         return True
+
+    def _check_room(self, definition: Definition, before: Definition) -> None:
+        self._state.bookkeeping.check(definition_bytes(definition) - definition_bytes(before))
 
     def _replace(self, partition: Partition, definition: Definition) -> None:
         if definition.open:
             definition = with_fields_of(partition.definition, definition)
             check_definition(definition, self._state.limits)
+        self._check_room(definition, partition.definition)
         check_may_replace(partition.partition_id, partition.fields, partition.groups.reserved.values(), definition)
         self._claims.void(partition)
         self._steps.forget(partition)
@@ -118,8 +123,10 @@ class Partitions:
         if len(state.partitions) >= limit:
             message = f"the server holds {limit} partitions, which is its limit; drop one first"
             raise Refusal(Reason.LIMIT_REACHED, message, max_partitions=limit)
+        state.bookkeeping.check(definition_bytes(definition))
         changes = state.changes
-        partition = Partition(definition, state.space, state.generations, changes.partitions, changes.tasks)
+        shared = (state.space, state.generations, state.bookkeeping)
+        partition = Partition(definition, *shared, changes.partitions, changes.tasks)
         state.partitions[definition.partition_id] = partition
         return partition
 
@@ -134,6 +141,7 @@ class Partitions:
         for group in list(partition.groups.reserved.values()):  # those without rows
             partition.roll_back(group)
         self._state.report(Fact("cleared", call.partition_id, None, reason="the partition was dropped"))
+        partition.rows.close()
         del self._state.partitions[call.partition_id]
         gone = Refusal(
             Reason.PARTITION_NOT_FOUND, f"partition {call.partition_id!r} was dropped", partition_id=call.partition_id

@@ -60,6 +60,15 @@ class _Step:
         left = [partition.rows.left(shard.slots, shard.epochs) for shard in self.shards]
         return np.concatenate([_NO_ROWS, *left])
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory, also of ids and arrays in its grants."""
+        return _kept_bytes(len(self.shards), sum(len(shard.slots) for shard in self.shards))
+
+
+def _kept_bytes(shards: int, rows: int) -> int:
+    return 1024 + 1024 * shards + 200 * rows
+
 
 class Steps:
     """Steps that have their rows, by partition, task and number. Steps that wait for rows are in the claim queue."""
@@ -93,7 +102,8 @@ class Steps:
             chosen = [np.arange(*units[unit]) for unit in part]
             mine = slots[np.concatenate([_NO_ROWS, *chosen])]
             shards.append(_Shard(mine, rows.epochs(mine)))
-        self._steps.setdefault(_key(call), OrderedDict())[call.step] = _Step(call, shards)
+        step = self._steps.setdefault(_key(call), OrderedDict())[call.step] = _Step(call, shards)
+        rows.keep(step.kept_bytes)
         self._forget_old(partition, _key(call))
 
     def grant(self, partition: Partition, call: ClaimShard, now: float) -> Grant:
@@ -143,6 +153,7 @@ class Steps:
             message = "a split by groups needs whole groups (whole_groups)"
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
         partition = self._queue.check(call)
+        self._table.check_room()
         if call.session_id:
             self._state.sessions.find(call.session_id)
         step = self._find(call)
@@ -153,6 +164,8 @@ class Steps:
                 f"{_common(before)}, and now with {_common(call)}"
             )
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
+        if step is None:
+            self._state.bookkeeping.check(_kept_bytes(call.dp_world, call.min_size), urgent=True)
         return partition
 
     # -- steps that end ------------------------------------------------------------------------------------------------
@@ -167,20 +180,27 @@ class Steps:
                 rows = step.slots(partition)
                 if slots is None or np.isin(rows, slots).any():
                     gone.append(rows)
-                    self._drop(step)
+                    self._drop(partition, step)
         return np.concatenate(gone)
 
     def _forget_old(self, partition: Partition, key: _Key) -> None:
         """Forget the oldest steps above the limit; rows that are held for them return to the queue."""
         for step in list(self._steps[key].values())[: -self._state.limits.remembered_steps]:
-            self._drop(step)
+            self._drop(partition, step)
             for shard in step.shards:
                 claim = None if shard.grant is None else self._table.get(shard.grant.claim_id)
                 if claim is not None:
                     claim.of_step = False
             partition.task(key[1]).end_delay(step.slots(partition), math.inf)
 
-    def _drop(self, step: _Step) -> None:
+    def kept_bytes(self, partition_id: str) -> int:
+        """Memory of the steps of a partition."""
+        return sum(
+            step.kept_bytes for key, steps in self._steps.items() if key[0] == partition_id for step in steps.values()
+        )
+
+    def _drop(self, partition: Partition, step: _Step) -> None:
+        partition.rows.keep(-step.kept_bytes)
         steps = self._steps[_key(step.wanted)]
         del steps[step.wanted.step]
         if not steps:

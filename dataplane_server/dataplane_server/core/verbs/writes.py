@@ -27,6 +27,7 @@ from dataplane_server.core.calls.names import (
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
 from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.bookkeeping import WRITE_BYTES, id_bytes
 from dataplane_server.core.rows.fields import check_given_lengths
 from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.state.partition import Checked, Partition
@@ -40,6 +41,7 @@ class _UnderWay:
     call: PutSamples | CommitClaim
     partition_id: str
     columns: Columns
+    kept_bytes: int
 
 
 class Writes:
@@ -56,10 +58,12 @@ class Writes:
     # -- begin ---------------------------------------------------------------------------------------------------------
 
     def put(self, call: PutSamples, now: float) -> Reservation | Waiting:
-        _check_form(call, self._state.limits)
+        tag_bytes = _check_form(call, self._state.limits)
         columns = _columns(call.columns, 1 if call.shared else len(call.sample_ids), self._state.limits)
-        self._check_put(call, columns)
-        return self._reserve(call, call.partition_id, columns, now, urgent=bool(call.claim_id))
+        checked = self._check_put(call, columns)
+        rows = self._state.partition(call.partition_id).rows
+        kept = tag_bytes + id_bytes(call.sample_ids) + rows.growth_bytes(checked.new_rows)
+        return self._reserve(call, call.partition_id, columns, now, kept, urgent=bool(call.claim_id))
 
     def commit(self, call: CommitClaim, now: float) -> Reservation | Waiting | CommitResult:
         if not call.columns:
@@ -69,15 +73,25 @@ class Writes:
         return self._reserve(call, partition.partition_id, columns, now, urgent=True)
 
     def _reserve(
-        self, call: PutSamples | CommitClaim, partition_id: str, columns: Columns, now: float, *, urgent: bool
+        self,
+        call: PutSamples | CommitClaim,
+        partition_id: str,
+        columns: Columns,
+        now: float,
+        kept_bytes: int = 0,
+        *,
+        urgent: bool,
     ) -> Reservation | Waiting:
         self._admission.check_can_fit(columns)
+        kept_bytes += WRITE_BYTES + 4 * columns.entries.nbytes
+        self._state.bookkeeping.check(kept_bytes, urgent=urgent)
         ticket = self._state.ticket()
         reservation = self._admission.admit(ticket, columns, now, urgent=urgent)
         if reservation is None and self._state.draining:
             self._admission.release(ticket)
             raise draining()
-        self._under_way[ticket] = _UnderWay(call, partition_id, columns)
+        self._under_way[ticket] = _UnderWay(call, partition_id, columns, kept_bytes)
+        self._state.bookkeeping.add(kept_bytes)
         self._ticket_of[call.request_id] = ticket
         return reservation or Waiting(ticket)
 
@@ -229,10 +243,16 @@ class Writes:
         under_way = self._under_way.pop(ticket, None)
         if under_way is not None:
             del self._ticket_of[under_way.call.request_id]
+            self._state.bookkeeping.add(-under_way.kept_bytes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of all writes under way."""
+        return sum(under_way.kept_bytes for under_way in self._under_way.values())
 
 
-def _check_form(put: PutSamples, limits: Limits) -> None:
-    """Refuse what is malformed in any state of the server."""
+def _check_form(put: PutSamples, limits: Limits) -> int:
+    """Refuse what is malformed in any state of the server. Returns the memory of the tags."""
     check_caller(put.caller, limits)
     certain = put.claim_id or put.shared or put.generations is not None
     if put.add_to_group and (certain or not put.reservation_id):
@@ -240,14 +260,14 @@ def _check_form(put: PutSamples, limits: Limits) -> None:
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if not put.shared:
         check_sample_ids(put.sample_ids, limits)
-        check_tags(put.sample_ids, put.tags, limits)
         check_given_lengths(put.sample_ids, put.sequence_lengths)
         check_generations(put.sample_ids, put.generations)
-        return
+        return check_tags(put.sample_ids, put.tags, limits)
     of_rows = any(given is not None for given in (put.tags, put.sequence_lengths, put.generations))
     if put.sample_ids or not put.reservation_id or put.claim_id or of_rows or not put.columns:
         message = "a shared put names a reservation and at least one column, and neither samples nor tags nor a claim"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
+    return 0
 
 
 def _columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
