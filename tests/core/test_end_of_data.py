@@ -34,7 +34,7 @@ def test_a_closed_partition_takes_no_new_row_and_lives_on_otherwise(caller: Call
     assert caller.plane.partition_info("p").closed
     with caller.refuses(Reason.PARTITION_CLOSED, "'p'", "'s2'", "1 more"):
         caller.apply(caller.put_call(["s1", "s2", "s3"], {"b": [1, 1, 1]}))
-    with caller.refuses(Reason.PARTITION_CLOSED, "'p'", "'s2'"):
+    with caller.refuses(Reason.PARTITION_CLOSED, "'p'", "'g'"):
         caller.reserve("g", ["s2"])
     caller.put_rows(["s1"], "a", "b", size=5)
     claim = caller.take("a", "b")

@@ -91,9 +91,10 @@ class Groups:
         if call.group_id in partition.groups:
             message = f"{where} has a group {call.group_id!r} already"
             raise Refusal(Reason.SAMPLE_EXISTS, message, partition_id=partition.partition_id, group_id=call.group_id)
-        slots = partition.rows.find_existing(call.sample_ids)
-        partition.rows.check_may_create(call.sample_ids, slots)
-        existing = np.flatnonzero(slots >= 0)
+        if partition.rows.closed:
+            message = f"{where} is closed to new rows; group {call.group_id!r} would have some"
+            raise Refusal(Reason.PARTITION_CLOSED, message, partition_id=partition.partition_id, group_id=call.group_id)
+        existing = np.flatnonzero(partition.rows.find_existing(call.sample_ids) >= 0)
         if existing.size:
             first = call.sample_ids[int(existing[0])]
             message = f"{where}: sample {first!r} of group {call.group_id!r} exists already"
