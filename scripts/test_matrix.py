@@ -1,6 +1,6 @@
 """The client's tests beside other versions: `python scripts/test_matrix.py [--torch REQUIREMENT] [NAME ...]`.
 
-Each environment is a folder, .venv-matrix-NAME, which a later run uses again. A table at the end lists the versions and
+Each environment is a folder .venv-matrix-NAME, which a later run uses again. A table at the end lists the versions and
 the outcome of each. The exit code is 1 if a test fails. An environment that cannot be had here, because it lacks an
 interpreter, disk space or a package, is listed with the reason and not as passed.
 
@@ -71,20 +71,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", default="torch", help="the build of torch, unless an environment needs another one")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(names)} (default: all)")
+    parser.add_argument("--folder", type=Path, default=ROOT, help="where the environments are (default: %(default)s)")
     flags = parser.parse_args()
     if unknown := sorted(set(flags.names) - set(names)):
         parser.error(f"no environment {', '.join(unknown)}; there are {', '.join(names)}")
     chosen = [environment for environment in ENVIRONMENTS if environment.name in (flags.names or names)]
-    outcomes = [outcome(replace(environment, torch=environment.torch or flags.torch)) for environment in chosen]
+    outcomes = [outcome(replace(each, torch=each.torch or flags.torch), flags.folder) for each in chosen]
     show(outcomes)
     return int(any(outcome.failed for outcome in outcomes))
 
 
-def outcome(environment: Environment) -> Outcome:
+def outcome(environment: Environment, folder: Path) -> Outcome:
     """Build the environment, or bring it up to date, and run the suite in it."""
     print(f"\n== {environment.name}", flush=True)
     try:
-        python = build(environment)
+        python = build(environment, folder / f".venv-matrix-{environment.name}")
     except NotHereError as error:
         return Outcome(environment.name, result=f"not here: {error}")
     began = time.monotonic()
@@ -102,9 +103,8 @@ def outcome(environment: Environment) -> Outcome:
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
-def build(environment: Environment) -> Path:
+def build(environment: Environment, folder: Path) -> Path:
     """The environment's interpreter, with everything installed. Raises NotHereError."""
-    folder = ROOT / f".venv-matrix-{environment.name}"
     python, stamp = folder / "bin" / "python", folder / "recipe"
     recipe = f"{environment}\n{(ROOT / 'pyproject.toml').read_text()}"
     if stamp.exists() and stamp.read_text() == recipe:

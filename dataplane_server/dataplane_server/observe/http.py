@@ -123,7 +123,7 @@ class _RequestLog(logging.Logger):
 
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
-            why = "not a request of HTTP/1.1; a gRPC client sends such to the wrong port"
-            get_log().info("http_request_refused", client=str(record.args[0] if record.args else ""), why=why)
+            why = f"{record.getMessage()}: it is not HTTP/1.1, as if a gRPC client had the wrong port"
+            get_log().info("http_request_refused", why=why)
         else:
-            get_log().log(record.levelno, "http_request_failed", why=record.getMessage(), exc_info=error)
+            get_log().error("http_request_failed", why=record.getMessage(), exc_info=error)
