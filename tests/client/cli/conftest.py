@@ -25,8 +25,8 @@ def address() -> Iterator[str]:
         }
         tags = [{"weight_version": 17}, {"weight_version": 18}]
         kv_first_write(batch, sample_ids=["a", "b"], dp_client=client, partition_id="train", tags=tags)
-        client.claim("train", "train", ["input_ids"], 1)
-        yield address
+        with client.claim("train", "train", ["input_ids"], 1):
+            yield address
 
 
 @pytest.fixture

@@ -68,11 +68,12 @@ def test_a_reset_dead_letter_is_no_longer_listed(troubled: str) -> None:
 
 def test_a_whole_task_is_reset_only_with_all(troubled: str) -> None:
     with connect(troubled) as client:
-        client.claim("p", "train", ["x"], 1)
+        claim = client.claim("p", "train", ["x"], 1)
         code, text = run("reset", "p", "train", "-s", troubled)
         assert (code, "--all" in text) == (2, True)
         assert run("reset", "p", "train", "a", "--all", "-s", troubled)[0] == 2
         assert run("reset", "p", "train", "--all", "-s", troubled) == (0, "rows reset: 2, claims fenced: 1\n")
+        assert claim.state == "open"  # as far as its holder knows
 
 
 @pytest.mark.parametrize("command", ["dead-letters", "reset"])
