@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from dataplane_client.grants import ClaimedGroup
     from dataplane_client.loader import ClaimIterator, ClaimLoader, LoadedBatch
     from dataplane_client.meta import KVBatchMeta, Tag
-    from dataplane_client.options import ClientOptions
+    from dataplane_client.options import ClientOptions, TransportChoice
     from dataplane_client.packed_tensor import PackedTensor
 
 _HOMES = {
@@ -73,7 +73,7 @@ _HOMES = {
     "grants": ["ClaimedGroup"],
     "loader": ["ClaimIterator", "ClaimLoader", "LoadedBatch"],
     "meta": ["KVBatchMeta", "Tag"],
-    "options": ["ClientOptions"],
+    "options": ["ClientOptions", "TransportChoice"],
     "packed_tensor": ["PackedTensor"],
 }
 _MODULES = ["aio", "errors", "observe"]
@@ -112,6 +112,7 @@ __all__ = [
     "SupersededError",
     "Tag",
     "TaskStatus",
+    "TransportChoice",
     "UnavailableError",
     "UnsupportedTypeError",
     "aio",

@@ -20,6 +20,7 @@ from dataplane_client.errors import (
     NotFoundError,
     OutOfSpaceError,
 )
+from dataplane_client.options import TransportChoice
 from dataplane_server.testing import ServerThread
 
 KIB = 1 << 10
@@ -133,7 +134,7 @@ def test_commits_that_wait_are_admitted_too(
 
 
 async def test_the_asynchronous_client_waits_for_space_without_blocking_its_loop(
-    small_server: ServerThread, transport: str
+    small_server: ServerThread, transport: TransportChoice
 ) -> None:
     async with await aio.connect(small_server.addresses[0], transport=transport) as client:
         await client.register_partition("p", ["x"], 0, ["train"])
@@ -171,7 +172,7 @@ def test_those_behind_a_put_that_gives_up_are_admitted(
 def test_a_caller_that_goes_away_leaves_the_queue(
     small_server: ServerThread,
     small_client: DataPlaneClient,
-    transport: str,
+    transport: TransportChoice,
     threads: ThreadPoolExecutor,
     eventually: Eventually,
 ) -> None:

@@ -21,6 +21,7 @@ from dataplane_client.client import DataPlaneClient, Group, connect
 from dataplane_client.errors import ClosedError, DataPlaneError, PreconditionError
 from dataplane_client.loader import ClaimLoader
 from dataplane_client.meta import KVBatchMeta
+from dataplane_client.options import TransportChoice
 
 ROUND_TRIPS = {"pickle": pickle, "cloudpickle": cloudpickle}
 
@@ -48,7 +49,7 @@ def work(client: DataPlaneClient, again: DataPlaneClient, group: Group, loader: 
 @pytest.mark.parametrize("way", ["shm"], indirect=True)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_another_process_gets_clients_groups_and_loaders_as_arguments(
-    flow: DataPlaneClient, address: str, transport: str, method: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice, method: str
 ) -> None:
     context: Any = forking() if method == "forkserver" else multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
@@ -105,7 +106,7 @@ def test_threads_that_unpickle_at_once_share_one_connection(flow: DataPlaneClien
 
 @pytest.mark.parametrize("way", ["shm"], indirect=True)
 def test_an_asynchronous_client_is_unpickled_without_an_event_loop(
-    flow: DataPlaneClient, address: str, transport: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     async def packed() -> bytes:
         async with aio.connect(address, transport=transport) as client:

@@ -21,6 +21,7 @@ from dataplane_client.errors import (
     NotFoundError,
     OutOfSpaceError,
 )
+from dataplane_client.options import TransportChoice
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
@@ -145,7 +146,7 @@ def test_a_put_that_names_a_sample_twice_is_refused_and_leaves_no_ghost(flow: Da
 
 
 def test_two_loader_workers_deliver_every_row_once(
-    address: str, transport: str, flow: DataPlaneClient, threads: ThreadPoolExecutor
+    address: str, transport: TransportChoice, flow: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     ids = [f"s{row}" for row in range(32)]
     flow.put_samples(ids, "p", {"a": torch.arange(32)})

@@ -15,6 +15,7 @@ from torch.nested import nested_tensor_from_jagged
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.options import TransportChoice
 from dataplane_server.testing import running_server
 
 DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}
@@ -27,7 +28,7 @@ def shared_client(
 ) -> Iterator[DataPlaneClient]:
     """One server for the tests of this module; every test begins with a new partition."""
     listen = "127.0.0.1:0" if request.param == "tcp" else f"unix://{tmp_path_factory.mktemp('socket')}/dataplane.sock"
-    transport = "shm" if request.param == "shm" else "grpc"
+    transport: TransportChoice = "shm" if request.param == "shm" else "grpc"
     with running_server(listen=listen) as address, connect(address, transport=transport) as client:
         yield client
 
@@ -149,7 +150,7 @@ def test_rows_come_back_in_the_order_of_the_request(shared_client: DataPlaneClie
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 997, 1 << 16, 16 << 20], ids=lambda size: f"{size} bytes")
-def test_the_size_of_chunks_does_not_show(address: str, transport: str, chunk_bytes: int) -> None:
+def test_the_size_of_chunks_does_not_show(address: str, transport: TransportChoice, chunk_bytes: int) -> None:
     rows = 2 if chunk_bytes == 1 else 300
     sent = {"x": tensor(torch.float32, (rows, 50)), "y": jagged(torch.bfloat16, lengths_of(rows), (9,))}
     ids = [f"s{row}" for row in range(rows)]
@@ -159,7 +160,7 @@ def test_the_size_of_chunks_does_not_show(address: str, transport: str, chunk_by
         assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
 
 
-def test_values_of_many_chunks_come_back(address: str, transport: str) -> None:
+def test_values_of_many_chunks_come_back(address: str, transport: TransportChoice) -> None:
     sent = {"x": tensor(torch.uint8, (7, 1_300_000)), "y": tensor(torch.int64, (7, 100_001))}
     ids = [f"s{row}" for row in range(7)]
     with connect(address, transport=transport) as client:

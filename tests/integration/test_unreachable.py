@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import grpc
@@ -19,6 +20,7 @@ import torch
 from dataplane_client import aio
 from dataplane_client.client import connect
 from dataplane_client.errors import DataPlaneError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
+from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.testing import ServerThread
 
@@ -84,7 +86,7 @@ def foreign_grpc() -> Iterator[str]:
 
 START = 'Start a server with "dataplane-server --listen {address}"'
 DOCTOR = '"dataplane doctor --server {address}"'
-PLACES = {
+PLACES: dict[str, tuple[Callable[[], AbstractContextManager[str]], type[DataPlaneError], list[str]]] = {
     "nothing listens": (refused_port, UnavailableError, ["nothing listens there", START]),
     "no socket file": (lambda: socket_path("none"), UnavailableError, ["there is no socket file /tmp/", START]),
     "stale socket file": (
@@ -149,7 +151,7 @@ def test_the_port_of_the_metrics_is_told_from_that_of_the_calls(start_server: Ca
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
-def test_a_server_that_ends_during_a_call_is_named(tmp_path: Path, transport: str) -> None:
+def test_a_server_that_ends_during_a_call_is_named(tmp_path: Path, transport: TransportChoice) -> None:
     address = f"unix://{tmp_path}/a.sock"
     server = ServerThread(ServerConfig(listen=(address,)))
     with connect(address, transport=transport) as client:
@@ -166,7 +168,7 @@ def test_a_server_that_ends_during_a_call_is_named(tmp_path: Path, transport: st
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_a_server_that_hangs_is_given_up_at_the_deadline_and_by_verbs_that_wait_there_two_seconds_later(
-    start_server: Callable[..., ServerThread], transport: str
+    start_server: Callable[..., ServerThread], transport: TransportChoice
 ) -> None:
     server = start_server()
     with connect(server.addresses[0], transport=transport) as client:

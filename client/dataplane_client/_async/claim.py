@@ -12,7 +12,7 @@ from dataplane_client._requests import Fields, new_request_id, put_request, rele
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import ClaimFencedError, PreconditionError
 from dataplane_client.grants import ClaimedGroup, Grant
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.meta import KVBatchMeta, Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -67,6 +67,21 @@ class AsyncClaim(AsyncHandle):
     def fence(self) -> int:
         """A number that grows with every delivery of the server: of two claims on a row, the greater is the later."""
         return int(self.claim_id.rpartition("-")[2])
+
+    @property
+    def tags(self) -> list[dict[str, Tag]]:
+        """The meta's tags. Raises PreconditionError if it has none, as the meta of an adopted claim may."""
+        if self.meta.tags is None:
+            raise PreconditionError(f"the meta of {self._label} has no tags")
+        return self.meta.tags
+
+    @property
+    def sequence_lengths(self) -> list[int]:
+        """The meta's tokens of each row. Raises PreconditionError if it has none: some row's length is not known."""
+        if self.meta.sequence_lengths is None:
+            known_by = "put the rows with sequence_lengths or a per-token field"
+            raise PreconditionError(f"the meta of {self._label} has no sequence_lengths: {known_by}")
+        return self.meta.sequence_lengths
 
     async def write(self, fields: Fields, *, timeout_s: float | None = None) -> None:
         """Write columns of the claimed rows and keep the claim. fields: one row for each row of the meta, in its order.

@@ -21,7 +21,7 @@ from rl_dataplane.v1.local_frames import HEAD
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Opened = TypeVar("Opened", bound=AbstractAsyncContextManager[Any, Any])
+_Opened = TypeVar("_Opened", bound=AbstractAsyncContextManager[Any, Any])
 
 CALL_ENDED = (grpc.RpcError, asyncio.CancelledError)
 """The exceptions of a failed call. grpc.aio cancels the tasks that wait for a call when the channel is closed."""
@@ -60,21 +60,21 @@ async def result_of(future: Future[T], timeout_s: float) -> T:
         waiting.cancel()
 
 
-class Opening(Coroutine[Any, Any, Opened]):
+class Opening(Coroutine[Any, Any, _Opened]):
     """A call that opens something. `await` it for what it opens, or enter it with `async with`, which closes that at
     its end.
     """
 
-    _opened: Opened
+    _opened: _Opened
 
-    def __init__(self, call: Coroutine[Any, Any, Opened]) -> None:
+    def __init__(self, call: Coroutine[Any, Any, _Opened]) -> None:
         self._call = call
         self.__qualname__ = getattr(call, "__qualname__", "")  # shown by tasks
 
-    def __await__(self) -> Generator[Any, None, Opened]:
+    def __await__(self) -> Generator[Any, None, _Opened]:
         return self._call.__await__()
 
-    async def __aenter__(self) -> Opened:
+    async def __aenter__(self) -> _Opened:
         self._opened = await self._call
         await self._opened.__aenter__()
         return self._opened
@@ -96,12 +96,12 @@ class Opening(Coroutine[Any, Any, Opened]):
         self._call.close()
 
 
-def opens(call: Callable[P, Coroutine[Any, Any, Opened]]) -> Callable[P, Opening[Opened]]:
+def opens(call: Callable[P, Coroutine[Any, Any, _Opened]]) -> Callable[P, Opening[_Opened]]:
     """Decorate a coroutine function that opens something: callers may await it or enter it with `async with`."""
     shortened = short_traceback(call)
 
     @functools.wraps(call)
-    def opening(*args: P.args, **kwargs: P.kwargs) -> Opening[Opened]:
+    def opening(*args: P.args, **kwargs: P.kwargs) -> Opening[_Opened]:
         return Opening(shortened(*args, **kwargs))
 
     return opening

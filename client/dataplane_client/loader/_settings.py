@@ -38,8 +38,9 @@ class LoaderSettings:
     client_options: dict[str, Any]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.address, str):
-            got = type(self.address).__name__
+        address: object = self.address
+        if not isinstance(address, str):
+            got = type(address).__name__
             raise UnsupportedTypeError(f"ClaimLoader: the address must be a str, such as client.target; got {got}")
         checked_target(self.address)
         if not self.fields:

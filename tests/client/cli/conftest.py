@@ -26,9 +26,8 @@ def address() -> Iterator[str]:
         }
         tags = [{"weight_version": 17}, {"weight_version": 18}]
         kv_first_write(batch, sample_ids=["a", "b"], dp_client=client, partition_id="train", tags=tags)
-        held = client.claim("train", "train", ["input_ids"], 1)
-        yield address
-        held.release()
+        with client.claim("train", "train", ["input_ids"], 1):
+            yield address
 
 
 @pytest.fixture
