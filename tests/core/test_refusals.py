@@ -148,6 +148,18 @@ def put_to_a_row_that_others_reserved(world: World) -> None:
         world.put({"c": [1]}, "s3")
 
 
+def append_to_a_row_that_was_put_meanwhile(world: World) -> None:
+    caller = world.caller
+    caller.register(("t",), partition_id="q", per_token_fields=frozenset("t"))
+    begun = caller.apply(caller.put_call(["s1"], {"t": [1]}, partition_id="q", append=True))
+    assert isinstance(begun, Reservation)
+    caller.put_rows(["s1"], "t", partition_id="q")
+    with pytest.raises(Refusal, match="partition 'q': the per-token values of sample 's1' were changed") as caught:
+        caller.finish(begun.ticket)
+    assert caught.value.reason is Reason.APPEND_CONFLICT
+    assert caller.plane.partition_info("q").size_bytes == 1
+
+
 R = Reason
 REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = [
     ("malformed", lambda w: w.put({"a": [3]}, ""), R.INVALID_REQUEST, ("sample id", "1 to 256 bytes")),
@@ -392,6 +404,7 @@ AFTER_A_CHANGE: list[tuple[Callable[[World], None], Reason]] = [
     (finish_of_a_group_with_an_empty_row, R.GROUP_INCOMPLETE),
     (read_of_a_row_that_was_replaced, R.ROW_REPLACED),
     (put_to_a_row_that_others_reserved, R.ROW_RESERVED),
+    (append_to_a_row_that_was_put_meanwhile, R.APPEND_CONFLICT),
 ]
 """These change something first and assert in their own body that what then is refused changes nothing."""
 

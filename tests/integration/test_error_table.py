@@ -10,6 +10,7 @@ import pytest
 
 from dataplane_client import aio
 from dataplane_client.errors import (
+    AppendConflictError,
     ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
@@ -66,6 +67,7 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.ROW_REPLACED: ReplacedError,
     Reason.ROW_RESERVED: PreconditionError,
     Reason.SAMPLE_EXISTS: PreconditionError,
+    Reason.APPEND_CONFLICT: AppendConflictError,
 }
 RETRIED_LATER = {Reason.NO_SPACE, Reason.LIMIT_REACHED, Reason.DRAINING}
 

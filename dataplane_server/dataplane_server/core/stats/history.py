@@ -35,7 +35,7 @@ _LEAST_CELLS = 8
 _MOST_EVENTS = 1024
 """Most events of one history, the last ones. The search takes a few milliseconds."""
 _MOST_TOPICS = 4096
-_BEGINNINGS = ("put", "reserved")
+_BEGINNINGS = ("put", "appended", "reserved")
 _ENDS = ("cleared", "rolled_back")
 
 
