@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from dataplane_client._connection_errors import in_our_words
 from dataplane_client.errors import (
+    AppendConflictError,
     ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
@@ -30,6 +31,7 @@ from dataplane_client.errors import (
 _DETAILS_KEY = "grpc-status-details-bin"
 
 BY_REASON: dict[str, type[DataPlaneError]] = {
+    "APPEND_CONFLICT": AppendConflictError,
     "CLAIM_FENCED": ClaimFencedError,
     "CLAIM_NOT_FOUND": ClaimNotFoundError,
     "CLAIM_TIMEOUT": ClaimTimeoutError,

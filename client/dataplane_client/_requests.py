@@ -34,6 +34,9 @@ Fields = TensorDictBase | Mapping[str, object]
 Balance = Literal["rows", "tokens", "groups"]
 """What the data-parallel ranks of a step get about equally much of."""
 
+TokenRange = tuple[int, int | None]
+"""The first token and the end, exclusive; None for the end of the row."""
+
 BatchUnit = Literal["rows", "groups"]
 """What the sizes of a claim count."""
 
@@ -144,12 +147,17 @@ def put_request(
     tags: Sequence[Mapping[str, Tag]] | None = None,
     sequence_lengths: Sequence[int] | None = None,
     generations: Sequence[int] | None = None,
+    append: bool = False,
 ) -> Put:
-    """A put of rows. where: the beginning of every error message, such as "put_samples into 'p'"."""
+    """A put of rows. where: the beginning of every error message, such as "put_samples into 'p'". append: the columns
+    are added to the end of the rows' values.
+    """
     ids = checked_names("sample id", sample_ids, where)
     lengths = checked_lengths(sequence_lengths, ids, where)
     named = checked_generations(generations, ids, where)
     columns = wire_columns(fields, len(ids), where)
+    if append:
+        columns = [column.as_jagged(len(ids)) for column in columns]
     header = pb.PutSamplesHeader(
         request_id=new_request_id(),
         partition_id=checked_name("partition id", partition_id, where),
@@ -159,6 +167,7 @@ def put_request(
         sequence_lengths=b"" if lengths is None else int64_bytes(lengths),
         generations=b"" if named is None else int64_bytes(named),
         caller=caller,
+        append=append,
     )
     return Put(header, ids, columns, lengths, None if tags is None else [dict(mapping) for mapping in tags])
 
@@ -229,6 +238,8 @@ def read_request(
     sample_ids: Sequence[str],
     select_fields: Sequence[str],
     generations: Sequence[int] | None = None,
+    token_range: TokenRange | None = None,
+    token_ranges: Sequence[TokenRange] | None = None,
 ) -> pb.ReadColumnsRequest:
     where = f"{verb} from {partition_id!r}"
     ids = checked_names("sample id", sample_ids, where)
@@ -237,11 +248,14 @@ def read_request(
         raise InvalidArgumentError(f"{where}: select_fields is empty; name the fields to read")
     if not ids:
         raise InvalidArgumentError(f"{where}: sample_ids is empty; name the samples to read")
+    bounds = _token_bounds(token_range, token_ranges, ids, where)
     return pb.ReadColumnsRequest(
         partition_id=checked_name("partition id", partition_id, where),
         sample_ids=ids,
         fields=names,
         generations=b"" if generations is None else int64_bytes(generations),
+        token_starts=int64_bytes([start for start, _ in bounds]),
+        token_ends=int64_bytes([end for _, end in bounds]),
     )
 
 
@@ -262,6 +276,31 @@ def list_request(
         page_size=checked_count("page_size", page_size, call, least=1, most=_UINT32),
         page_token=checked_count("page", page or 0, call, least=0, most=_INT64),
     )
+
+
+def _token_bounds(
+    token_range: TokenRange | None, token_ranges: Sequence[TokenRange] | None, ids: Sequence[str], where: str
+) -> list[tuple[int, int]]:
+    """Start and end for all rows, or for each; none for whole rows."""
+    if token_range is not None and token_ranges is not None:
+        raise InvalidArgumentError(f"{where}: give token_range for all rows or token_ranges for each, not both")
+    if token_ranges is None:
+        return [] if token_range is None else [_token_bound("token_range", token_range, where)]
+    if len(token_ranges) != len(ids):
+        message = f"{where}: token_ranges for {len(token_ranges)} rows, but the call names {len(ids)} samples"
+        raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
+    named = zip(token_ranges, ids, strict=True)
+    return [_token_bound(f"the token range of sample {sample_id!r}", one, where) for one, sample_id in named]
+
+
+def _token_bound(what: str, given: TokenRange, where: str) -> tuple[int, int]:
+    try:
+        start, end = given
+    except (TypeError, ValueError):
+        raise UnsupportedTypeError(f"{where}: {what} must be (start, end), got {given!r}") from None
+    first = checked_count(f"the start of {what}", start, where, least=0, most=_INT64)
+    last = _INT64 if end is None else checked_count(f"the end of {what}", end, where, least=first, most=_INT64)
+    return first, last
 
 
 def clear_request(

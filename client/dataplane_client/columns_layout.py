@@ -80,6 +80,14 @@ class WireColumn(ColumnLayout):
             return self.values.nbytes
         return int(self.lengths.sum()) * self.entry_bytes
 
+    def as_jagged(self, n_rows: int) -> WireColumn:
+        """The same entries as a jagged column. A row of one number is one entry; an object column stays as it is."""
+        if self.kind != "dense":
+            return self
+        entries = self.row_shape[0] if self.row_shape else 1
+        lengths = np.full(n_rows, entries, np.int64)
+        return WireColumn(self.name, "jagged", self.dtype, self.row_shape[1:], lengths, self.values)
+
     def pieces(self) -> Iterator[memoryview]:
         """The bytes of all rows, in as few views as the gaps allow."""
         if self.starts is None or self.lengths is None:

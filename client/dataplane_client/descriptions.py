@@ -208,8 +208,9 @@ class SampleTask:
 class SampleEvent:
     """An event in the history of a sample id, age_s seconds ago.
 
-    what: "put", "wrote_back", "reserved", "ready", "claimed", "committed", "released", "expired", "adopted", "reset",
-        "fenced" (a call in the name of an ended claim was refused), "cleared", "rolled_back" or "dead_letter".
+    what: "put", "wrote_back", "appended", "reserved", "ready", "claimed", "committed", "released", "expired",
+    "adopted",
+        "reset", "fenced" (a call in the name of an ended claim was refused), "cleared", "rolled_back" or "dead_letter".
     who: the client. Attributes that do not apply are empty.
     """
 

@@ -114,6 +114,10 @@ class SupersededError(DataPlaneError, RuntimeError):
     """A later attempt of the same call replaced this one."""
 
 
+class AppendConflictError(DataPlaneError, RuntimeError):
+    """Another call changed the per-token values of a row while entries for its end arrived; nothing was appended."""
+
+
 class InternalError(DataPlaneError, RuntimeError):
     """The server has a defect, or its response violates the contract."""
 

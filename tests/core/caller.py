@@ -250,8 +250,11 @@ class Caller:
         assert resident is not None
         return next(one for one in resident.tasks if one.task == task)
 
-    def read(self, sample_ids: Sequence[str], *fields: str) -> ReadPlan:
-        return self.apply(BeginRead("p", sample_ids, fields))
+    def read(
+        self, sample_ids: Sequence[str], *fields: str, tokens: tuple[Sequence[int], Sequence[int]] | None = None
+    ) -> ReadPlan:
+        starts, ends = (None, None) if tokens is None else map(int64, tokens)
+        return self.apply(BeginRead("p", sample_ids, fields, token_starts=starts, token_ends=ends))
 
     @property
     def used(self) -> int:

@@ -160,6 +160,18 @@ def claim_of_more_than_is_left(world: World) -> None:
         world.caller.apply(world.caller.claim_call("c", batch_size=3))
 
 
+def append_to_a_row_that_was_put_meanwhile(world: World) -> None:
+    caller = world.caller
+    caller.register(("t",), partition_id="q", per_token_fields=frozenset("t"))
+    begun = caller.apply(caller.put_call(["s1"], {"t": [1]}, partition_id="q", append=True))
+    assert isinstance(begun, Reservation)
+    caller.put_rows(["s1"], "t", partition_id="q")
+    with pytest.raises(Refusal, match="partition 'q': the per-token values of sample 's1' were changed") as caught:
+        caller.finish(begun.ticket)
+    assert caught.value.reason is Reason.APPEND_CONFLICT
+    assert caller.plane.partition_info("q").size_bytes == 1
+
+
 R = Reason
 REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = [
     ("malformed", lambda w: w.put({"a": [3]}, ""), R.INVALID_REQUEST, ("sample id", "1 to 256 bytes")),
@@ -412,6 +424,7 @@ AFTER_A_CHANGE: list[tuple[Callable[[World], None], Reason]] = [
     (put_to_a_row_that_others_reserved, R.ROW_RESERVED),
     (put_to_a_closed_partition, R.PARTITION_CLOSED),
     (claim_of_more_than_is_left, R.END_OF_DATA),
+    (append_to_a_row_that_was_put_meanwhile, R.APPEND_CONFLICT),
 ]
 """These change something first and assert in their own body that what then is refused changes nothing."""
 

@@ -10,6 +10,7 @@ import pytest
 
 from dataplane_client import aio
 from dataplane_client.errors import (
+    AppendConflictError,
     ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
@@ -71,6 +72,7 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.PARTITION_DIFFERS: PreconditionError,
     Reason.PARTITION_CLOSED: PreconditionError,
     Reason.END_OF_DATA: EndOfDataError,
+    Reason.APPEND_CONFLICT: AppendConflictError,
 }
 RETRIED_LATER = {Reason.NO_SPACE, Reason.LIMIT_REACHED, Reason.DRAINING}
 

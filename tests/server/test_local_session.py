@@ -41,11 +41,11 @@ class Plane:
         column = ColumnSpec("x", Shape("jagged", "uint8", ()), np.array([size_bytes], np.int64))
         begun = self.plane.apply(PutSamples(f"put-{self._puts}", "p", [f"s{self._puts}"], [column]), 0.0)
         assert isinstance(begun, Reservation)
-        return SharedReservation(begun.ticket, begun.size_bytes, _answer)
+        return SharedReservation(begun, _answer)
 
     def lease(self, size_bytes: int) -> Lease:
         """A lease of a row of size_bytes that has been cleared: its bytes are in use by the lease alone."""
-        self.plane.apply(FinishWrite(self.room(size_bytes).ticket), 0.0)
+        self.plane.apply(FinishWrite(self.room(size_bytes).reservation.ticket), 0.0)
         plan = self.plane.apply(BeginRead("p", [f"s{self._puts}"], ["x"]), 0.0)
         self.plane.apply(ClearSamples(f"clear-{self._puts}", "p", None), 0.0)
         return Lease(plan.ticket)
@@ -112,7 +112,7 @@ def test_room_that_is_taken_to_be_finished_is_no_longer_held(plane: Plane) -> No
     assert plane.session.take_reservation(1) is room
     plane.session.release([1])
     plane.session.end()
-    assert isinstance(plane.plane.apply(FinishWrite(room.ticket), 0.0), PutResult)
+    assert isinstance(plane.plane.apply(FinishWrite(room.reservation.ticket), 0.0), PutResult)
     assert plane.used == 10
 
 

@@ -53,26 +53,29 @@ def test_what_a_put_does_not_hold_is_none() -> None:
 
 def test_a_put_says_in_whose_name_it_comes_and_of_which_rows_it_speaks() -> None:
     header = pb.PutSamplesHeader(claim_id="c", reservation_id="r", shared=True, caller="me", generations=INT64_ONE_TWO)
-    header.add_to_group = True
+    header.add_to_group = header.append = True
     put = translate.put(header)
     assert (put.claim_id, put.reservation_id, put.shared, put.caller) == ("c", "r", True, "me")
     assert put.add_to_group
+    assert put.append
     assert put.generations is not None
     assert put.generations.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
-    "generations_of",
+    "numbers_of",
     [
         lambda given: translate.put(pb.PutSamplesHeader(generations=given)).generations,
         lambda given: translate.read(pb.ReadColumnsRequest(generations=given)).generations,
         lambda given: translate.clear(pb.ClearSamplesRequest(generations=given)).generations,
+        lambda given: translate.read(pb.ReadColumnsRequest(token_starts=given)).token_starts,
+        lambda given: translate.read(pb.ReadColumnsRequest(token_ends=given)).token_ends,
     ],
-    ids=["put", "read", "clear"],
+    ids=["generations of a put", "of a read", "of a clear", "token starts", "token ends"],
 )
-def test_generations_that_are_not_given_are_none(generations_of: Callable[[bytes | None], Int64Array | None]) -> None:
-    assert generations_of(None) is None
-    given = generations_of(INT64_ONE_TWO)
+def test_numbers_that_are_not_given_are_none(numbers_of: Callable[[bytes | None], Int64Array | None]) -> None:
+    assert numbers_of(None) is None
+    given = numbers_of(INT64_ONE_TWO)
     assert given is not None
     assert given.tolist() == [1, 2]
 

@@ -9,7 +9,7 @@ import torch
 
 from dataplane_client._arrays import ObjectArray
 from dataplane_client._async.client import AsyncDataPlaneClient
-from dataplane_client._requests import Fields
+from dataplane_client._requests import Fields, TokenRange
 from dataplane_client._tracebacks import short_traceback
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import pack_jagged_fields, with_padded_rows
@@ -29,6 +29,8 @@ async def read_columns(
     pad_value_dict: Mapping[str, int | float] | None = None,
     pad_to_seqlen: int = 0,
     device: torch.device | str = "cpu",
+    token_range: TokenRange | None = None,
+    token_ranges: Sequence[TokenRange] | None = None,
     timeout_s: float | None = None,
 ) -> BatchedDataDict[Any]:
     """Read fields of a meta's rows as a batch; see the client's method of this name."""
@@ -40,6 +42,8 @@ async def read_columns(
         pad_value_dict=pad_value_dict,
         pad_to_seqlen=pad_to_seqlen,
         device=device,
+        token_range=token_range,
+        token_ranges=token_ranges,
         timeout_s=timeout_s,
     )
 

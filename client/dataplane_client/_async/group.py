@@ -124,6 +124,24 @@ class AsyncGroup(AsyncHandle):
         with self._watch_for_fence():
             return put.receipt(await self._session.transport.write("PutSamples", put.header, put.columns, timeout_s))
 
+    async def append_tokens(
+        self,
+        sample_ids: Sequence[str],
+        fields: Fields,
+        tags: Sequence[Mapping[str, Tag]] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> KVBatchMeta:
+        """Add entries to the end of the per-token fields of some rows of the group, as the client's append_tokens does.
+
+        Raises GroupFencedError when the group is no longer reserved, NotFoundError for a row that does not exist,
+        InvalidArgumentError for a row outside the group, and the errors of append_tokens.
+        """
+        self._check_open()
+        where, caller = f"append_tokens in group {self.group_id!r}", self._session.transport.options.caller
+        put = put_request(where, self.meta.partition_id, sample_ids, fields, caller, tags=tags, append=True)
+        return await self._put(put, timeout_s)
+
     async def put_shared(self, fields: Fields, *, timeout_s: float | None = None) -> None:
         """Write values that all rows of the group share, such as an image of the prompt. They are stored once and read
         as part of every row, also of rows that are added later.

@@ -20,7 +20,7 @@ from dataplane_client._read_batches import (
     jagged_batch,
     to_tensors,
 )
-from dataplane_client._requests import Fields, clear_request, put_request, read_request
+from dataplane_client._requests import Fields, TokenRange, clear_request, put_request, read_request
 from dataplane_client._sync.transport import Transport
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -74,27 +74,70 @@ class SampleVerbs:
         )
         return put.receipt(self._transport.write("PutSamples", put.header, put.columns, timeout_s))
 
+    def append_tokens(
+        self,
+        sample_ids: Sequence[str],
+        partition_id: str,
+        fields: Fields,
+        *,
+        tags: Sequence[Mapping[str, Tag]] | None = None,
+        generations: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> KVBatchMeta:
+        """Add entries to the end of rows' per-token fields, atomically, as their tokens are generated. Only the new
+        entries travel.
+
+        fields: a column for every per-token field that the rows hold, with one row of new entries for each id: nested
+        tensors, or dense (N, k, ...) for k entries each; (N,) for one each. Afterwards these fields have one length. A
+        row without a value gets the entries as its value, and a row that does not exist is created, as by put_samples.
+        To hide rows until they are complete, reserve their group and use its append_tokens.
+
+        For a moment the server's memory holds a row's old and new bytes; blocks while there is no space. Readers see
+        the old values or the new ones. Raises AppendConflictError, with nothing appended, if another call changes
+        per-token values of a row at the same time; InvalidArgumentError for a field that is not per-token and for
+        lengths that would differ; and the errors of put_samples, whose arguments the others are.
+        """
+        where, caller = f"append_tokens in {partition_id!r}", self._transport.options.caller
+        rows = (where, partition_id, sample_ids, fields, caller)
+        put = put_request(*rows, tags=tags, generations=generations, append=True)
+        return put.receipt(self._transport.write("PutSamples", put.header, put.columns, timeout_s))
+
     def get_samples(
         self,
         sample_ids: Sequence[str],
         partition_id: str,
         select_fields: Sequence[str],
         *,
+        token_range: TokenRange | None = None,
+        token_ranges: Sequence[TokenRange] | None = None,
         timeout_s: float | None = None,
     ) -> TensorDict:
         """Read fields of rows, in the order of the ids; batch size [N], on the CPU.
+
+        token_range: of per-token fields read only the tokens from start to end, exclusive, such as the part of a
+        context-parallel rank; None for the end of the row. Bounds beyond a row are cut to it. No other bytes travel.
+        Fields that are not per-token are read whole. token_ranges: one range for each row.
 
         Jagged fields are torch.jagged nested tensors even if all rows read have one length. Raises NotFoundError (a
         KeyError) for a missing sample or a field that it does not hold, InvalidArgumentError for an empty selection or
         an undeclared field.
         """
-        request = read_request("get_samples", partition_id, sample_ids, select_fields)
+        ranges = (token_range, token_ranges)
+        request = read_request("get_samples", partition_id, sample_ids, select_fields, None, *ranges)
         return to_tensors(self._transport.read(request, COPIES, timeout_s), len(request.sample_ids))
 
     def get_data(
-        self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
+        self,
+        meta: KVBatchMeta,
+        select_fields: Sequence[str] | None = None,
+        *,
+        token_range: TokenRange | None = None,
+        token_ranges: Sequence[TokenRange] | None = None,
+        timeout_s: float | None = None,
     ) -> TensorDict:
         """Read the rows of a meta: the selected fields, or the meta's own. Raises ValueError if neither names a field.
+
+        token_range, token_ranges: as in get_samples.
 
         Errors as get_samples, and ReplacedError (a KeyError) for a row that was cleared and put again since.
         """
@@ -103,7 +146,8 @@ class SampleVerbs:
             raise InvalidArgumentError(
                 f"get_data from {meta.partition_id!r}: neither select_fields nor meta.fields names a field"
             )
-        request = read_request("get_data", meta.partition_id, meta.sample_ids, names, meta.generations)
+        ranges = (token_range, token_ranges)
+        request = read_request("get_data", meta.partition_id, meta.sample_ids, names, meta.generations, *ranges)
         return to_tensors(self._transport.read(request, COPIES, timeout_s), len(request.sample_ids))
 
     def read_columns(
@@ -115,6 +159,8 @@ class SampleVerbs:
         pad_value_dict: Mapping[str, int | float] | None = None,
         pad_to_seqlen: int = 0,
         device: torch.device | str = "cpu",
+        token_range: TokenRange | None = None,
+        token_ranges: Sequence[TokenRange] | None = None,
         timeout_s: float | None = None,
     ) -> BatchedDataDict[Any]:
         """Read fields of a meta's rows as a batch. Errors as get_data.
@@ -127,12 +173,15 @@ class SampleVerbs:
         memory, at the cost of one call whatever their size. As long as a view lives, the rows stay as they were read
         and their bytes count against the server's budget. Writing to a view changes that view only.
 
+        token_range, token_ranges: as in get_samples; per-token fields are then ragged, and padded to the longest range.
+
         device: where the tensors go. To a CUDA device ragged values travel through pinned memory and are padded there;
         copies may still be under way on the current stream when the call returns. Raises PreconditionError for one that
         this process cannot use.
         """
         checked_meta(meta, "read_columns")
-        request = read_request("read_columns", meta.partition_id, meta.sample_ids, select_fields, meta.generations)
+        rows = (meta.partition_id, meta.sample_ids, select_fields, meta.generations)
+        request = read_request("read_columns", *rows, token_range, token_ranges)
         n_rows, where = len(request.sample_ids), f"read_columns from {meta.partition_id!r}"
         if device != "cpu" and (on := checked_device(device, where)).type != "cpu":
             staged = self._transport.read(request, STAGED, timeout_s)

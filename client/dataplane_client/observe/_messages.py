@@ -48,7 +48,7 @@ def producers_in(response: object) -> dict[str, int]:
 
 def mark_rows(header: Any, traceparent: str) -> None:
     """Mark the rows of a PutSamplesHeader, unless it writes to existing rows."""
-    if header.claim_id or header.generations or header.shared:
+    if header.claim_id or header.generations or header.shared or header.append:
         return
     packed: Iterable[bytes] = header.row_tags or [b""] * len(header.sample_ids)
     marked: dict[bytes, bytes] = {}  # most rows of a step have the same few tags

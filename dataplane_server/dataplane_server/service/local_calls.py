@@ -88,15 +88,19 @@ class LocalCalls:
     def _use(
         self, reservation: Reservation, applied: Applied, values: bytes | None, handle: int, session: LocalSession
     ) -> pb.LocalWriteResponse:
-        ticket, size_bytes = reservation.ticket, reservation.size_bytes
-        with self._shell.aborted_on_error(ticket):
+        with self._shell.aborted_on_error(reservation.ticket):
             if values is not None:
                 self._fill(reservation, values)
-            elif size_bytes:
-                self._shell.apply(ShareReservation(ticket))
-                session.hold(handle, SharedReservation(ticket, size_bytes, applied))
+            elif reservation.size_bytes:
+                self._shell.apply(ShareReservation(reservation.ticket))
+                session.hold(handle, SharedReservation(reservation, applied))
                 return pb.LocalWriteResponse(reservation=_arena_runs(reservation.runs))
-            return applied(self._shell.apply(FinishWrite(ticket)), size_bytes)
+            return self._finish(reservation, applied)
+
+    def _finish(self, reservation: Reservation, applied: Applied) -> pb.LocalWriteResponse:
+        result = self._shell.apply(FinishWrite(reservation.ticket))
+        self._arena.copy(reservation.copies)
+        return applied(result, reservation.size_bytes)
 
     def _fill(self, reservation: Reservation, values: bytes) -> None:
         if len(values) != reservation.size_bytes or len(values) > MAX_INLINE_BYTES:
@@ -110,9 +114,8 @@ class LocalCalls:
             self._arena.view(run)[:], rest = rest[: run.size_bytes], rest[run.size_bytes :]
 
     def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> pb.LocalWriteResponse:
-        reservation = session.take_reservation(request.handle)
-        result = self._shell.apply(FinishWrite(reservation.ticket))
-        return reservation.applied(result, reservation.size_bytes)
+        shared = session.take_reservation(request.handle)
+        return self._finish(shared.reservation, shared.applied)
 
     def _put_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         put = cast("PutResult", result)  # a ticket finishes as it began

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from dataplane_server.core.calls.answers import CommitResult, PutResult
+from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AbortWrite, EndRead
 from dataplane_server.service.shell import Shell
@@ -35,8 +35,7 @@ class Lease:
 class SharedReservation:
     """A reservation of the core that the client writes to directly."""
 
-    ticket: int
-    size_bytes: int
+    reservation: Reservation
     applied: Applied
 
 
@@ -94,4 +93,4 @@ class LocalSession:
         if isinstance(held, Lease):
             self._shell.apply(EndRead(held.ticket))
         else:
-            self._shell.apply(AbortWrite(held.ticket))
+            self._shell.apply(AbortWrite(held.reservation.ticket))

@@ -144,7 +144,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         reservation = await self._shell.reservation(begun, wait_s)
         with self._shell.aborted_on_error(reservation.ticket):
             await self._receive(reservation, frames)
-            return cast("R", self._shell.apply(FinishWrite(reservation.ticket)))  # a ticket finishes as it began
+            result = cast("R", self._shell.apply(FinishWrite(reservation.ticket)))  # a ticket finishes as it began
+            self._arena.copy(reservation.copies)
+            return result
 
     async def _receive(self, reservation: Reservation, frames: FrameReader[Header]) -> None:
         writer = RunWriter(self._arena, reservation.runs)

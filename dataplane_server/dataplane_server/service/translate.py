@@ -81,6 +81,7 @@ def put(header: pb.PutSamplesHeader) -> PutSamples:
         shared=header.shared,
         caller=header.caller,
         add_to_group=header.add_to_group,
+        append=header.append,
     )
 
 
@@ -101,8 +102,14 @@ def clear(request: pb.ClearSamplesRequest) -> ClearSamples:
 
 
 def read(request: pb.ReadColumnsRequest) -> BeginRead:
-    fields = list(request.fields)
-    return BeginRead(request.partition_id, list(request.sample_ids), fields, _generations(request))
+    return BeginRead(
+        partition_id=request.partition_id,
+        sample_ids=list(request.sample_ids),
+        fields=list(request.fields),
+        generations=_generations(request),
+        token_starts=_int64s("token_starts", request.token_starts) if request.token_starts else None,
+        token_ends=_int64s("token_ends", request.token_ends) if request.token_ends else None,
+    )
 
 
 def seconds(duration: Duration) -> float:

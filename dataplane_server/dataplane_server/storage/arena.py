@@ -19,7 +19,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 
-from dataplane_server.core.calls.values import Run
+from dataplane_server.core.calls.values import Copy, Run
 
 NONCE_BYTES = 16
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
@@ -48,6 +48,11 @@ class Arena:
     def view(self, run: Run) -> memoryview:
         """The bytes of a run, writable. Valid until the core frees the run."""
         return self._view[run.offset : run.offset + run.size_bytes]
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Copy bytes from places to others within the arena."""
+        for source, target, size in copies:
+            self._view[target : target + size] = self._view[source : source + size]
 
     @contextlib.contextmanager
     def descriptors(self) -> Iterator[list[int]]:

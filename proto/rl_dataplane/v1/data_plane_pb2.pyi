@@ -2364,8 +2364,8 @@ class SampleEvent(_message.Message):
     FIELDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     what: _builtins.str
-    """What happened: "put", "wrote_back", "reserved", "ready", "claimed", "committed", "released", "expired", "adopted",
-    "reset", "fenced" (a call under an ended claim was refused), "cleared", "rolled_back", "dead_letter".
+    """What happened: "put", "wrote_back", "appended", "reserved", "ready", "claimed", "committed", "released", "expired",
+    "adopted", "reset", "fenced" (a call under an ended claim was refused), "cleared", "rolled_back", "dead_letter".
     """
     who: _builtins.str
     """Who did it: the caller of the put, or the name of the session's client."""

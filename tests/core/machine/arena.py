@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from dataplane_server.core.calls.values import Run
+from dataplane_server.core.calls.values import Copy, Run
 from dataplane_server.core.rows.space import ALIGNMENT
 
 
@@ -42,6 +42,13 @@ class Arena:
             data = data[size:]
         assert not data
 
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Copy what is there to other places, which are not free either."""
+        for source, target, size in copies:
+            for offset in (source, target):
+                assert self._in_use.count(1, offset, offset + size) == size, "bytes were copied that nobody has"
+            self._bytes[target : target + size] = self._bytes[source : source + size]
+
     def copy_out(self, runs: Iterable[Run]) -> bytes:
         return b"".join(self._bytes[offset : offset + size] for offset, size in runs)
 
@@ -53,8 +60,19 @@ class Arena:
         """Whether one free range is long enough for all columns one after the other."""
         return padded(column_sizes) <= longest_room(self._in_use)
 
-    def never_fits(self, column_sizes: Sequence[int]) -> bool:
-        return padded(column_sizes) > self.capacity
+    def never_fits(self, column_sizes: Sequence[int], beside: int = 0) -> bool:
+        return padded(column_sizes) + beside > self.capacity
+
+
+def joined(runs: Iterable[Run]) -> list[Run]:
+    """The same bytes, in the order of their places, as the fewest runs."""
+    found: list[Run] = []
+    for offset, size in sorted(runs):
+        if found and sum(found[-1]) == offset:
+            found[-1] = Run(found[-1].offset, found[-1].size_bytes + size)
+        else:
+            found.append(Run(offset, size))
+    return found
 
 
 def free_ranges(in_use: bytes | bytearray) -> list[tuple[int, int]]:

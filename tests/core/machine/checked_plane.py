@@ -302,11 +302,13 @@ class CheckedPlane:
         partition = self.model.partitions[call.partition_id]
         rows = partition.found(call.sample_ids)
         assert [column.name for column in outcome.columns] == list(call.fields)
+        data = b""
         for column in outcome.columns:
-            assert column.shape == partition.shapes[column.name]
-            assert column.entries.tolist() == [row.values[column.name].entries for row in rows]
+            assert column.shape == partition.shape_of_read(column.name, call)
+            cuts = [partition.cut(row.values[column.name], column.name, call, i) for i, row in enumerate(rows)]
+            assert column.entries.tolist() == [entries for entries, _ in cuts]
+            data += b"".join(part for _, part in cuts)
         assert outcome.sequence_lengths.tolist() == [row.length for row in rows]
-        data = b"".join(row.values[name].data for name in call.fields for row in rows)
         assert outcome.size_bytes == sum(run.size_bytes for run in outcome.runs) == len(data)
         for row in rows:
             row.readers += 1

@@ -85,6 +85,7 @@ class Clients:
         weights: dict[Callable[[], object], int] = {
             self.put: 18,
             self.put_to_rows_once_seen: 2,
+            self.append: 9,
             self.write_back: 4,
             self.end_a_write: 6,
             self.read: 4,
@@ -122,7 +123,7 @@ class Clients:
 
     def run(self, most: int, stop_one_in: int) -> None:
         """Act until chance or the number of steps ends it, then release all and replay."""
-        per_token, most_deliveries = self.dice.choice(["", "", "a", "ab"]), self.dice.choice([0, 0, 1, 2])
+        per_token, most_deliveries = self.dice.choice(["", "a", "ab", "ab"]), self.dice.choice([0, 0, 1, 2])
         clears = self.chance(3)
         for partition_id in ("p", "q"):
             definition = Definition(
@@ -315,6 +316,23 @@ class Clients:
             ids, columns = [row.sample_id for row in rows], self.columns(self.dice.choice(["ab", "b"]), len(rows))
             self.go_with_bytes(PutSamples("", rows[0].partition_id, ids, columns, generations=generations(rows)))
 
+    def append(self) -> None:
+        """Mostly to rows that hold the per-token fields."""
+        partition_id = self.partition_id()
+        partition = self.world.model.partitions.get(partition_id)
+        row = None if partition is None or self.chance(12) else self.recent(partition.rows, 4)
+        if partition is None or row is None:
+            ids, names, reservation_id = self.sample_ids(), self.dice.choice(["a", "ab", "c"]), ""
+        else:
+            rows = [one for one in partition.rows if (one.group, one.hidden) == (row.group, row.hidden)]
+            ids = [one.sample_id for one in self.dice.sample(rows, min(len(rows), 2))]
+            names = "".join(sorted(partition.definition.per_token_fields)) or "a"
+            reservation_id = row.group.reservation_id if row.group is not None and row.hidden else ""
+        lengths = np.array([self.dice.choice([0, 1, 1, 2, 3]) for _ in ids], np.int64)
+        columns = [ColumnSpec(name, SHAPES[name][-1 if name == "c" else 0], lengths) for name in names]
+        append = PutSamples("", partition_id, ids, columns, reservation_id=reservation_id, append=True)
+        self.go_with_bytes(append)
+
     def write_back(self) -> None:
         claim = self.some_claim()
         own = [row.sample_id for row in claim.rows]
@@ -347,7 +365,15 @@ class Clients:
                 holding = [row.sample_id for row in partition.rows if row.values.keys() >= set(names)]
                 if holding:
                     ids = self.dice.sample(holding, self.dice.randint(1, len(holding)))
-                    self.world.begin_read(BeginRead(partition.partition_id, ids, names))
+                    read = BeginRead(partition.partition_id, ids, names)
+                    self.world.begin_read(self.of_tokens(read) if self.chance(3) else read)
+
+    def of_tokens(self, read: BeginRead) -> BeginRead:
+        """A read of a range of tokens, the same for all rows or not."""
+        count = self.dice.choice([1, len(read.sample_ids)])
+        starts = np.array([self.dice.randrange(5) for _ in range(count)], np.int64)
+        ends = starts + np.array([self.dice.randrange(9) for _ in range(count)], np.int64)
+        return replace(read, token_starts=starts, token_ends=ends)
 
     def end_read(self) -> None:
         if self.world.model.reads:

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from tests.core.machine.arena import Arena
 from tests.core.machine.lines import Line, Unit
-from tests.core.machine.things import Group, Held, Ledger, Row, Standing, Step, Wish, Write
+from tests.core.machine.things import Group, Held, Ledger, Row, Standing, Step, Value, Wish, Write
 
 from dataplane_server.core.calls.answers import DeadLetter, FieldInfo, PartitionInfo, SampleTask, TaskInfo
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import ClaimSamples, CommitClaim, PutSamples
+from dataplane_server.core.calls.requests import BeginRead, ClaimSamples, CommitClaim, PutSamples, unit_of
 from dataplane_server.core.calls.values import Definition
 from rl_dataplane.v1.element_types import ITEM_SIZES
 
@@ -122,8 +122,10 @@ class PartitionModel:
 
     def write(self, write: Write, rows: Sequence[Row]) -> None:
         """Rows get the values of a write; those of a shared put all get the same."""
+        per_token = any(spec.name in self.definition.per_token_fields for spec in write.call.columns)
         for i, row in enumerate(rows):
             row.length = max(self.lengths(write.call, i, row) - {-1}, default=row.length)
+            row.revision += per_token
         self.declare(spec.name for spec in write.call.columns)
         for spec in write.call.columns:
             self.shapes[spec.name] = widened(self.shapes.get(spec.name), spec.shape) or spec.shape
@@ -144,6 +146,8 @@ class PartitionModel:
         for spec in call.columns:
             if widened(self.shapes.get(spec.name), spec.shape) is None:
                 reasons.add(Reason.FIELD_MISMATCH)
+            if appends(call) and (spec.name not in self.definition.per_token_fields or spec.shape.kind != "jagged"):
+                reasons.add(Reason.INVALID_REQUEST)
         for i, row in enumerate(rows):
             if len(self.lengths(call, i, row) - {-1}) > 1:
                 reasons.add(Reason.LENGTH_MISMATCH)
@@ -160,6 +164,8 @@ class PartitionModel:
         if not brought and given is None:
             return set()
         kept = {} if row is None else {name: value.entries for name, value in row.values.items() if name in per_token}
+        if appends(call):
+            brought = {name: entries + kept.get(name, 0) for name, entries in brought.items()}
         return set((kept | brought).values()) | (set() if given is None else {int(given[i])})
 
     def became_ready(self, rows: Iterable[Row]) -> None:
@@ -219,7 +225,26 @@ class PartitionModel:
         lost = [row for row in self.rows if row.standings[wish.task].state in ("consumed", "dead")]
         units = {row.group if wish.whole_groups and row.group else row for row in self.rows}
         gone = {row.group if wish.whole_groups and row.group else row for row in lost}
-        return len(units - gone) < wish.min_size
+        left = units - gone
+        if wish.whole_groups and unit_of(wish) == "rows":
+            return sum((row.group or row) in left for row in self.rows) < wish.min_size
+        return len(left) < wish.min_size
+
+    # -- reads ---------------------------------------------------------------------------------------------------------
+
+    def shape_of_read(self, name: str, call: BeginRead) -> Shape:
+        shape, is_cut = self.shapes[name], call.token_starts is not None and name in self.definition.per_token_fields
+        return Shape("jagged", shape.dtype, entry_shape(shape)) if is_cut else shape
+
+    def cut(self, value: Value, name: str, call: BeginRead, row: int) -> tuple[int, bytes]:
+        """Entries and bytes that a read finds of the value of its row."""
+        starts, ends = call.token_starts, call.token_ends
+        if starts is None or ends is None or name not in self.definition.per_token_fields:
+            return value.entries, value.data
+        which = row if len(starts) > 1 else 0
+        entries = range(value.entries)[int(starts[which]) : int(ends[which])]
+        size = entry_bytes(self.shapes[name])
+        return len(entries), value.data[entries.start * size : entries.stop * size]
 
     # -- deliveries ----------------------------------------------------------------------------------------------------
 
@@ -352,6 +377,10 @@ class PartitionModel:
             SampleTask(task, standing.state, standing.deliveries, claim_ids.get(task, ""))
             for task, standing in row.standings.items()
         )
+
+
+def appends(call: PutSamples | CommitClaim) -> bool:
+    return isinstance(call, PutSamples) and call.append
 
 
 def entry_shape(shape: Shape) -> tuple[int, ...]:

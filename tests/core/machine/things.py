@@ -13,7 +13,7 @@ from tests.core.machine.arena import Arena
 
 from dataplane_server.core.calls.answers import Grant
 from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard, CommitClaim, PutSamples
-from dataplane_server.core.calls.values import Run, Tags
+from dataplane_server.core.calls.values import Copy, Run, Tags
 
 Wish = ClaimSamples | ClaimShard
 
@@ -21,11 +21,12 @@ Wish = ClaimSamples | ClaimShard
 @dataclass(eq=False)
 class Value:
     """Bytes of one field, and where they lie. holders: rows that have them, or lost them while they were read, and the
-    group whose rows share them, while it is reserved.
+    group whose rows share them, while it is reserved. kept: how many of the bytes its row had before an append.
     """
 
     data: bytes
     entries: int
+    kept: int = 0
     pieces: list[Run] = field(default_factory=list)
     holders: set[Row | Group] = field(default_factory=set)
 
@@ -57,6 +58,7 @@ class Row:
     generation: int = 0
     resident: bool = True
     readers: int = 0
+    revision: int = 0  # how often per-token values were written
     owed: list[Value] = field(default_factory=list)
 
     @property
@@ -174,13 +176,22 @@ class Answer:
 
 @dataclass(eq=False)
 class Write:
-    """A put or commit under way. values: a list for each column. runs: its space, None while it waits."""
+    """A put or commit under way. values: a list for each column, as they will be. runs: its space, None while it waits.
+    revisions: of the rows of an append, at its begin. copies: of what these rows have.
+    """
 
     call: PutSamples | CommitClaim
     partition_id: str
     values: dict[str, list[Value]]
     ticket: int = 0
-    runs: tuple[Run, ...] | None = None
+    runs: list[Run] | None = None
+    revisions: list[object] = field(default_factory=list)
+    copies: tuple[Copy, ...] = ()
+
+    @property
+    def kept(self) -> int:
+        """Bytes that are copied and not sent."""
+        return sum(value.kept for column in self.values.values() for value in column)
 
     @property
     def sizes(self) -> list[int]:

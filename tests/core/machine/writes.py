@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from tests.core.machine.arena import cut
+from tests.core.machine.arena import cut, joined
 from tests.core.machine.claims import Claims
 from tests.core.machine.partition import PartitionModel, entry_bytes, row_entries
 from tests.core.machine.refusals import No, refuse_if
@@ -19,6 +19,7 @@ from dataplane_server.core.calls.answers import CommitResult, PutResult, Reserva
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
+from dataplane_server.core.calls.values import Run
 
 
 class Writes(Claims):
@@ -46,8 +47,20 @@ class Writes(Claims):
             entries = [row_entries(spec, row) for row in range(n_rows)]
             values[spec.name] = [Value(self._random.randbytes(n * entry_bytes(spec.shape)), n) for n in entries]
         write = Write(call, partition.partition_id, values)
-        refuse_if((self.arena.never_fits(write.sizes), Reason.PUT_TOO_LARGE))
+        if isinstance(call, PutSamples) and call.append:
+            self._grow(write, call, partition)
+        refuse_if((self.arena.never_fits(write.sizes, write.kept), Reason.PUT_TOO_LARGE))
         return write
+
+    def _grow(self, write: Write, put: PutSamples, partition: PartitionModel) -> None:
+        """The values of an append begin with those that their rows have."""
+        rows = [partition.find(sample_id) for sample_id in put.sample_ids]
+        write.revisions = revisions(rows)
+        for name, values in write.values.items():
+            for i, row in enumerate(rows):
+                if row is not None and name in row.values:
+                    old, new = row.values[name], values[i]
+                    values[i] = Value(old.data + new.data, old.entries + new.entries, len(old.data))
 
     def _supersede_write(self, request_id: str) -> None:
         self.fail_writes([write for write in self.writes if write.call.request_id == request_id], Reason.SUPERSEDED)
@@ -72,13 +85,20 @@ class Writes(Claims):
     def give_space(self, write: Write, reservation: Reservation) -> None:
         """A write gets its space, and its bytes come. Which space is the core's choice."""
         assert self.arena.may_fit(write.sizes)
-        assert reservation.size_bytes == write.size
-        self.arena.take(reservation.runs)
+        assert reservation.size_bytes == write.size - write.kept
         values = [value for column in write.values.values() for value in column]
-        self.arena.copy_in(reservation.runs, b"".join(value.data for value in values))
-        for value, pieces in zip(values, cut(reservation.runs, [len(value.data) for value in values]), strict=True):
-            value.pieces = pieces
-        write.ticket, write.runs = reservation.ticket, reservation.runs
+        copies = iter(reservation.copies)
+        tails = cut(reservation.runs, [len(value.data) - value.kept for value in values])
+        for value, tail in zip(values, tails, strict=True):
+            head = [Run(*next(copies)[1:])] if value.kept else []
+            assert sum(run.size_bytes for run in head) == value.kept
+            value.pieces = joined(head + tail)
+            assert len(value.pieces) <= 1
+        assert next(copies, None) is None
+        write.runs = joined(piece for value in values for piece in value.pieces)
+        write.ticket, write.copies = reservation.ticket, reservation.copies
+        self.arena.take(write.runs)
+        self.arena.copy_in(reservation.runs, b"".join(value.data[value.kept :] for value in values))
 
     def discard(self, write: Write) -> None:
         self.writes.remove(write)
@@ -92,15 +112,16 @@ class Writes(Claims):
     # -- finish --------------------------------------------------------------------------------------------------------
 
     def finish_put(self, write: Write, put: PutSamples) -> PutResult:
-        partition = self._check_put(put)
+        partition = self._check_put(put, write)
         created = 0
         group = self.group_of(put.reservation_id) if put.reservation_id else None
         if put.shared and group is not None:
             partition.share(write, group)
         else:
+            self.arena.copy(write.copies)
             created = partition.put(write, put, group)
             self.serve(partition)
-        return PutResult(created, write.size)
+        return PutResult(created, write.size - write.kept)
 
     def finish_commit(self, write: Write, commit: CommitClaim) -> CommitResult:
         claim, partition = self._check_commit(commit)
@@ -130,10 +151,13 @@ class Writes(Claims):
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def _check_put(self, put: PutSamples) -> PartitionModel:
+    def _check_put(self, put: PutSamples, write: Write | None = None) -> PartitionModel:
+        """write: what began with this put."""
         partition = self.partition(put.partition_id)
         named = [partition.find(sample_id) for sample_id in put.sample_ids]
         reasons = self._why_not_generations(named, put)
+        if put.append and write is not None and write.revisions != revisions(named):
+            reasons.add(Reason.APPEND_CONFLICT)
         if put.add_to_group and (put.claim_id or put.shared or not put.reservation_id or put.generations is not None):
             raise No(Reason.INVALID_REQUEST)
         if put.reservation_id:
@@ -192,3 +216,8 @@ class Writes(Claims):
         if reasons := partition.why_not_write(commit, claim.rows, self.limits):
             raise No(*reasons)
         return claim, partition
+
+
+def revisions(rows: Iterable[Row | None]) -> list[object]:
+    """What changes when the per-token values of a row do."""
+    return [(row, row.revision) if row is not None and row.revision else None for row in rows]

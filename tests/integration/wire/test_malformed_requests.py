@@ -59,6 +59,13 @@ PUTS: dict[str, tuple[Callable[[], pb.PutSamplesRequest], str, str]] = {
     "no request_id": (lambda: put(request_id=""), "INVALID_REQUEST", "request_id"),
     "a request_id of 65 bytes": (lambda: put(request_id="x" * 65), "INVALID_REQUEST", "1 to 64 bytes"),
     "no partition": (lambda: put(partition_id=""), "PARTITION_NOT_FOUND", "''"),
+    "an append of nothing": (lambda: put(columns=[], append=True), "INVALID_REQUEST", "at least one column"),
+    "an append to any field": (
+        lambda: put(append=True),
+        "INVALID_REQUEST",
+        "'x': entries can be appended to per-token",
+    ),
+    "an add to no group": (lambda: put(add_to_group=True), "INVALID_REQUEST", "names its reservation"),
     "no sample": (lambda: put(sample_ids=[]), "INVALID_REQUEST", "1 to 65536"),
     "no kind": (lambda: put({"kind": 0}), "INVALID_REQUEST", "'x' has no kind"),
     "an unknown kind": (lambda: put({"kind": 99}), "INVALID_REQUEST", "'x' has no kind"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from dataplane_server.core.calls.columns import Shape
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.values import Definition, Int64Array, Run, Tags
+from dataplane_server.core.calls.values import Copy, Definition, Int64Array, Run, Tags
 
 
 def _no_rows() -> Int64Array:
@@ -29,11 +29,16 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Arena space for the values of a put or commit. The bytes of the stream go to the runs, in their order."""
+    """Arena space for the values of a put or commit. The bytes of the stream go to the runs, in their order.
+
+    copies: what an append finds in its rows. Make these copies when FinishWrite has succeeded, before anything else
+    happens: the bytes at the sources are free by then.
+    """
 
     ticket: int
     runs: tuple[Run, ...]
     size_bytes: int
+    copies: tuple[Copy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,17 +89,46 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """What rows have of the fields of an append: where it is, and its entries. Arrays with a row for each field."""
+
+    offsets: Int64Array
+    entries: Int64Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The fields of a put: one by one, and as arrays with a row for each field (entries; bytes of an entry)."""
+    """The fields of a put: one by one, and as arrays with a row for each field (entries; bytes of an entry). kept: the
+    beginnings of the rows of an append, which are in the arena and are not sent.
+    """
 
     each: tuple[Column, ...]
     entries: Int64Array
     entry_bytes: Int64Array
     size_bytes: int
+    kept: Kept | None = None
 
     @property
     def row_bytes(self) -> Int64Array:
         return self.entries * self.entry_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are not sent."""
+        return 0 if self.kept is None else int((self.kept.entries * self.entry_bytes).sum())
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.size_bytes - self.kept_bytes
+
+    def appended_to(self, kept: Kept) -> Columns:
+        """The columns with what rows have before their entries. Refusal for a row that becomes too long."""
+        entries = self.entries + kept.entries
+        _check_entries(self.each, entries)
+        sizes = (entries * self.entry_bytes).sum(axis=1).tolist()
+        pairs = zip(self.each, entries, sizes, strict=True)
+        each = tuple(Column(column.name, column.shape, of_rows, size) for column, of_rows, size in pairs)
+        return Columns(each, entries, self.entry_bytes, sum(sizes), kept)
 
 
 def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
@@ -130,7 +159,7 @@ def _row_entries(spec: ColumnSpec, n_rows: int) -> Int64Array | int:
     return lengths
 
 
-def _check_entries(specs: Sequence[ColumnSpec], entries: Int64Array) -> None:
+def _check_entries(specs: Sequence[ColumnSpec | Column], entries: Int64Array) -> None:
     out_of_range = entries.view(np.uint64) > MAX_ENTRIES  # a negative length is huge here
     if out_of_range.any():
         column, row = divmod(int(out_of_range.argmax()), entries.shape[1])

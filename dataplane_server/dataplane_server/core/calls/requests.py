@@ -120,7 +120,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     tags, sequence_lengths (tokens, -1 unknown) and generations are None or have one entry a row. claim_id: only while
     that claim is open. reservation_id: only while that group is reserved. shared: no sample ids, and columns of one
     row, which every row of the group gets. caller: who puts, for the row's history. add_to_group: samples that do not
-    exist become rows of the group.
+    exist become rows of the group. append: the columns, of per-token fields, are added to the end of the rows' values.
     """
 
     request_id: str
@@ -135,6 +135,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     shared: bool = False
     caller: str = ""
     add_to_group: bool = False
+    append: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +182,16 @@ class GiveUpWrite(Call[Refusal]):
 
 @dataclass(frozen=True, slots=True)
 class BeginRead(Call[ReadPlan]):
-    """Pin rows until EndRead and say where their values lie. With generations: those very rows."""
+    """Pin rows until EndRead and say where their values lie. With generations: those very rows. token_starts,
+    token_ends: of per-token fields only the entries between; one number for all rows, or one a row. Both or neither.
+    """
 
     partition_id: str
     sample_ids: Sequence[str]
     fields: Sequence[str]
     generations: Int64Array | None = None
+    token_starts: Int64Array | None = None
+    token_ends: Int64Array | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,14 @@ class Run(NamedTuple):
     size_bytes: int
 
 
+class Copy(NamedTuple):
+    """Bytes of the arena to be copied to another place. The places do not overlap."""
+
+    source: int
+    target: int
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Definition:
     """What a partition holds, and for which tasks. max_deliveries: 0 for no limit. open: a call that names a field

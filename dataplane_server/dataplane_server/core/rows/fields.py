@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from dataplane_server.core.calls.columns import MAX_ENTRIES, Column, Shape
+from dataplane_server.core.calls.columns import MAX_ENTRIES, Column, Columns, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.names import check_name
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -109,7 +109,7 @@ def check_sequence_lengths(
     fields: Mapping[str, Field],
     sample_ids: Sequence[str],
     slots: Slots,
-    columns: Sequence[Column],
+    columns: Columns,
     given: Int64Array | None,
 ) -> None:
     """Compare the lengths in a put with each other and with those of its rows. slots: -1 for new rows.
@@ -117,8 +117,9 @@ def check_sequence_lengths(
     A put that replaces all per-token fields of a row may change the row's length. Refusal LENGTH_MISMATCH names the
     first row that differs, and both sources.
     """
-    per_token = [column for column in columns if fields[column.name].per_token]
-    sources = [(f"field {column.name!r}", column.entries) for column in per_token]
+    per_token = [column for column in columns.each if fields[column.name].per_token]
+    when = "" if columns.kept is None else " after the append"
+    sources = [(f"field {column.name!r}{when}", column.entries) for column in per_token]
     if given is not None:
         sources.append(("sequence_lengths", given))
     if not sources:

@@ -42,6 +42,7 @@ _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "epoch": np.uint32,
     "generation": np.int64,
     "produced": np.uint64,  # bit i: the row has produced the field of index i
+    "revision": np.uint32,  # writes of its per-token values
     "pins": np.int32,
     "sequence_length": np.int32,  # tokens, -1 if unknown
     "weight_version": np.int32,  # of the policy that made the row, or UNKNOWN_VERSION
@@ -243,6 +244,16 @@ class RowTable:
         """The generation of each row."""
         generations: Int64Array = self._columns["generation"][slots]
         return generations
+
+    def revisions(self, slots: Slots) -> Int64Array:
+        """Two numbers for each row (-1: a row that does not exist), which change with its per-token values, and are 0
+        while it has none.
+        """
+        existing = np.flatnonzero(slots >= 0)
+        found = np.zeros((2, len(slots)), np.int64)
+        found[0, existing] = self._columns["revision"][slots[existing]]
+        found[1, existing] = self._columns["generation"][slots[existing]] * (found[0, existing] > 0)
+        return found
 
     # -- tags ----------------------------------------------------------------------------------------------------------
 

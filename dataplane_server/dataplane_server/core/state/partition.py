@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dataplane_server.core.calls.answers import ReadColumn
-from dataplane_server.core.calls.columns import Column, Columns, Shape
+from dataplane_server.core.calls.columns import Column, Columns, Kept, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Definition, Int64Array, Run, Slots, Tags
@@ -194,7 +194,7 @@ class Partition:
         """Refuse a put that contradicts its rows. slots: of the samples; -1 for new ones."""
         fields = self.known_fields([column.name for column in columns.each], limits)
         shapes = [fields[column.name].check(column, self.partition_id) for column in columns.each]
-        check_sequence_lengths(self.partition_id, fields, sample_ids, slots, columns.each, sequence_lengths)
+        check_sequence_lengths(self.partition_id, fields, sample_ids, slots, columns, sequence_lengths)
         if tags:
             self.check_tags(sample_ids, slots, tags, limits.max_tags_per_row)
         return Checked(slots, shapes)
@@ -206,6 +206,37 @@ class Partition:
             if len(kept) + len(row_tags) > most and len(kept.keys() | row_tags.keys()) > most:
                 message = f"partition {self.partition_id!r}: sample {sample_id!r} would have more than {most} tags"
                 raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, sample_id=sample_id)
+
+    def kept(self, slots: Slots, columns: Columns) -> Kept:
+        """What rows (-1: new) have of the columns of an append."""
+        self.check_per_token(columns)
+        existing = np.flatnonzero(slots >= 0)
+        offsets, entries = np.zeros((2, *columns.entries.shape), np.int64)
+        offsets[:, existing], entries[:, existing] = self.values.locate(slots[existing], self._named(columns))
+        return Kept(offsets, entries)
+
+    def check_per_token(self, columns: Columns) -> None:
+        """Refuse columns that cannot be appended: of fields that are not per-token, or not jagged."""
+        for field, column in ((self.field(column.name), column) for column in columns.each):
+            if field.per_token and column.shape.kind == "jagged":
+                continue
+            rule = f"its column is {column.shape.kind}" if field.per_token else "the field is not per-token"
+            message = (
+                f"partition {self.partition_id!r}, field {field.name!r}: entries can be appended to per-token fields "
+                f"only, in jagged columns; {rule}"
+            )
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, field=field.name)
+
+    def check_unchanged(self, sample_ids: Sequence[str], slots: Slots, revisions: Int64Array) -> None:
+        """Refusal APPEND_CONFLICT names the first row whose per-token values are others than at these revisions."""
+        changed = np.flatnonzero((self.rows.revisions(slots) != revisions).any(axis=0))
+        if changed.size:
+            first = sample_ids[int(changed[0])]
+            message = (
+                f"partition {self.partition_id!r}: the per-token values of sample {first!r} were changed while entries "
+                "for their end arrived; nothing was appended"
+            )
+            raise Refusal(Reason.APPEND_CONFLICT, message, partition_id=self.partition_id, sample_id=first)
 
     def check_shared(self, group: Group, columns: Columns, limits: Limits) -> Checked:
         """Refuse fields that the rows of a group cannot share: per-token fields, and fields that one of them has."""
@@ -268,7 +299,7 @@ class Partition:
         if columns.each:
             replaces = created < len(slots)
             self.values.store(slots, self._named(columns), checked.shapes, columns, offsets, replaces=replaces)
-        self._store_sequence_lengths(slots, columns.each, sequence_lengths)
+        self._store_lengths(slots, columns.each, sequence_lengths)
         for slot, row_tags in zip(slots.tolist() if tags else (), tags or (), strict=False):
             self.rows.merge_tags(slot, row_tags)
         for task in self.tasks.values():
@@ -290,7 +321,8 @@ class Partition:
     def _named(self, columns: Columns) -> list[Field]:
         return [self.fields[column.name] for column in columns.each]
 
-    def _store_sequence_lengths(self, slots: Slots, columns: Sequence[Column], given: Int64Array | None) -> None:
+    def _store_lengths(self, slots: Slots, columns: Sequence[Column], given: Int64Array | None) -> None:
+        """Note the lengths of rows, and that their per-token values are others."""
         stored = self.rows["sequence_length"]
         if given is not None:
             known = given >= 0
@@ -298,15 +330,26 @@ class Partition:
         per_token = next((column for column in columns if self.fields[column.name].per_token), None)
         if per_token is not None:
             stored[slots] = per_token.entries
+            self.rows["revision"][slots] += 1
 
     # -- read ----------------------------------------------------------------------------------------------------------
 
-    def plan_read(self, slots: Slots, names: Sequence[str]) -> tuple[tuple[ReadColumn, ...], tuple[Run, ...]]:
-        """The layout and runs of fields of rows. Refusal FIELD_NOT_PRODUCED names the first row that lacks a field."""
+    def plan_read(
+        self, slots: Slots, names: Sequence[str], tokens: tuple[Int64Array, Int64Array] | None = None
+    ) -> tuple[tuple[ReadColumn, ...], tuple[Run, ...]]:
+        """The layout and runs of fields of rows. tokens: starts and ends within per-token fields. Refusal
+        FIELD_NOT_PRODUCED names the first row that lacks a field.
+        """
         fields = [self.field(name) for name in names]
         shapes = self._produced_shapes(fields, slots)
         offsets, entries = self.values.locate(slots, fields)
-        sizes = entries * np.array([[shape.entry_bytes] for shape in shapes])
+        entry_bytes = np.array([[shape.entry_bytes] for shape in shapes])
+        for row in [row for row, field in enumerate(fields) if field.per_token and tokens is not None]:
+            starts, ends = np.minimum(tokens, entries[row])  # type: ignore[arg-type]  # it is not None here
+            offsets[row] += starts * entry_bytes[row]
+            entries[row] = ends - starts
+            shapes[row] = Shape("jagged", shapes[row].dtype, shapes[row].trailing)
+        sizes = entries * entry_bytes
         columns = tuple(map(ReadColumn, names, shapes, entries))
         return columns, tuple(column_runs(offsets, sizes))
 

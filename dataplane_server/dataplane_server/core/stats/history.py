@@ -38,7 +38,7 @@ _MOST_EVENTS = 1024
 """Most events of one history, the last ones. The search takes a few milliseconds."""
 _MOST_TOPIC_BYTES = 64 << 20
 """Memory of all topics; facts with the oldest ones are forgotten beyond it."""
-_BEGINNINGS = ("put", "reserved")
+_BEGINNINGS = ("put", "appended", "reserved")
 _ENDS = ("cleared", "rolled_back")
 
 

@@ -1,9 +1,10 @@
 """Arena space for writes: each write reserves its space before the first byte arrives, or queues for it.
 
-A write asks for the space of all its rows at once. It gets all of it or waits, first come first served, so small puts
-do not starve a large one. There are two queues: writes that name a claim are served before all others. Only they let
-rows be consumed and then cleared; behind puts that wait for that very space, they would wait for ever. A reservation
-ends once: it is released, or redeemed when its bytes become values of rows.
+A write asks for the space of all its rows at once. An append asks for the space of its rows with their new entries;
+what they have is copied there in the end. A write gets all of its space or waits, first come first served, so small
+puts do not starve a large one. There are two queues: writes that name a claim are served before all others. Only they
+let rows be consumed and then cleared; behind puts that wait for that very space, they would wait for ever. A
+reservation ends once: it is released, or redeemed when its bytes become values of rows.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections import OrderedDict
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import Columns
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import Int64Array
-from dataplane_server.core.rows.space import ALIGNMENT, align
+from dataplane_server.core.calls.values import Copy, Int64Array
+from dataplane_server.core.rows.space import ALIGNMENT, align, column_runs
 from dataplane_server.core.state.state import State
 
 
@@ -60,15 +61,18 @@ class Admission:
         return reservation
 
     def check_can_fit(self, columns: Columns) -> None:
-        """Refuse columns that do not fit into an empty arena, each at an aligned offset."""
+        """Refuse columns that do not fit into an empty arena, each at an aligned offset; those of an append beside what
+        their rows have.
+        """
         sizes = [column.size_bytes for column in columns.each if column.size_bytes]
         padded = sum(map(align, sizes[:-1])) + sum(sizes[-1:])
         budget = self._state.limits.memory_bytes
-        if padded > budget:
+        if padded + columns.kept_bytes > budget:
             needed = sum(sizes)
+            beside = f", beside the {columns.kept_bytes} bytes that its rows have" if columns.kept_bytes else ""
             message = (
-                f"the put holds {needed} bytes of values, {padded} with each column aligned to {ALIGNMENT}; "
-                f"the whole memory budget is {budget}"
+                f"the {_what(columns)} holds {needed} bytes of values, {padded} with each column aligned to {ALIGNMENT}"
+                f"{beside}; the whole memory budget is {budget}"
             )
             raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
 
@@ -83,8 +87,9 @@ class Admission:
         needed = columns.size_bytes if columns is not None else 0
         space = self._state.space
         message = (
-            f"the put holds {needed} bytes of values, {space.free} of the memory budget of {space.capacity} bytes are "
-            f"free, {self.waiting - 1} other puts wait; clear consumed rows or raise the budget"
+            f"the {_what(columns)} holds {needed} bytes of values, {space.free} of the memory budget of "
+            f"{space.capacity} bytes are free, {self.waiting - 1} other puts wait; "
+            "clear consumed rows or raise the budget"
         )
         metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
         return Refusal(Reason.NO_SPACE, message, **metadata)
@@ -131,4 +136,15 @@ class Admission:
             return None
         offsets, runs = placed
         self._reserved[ticket] = (offsets, row_bytes)
-        return Reservation(ticket, runs, size)
+        if columns.kept is None:
+            return Reservation(ticket, runs, size)
+        kept_bytes = columns.kept.entries * columns.entry_bytes
+        tails = column_runs(offsets + kept_bytes, row_bytes - kept_bytes)
+        filled = kept_bytes > 0
+        copies = zip(*(array[filled].tolist() for array in (columns.kept.offsets, offsets, kept_bytes)), strict=True)
+        return Reservation(ticket, tuple(tails), columns.sent_bytes, tuple(map(Copy._make, copies)))
+
+
+def _what(columns: Columns | None) -> str:
+    """What a write is called in refusals."""
+    return "put" if columns is None or columns.kept is None else "append, with what its rows have,"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dataplane_server.core.calls.answers import ReadPlan
 from dataplane_server.core.calls.names import check_distinct, check_generations, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import BeginRead
-from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 
@@ -30,13 +32,14 @@ class Reads:
         check_distinct("field", call.fields)
         check_sample_ids(call.sample_ids, self._state.limits)
         check_generations(call.sample_ids, call.generations)
+        tokens = _token_range(call)
         for name in call.fields:
             partition.field(name)
         slots = partition.rows.find(call.sample_ids)
         if call.generations is not None:
             partition.rows.check_same(call.sample_ids, slots, call.generations)
         self._check_room(len(slots))
-        columns, runs = partition.plan_read(slots, call.fields)
+        columns, runs = partition.plan_read(slots, call.fields, tokens)
         partition.rows.pin(slots)
         self._begun += 1
         self._pinned[self._begun] = (partition, slots)
@@ -64,3 +67,24 @@ class Reads:
     def partitions(self) -> list[Partition]:
         """Partitions with pinned rows, each once. They may have been dropped."""
         return list({id(partition): partition for partition, _ in self._pinned.values()}.values())
+
+
+def _token_range(call: BeginRead) -> tuple[Int64Array, Int64Array] | None:
+    """The first and the last token (exclusive) to read; one number for all rows, or one a row."""
+    starts, ends, rows = call.token_starts, call.token_ends, len(call.sample_ids)
+    if starts is None and ends is None:
+        return None
+    given = [0 if numbers is None else numbers.size for numbers in (starts, ends)]
+    if starts is None or ends is None or given not in ([1, 1], [rows, rows]):
+        message = (
+            f"a read of {rows} rows needs as many token_starts as token_ends, one for all rows or one for each; "
+            f"got {given[0]} and {given[1]}"
+        )
+        raise Refusal(Reason.ROW_COUNT_MISMATCH, message, partition_id=call.partition_id)
+    wrong = np.flatnonzero((starts < 0) | (ends < starts))
+    if wrong.size:
+        row = int(wrong[0])
+        which = f"sample {call.sample_ids[row]!r}" if starts.size == rows else "all rows"
+        message = f"token range {starts[row]} to {ends[row]} of {which}: a range needs 0 <= start <= end"
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id)
+    return starts, ends

@@ -3,6 +3,10 @@
 Between the steps the caller streams bytes into its reservation, where no other call sees them. FinishWrite checks
 again, since the partition may have changed meanwhile, and applies everything at one point in time.
 
+An append is a put of whole values: the reservation has space for what a row has and for its new entries, behind each
+other. The caller streams the new entries only. After FinishWrite the shell copies what the row has; see `Reservation`.
+So an append is refused if the row's per-token values have changed since it began. In all other respects it is a put.
+
 A put that names certain rows creates none: those of a claim (a write-back, refused once the claim has ended), those of
 a reserved group (refused once the group was finished or aborted), those of given generations. That is checked at both
 steps, since it may become false while the bytes arrive. Only a put with add_to_group creates rows of a group.
@@ -26,7 +30,7 @@ from dataplane_server.core.calls.names import (
 )
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
-from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.rows.bookkeeping import WRITE_BYTES, id_bytes
 from dataplane_server.core.rows.fields import check_given_lengths
 from dataplane_server.core.rows.group_table import Group
@@ -38,10 +42,17 @@ from dataplane_server.core.verbs.claims import Claims
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
+    """kept_bytes: memory that it takes meanwhile. revisions: of the rows of an append when it began."""
+
     call: PutSamples | CommitClaim
     partition_id: str
     columns: Columns
     kept_bytes: int
+    revisions: Int64Array | None = None
+
+
+def _write_bytes(columns: Columns) -> int:
+    return WRITE_BYTES + 4 * columns.entries.nbytes
 
 
 class Writes:
@@ -60,39 +71,35 @@ class Writes:
     def put(self, call: PutSamples, now: float) -> Reservation | Waiting:
         tag_bytes = _check_form(call, self._state.limits)
         columns = _columns(call.columns, 1 if call.shared else len(call.sample_ids), self._state.limits)
-        checked = self._check_put(call, columns)
+        revisions = None
+        if call.append:
+            partition = self._state.partition(call.partition_id)
+            slots = partition.rows.find_existing(call.sample_ids)
+            columns, revisions = columns.appended_to(partition.kept(slots, columns)), partition.rows.revisions(slots)
+        checked = self._check_put(call, columns, revisions)
         rows = self._state.partition(call.partition_id).rows
-        kept = tag_bytes + id_bytes(call.sample_ids) + rows.growth_bytes(checked.new_rows)
-        return self._reserve(call, call.partition_id, columns, now, kept, urgent=bool(call.claim_id))
+        kept = _write_bytes(columns) + tag_bytes + id_bytes(call.sample_ids) + rows.growth_bytes(checked.new_rows)
+        urgent = bool(call.claim_id)
+        return self._reserve(_UnderWay(call, call.partition_id, columns, kept, revisions), now, urgent=urgent)
 
     def commit(self, call: CommitClaim, now: float) -> Reservation | Waiting | CommitResult:
         if not call.columns:
             return CommitResult(self._claims.commit(call.claim_id))
         columns = _columns(call.columns, self._claims.size(call.claim_id), self._state.limits)
         partition, _, _ = self._check_commit(call, columns)
-        return self._reserve(call, partition.partition_id, columns, now, urgent=True)
+        return self._reserve(_UnderWay(call, partition.partition_id, columns, _write_bytes(columns)), now, urgent=True)
 
-    def _reserve(
-        self,
-        call: PutSamples | CommitClaim,
-        partition_id: str,
-        columns: Columns,
-        now: float,
-        kept_bytes: int = 0,
-        *,
-        urgent: bool,
-    ) -> Reservation | Waiting:
-        self._admission.check_can_fit(columns)
-        kept_bytes += WRITE_BYTES + 4 * columns.entries.nbytes
-        self._state.bookkeeping.check(kept_bytes, urgent=urgent)
+    def _reserve(self, begun: _UnderWay, now: float, *, urgent: bool) -> Reservation | Waiting:
+        self._admission.check_can_fit(begun.columns)
+        self._state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
         ticket = self._state.ticket()
-        reservation = self._admission.admit(ticket, columns, now, urgent=urgent)
+        reservation = self._admission.admit(ticket, begun.columns, now, urgent=urgent)
         if reservation is None and self._state.draining:
             self._admission.release(ticket)
             raise draining()
-        self._under_way[ticket] = _UnderWay(call, partition_id, columns, kept_bytes)
-        self._state.bookkeeping.add(kept_bytes)
-        self._ticket_of[call.request_id] = ticket
+        self._under_way[ticket] = begun
+        self._state.bookkeeping.add(begun.kept_bytes)
+        self._ticket_of[begun.call.request_id] = ticket
         return reservation or Waiting(ticket)
 
     # -- finish --------------------------------------------------------------------------------------------------------
@@ -109,13 +116,15 @@ class Writes:
             if under_way is None:
                 raise superseded()
             if isinstance(under_way.call, PutSamples):
-                return self._finish_put(ticket, under_way.call, under_way.columns, now)
+                return self._finish_put(ticket, under_way.call, under_way.columns, under_way.revisions, now)
             return self._finish_commit(ticket, under_way.call, under_way.columns)
         finally:
             self.abort(ticket)
 
-    def _finish_put(self, ticket: int, put: PutSamples, columns: Columns, now: float) -> PutResult:
-        checked = self._check_put(put, columns)
+    def _finish_put(
+        self, ticket: int, put: PutSamples, columns: Columns, revisions: Int64Array | None, now: float
+    ) -> PutResult:
+        checked = self._check_put(put, columns, revisions)
         partition, offsets = self._state.partition(put.partition_id), self._admission.redeem(ticket)
         group = partition.groups.of_reservation(put.reservation_id) if put.reservation_id else None
         created = 0
@@ -125,10 +134,10 @@ class Writes:
             if checked.new_rows:
                 self._state.generations.record(now)
             created = partition.put(put.sample_ids, checked, columns, offsets, put.tags, put.sequence_lengths, group)
-        partition.count_put(len(put.sample_ids), columns.size_bytes)
+        partition.count_put(len(put.sample_ids), columns.sent_bytes)
         self._report(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids)
         generations = partition.rows.generations(checked.slots[: len(put.sample_ids)])
-        return PutResult(created, columns.size_bytes, generations)
+        return PutResult(created, columns.sent_bytes, generations)
 
     def _finish_commit(self, ticket: int, commit: CommitClaim, columns: Columns) -> CommitResult:
         partition, sample_ids, checked = self._check_commit(commit, columns)
@@ -137,20 +146,24 @@ class Writes:
         return CommitResult(self._claims.commit(commit.claim_id, columns.size_bytes))
 
     def _report(self, call: PutSamples | CommitClaim, partition: Partition, sample_ids: Sequence[str]) -> None:
-        what = "wrote_back" if call.claim_id else "put"
-        who = call.caller if isinstance(call, PutSamples) else ""
+        what, who = "wrote_back" if call.claim_id else "put", ""
+        if isinstance(call, PutSamples):
+            what, who = "appended" if call.append else what, call.caller
         fields = tuple([column.name for column in call.columns])
         self._state.report(Fact(what, partition.partition_id, sample_ids, who, "", call.claim_id, fields))
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def _check_put(self, put: PutSamples, columns: Columns) -> Checked:
+    def _check_put(self, put: PutSamples, columns: Columns, revisions: Int64Array | None) -> Checked:
         partition, limits = self._state.partition(put.partition_id), self._state.limits
         if put.shared:
             group = partition.groups.of_reservation(put.reservation_id)
             return partition.check_shared(group, columns, limits)
         slots = partition.rows.find_existing(put.sample_ids)
         self._check_access(put, partition, slots)
+        if revisions is not None:
+            partition.check_per_token(columns)
+            partition.check_unchanged(put.sample_ids, slots, revisions)
         checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
         if not put.reservation_id:
             partition.rows.check_may_create(put.sample_ids, slots)
@@ -257,6 +270,9 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
     certain = put.claim_id or put.shared or put.generations is not None
     if put.add_to_group and (certain or not put.reservation_id):
         message = "a put that adds to a group names its reservation, and neither a claim nor generations"
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
+    if put.append and (put.shared or not put.columns):
+        message = "an append names at least one column, and samples of its own (not shared)"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if not put.shared:
         check_sample_ids(put.sample_ids, limits)
