@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
-import tensordict
 from packaging.version import Version
 
+INSTALLED = version("tensordict")
+
 needs_jagged_slices = pytest.mark.skipif(
-    Version(tensordict.__version__) < Version("0.15.3"),
-    reason=f"tensordict {tensordict.__version__} does not slice jagged leaves",
+    Version(INSTALLED) < Version("0.15.3"), reason=f"tensordict {INSTALLED} does not slice jagged leaves"
 )

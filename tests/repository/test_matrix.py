@@ -17,7 +17,7 @@ def test_an_unknown_environment_is_refused_with_the_names() -> None:
 
 
 def test_an_environment_that_cannot_be_had_is_not_here_and_not_passed(tmp_path: Path) -> None:
-    command = [sys.executable, SCRIPT, "--folder", tmp_path, OTHER]
+    command = [sys.executable, str(SCRIPT), "--folder", str(tmp_path), OTHER]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/none"})
     assert done.returncode == 0, done.stderr
     assert f"{OTHER}        not here: no {OTHER.replace('-', '')} on the PATH\n" in done.stdout
