@@ -67,8 +67,9 @@ class Admission:
         if padded > budget:
             needed = sum(sizes)
             message = (
-                f"the put holds {needed} bytes of values, {padded} with each column aligned to {ALIGNMENT}; "
-                f"the whole memory budget is {budget}"
+                f"the put holds {_size(needed)} of values, {_size(padded)} with each column aligned to "
+                f"{ALIGNMENT} bytes; the whole memory budget is {_size(budget)}: put fewer rows at a time or raise "
+                "the budget"
             )
             raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
 
@@ -83,8 +84,9 @@ class Admission:
         needed = columns.size_bytes if columns is not None else 0
         space = self._state.space
         message = (
-            f"the put holds {needed} bytes of values, {space.free} of the memory budget of {space.capacity} bytes are "
-            f"free, {self.waiting - 1} other puts wait; clear consumed rows or raise the budget"
+            f"the put holds {_size(needed)} of values, {_size(space.free)} of the memory budget of "
+            f"{_size(space.capacity)} are free, {self.waiting - 1} other puts wait; clear consumed rows or raise the "
+            "budget"
         )
         metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
         return Refusal(Reason.NO_SPACE, message, **metadata)
@@ -132,3 +134,11 @@ class Admission:
         offsets, runs = placed
         self._reserved[ticket] = (offsets, row_bytes)
         return Reservation(ticket, runs, size)
+
+
+def _size(size_bytes: int) -> str:
+    """A size for people, in the largest unit that it has one of."""
+    for unit, in_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= in_bytes:
+            return f"{size_bytes / in_bytes:.4g} {unit}"
+    return f"{size_bytes} bytes"
