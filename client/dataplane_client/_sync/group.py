@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from dataplane_client._arguments import checked_name
-from dataplane_client._requests import Fields, checked_version, new_request_id, put_request, shared_put_request
+from dataplane_client._requests import (
+    Fields,
+    GivenTag,
+    checked_version,
+    new_request_id,
+    put_request,
+    shared_put_request,
+)
 from dataplane_client._sync.handle import Handle
+from dataplane_client._sync.row_writes import write_put
 from dataplane_client._sync.session import Session
 from dataplane_client.errors import GroupFencedError
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -45,7 +53,7 @@ class Group(Handle):
         self,
         sample_ids: Sequence[str],
         fields: Fields | None = None,
-        tags: Sequence[Mapping[str, Tag]] | None = None,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
         *,
         sequence_lengths: Sequence[int] | None = None,
         timeout_s: float | None = None,
@@ -61,7 +69,7 @@ class Group(Handle):
         put = put_request(where, partition_id, sample_ids, fields, caller, tags=tags, sequence_lengths=sequence_lengths)
         put.header.reservation_id = self.reservation_id
         with self._watch_for_fence():
-            return put.receipt(self._session.transport.write("PutSamples", put.header, put.columns, timeout_s))
+            return put.receipt(write_put(self._session.transport, put, timeout_s))
 
     def put_shared(self, fields: Fields, *, timeout_s: float | None = None) -> None:
         """Write values that all rows of the group share, such as an image of the prompt. They are stored once and read

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from dataplane_client._arguments import checked_names
 from dataplane_client.client import connect
 from dataplane_client.columns_layout import Layout
 from dataplane_client.loader._batch import LoadedBatch
@@ -73,7 +74,7 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         idle_timeout_s: float = 60.0,
         client_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Opens nothing. Raises ValueError for invalid settings.
+        """Opens nothing. Raises ValueError for invalid settings, and TypeError for field names in one str.
 
         fields: the fields to read. required_fields: the fields that a row must have to be claimed (None: fields).
 
@@ -105,8 +106,10 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
             address=address,
             partition_id=partition_id,
             task_name=task_name,
-            fields=list(fields),
-            required_fields=list(fields if required_fields is None else required_fields),
+            fields=checked_names("field name", fields, "ClaimLoader"),
+            required_fields=checked_names(
+                "field name", fields if required_fields is None else required_fields, "ClaimLoader"
+            ),
             batch_size=batch_size,
             min_size=min_size,
             prefetch=prefetch,
