@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,17 @@ from dataplane_client._placement import Destination, Padding, PlacedColumn, adjo
 from dataplane_client._rows import bits
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
-from dataplane_client.columns_layout import ColumnLayout, Layout, WireColumn
+from dataplane_client.columns_layout import ColumnLayout, Layout, WireColumn, even_layout
 from dataplane_client.dtypes import torch_dtype
 from dataplane_client.errors import InvalidArgumentError, PreconditionError
 from dataplane_client.wire_columns import decode_columns, decode_leaves, tensor_on
 
 _UNDECODABLE = "the server sent a column that cannot be decoded"
+
+
+def in_layout(columns: Sequence[PlacedColumn], layout: Layout) -> Sequence[PlacedColumn]:
+    """The columns, whose rows adjoin; with layout "auto", ragged ones whose rows have one length count as dense."""
+    return [replace(column, layout=even_layout(column.layout)) for column in columns] if layout == "auto" else columns
 
 
 # -- on the host, rows adjoining ---------------------------------------------------------------------------------------

@@ -246,8 +246,8 @@ class TestPackJaggedFields:
 
     @pytest.mark.parametrize(
         ("value", "found"),
-        [([1, 2], "list"), ("ab", "str"), (np.ones(2), "float64"), (None, "NoneType")],
-        ids=["list", "str", "ndarray", "none"],
+        [({1, 2}, "set"), ("ab", "str"), (np.zeros(2, "M8[s]"), "datetime64"), (None, "NoneType")],
+        ids=["set", "str", "ndarray", "none"],
     )
     def test_other_types_are_refused_naming_field_and_type(self, value: Any, found: str) -> None:
         with pytest.raises(TypeError, match=rf"'bad'.*{found}"):

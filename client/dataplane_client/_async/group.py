@@ -10,11 +10,20 @@ from typing import Literal
 
 from dataplane_client._arguments import checked_name
 from dataplane_client._async.handle import AsyncHandle
+from dataplane_client._async.row_writes import write_put
 from dataplane_client._async.session import AsyncSession
-from dataplane_client._requests import Fields, Put, checked_version, new_request_id, put_request, shared_put_request
+from dataplane_client._requests import (
+    Fields,
+    GivenTag,
+    Put,
+    checked_version,
+    new_request_id,
+    put_request,
+    shared_put_request,
+)
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import GroupFencedError
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _growing = threading.Lock()
@@ -68,7 +77,7 @@ class AsyncGroup(AsyncHandle):
         self,
         sample_ids: Sequence[str],
         fields: Fields | None = None,
-        tags: Sequence[Mapping[str, Tag]] | None = None,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
         *,
         sequence_lengths: Sequence[int] | None = None,
         timeout_s: float | None = None,
@@ -85,7 +94,7 @@ class AsyncGroup(AsyncHandle):
         self,
         sample_ids: Sequence[str],
         fields: Fields | None = None,
-        tags: Sequence[Mapping[str, Tag]] | None = None,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
         *,
         sequence_lengths: Sequence[int] | None = None,
         timeout_s: float | None = None,
@@ -110,7 +119,7 @@ class AsyncGroup(AsyncHandle):
         where: str,
         sample_ids: Sequence[str],
         fields: Fields | None,
-        tags: Sequence[Mapping[str, Tag]] | None,
+        tags: Sequence[Mapping[str, GivenTag]] | None,
         sequence_lengths: Sequence[int] | None,
     ) -> Put:
         self._check_open()
@@ -122,13 +131,13 @@ class AsyncGroup(AsyncHandle):
     async def _put(self, put: Put, timeout_s: float | None) -> KVBatchMeta:
         put.header.reservation_id = self.reservation_id
         with self._watch_for_fence():
-            return put.receipt(await self._session.transport.write("PutSamples", put.header, put.columns, timeout_s))
+            return put.receipt(await write_put(self._session.transport, put, timeout_s))
 
     async def append_tokens(
         self,
         sample_ids: Sequence[str],
         fields: Fields,
-        tags: Sequence[Mapping[str, Tag]] | None = None,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
         *,
         timeout_s: float | None = None,
     ) -> KVBatchMeta:

@@ -8,6 +8,7 @@ from dataplane_client._arguments import checked_name
 from dataplane_client._column_messages import column_message
 from dataplane_client._requests import Fields, new_request_id, put_request, release_request, wire_columns
 from dataplane_client._sync.handle import Handle
+from dataplane_client._sync.row_writes import write_rows
 from dataplane_client._sync.session import Session
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import ClaimFencedError, PreconditionError
@@ -95,8 +96,11 @@ class Claim(Handle):
         where = f"write under claim {self.claim_id}"
         put = put_request(where, meta.partition_id, meta.sample_ids, fields, caller, generations=meta.generations)
         put.header.claim_id = self.claim_id
+        lengths = put.sequence_lengths or meta.sequence_lengths
         with self._watch_for_fence():
-            self._session.transport.write("PutSamples", put.header, put.columns, timeout_s)
+            write_rows(
+                self._session.transport, "PutSamples", put.header, put.columns, meta.partition_id, lengths, timeout_s
+            )
 
     def commit(
         self, fields: Fields | None = None, *, request_id: str | None = None, timeout_s: float | None = None
@@ -113,14 +117,22 @@ class Claim(Handle):
         """
         self._check_open()
         where = f"commit of claim {self.claim_id}"
-        columns = wire_columns(fields, self.meta.size, where)
+        columns = wire_columns(fields, self.meta.sample_ids, where)
         header = pb.CommitClaimHeader(
             request_id=new_request_id() if request_id is None else checked_name("request id", request_id, where),
             claim_id=self.claim_id,
             columns=[column_message(column) for column in columns],
         )
         with self._watch_for_fence():
-            response = self._session.transport.write("CommitClaim", header, columns, timeout_s)
+            response = write_rows(
+                self._session.transport,
+                "CommitClaim",
+                header,
+                columns,
+                self.meta.partition_id,
+                self.meta.sequence_lengths,
+                timeout_s,
+            )
         self.state = "committed"
         return int(response.consumed_rows)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 
-from dataplane_client._arguments import checked_name, one_or_more
+from dataplane_client._arguments import checked_name, checked_names
 from dataplane_client._requests import extend_request, new_request_id, register_request
 from dataplane_client._sync.transport import Transport
 from dataplane_client._tracebacks import short_tracebacks
@@ -147,6 +147,6 @@ class PartitionVerbs:
         where = f"check_consumption_status of {partition_id!r}"
         request = pb.GetConsumptionStatusRequest(
             partition_id=checked_name("partition id", partition_id, where),
-            tasks=one_or_more("task name", task_names, where),
+            tasks=checked_names("task name", task_names, where),
         )
         return bool((self._transport.unary("GetConsumptionStatus", request, timeout_s)).consumed)

@@ -22,7 +22,9 @@ Columns = Mapping[str, Any]
 
 
 def count_rows(key: str, value: object) -> int:
-    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 0:
+    if isinstance(value, torch.Tensor) and value.ndim > 0:
+        return int(value.size(0))  # a strided nested tensor has no shape
+    if isinstance(value, np.ndarray) and value.ndim > 0:
         return int(value.shape[0])
     if isinstance(value, (PackedTensor, list)):
         return len(value)

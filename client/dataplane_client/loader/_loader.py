@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from dataplane_client._arguments import one_or_more
+from dataplane_client._arguments import checked_names
 from dataplane_client._displays import short_list
 from dataplane_client._reasons import reason_of
 from dataplane_client.client import connect
@@ -110,8 +110,8 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
             address=address,
             partition_id=partition_id,
             task_name=task_name,
-            fields=one_or_more("field name", fields, "ClaimLoader"),
-            required_fields=one_or_more(
+            fields=checked_names("field name", fields, "ClaimLoader"),
+            required_fields=checked_names(
                 "field name", fields if required_fields is None else required_fields, "ClaimLoader"
             ),
             batch_size=batch_size,

@@ -24,6 +24,8 @@ from dataplane_client.loader import ClaimLoader
         ({"idle_timeout_s": 0}, "idle_timeout_s must be positive"),
         ({"idle_timeout_s": float("inf")}, "idle_timeout_s must be positive and finite"),
         ({"layout": "square"}, "layout must be one of"),
+        ({"fields": "tokens"}, r"ClaimLoader: field names must be a sequence of str, got .*; write \['tokens'\]"),
+        ({"required_fields": "tokens"}, "ClaimLoader: field names must be a sequence of str"),
         ({"client_options": {"transport": "pigeon"}}, "transport must be one of"),
         ({"device": "abacus"}, "ClaimLoader: 'abacus' is not a device such as 'cpu' or 'cuda:0'"),
     ],
@@ -31,7 +33,7 @@ from dataplane_client.loader import ClaimLoader
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_name(wrong: dict[str, Any], rule: str) -> None:
     settings = {"fields": ["tokens"], "batch_size": 4, **wrong}
-    with pytest.raises(ValueError, match=rule):
+    with pytest.raises((ValueError, TypeError), match=rule):
         ClaimLoader("127.0.0.1:1", "p", "train", **settings)
 
 

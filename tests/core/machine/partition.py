@@ -144,29 +144,44 @@ class PartitionModel:
         """What values, lengths and tags contradict. rows: None for those that are new."""
         reasons = self.why_not_name([spec.name for spec in call.columns], limits.max_fields)
         for spec in call.columns:
-            if widened(self.shapes.get(spec.name), spec.shape) is None:
+            if widened(self.shapes.get(spec.name), spec.shape) is None or self.lacks_tokens(spec):
                 reasons.add(Reason.FIELD_MISMATCH)
             if appends(call) and (spec.name not in self.definition.per_token_fields or spec.shape.kind != "jagged"):
                 reasons.add(Reason.INVALID_REQUEST)
         for i, row in enumerate(rows):
-            if len(self.lengths(call, i, row) - {-1}) > 1:
+            if len(self.lengths(call, i, row) - {-1}) > 1 or not self.says_length(call, i, row):
                 reasons.add(Reason.LENGTH_MISMATCH)
             tags = call.tags[i] if isinstance(call, PutSamples) and call.tags else {}
             if tags and len((row.tags if row else {}) | tags) > limits.max_tags_per_row:
                 reasons.add(Reason.INVALID_REQUEST)
         return reasons
 
-    def lengths(self, call: PutSamples | CommitClaim, i: int, row: Row | None) -> set[int]:
-        """All that a row's length would be, by what the call brings and what the row keeps."""
+    def lengths(self, call: PutSamples | CommitClaim, i: int, row: Row | None, *, of_dense: bool = True) -> set[int]:
+        """All that a row's length would be, by what the call brings and what the row keeps. of_dense: with what dense
+        columns say.
+        """
         per_token = self.definition.per_token_fields
-        brought = {spec.name: row_entries(spec, i) for spec in call.columns if spec.name in per_token}
+        brought = [spec for spec in call.columns if spec.name in per_token]
         given = call.sequence_lengths if isinstance(call, PutSamples) else None
         if not brought and given is None:
             return set()
-        kept = {} if row is None else {name: value.entries for name, value in row.values.items() if name in per_token}
-        if appends(call):
-            brought = {name: entries + kept.get(name, 0) for name, entries in brought.items()}
-        return set((kept | brought).values()) | (set() if given is None else {int(given[i])})
+        replaced = {spec.name for spec in brought}
+        held = {} if row is None else {name: value for name, value in row.values.items() if name in per_token}
+        kept = {value.entries for name, value in held.items() if name not in replaced}
+        before = {name: value.entries for name, value in held.items()} if appends(call) else {}
+        told = [spec for spec in brought if of_dense or spec.shape.kind != "dense"]
+        said = {row_entries(spec, i) + before.get(spec.name, 0) for spec in told}
+        return kept | said | (set() if given is None else {int(given[i])})
+
+    def lacks_tokens(self, spec: ColumnSpec) -> bool:
+        """Whether a per-token field gets one value a row."""
+        return spec.name in self.definition.per_token_fields and spec.shape.kind == "dense" and not spec.shape.row_shape
+
+    def says_length(self, call: PutSamples | CommitClaim, i: int, row: Row | None) -> bool:
+        """Whether something vouches for the length of a row that gets a dense per-token field."""
+        per_token = self.definition.per_token_fields
+        dense = any(spec.shape.kind == "dense" and spec.name in per_token for spec in call.columns)
+        return not dense or bool(self.lengths(call, i, row, of_dense=False) - {-1})
 
     def became_ready(self, rows: Iterable[Row]) -> None:
         rows = list(rows)
