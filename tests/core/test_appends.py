@@ -78,7 +78,7 @@ def test_a_row_without_a_value_gets_the_entries_as_its_value(caller: Caller) -> 
 
 def test_a_dense_value_grows_into_a_jagged_one(caller: Caller) -> None:
     dense = ColumnSpec("a", Shape("dense", "uint8", (4, 2)))
-    caller.put(caller.put_call(["s1"], columns=[dense]))
+    caller.put(caller.put_call(["s1"], columns=[dense], sequence_lengths=[4]))
     more = ColumnSpec("a", Shape("jagged", "uint8", (2,)), int64([3]))
     caller.put(caller.put_call(["s1"], columns=[more], append=True))
     (column,) = caller.read(["s1"], "a").columns
@@ -185,7 +185,7 @@ def test_generations_name_the_rows_that_grow(two: Caller) -> None:
             {"a": [2]}, {"sequence_lengths": [2]}, Reason.LENGTH_MISMATCH, ("has 5 tokens", "has 2"), id="length"
         ),
         pytest.param({"a": [(1 << 31) - 2]}, {}, Reason.INVALID_REQUEST, ("row 0", "2147483649"), id="too long"),
-        pytest.param({"a": [4091]}, {}, Reason.PUT_TOO_LARGE, ("append", "4094", "beside the 3 bytes"), id="too large"),
+        pytest.param({"a": [4091]}, {}, Reason.PUT_TOO_LARGE, ("append", "3.998 KiB", "beside the 3 bytes"), id="too large"),
     ],
 )
 def test_an_append_that_cannot_be_is_refused(
