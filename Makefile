@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test test-core test-nightly test-soak test-histories test-gpu test-automodel image-root test-image image-requirements check lint types derived format bench proto clean
+.PHONY: help demo dashboard test test-core test-nightly test-soak test-histories test-gpu test-automodel test-matrix image-root test-image image-requirements check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -89,6 +89,12 @@ $(VENV)-automodel/.ready: pyproject.toml $(KERNELS)
 test-automodel: $(VENV)-automodel/.ready  ## models that NeMo Automodel divides, in an environment of its own (Python 3.11)
 	$(VENV)-automodel/bin/python -m pytest -m automodel tests/trainer_adapter/automodel tests/trainer_adapter/worker
 
+# MATRIX chooses environments: make test-matrix MATRIX=tensordict-0.10.0
+MATRIX ?=
+
+test-matrix:  ## the client's tests beside other versions of Python, tensordict and protobuf (a table; about 20 GB, 40 minutes)
+	$(PYTHON) scripts/test_matrix.py --torch '$(TORCH)' $(MATRIX)
+
 # The server's root file system as deploy/Dockerfile builds it, without a container engine: on Debian 12, as root.
 IMAGE_INPUTS := $(wildcard deploy/image/*) pyproject.toml hatch_build.py README.md LICENSE \
 	$(shell find proto client/dataplane_client dataplane_server/dataplane_server -name '*.py')
@@ -123,21 +129,24 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev
-	$(BIN)/mypy proto dataplane_server client trainer_adapter scripts examples benchmarks tests
+	$(BIN)/python scripts/page_blocks.py build/pages
+	$(BIN)/mypy proto dataplane_server client trainer_adapter scripts examples benchmarks tests build/pages
 
 derived: $(VENV)/.dev
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py --check
 	$(BIN)/python scripts/unasync.py --check
 	$(BIN)/python scripts/document_metrics.py --check
+	$(BIN)/python scripts/document_api.py --check
 
 format: $(VENV)/.dev  ## sort imports, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: $(VENV)/.dev  ## generate the contract's modules, the blocking client and the list of metrics
+proto: $(VENV)/.dev  ## generate the contract's modules, the blocking client, the pages of metrics and of the API
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py
 	$(BIN)/python scripts/unasync.py
 	$(BIN)/python scripts/document_metrics.py
+	$(BIN)/python scripts/document_api.py
 
 BENCH_ARGS ?=
 
@@ -152,6 +161,6 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
-	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-pins $(VENV)-bench-* build runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-pins $(VENV)-bench-* .venv-matrix-* build runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f client/dataplane_client/row_kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dataplane_client import DataPlaneClient, connect
+from dataplane_client.options import TransportChoice
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from servers import server_process
@@ -134,7 +135,7 @@ def _claims(transport: Literal["shm", "grpc"], rows: int) -> Iterator[Callable[[
         yield lambda: _claim_round(client, transport, rows)
 
 
-def _claim_round(client: DataPlaneClient, transport: str, rows: int) -> Times:
+def _claim_round(client: DataPlaneClient, transport: TransportChoice, rows: int) -> Times:
     count = ROUND_CALLS * rows
     client.put_samples([f"s{row}" for row in range(count)], "p", {"x": torch.zeros(count, 1)})
     column = {"y": torch.ones(rows, 1)}

@@ -12,6 +12,7 @@ import memory
 from batches import Spec, build
 from data_plane import PaddedRounds, connect_over_grpc
 from dataplane_client import DataPlaneClient, connect
+from dataplane_client.options import TransportChoice
 from serving import serve
 
 
@@ -23,7 +24,7 @@ class Calls:
         self._rounds: PaddedRounds | None = None
         self._stream: tuple[str, list[str], dict[str, torch.Tensor]] = ("", [], {})
 
-    def connect(self, address: str, transport: str) -> Mapping[str, Any]:
+    def connect(self, address: str, transport: TransportChoice) -> Mapping[str, Any]:
         """Open a connection: over gRPC, or over the transport that the client chooses."""
         self._client = connect_over_grpc(address) if transport == "grpc" else connect(address)
         return {}
@@ -55,7 +56,7 @@ class Calls:
         batch = build(Spec(**spec))
         columns = {name: torch.from_numpy(column) for name, column in batch.columns.items()}
         self._stream = (batch.name, [f"sample_{row}" for row in range(batch.rows)], columns)
-        self._connected().register_partition(batch.name, list(columns), 0, [])
+        self._connected().register_partition(batch.name, list(columns), 0, ["train"])
         return {"bytes": batch.jagged_bytes}
 
     def stream_put(self) -> Mapping[str, Any]:

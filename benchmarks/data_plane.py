@@ -44,7 +44,7 @@ class PaddedRounds:
         self._ids = [f"sample_{row}" for row in range(batch.rows)]
         self._partition = f"{batch.name}-{next(_numbers)}"
         self._last: BatchedDataDict[Any] | None = None
-        client.register_partition(self._partition, list(batch.columns), 0, [], per_token_fields=batch.per_token)
+        client.register_partition(self._partition, list(batch.columns), 0, ["train"], per_token_fields=batch.per_token)
         self._round = itertools.count()
         self()
         self._check()
@@ -92,7 +92,7 @@ class StreamRounds:
         self._partition = f"{batch.name}-{next(_numbers)}"
         self._round = itertools.count()
         self._last: object = None
-        client.register_partition(self._partition, self._names, 0, [], per_token_fields=batch.per_token)
+        client.register_partition(self._partition, self._names, 0, ["train"], per_token_fields=batch.per_token)
 
     def __call__(self) -> Mapping[str, float]:
         number = next(self._round)

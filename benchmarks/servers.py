@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import selectors
+import json
 import subprocess
 import sys
 import tempfile
@@ -80,16 +79,7 @@ def _wait_until_serving(address: str, process: subprocess.Popen[bytes]) -> None:
 
 def _tcp_addresses(process: subprocess.Popen[bytes]) -> tuple[str, str]:
     """The gRPC and HTTP addresses that the server prints."""
-    said, deadline = b"", time.monotonic() + _START_S
-    with selectors.DefaultSelector() as selector:
-        if process.stdout is None:
-            raise RuntimeError("the server has no output")
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while selector.select(max(0.0, deadline - time.monotonic())):
-            part = process.stdout.read(4096)
-            said += part
-            if found := re.search(rb"gRPC on (127\S+)\n.*http://(127[^/]+)/metrics", said, re.DOTALL):
-                return found[1].decode(), found[2].decode()
-            if not part:
-                break
-    raise RuntimeError("the server did not print its addresses")
+    if process.stdout is None or not (line := process.stdout.readline()):
+        raise RuntimeError("the server did not print its addresses")
+    serving = json.loads(line)
+    return serving["listen"][1], serving["http"]

@@ -5,7 +5,8 @@
     with connect("unix:///run/dataplane.sock") as client:
         ...
 
-Importing this package is cheap; torch is loaded when a name that needs it is first used.
+`dataplane_client.aio` has the same verbs as coroutines. Importing this package is cheap; torch is loaded when a name
+that needs it is first used.
 """
 
 from __future__ import annotations
@@ -14,43 +15,112 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dataplane_client import aio, errors, observe
     from dataplane_client._sync.claim import Claim
     from dataplane_client._sync.client import DataPlaneClient, connect
     from dataplane_client._sync.columns import kv_first_write, read_columns, write_columns
     from dataplane_client._sync.group import Group
     from dataplane_client.batched_data_dict import BatchedDataDict
     from dataplane_client.codec import materialize, pack_jagged_fields, pack_per_token_field
-    from dataplane_client.errors import ClaimFencedError, DataPlaneError
-    from dataplane_client.meta import KVBatchMeta
+    from dataplane_client.descriptions import (
+        DeadLetter,
+        FieldDescription,
+        PartitionDescription,
+        SampleDescription,
+        ServerStatus,
+        TaskStatus,
+    )
+    from dataplane_client.errors import (
+        ClaimFencedError,
+        ClaimNotFoundError,
+        ClaimTimeoutError,
+        ClosedError,
+        DataPlaneError,
+        DeadlineError,
+        GroupFencedError,
+        InternalError,
+        InvalidArgumentError,
+        NotFoundError,
+        OutOfSpaceError,
+        PreconditionError,
+        ReplacedError,
+        SessionExpiredError,
+        SupersededError,
+        UnavailableError,
+        UnsupportedTypeError,
+    )
+    from dataplane_client.grants import ClaimedGroup
+    from dataplane_client.loader import ClaimIterator, ClaimLoader, LoadedBatch
+    from dataplane_client.meta import KVBatchMeta, Tag
+    from dataplane_client.options import ClientOptions, TransportChoice
+    from dataplane_client.packed_tensor import PackedTensor
 
 _HOMES = {
-    "BatchedDataDict": "batched_data_dict",
-    "Claim": "_sync.claim",
-    "ClaimFencedError": "errors",
-    "DataPlaneClient": "_sync.client",
-    "DataPlaneError": "errors",
-    "Group": "_sync.group",
-    "KVBatchMeta": "meta",
-    "connect": "_sync.client",
-    "kv_first_write": "_sync.columns",
-    "materialize": "codec",
-    "pack_jagged_fields": "codec",
-    "pack_per_token_field": "codec",
-    "read_columns": "_sync.columns",
-    "write_columns": "_sync.columns",
+    "_sync.claim": ["Claim"],
+    "_sync.client": ["DataPlaneClient", "connect"],
+    "_sync.columns": ["kv_first_write", "read_columns", "write_columns"],
+    "_sync.group": ["Group"],
+    "batched_data_dict": ["BatchedDataDict"],
+    "codec": ["materialize", "pack_jagged_fields", "pack_per_token_field"],
+    "descriptions": [
+        "DeadLetter",
+        "FieldDescription",
+        "PartitionDescription",
+        "SampleDescription",
+        "ServerStatus",
+        "TaskStatus",
+    ],
+    "grants": ["ClaimedGroup"],
+    "loader": ["ClaimIterator", "ClaimLoader", "LoadedBatch"],
+    "meta": ["KVBatchMeta", "Tag"],
+    "options": ["ClientOptions", "TransportChoice"],
+    "packed_tensor": ["PackedTensor"],
 }
+_MODULES = ["aio", "errors", "observe"]
 
 __all__ = [
     "BatchedDataDict",
     "Claim",
     "ClaimFencedError",
+    "ClaimIterator",
+    "ClaimLoader",
+    "ClaimNotFoundError",
+    "ClaimTimeoutError",
+    "ClaimedGroup",
+    "ClientOptions",
+    "ClosedError",
     "DataPlaneClient",
     "DataPlaneError",
+    "DeadLetter",
+    "DeadlineError",
+    "FieldDescription",
     "Group",
+    "GroupFencedError",
+    "InternalError",
+    "InvalidArgumentError",
     "KVBatchMeta",
+    "LoadedBatch",
+    "NotFoundError",
+    "OutOfSpaceError",
+    "PackedTensor",
+    "PartitionDescription",
+    "PreconditionError",
+    "ReplacedError",
+    "SampleDescription",
+    "ServerStatus",
+    "SessionExpiredError",
+    "SupersededError",
+    "Tag",
+    "TaskStatus",
+    "TransportChoice",
+    "UnavailableError",
+    "UnsupportedTypeError",
+    "aio",
     "connect",
+    "errors",
     "kv_first_write",
     "materialize",
+    "observe",
     "pack_jagged_fields",
     "pack_per_token_field",
     "read_columns",
@@ -59,8 +129,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = next((home for home, names in _HOMES.items() if name in names), "errors")
+    value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from numbers import Real
 
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 
@@ -19,17 +20,16 @@ _MAX_GENERATION = (1 << 63) - 1
 def checked_names(what: str, names: Iterable[str], where: str) -> list[str]:
     """Names of samples, fields or tasks as a list; a plain str is refused."""
     if isinstance(names, str):
-        raise UnsupportedTypeError(f"{where}: {what}s must be a sequence of str, got the str {names!r}")
+        raise UnsupportedTypeError(
+            f"{where}: {what}s must be a sequence of str, got the str {names!r}; write [{names!r}]"
+        )
+    if not isinstance(names, Iterable):
+        raise UnsupportedTypeError(f"{where}: {what}s must be a sequence of str, got {type(names).__name__}")
     listed = list(names)
     if not _all_plain(listed, str) or not _has_utf8("".join(listed)):
         for name in listed:
             checked_name(what, name, where)
     return listed
-
-
-def one_or_more(what: str, names: Iterable[str], where: str) -> list[str]:
-    """Like checked_names, but a plain str is one name."""
-    return checked_names(what, [names] if isinstance(names, str) else names, where)
 
 
 def checked_name(what: str, name: str, where: str) -> str:
@@ -99,8 +99,15 @@ def checked_generations(
     return generations
 
 
+def checked_number(what: str, value: float, where: str) -> float:
+    given: object = value
+    if not isinstance(given, Real):
+        raise UnsupportedTypeError(f"{where}: {what} must be a number, got {given!r}")
+    return value
+
+
 def checked_seconds(what: str, seconds: float, where: str) -> int:
     """The time in nanoseconds."""
-    if not 0 <= seconds <= _MAX_SECONDS:
+    if not 0 <= checked_number(what, seconds, where) <= _MAX_SECONDS:
         raise InvalidArgumentError(f"{where}: {what} must be 0 to {_MAX_SECONDS:g} seconds, got {seconds}")
     return int(seconds * 1e9)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import grpc
 
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from rl_dataplane.v1.frames import keep_message_memory
 
 _MAX_MESSAGE_BYTES = 20 << 20
+_MAX_PORT = 65_535
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -24,17 +28,34 @@ CHANNEL_OPTIONS = (
 )
 
 
+def target_or_default(target: str | None) -> str:
+    """The address, or that in the environment variable DATAPLANE_SERVER."""
+    found = target if target is not None else os.environ.get("DATAPLANE_SERVER")
+    if not found and target is None:
+        raise InvalidArgumentError(
+            'connect: no address: pass one, such as connect("unix:///run/dataplane.sock"), or set the environment '
+            "variable DATAPLANE_SERVER"
+        )
+    return found or ""
+
+
 def checked_target(target: str) -> str:
-    """The address in gRPC's form. Raises ValueError unless it is unix:///path or host:port."""
+    """The address in gRPC's form. Raises InvalidArgumentError (a ValueError) unless it is unix:///path or host:port."""
+    if not isinstance(target, str):
+        raise UnsupportedTypeError(
+            f"a server's address is a str, unix:///path or host:port; got {type(target).__name__}"
+        )
     if target.startswith("unix:"):
         path = target.removeprefix("unix:").removeprefix("//")
         if path.startswith("/"):
             return f"unix://{path}"
     else:
         host, separator, port = target.rpartition(":")
-        if host and separator and port.isdigit() and "/" not in target:
+        if host and separator and port.isdecimal() and "/" not in target:
+            if not 1 <= int(port) <= _MAX_PORT:
+                raise InvalidArgumentError(f"{target!r} is not an address: a port is 1 to {_MAX_PORT}")
             return target
-    raise ValueError(f"{target!r} is not an address: write unix:///path or host:port")
+    raise InvalidArgumentError(f"{target!r} is not an address: write unix:///path or host:port")
 
 
 def open_channel(target: str) -> grpc.Channel:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from numbers import Real
 
-from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.options import ClientOptions
 
 ANSWER_MARGIN_S = 2.0
@@ -22,6 +23,9 @@ class Deadline:
     """The point in time `timeout_s` seconds after its creation."""
 
     def __init__(self, timeout_s: float) -> None:
+        given: object = timeout_s
+        if not isinstance(given, Real):
+            raise UnsupportedTypeError(f"timeout_s must be a number of seconds, got {timeout_s!r}")
         if not 0 <= timeout_s <= MAX_TIMEOUT_S:
             raise InvalidArgumentError(f"timeout_s must be 0 to {MAX_TIMEOUT_S:.0f} seconds, got {timeout_s}")
         self._at = time.monotonic() + timeout_s

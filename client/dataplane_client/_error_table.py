@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from dataplane_client._socket_rights import advice_on
+from dataplane_client._connection_errors import in_our_words
 from dataplane_client.errors import (
     AppendConflictError,
     ClaimFencedError,
@@ -53,6 +53,7 @@ BY_CODE: dict[grpc.StatusCode, type[DataPlaneError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.CANCELLED: UnavailableError,  # by a server that shuts down
     grpc.StatusCode.ABORTED: SupersededError,
+    grpc.StatusCode.UNIMPLEMENTED: PreconditionError,
 }
 """Other statuses are InternalError."""
 
@@ -64,10 +65,12 @@ def translated(error: grpc.RpcError, verb: str, target: str) -> DataPlaneError:
     metadata: Any = error.trailing_metadata() or ()  # pairs, unlike the type stubs say
     packed = next((value for key, value in metadata if key == _DETAILS_KEY), b"")
     code = error.code()
-    message = error.details() or code.name
-    if code is grpc.StatusCode.UNAVAILABLE:
-        message += advice_on(target)
-    return _error(code, message, status_pb2.Status.FromString(packed), verb, target)
+    said = error.details() or code.name
+    if packed:
+        return _error(code, said, status_pb2.Status.FromString(packed), verb, target)
+    failed = _error(code, in_our_words(code, said, target), status_pb2.Status(), verb, target)
+    failed.details["grpc"] = said
+    return failed
 
 
 def translated_status(status: status_pb2.Status, verb: str, target: str) -> DataPlaneError:

@@ -54,6 +54,20 @@ class JaggedRows:
         return self.values[self.starts[0] : ends[-1]] if len(ends) else self.values[:0]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedRows:
+    """A jagged field whose row i is ``padded[i, :lengths[i]]``; padded is on the CPU and (N, S, ...).
+
+    A put takes the rows from there, so that packing costs one copy: into the message or into the server's memory.
+    """
+
+    padded: torch.Tensor
+    lengths: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
 @dataclass(frozen=True, slots=True)
 class RowSplit:
     """The lengths of N rows, and the N + 1 offsets that fields of one batch share, on the device of the values."""
@@ -88,6 +102,31 @@ def build_jagged(values: torch.Tensor, split: RowSplit) -> torch.Tensor:
     )
 
 
+def is_ragged_later(tensor: torch.Tensor) -> bool:
+    """Whether rows of a nested tensor differ in another dim than their first."""
+    if tensor.layout is torch.jagged:
+        return _ragged_dim(tensor) != 1
+    rows = tensor.unbind()
+    return any(row.shape[1:] != rows[0].shape[1:] for row in rows)
+
+
+def even_rows(tensor: torch.Tensor, field: str) -> torch.Tensor:
+    """A nested tensor as a dense one if all rows have one shape, otherwise unchanged."""
+    if is_ragged_later(tensor):
+        each = tensor.unbind()
+        return torch.stack(each) if all(row.shape == each[0].shape for row in each) else tensor
+    rows = read_jagged(tensor, field)
+    length = int(rows.lengths.max(initial=0))
+    if (rows.lengths != length).any():
+        return tensor
+    return rows.packed().reshape(len(rows.lengths), length, *rows.values.shape[1:])
+
+
+def _ragged_dim(tensor: torch.Tensor) -> int:
+    sizes: list[object] = list(tensor.shape)
+    return next(dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt))
+
+
 def read_jagged(tensor: torch.Tensor, field: str) -> JaggedRows:
     """The rows of a nested tensor of either layout. Costs one device-to-host copy of the offsets.
 
@@ -95,8 +134,7 @@ def read_jagged(tensor: torch.Tensor, field: str) -> JaggedRows:
     """
     if tensor.layout is not torch.jagged:
         return _read_strided(tensor, field)
-    sizes: list[object] = list(tensor.shape)
-    ragged_dim = next(dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt))
+    ragged_dim = _ragged_dim(tensor)
     if ragged_dim != 1:
         raise ValueError(
             f"field {field!r}: ragged in dim {ragged_dim}; only dim 1 may be ragged, so transpose it first"
@@ -129,8 +167,8 @@ def _read_strided(tensor: torch.Tensor, field: str) -> JaggedRows:
     for index, row in enumerate(rows):
         if row.dim() == 0 or row.shape[1:] != rows[0].shape[1:]:
             raise ValueError(
-                f"field {field!r}, row {index}: shape {tuple(row.shape)} is ragged beyond dim 1 of the batch; "
-                f"row 0 has {tuple(rows[0].shape)}"
+                f"field {field!r}, row {index}: shape {tuple(row.shape)}, but row 0 has {tuple(rows[0].shape)}; only "
+                "dim 1 of the batch may be ragged. Flatten the rows and put their shapes as a column beside them"
             )
     lengths = np.array([row.shape[0] for row in rows], np.int64)
     values = torch.cat(rows) if rows else torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -1,27 +1,27 @@
-"""Object fields: one value per row, as TensorDict leaves and as msgpack bytes.
-
-A value is supported if msgpack returns it equal and of the same type: None, bool, int within 64 bits, float, str,
-bytes, and lists and dicts of these, with str keys, at most 128 deep. Types are compared exactly. Tuples, bytearrays,
-subclasses (enums, OrderedDict) and NumPy scalars would come back as another type; they are refused, not converted. The
-same rule holds for bytes that are read, so msgpack's extension types are refused and no code comes from the wire.
-"""
+"""Object fields: one value per row, as TensorDict leaves and as bytes. `_object_values` says which values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Final
 
-import msgpack
 import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_non_tensor
 
 from dataplane_client._arrays import Int64Array, ObjectArray
+from dataplane_client._object_values import ObjectPacker, unpack_object
 
-_MAX_DEPTH: Final = 128
-_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
-_SUPPORTED: Final = "None, bool, int, float, str, bytes, list or dict"
+_ROWS = ("O", "U", "S")
+"""Kinds of NumPy arrays that are rows of objects."""
+
+RowName = Callable[[int], str]
+"""How an error names a row."""
+
+
+def row_number(row: int) -> str:
+    """The name of a row of which only its place is known."""
+    return f"row {row}"
 
 
 def unwrap_wire_stripped_payload(item: object) -> object:
@@ -47,7 +47,7 @@ def count_rows(leaf: object) -> int | None:
     if isinstance(leaf, torch.Tensor):
         return int(leaf.size(0)) if leaf.dim() else None
     payload = unwrap_wire_stripped_payload(leaf)
-    if isinstance(payload, np.ndarray) and payload.dtype == object:
+    if isinstance(payload, np.ndarray) and payload.dtype.kind in _ROWS:
         return len(payload) if payload.ndim else None
     if isinstance(leaf, NonTensorData | NonTensorStack) and leaf.batch_size:
         return int(leaf.batch_size[0])
@@ -55,18 +55,23 @@ def count_rows(leaf: object) -> int | None:
 
 
 def object_rows(field: str, leaf: object, n_rows: int) -> ObjectArray:
-    """The values of the rows, ``(n_rows,)``. A NonTensorData payload other than an object array is every row's value.
+    """The values of the rows, ``(n_rows,)``: those of a stack, or of a NonTensorData's array of objects or text.
+    Another NonTensorData payload is every row's value.
 
-    Raises ValueError, naming the field, if the leaf has another number of rows.
+    Raises ValueError, naming the field, if the leaf has another number of rows, and TypeError for a NonTensorData of
+    one tensor or array of numbers, which may be meant either way.
     """
     if isinstance(leaf, NonTensorStack):
         return object_array(field, [_stack_item(item) for item in leaf.unbind(0)], n_rows)
     payload = unwrap_wire_stripped_payload(leaf)
-    if not (isinstance(payload, np.ndarray) and payload.dtype == object):
-        return object_array(field, list(repeat(payload, n_rows)), n_rows)
-    if payload.ndim != 1 or len(payload) != n_rows:
-        raise ValueError(f"field {field!r}: object array of shape {payload.shape}, but there are {n_rows} rows")
-    return payload
+    if isinstance(payload, np.ndarray) and payload.dtype.kind in _ROWS:
+        if payload.ndim != 1 or len(payload) != n_rows:
+            raise ValueError(f"field {field!r}: object array of shape {payload.shape}, but there are {n_rows} rows")
+        return payload.astype(object, copy=False)
+    if isinstance(payload, (np.ndarray, torch.Tensor)):
+        kind = "numpy.ndarray" if isinstance(payload, np.ndarray) else "torch.Tensor"
+        raise TypeError(f"field {field!r}: one {kind} in a NonTensorData; give one for each row in a NonTensorStack")
+    return object_array(field, list(repeat(payload, n_rows)), n_rows)
 
 
 def _stack_item(item: object) -> object:
@@ -74,60 +79,41 @@ def _stack_item(item: object) -> object:
     return item.tolist() if isinstance(item, NonTensorStack) else unwrap_wire_stripped_payload(item)
 
 
+def object_leaf(values: Sequence[object]) -> NonTensorStack | NonTensorData:
+    """The leaf of a TensorDict with these values as its rows."""
+    if not values:  # tensordict before 0.15 takes no empty stack
+        return NonTensorData([], batch_size=[0])
+    return NonTensorStack(*map(NonTensorData, values))
+
+
 def object_array(field: str, items: Sequence[object], n_rows: int) -> ObjectArray:
     if len(items) != n_rows:
         raise ValueError(f"field {field!r}: {len(items)} objects, but there are {n_rows} rows")
-    rows = np.empty(n_rows, object)
-    for row, item in enumerate(items):  # one by one: numpy would unpack lists
-        rows[row] = item
-    return rows
+    return np.fromiter(items, object, n_rows)  # np.array would unpack lists, an assignment arrays without dimensions
 
 
-def pack_objects(field: str, rows: ObjectArray) -> tuple[Int64Array, bytes]:
-    """The msgpack bytes of all rows, one after the other, and the bytes of each.
+def pack_objects(field: str, rows: ObjectArray, row_name: RowName = row_number) -> tuple[Int64Array, bytes]:
+    """The bytes of all rows, one after the other, and the bytes of each.
 
     Raises TypeError for an unsupported type and ValueError for an unsupported value, naming the field and the row.
     """
-    packed = [_pack(field, row, value) for row, value in enumerate(rows)]
+    packer = ObjectPacker()
+    packed = [_pack(packer, field, value, row, row_name) for row, value in enumerate(rows)]
     return np.array([len(data) for data in packed], np.int64), b"".join(packed)
 
 
-def _pack(field: str, row: int, value: object) -> bytes:
+def _pack(packer: ObjectPacker, field: str, value: object, row: int, row_name: RowName) -> bytes:
     try:
-        _check_supported(value, 0)
-        packed: bytes = msgpack.packb(value)
-    except TypeError as error:
-        raise TypeError(f"field {field!r}, row {row}: {error}") from error
-    except (ValueError, OverflowError) as error:  # lone surrogates, integers outside 64 bits, too deep
-        raise ValueError(f"field {field!r}, row {row}: {error}") from error
-    return packed
-
-
-def _check_supported(value: object, depth: int) -> None:
-    if type(value) in _SCALARS:
-        return
-    if type(value) is not list and type(value) is not dict:
-        raise TypeError(f"unsupported type {_type_name(value)}; use {_SUPPORTED}")
-    if depth == _MAX_DEPTH:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
-    if type(value) is dict:
-        for key in value:
-            if type(key) is not str:
-                raise TypeError(f"unsupported dict key of type {_type_name(key)}; use str")
-    for item in value.values() if type(value) is dict else value:
-        _check_supported(item, depth + 1)
-
-
-def _type_name(value: object) -> str:
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        return packer.pack(value)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"field {field!r}, {row_name(row)}: {error}") from None
 
 
 def unpack_objects(field: str, lengths: Int64Array, values: memoryview) -> list[object]:
     """The inverse of pack_objects; lengths must sum to the size of values.
 
-    Allocates at most a small multiple of the rows' bytes, whatever they contain. Raises ValueError, naming the field
-    and the row, for bytes that are not exactly one msgpack value that pack_objects could have written.
+    Raises ValueError, naming the field and the row, for bytes that pack_objects could not have written.
     """
     begins = (np.cumsum(lengths) - lengths).tolist()
     return [
@@ -138,8 +124,6 @@ def unpack_objects(field: str, lengths: Int64Array, values: memoryview) -> list[
 
 def _unpack(field: str, row: int, data: memoryview) -> object:
     try:
-        value: object = msgpack.unpackb(data, strict_map_key=True)  # msgpack limits itself to the size of data
-        _check_supported(value, 0)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"field {field!r}, row {row}: not valid msgpack: {error}") from error
-    return value
+        return unpack_object(data)
+    except ValueError as error:
+        raise ValueError(f"field {field!r}, row {row}: not valid msgpack: {error}") from None

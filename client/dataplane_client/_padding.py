@@ -6,11 +6,13 @@ is converted exactly, also beyond 2**53; for floating-point fields torch rounds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from dataplane_client._jagged import JaggedRows
-from dataplane_client._rows import pad_rows
+from dataplane_client._rows import bits, pad_rows
 from dataplane_client.row_kernels import RowCopy
 
 _TWO_IN_A_BYTE = getattr(torch, "float4_e2m1fn_x2", None)
@@ -21,6 +23,18 @@ def pad_jagged(field: str, rows: JaggedRows, pad_value: float, min_width: int, l
     width = max(int(rows.lengths.max(initial=0)), min_width)
     element = pad_element(field, rows.values.dtype, pad_value)
     return pad_rows(rows.values, rows.starts, rows.lengths, width, element, later)
+
+
+def pad_every_dim(field: str, rows: Sequence[torch.Tensor], pad_value: float, min_width: int) -> torch.Tensor:
+    """Rows of one rank as one tensor, each size the largest of any row, the first at least min_width."""
+    sizes = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
+    shape = (len(rows), max(sizes[0], min_width), *sizes[1:])
+    element = pad_element(field, rows[0].dtype, pad_value).to(rows[0].device)
+    keeps_gradients = any(row.requires_grad for row in rows)
+    padded = (element if keeps_gradients else bits(element)).reshape([1] * len(shape)).expand(shape).clone()
+    for index, row in enumerate(rows):
+        padded[index][tuple([slice(size) for size in row.shape])] = row if keeps_gradients else bits(row)
+    return padded if keeps_gradients else padded.view(element.dtype)
 
 
 def widen(field: str, tensor: torch.Tensor, pad_value: float, width: int, later: list[RowCopy]) -> torch.Tensor:

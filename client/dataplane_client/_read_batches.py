@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,23 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from dataplane_client._arrays import ByteArray, ObjectArray
 from dataplane_client._jagged import RowSplit, build_jagged, split_rows
-from dataplane_client._object_leaves import object_array, unpack_objects
+from dataplane_client._object_leaves import object_array, object_leaf, unpack_objects
 from dataplane_client._padding import pad_element
 from dataplane_client._placement import Destination, Padding, PlacedColumn, adjoining, blame_server
 from dataplane_client._rows import bits
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
-from dataplane_client.columns_layout import ColumnLayout, Layout, WireColumn
+from dataplane_client.columns_layout import ColumnLayout, Layout, WireColumn, even_layout
 from dataplane_client.dtypes import torch_dtype
+from dataplane_client.errors import InvalidArgumentError, PreconditionError
 from dataplane_client.wire_columns import decode_columns, decode_leaves, tensor_on
 
 _UNDECODABLE = "the server sent a column that cannot be decoded"
+
+
+def in_layout(columns: Sequence[PlacedColumn], layout: Layout) -> Sequence[PlacedColumn]:
+    """The columns, whose rows adjoin; with layout "auto", ragged ones whose rows have one length count as dense."""
+    return [replace(column, layout=even_layout(column.layout)) for column in columns] if layout == "auto" else columns
 
 
 # -- on the host, rows adjoining ---------------------------------------------------------------------------------------
@@ -116,6 +123,22 @@ STAGED = Destination(adjoining, _allocate_pinned)
 """Columns for batch_on_device."""
 
 
+def parsed_device(device: torch.device | str, where: str) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidArgumentError(f"{where}: {device!r} is not a device such as 'cpu' or 'cuda:0'") from None
+
+
+def checked_device(device: torch.device | str, where: str) -> torch.device:
+    """The device, if this process can use it. Raises InvalidArgumentError or PreconditionError."""
+    found = parsed_device(device, where)
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        why = "was built without CUDA" if torch.version.cuda is None else f"finds {torch.cuda.device_count()} of them"
+        raise PreconditionError(f"{where}: the device {str(found)!r} cannot be used here: torch {why}")
+    return found
+
+
 def batch_on_device(
     columns: Sequence[PlacedColumn],
     n_rows: int,
@@ -132,12 +155,12 @@ def batch_on_device(
 
 def _leaf_on_device(
     column: PlacedColumn, n_rows: int, device: torch.device, splits: dict[bytes, RowSplit]
-) -> torch.Tensor | NonTensorStack:
+) -> torch.Tensor | NonTensorStack | NonTensorData:
     layout, lengths = column.layout, column.layout.lengths
     if lengths is None:
         return tensor_on(layout, column.values, (n_rows, *layout.row_shape)).to(device, non_blocking=True)
     if layout.kind == "object":
-        return NonTensorStack(*map(NonTensorData, unpack_objects(layout.name, lengths, column.values.data)))
+        return object_leaf(unpack_objects(layout.name, lengths, column.values.data))
     entries = int(np.sum(lengths))
     values = tensor_on(layout, column.values, (entries, *layout.row_shape)).to(device, non_blocking=True)
     return build_jagged(values, splits.setdefault(lengths.tobytes(), split_rows(lengths, device)))

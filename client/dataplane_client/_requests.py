@@ -6,11 +6,13 @@ Checks come before anything is sent. An error begins with the call's name and na
 from __future__ import annotations
 
 import uuid
-from collections.abc import ItemsView, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import msgpack
+import numpy as np
+import torch
 from tensordict import TensorDictBase
 
 from dataplane_client._arguments import (
@@ -20,9 +22,9 @@ from dataplane_client._arguments import (
     checked_name,
     checked_names,
     checked_seconds,
-    one_or_more,
 )
 from dataplane_client._column_messages import column_message, generations_of, int64_bytes
+from dataplane_client._padded_puts import carried_lengths
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta, Tag
@@ -30,6 +32,9 @@ from dataplane_client.wire_columns import encode_columns
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Fields = TensorDictBase | Mapping[str, object]
+
+GivenTag = Tag | np.generic | torch.Tensor
+"""A tag as callers give it; NumPy scalars and 0-d tensors are stored as Python's values."""
 
 Balance = Literal["rows", "tokens", "groups"]
 """What the data-parallel ranks of a step get about equally much of."""
@@ -64,6 +69,10 @@ def register_request(
     enums: Mapping[str, Sequence[str]],
     per_token_fields: Sequence[str],
     max_deliveries: int,
+    *,
+    replace: bool,
+    open: bool,  # noqa: A002 - as in the contract
+    clear_when_consumed: bool,
 ) -> pb.RegisterPartitionRequest:
     where = f"register_partition {partition_id!r}"
     return pb.RegisterPartitionRequest(
@@ -81,6 +90,29 @@ def register_request(
         },
         per_token_fields=checked_names("per-token field name", per_token_fields, where),
         max_deliveries=checked_count("max_deliveries", max_deliveries, where, least=0, most=_UINT32),
+        replace=replace,
+        open=open,
+        clear_when_consumed=clear_when_consumed,
+    )
+
+
+def extend_request(
+    partition_id: str,
+    fields: Sequence[str],
+    per_token_fields: Sequence[str],
+    tasks: Sequence[str],
+    num_samples: int | None,
+) -> pb.ExtendPartitionRequest:
+    where = f"extend_partition {partition_id!r}"
+    return pb.ExtendPartitionRequest(
+        request_id=new_request_id(),
+        partition_id=checked_name("partition id", partition_id, where),
+        fields=checked_names("field name", fields, where),
+        per_token_fields=checked_names("per-token field name", per_token_fields, where),
+        tasks=checked_names("task name", tasks, where),
+        num_samples=0
+        if num_samples is None
+        else checked_count("num_samples", num_samples, where, least=0, most=_INT64),
     )
 
 
@@ -117,7 +149,7 @@ def put_request(
     fields: Fields | None,
     caller: str,
     *,
-    tags: Sequence[Mapping[str, Tag]] | None = None,
+    tags: Sequence[Mapping[str, GivenTag]] | None = None,
     sequence_lengths: Sequence[int] | None = None,
     generations: Sequence[int] | None = None,
     append: bool = False,
@@ -126,28 +158,29 @@ def put_request(
     are added to the end of the rows' values.
     """
     ids = checked_names("sample id", sample_ids, where)
-    lengths = checked_lengths(sequence_lengths, ids, where)
+    given = checked_lengths(sequence_lengths, ids, where)
     named = checked_generations(generations, ids, where)
-    columns = wire_columns(fields, len(ids), where)
+    columns = wire_columns(fields, ids, where)
     if append:
         columns = [column.as_jagged(len(ids)) for column in columns]
+    lengths, row_tags = carried_lengths(fields, given, ids, where), _checked_tags(tags, ids, where)
     header = pb.PutSamplesHeader(
         request_id=new_request_id(),
         partition_id=checked_name("partition id", partition_id, where),
         sample_ids=ids,
         columns=[column_message(column) for column in columns],
-        row_tags=_packed_rows_of_tags(tags, len(ids), where),
+        row_tags=_packed_tags(row_tags, ids, where),
         sequence_lengths=b"" if lengths is None else int64_bytes(lengths),
         generations=b"" if named is None else int64_bytes(named),
         caller=caller,
         append=append,
     )
-    return Put(header, ids, columns, lengths, None if tags is None else [dict(mapping) for mapping in tags])
+    return Put(header, ids, columns, lengths, row_tags)
 
 
 def shared_put_request(where: str, partition_id: str, fields: Fields, caller: str) -> Put:
     """A put of one row that every row of a reserved group gets."""
-    columns = wire_columns(fields, 1, where)
+    columns = wire_columns(fields, None, where)
     header = pb.PutSamplesHeader(
         request_id=new_request_id(),
         partition_id=partition_id,
@@ -158,15 +191,17 @@ def shared_put_request(where: str, partition_id: str, fields: Fields, caller: st
     return Put(header, [], columns, None, None)
 
 
-def wire_columns(fields: Fields | None, n_rows: int, where: str) -> list[WireColumn]:
-    """The columns of fields, each of n_rows rows. Raises UnsupportedTypeError or InvalidArgumentError."""
+def wire_columns(fields: Fields | None, sample_ids: Sequence[str] | None, where: str) -> list[WireColumn]:
+    """The columns of fields, a row for each of the samples (None: one row of a group). Raises UnsupportedTypeError or
+    InvalidArgumentError.
+    """
     if fields is None:
         return []
     if not isinstance(fields, (TensorDictBase, Mapping)):
         raise UnsupportedTypeError(f"{where}: fields must be a TensorDict or a mapping, got {type(fields).__name__}")
     checked_names("field name", fields.keys(), where)
     try:
-        return encode_columns(fields, n_rows)
+        return encode_columns(fields, 1 if sample_ids is None else len(sample_ids), sample_ids)
     except TypeError as error:
         raise UnsupportedTypeError(f"{where}: {error}") from None
     except InvalidArgumentError as error:
@@ -175,30 +210,51 @@ def wire_columns(fields: Fields | None, n_rows: int, where: str) -> list[WireCol
         raise InvalidArgumentError(f"{where}: {error}") from None
 
 
-def _packed_rows_of_tags(tags: Sequence[Mapping[str, Tag]] | None, n_rows: int, where: str) -> list[bytes]:
+def _checked_tags(
+    tags: Sequence[Mapping[str, GivenTag]] | None, sample_ids: Sequence[str], where: str
+) -> list[dict[str, Tag]] | None:
     if tags is None:
-        return []
-    if len(tags) != n_rows:
-        raise InvalidArgumentError(
-            f"{where}: tags for {len(tags)} rows, but the call names {n_rows} samples", reason="ROW_COUNT_MISMATCH"
+        return None
+    if isinstance(tags, (Mapping, str)) or not isinstance(tags, Iterable):
+        raise UnsupportedTypeError(
+            f"{where}: tags must be a list with one mapping for each of {len(sample_ids)} samples, got "
+            f"{type(tags).__name__}; for the same tags on all rows give [tags] * {len(sample_ids)}"
         )
-    return [_packed_tags(row, mapping, where) for row, mapping in enumerate(tags)]
+    rows = list(tags)
+    if len(rows) != len(sample_ids):
+        raise InvalidArgumentError(
+            f"{where}: tags for {len(rows)} rows, but the call names {len(sample_ids)} samples",
+            reason="ROW_COUNT_MISMATCH",
+        )
+    return [_plain_tags(f"row {row} (sample {sample_ids[row]!r})", mapping, where) for row, mapping in enumerate(rows)]
 
 
-def _packed_tags(row: int, tags: Mapping[str, Tag], where: str) -> bytes:
+def _plain_tags(name: str, tags: Mapping[str, GivenTag], where: str) -> dict[str, Tag]:
     if not isinstance(tags, Mapping):
-        raise UnsupportedTypeError(f"{where}: the tags of row {row} must be a mapping, got {type(tags).__name__}")
+        raise UnsupportedTypeError(f"{where}: the tags of {name} must be a mapping, got {type(tags).__name__}")
+    plain = {}
     items: ItemsView[object, object] = tags.items()  # callers may pass what the annotations exclude
     for key, value in items:
+        if isinstance(value, np.generic) or (isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 0):
+            value = value.item()
         if not isinstance(key, str) or not (value is None or isinstance(value, (bool, int, float, str))):
             raise UnsupportedTypeError(
-                f"{where}: tag {key!r} of row {row} is {type(value).__name__}; a tag must be a str with a value None, "
-                "bool, int, float or str"
+                f"{where}: tag {key!r} of {name} is {type(value).__name__}; a tag must be a str with a value None, "
+                "bool, int, float or str, or a NumPy scalar or 0-d tensor of these"
             )
+        plain[key] = value
+    return plain
+
+
+def _packed_tags(tags: Sequence[Mapping[str, Tag]] | None, sample_ids: Sequence[str], where: str) -> list[bytes]:
+    return [_packed(mapping, sample_ids[row], where) for row, mapping in enumerate(tags or ())]
+
+
+def _packed(tags: Mapping[str, Tag], sample_id: str, where: str) -> bytes:
     try:
         packed: bytes = msgpack.packb(tags) if tags else b""
     except (OverflowError, ValueError) as error:
-        raise InvalidArgumentError(f"{where}: tags of row {row} cannot be packed: {error}") from None
+        raise InvalidArgumentError(f"{where}: tags of sample {sample_id!r} cannot be packed: {error}") from None
     return packed
 
 
@@ -216,7 +272,7 @@ def read_request(
 ) -> pb.ReadColumnsRequest:
     where = f"{verb} from {partition_id!r}"
     ids = checked_names("sample id", sample_ids, where)
-    names = one_or_more("field name", select_fields, where)
+    names = checked_names("field name", select_fields, where)
     if not names:
         raise InvalidArgumentError(f"{where}: select_fields is empty; name the fields to read")
     if not ids:
@@ -229,6 +285,25 @@ def read_request(
         generations=b"" if generations is None else int64_bytes(generations),
         token_starts=int64_bytes([start for start, _ in bounds]),
         token_ends=int64_bytes([end for _, end in bounds]),
+    )
+
+
+def list_request(
+    partition_id: str,
+    task_name: str | None,
+    states: Sequence[str] | None,
+    where: Mapping[str, Tag] | None,
+    page_size: int,
+    page: int | None,
+) -> pb.ListSamplesRequest:
+    call = f"list_samples of {partition_id!r}"
+    return pb.ListSamplesRequest(
+        partition_id=checked_name("partition id", partition_id, call),
+        task=checked_name("task name", task_name or "", call),
+        states=checked_names("state", states or (), call),
+        where_tags=b"" if where is None else _packed(_plain_tags("where", where, call), "where", call),
+        page_size=checked_count("page_size", page_size, call, least=1, most=_UINT32),
+        page_token=checked_count("page", page or 0, call, least=0, most=_INT64),
     )
 
 
@@ -293,7 +368,7 @@ def claim_request(
     return pb.ClaimSamplesRequest(
         partition_id=checked_name("partition id", partition_id, where),
         task=checked_name("task name", task_name, where),
-        required_fields=one_or_more("field name", required_fields, where),
+        required_fields=checked_names("field name", required_fields, where),
         batch_size=checked_count("batch_size", batch_size, where, least=1, most=_UINT32),
         min_size=_min_size(min_size, batch_size, where),
         mode=mode,
@@ -330,7 +405,7 @@ def shard_request(
         step=checked_count("step", step, where, least=0, most=(1 << 64) - 1),
         dp_rank=checked_count("dp_rank", dp_rank, where, least=0, most=world - 1),
         dp_world=world,
-        required_fields=one_or_more("field name", required_fields, where),
+        required_fields=checked_names("field name", required_fields, where),
         batch_size=checked_count("batch_size", batch_size, where, least=1, most=_UINT32),
         min_size=_min_size(min_size, batch_size, where),
         balance=_BALANCES[balance],

@@ -40,10 +40,15 @@ def pad_rows(
     """A new ``(N, width, *trailing)`` tensor whose row i begins with ``values[starts[i] : starts[i] + lengths[i]]``
     and continues with pad, a one-element tensor of the same dtype. No length may exceed width.
 
-    later: if given, a copy on the CPU is appended to it instead of made; the caller makes the copies together.
+    Gradients flow through if values requires them. later: if given, a copy on the CPU without gradients is appended to
+    it instead of made; the caller makes the copies together.
     """
-    source, element = bits(values).contiguous(), bits(pad.reshape(1))
     shape = (len(lengths), width, *values.shape[1:])
+    if values.requires_grad:
+        padded = pad.to(values.device).reshape([1] * len(shape)).expand(shape).clone()
+        index_rows_in(padded, values, starts, lengths)
+        return padded
+    source, element = bits(values).contiguous(), bits(pad.reshape(1))
     if source.device.type != "cpu":
         padded = torch.empty(shape, dtype=source.dtype, device=source.device).fill_(element[0])
         index_rows_in(padded, source, starts, lengths)

@@ -104,6 +104,12 @@ class LivenessSession:
         """
         self._thread().post(undo)
 
+    def undo_from_finalizer(self, undo: Undo) -> None:
+        """As undo, but takes no lock and starts no thread: without a session there is nothing to undo."""
+        thread = self._threads.get(os.getpid())
+        if thread is not None:
+            thread.mailbox.put(undo)
+
     def close(self) -> Future[None]:
         """End the session; the server releases at once what the session held. The future is done when the thread has
         ended, within about CLOSE_S seconds.

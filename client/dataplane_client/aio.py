@@ -1,4 +1,14 @@
-"""The asynchronous client: the same verbs, to be awaited."""
+"""The asynchronous client: the same verbs, to be awaited.
+
+    from dataplane_client import aio
+
+    async with aio.connect("unix:///run/dataplane.sock") as client:
+        async with client.claim("step-7", "train", ["tokens"], 32) as claim:
+            ...
+
+What opens something (`connect`, `claim`, `claim_shard`, `adopt_claim`, `reserve_group`) can be entered, as above, or
+awaited: `client = await aio.connect(...)`.
+"""
 
 from dataplane_client._async.claim import AsyncClaim
 from dataplane_client._async.client import AsyncDataPlaneClient, connect
@@ -14,3 +24,7 @@ __all__ = [
     "read_columns",
     "write_columns",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

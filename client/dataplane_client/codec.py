@@ -5,8 +5,8 @@ Readers get rectangles back from ``materialize``. A *per-token* field has one en
 all per-token fields of a batch have the same row lengths, so they are padded to the same width, and the same offsets
 tensor, so they can be combined element by element.
 
-``N`` is the number of rows, ``S`` the padded width. Lengths are integer tensors of shape ``(N,)`` on any device; they
-are copied to the host once per call.
+``N`` is the number of rows, ``S`` the padded width. Lengths are integers of shape ``(N,)``: a list, an array, or a
+tensor on any device; they are copied to the host once per call.
 
 On the CPU all fields of a call are copied together, on several threads. Results of 256 KiB and more use memory of the
 pool in ``warm_buffers``; as with every tensor made of an array, their storage cannot be resized.
@@ -15,22 +15,32 @@ pool in ``warm_buffers``; as with every tensor made of an array, their storage c
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from dataplane_client._arrays import Int64Array, ObjectArray
-from dataplane_client._jagged import RowSplit, build_jagged, read_jagged, split_like, split_rows
+from dataplane_client._jagged import (
+    PaddedRows,
+    RowSplit,
+    build_jagged,
+    even_rows,
+    is_ragged_later,
+    read_jagged,
+    split_like,
+    split_rows,
+)
 from dataplane_client._object_leaves import (
     count_rows,
     is_object_leaf,
     object_rows,
     unwrap_wire_stripped_payload,
 )
-from dataplane_client._padding import pad_jagged, widen
+from dataplane_client._padding import pad_every_dim, pad_jagged, widen
+from dataplane_client._plain_columns import plain_column
 from dataplane_client._rows import gather_rows
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.columns_layout import Layout
@@ -47,8 +57,12 @@ __all__ = [
     "unwrap_wire_stripped_payload",
 ]
 
+Array = npt.NDArray[Any]
+Lengths = torch.Tensor | Sequence[int] | Array
+"""Tokens of each row, (N,)."""
 
-def to_nested_by_length(padded: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+
+def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """The torch.jagged nested tensor whose row i is ``padded[i, :lengths[i], ...]``, copied; a length above S means S.
 
     Gradients flow through. Raises ValueError for a tensor that is not ``(N, S, ...)``, lengths that are not ``(N,)``,
@@ -57,18 +71,22 @@ def to_nested_by_length(padded: torch.Tensor, lengths: torch.Tensor) -> torch.Te
     if padded.is_nested or padded.dim() < 2:
         found = "a nested tensor" if padded.is_nested else f"shape {tuple(padded.shape)}"
         raise ValueError(f"padded must have shape (N, S, ...), got {found}")
-    if lengths.shape != padded.shape[:1]:
-        raise ValueError(f"lengths shape must be ({padded.shape[0]},), got {tuple(lengths.shape)}")
-    row_lengths = np.minimum(_host_lengths(lengths), padded.shape[1])
+    row_lengths = _host_lengths(lengths)
+    if len(row_lengths) != padded.shape[0]:
+        raise ValueError(f"lengths shape must be ({padded.shape[0]},), got {row_lengths.shape}")
+    row_lengths = np.minimum(row_lengths, padded.shape[1])
     return _nest(padded, split_rows(row_lengths, padded.device))
 
 
-def _host_lengths(lengths: torch.Tensor) -> Int64Array:
-    if lengths.dim() != 1:
-        raise ValueError(f"lengths shape must be (N,), got {tuple(lengths.shape)}")
-    if lengths.dtype is torch.bool or lengths.is_floating_point() or lengths.is_complex():
-        raise TypeError(f"lengths must be integers, got {lengths.dtype}")
-    on_host = lengths.detach().to("cpu", torch.int64).numpy()
+def _host_lengths(lengths: Lengths) -> Int64Array:
+    given = plain_column("lengths", lengths)
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"lengths must be integers, got {type(lengths).__name__}")
+    if given.is_nested or given.dim() != 1:
+        raise ValueError(f"lengths shape must be (N,), got {tuple(given.shape)}")
+    if given.numel() and (given.dtype is torch.bool or given.is_floating_point() or given.is_complex()):
+        raise TypeError(f"lengths must be integers, got {given.dtype}")
+    on_host = given.detach().to("cpu", torch.int64).numpy()
     if (on_host < 0).any():
         row = int(np.argmax(on_host < 0))
         raise ValueError(f"lengths must not be negative, row {row} has {on_host[row]}")
@@ -94,7 +112,7 @@ def stack_or_nest(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
 
 
-def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """The field without its padding if its shape is ``(N, max(lengths), ...)``, otherwise contiguous; detached.
 
     Only the shape decides: a feature tensor whose dim 1 happens to equal the longest row is packed as a per-token
@@ -106,13 +124,17 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return _detach_contiguous(val)
 
 
-def pack_per_token_field(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """A per-token field without its padding, however wide that is; detached.
+def pack_per_token_field(val: torch.Tensor | Sequence[object] | Array, lengths: Lengths) -> torch.Tensor:
+    """A per-token field without its padding, however wide that is; detached. val: a tensor, an array, or a list of rows
+    (see put_samples).
 
     Returns the field contiguous and rectangular if it cannot be per-token: fewer than 2 dims, another number of rows,
-    or narrower than the longest row. Returns a nested field unchanged.
+    or narrower than the longest row. Returns a nested field unchanged. Raises TypeError for a column of objects.
     """
-    row_lengths = _host_lengths(lengths)
+    row_lengths, column = _host_lengths(lengths), plain_column("val", val)
+    if not isinstance(column, torch.Tensor):
+        raise TypeError(f"a per-token field holds numbers, got a {type(val).__name__} of objects")
+    val = column
     if _holds_longest(val, row_lengths):
         return _nest(val.detach(), split_rows(row_lengths, val.device))
     return _detach_contiguous(val)
@@ -131,12 +153,13 @@ def _detach_contiguous(val: torch.Tensor) -> torch.Tensor:
 
 
 def pack_jagged_fields(
-    fields: Mapping[str, torch.Tensor | ObjectArray],
+    fields: Mapping[str, object],
     *,
-    lengths: torch.Tensor | None,
+    lengths: Lengths | None,
     token_aligned_fields: set[str] | None = None,
 ) -> TensorDict:
-    """The fields in wire layout, batch size ``[N]``, ready for put_samples; tensors are detached.
+    """The fields in wire layout, batch size ``[N]``, ready for put_samples; tensors are detached. fields: tensors,
+    object arrays, and lists and arrays as in put_samples; lists of rows of one length count as rectangular.
 
     With lengths, a tensor is packed as maybe_pack_jagged does. With token_aligned_fields, a tensor named there is
     packed as pack_per_token_field does, and others stay rectangular. Without lengths all tensors stay rectangular and N
@@ -145,33 +168,35 @@ def pack_jagged_fields(
 
     Raises TypeError for any other type of field and ValueError for a field without N rows.
     """
-    packed, n_rows = _pack_fields(fields, lengths, token_aligned_fields)
+    row_lengths = None if lengths is None else _host_lengths(lengths)
+    packed, n_rows = _pack_fields(_columns(fields), row_lengths, token_aligned_fields)
     return TensorDict(packed, batch_size=[n_rows])
 
 
 def _pack_fields(
-    fields: Mapping[str, torch.Tensor | ObjectArray],
-    lengths: torch.Tensor | None,
-    token_aligned_fields: set[str] | None,
+    columns: dict[str, torch.Tensor | ObjectArray],
+    row_lengths: Int64Array | None,
+    token_aligned_fields: Collection[str] | None,
 ) -> tuple[dict[str, torch.Tensor | ObjectArray], int]:
-    for name, val in fields.items():
-        _check_packable(name, val)
-    row_lengths = None if lengths is None else _host_lengths(lengths)
-    n_rows = _common_rows(fields) if row_lengths is None else len(row_lengths)
-    for name, val in fields.items():
+    n_rows = _common_rows(columns) if row_lengths is None else len(row_lengths)
+    for name, val in columns.items():
         _check_rows(name, val, n_rows)
     if row_lengths is not None:
-        fields = _pack_per_token(fields, row_lengths, token_aligned_fields)
+        columns = _pack_per_token(columns, row_lengths, token_aligned_fields)
     return {
-        name: _detach_contiguous(val) if isinstance(val, torch.Tensor) else val for name, val in fields.items()
+        name: _detach_contiguous(val) if isinstance(val, torch.Tensor) else val for name, val in columns.items()
     }, n_rows
 
 
-def _check_packable(name: str, val: object) -> None:
-    if isinstance(val, torch.Tensor) or (isinstance(val, np.ndarray) and val.dtype == object):
-        return
-    found = f"ndarray of {val.dtype}" if isinstance(val, np.ndarray) else type(val).__name__
-    raise TypeError(f"field {name!r}: expected a tensor or an object ndarray, got {found}")
+def _columns(fields: Mapping[str, object]) -> dict[str, torch.Tensor | ObjectArray]:
+    return {name: _column(name, value) for name, value in fields.items()}
+
+
+def _column(name: str, value: object) -> torch.Tensor | ObjectArray:
+    column = plain_column(name, value)
+    if isinstance(column, (torch.Tensor, np.ndarray)):
+        return column
+    raise TypeError(f"field {name!r}: expected a tensor, a list or an array, got {type(value).__name__}")
 
 
 def _common_rows(fields: Mapping[str, torch.Tensor | ObjectArray]) -> int:
@@ -187,7 +212,7 @@ def _check_rows(name: str, val: torch.Tensor | ObjectArray, n_rows: int) -> None
 
 
 def _pack_per_token(
-    fields: Mapping[str, torch.Tensor | ObjectArray], row_lengths: Int64Array, names: set[str] | None
+    fields: Mapping[str, torch.Tensor | ObjectArray], row_lengths: Int64Array, names: Collection[str] | None
 ) -> dict[str, torch.Tensor | ObjectArray]:
     splits: dict[torch.device, RowSplit] = {}
     copies: list[RowCopy] = []
@@ -202,39 +227,22 @@ def _pack_per_token(
     return packed
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PaddedRows:
-    """A jagged field whose row i is ``padded[i, :lengths[i]]``; padded is on the CPU and (N, S, ...).
-
-    A put takes the rows from there, so that packing costs one copy: into the message or into the server's memory.
-    """
-
-    padded: torch.Tensor
-    lengths: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-
 def with_padded_rows(
-    fields: Mapping[str, torch.Tensor | ObjectArray],
-    lengths: torch.Tensor,
-    token_aligned_fields: Collection[str] | None,
+    fields: Mapping[str, object], lengths: Lengths, token_aligned_fields: Collection[str] | None
 ) -> dict[str, object]:
     """As pack_jagged_fields, with the same errors, but with PaddedRows where that copies rows."""
-    row_lengths = lengths.detach().to("cpu", torch.int64).numpy()
+    row_lengths, columns = _host_lengths(lengths), _columns(fields)
     longest = int(row_lengths.max(initial=0))
     padded = {
         name: PaddedRows(val.detach(), row_lengths)
-        for name, val in fields.items()
+        for name, val in columns.items()
         if isinstance(val, torch.Tensor)
         and _is_padded(val, row_lengths, longest)
         and (val.shape[1] == longest if token_aligned_fields is None else name in token_aligned_fields)
     }
-    others = {name: val for name, val in fields.items() if name not in padded}
-    named = None if token_aligned_fields is None else set(token_aligned_fields)
-    packed, _ = _pack_fields(others, lengths, named)
-    return {name: padded[name] if name in padded else packed[name] for name in fields}
+    others = {name: val for name, val in columns.items() if name not in padded}
+    packed, _ = _pack_fields(others, row_lengths, token_aligned_fields)
+    return {name: padded[name] if name in padded else packed[name] for name in columns}
 
 
 def _is_padded(val: torch.Tensor, lengths: Int64Array, longest: int) -> bool:
@@ -279,14 +287,16 @@ def materialize(
     """The batch for a trainer: the TensorDict's top-level fields in their order.
 
     - Nested tensors become ``(N, longest row, ...)`` in layout "padded", padded on the right with the field's entry in
-      pad_value_dict (0 if it has none). They stay unchanged in layout "jagged".
+      pad_value_dict (0 if it has none); rows that differ in several dims are padded in each, as
+      ``torch.nested.to_padded_tensor`` does. They stay unchanged in layout "jagged", and in layout "auto" unless all
+      rows have one shape: then they become dense.
     - With pad_to_seqlen > 0, padded and rectangular tensors of 2 or more dims whose dim 1 is smaller are padded to that
       width. This does not know which dims are token dims: features ``(N, 2, 5)`` become ``(N, pad_to_seqlen, 5)``.
     - Objects become object arrays ``(N,)``; one value without rows becomes the value of every row.
     - Other values pass through without a copy.
 
-    Raises ValueError for an unknown layout or a pad value that the field's dtype cannot hold, and TypeError for nested
-    TensorDicts.
+    Gradients flow through. Raises ValueError for an unknown layout or a pad value that the field's dtype cannot hold,
+    and TypeError for nested TensorDicts.
     """
     if layout not in get_args(Layout):
         raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
@@ -314,7 +324,11 @@ def _rows_of(td: TensorDictBase, leaf: object) -> int:
 def _materialize_tensor(
     name: str, leaf: torch.Tensor, layout: Layout, pad_value: float, pad_to_seqlen: int, later: list[RowCopy]
 ) -> torch.Tensor:
-    if leaf.is_nested and layout != "jagged":
+    if leaf.is_nested and layout == "auto":
+        leaf = even_rows(leaf, name)
+    if leaf.is_nested and layout == "padded":
+        if is_ragged_later(leaf):
+            return pad_every_dim(name, leaf.unbind(), pad_value, pad_to_seqlen)
         return pad_jagged(name, read_jagged(leaf, name), pad_value, pad_to_seqlen, later)
     if not leaf.is_nested and leaf.dim() >= 2 and leaf.shape[1] < pad_to_seqlen:
         return widen(name, leaf, pad_value, pad_to_seqlen, later)

@@ -17,8 +17,13 @@ import numpy as np
 from dataplane_client._arrays import Int64Array
 from rl_dataplane.v1.element_types import ITEM_SIZES, Kind
 
-Layout = Literal["padded", "jagged"]
-"""How ragged fields reach the trainer: as rectangles filled up with a pad value, or as torch.jagged nested tensors."""
+Layout = Literal["padded", "jagged", "auto"]
+"""How ragged fields reach the trainer: as rectangles filled up with a pad value, as torch.jagged nested tensors, or
+("auto") as rectangles where all rows read have one length and as nested tensors where they have not.
+"""
+
+TensorLayout = Literal["jagged", "auto"]
+"""The layouts of reads that do not pad."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +65,16 @@ class ColumnLayout:
         if self.lengths is None:
             return n_rows * math.prod(self.row_shape) * self.item_size
         return int(self.lengths.sum()) * self.entry_bytes
+
+
+def even_layout(layout: ColumnLayout) -> ColumnLayout:
+    """The layout as a dense one if it is jagged and all rows have one length."""
+    if layout.kind != "jagged" or layout.lengths is None or not len(layout.lengths):
+        return layout
+    length = int(layout.lengths[0])
+    if (layout.lengths != length).any():
+        return layout
+    return ColumnLayout(layout.name, "dense", layout.dtype, (length, *layout.row_shape), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

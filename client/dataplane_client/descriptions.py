@@ -7,13 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from google.protobuf.message import Message
 
+from dataplane_client._displays import html_table, short_list
 from dataplane_client.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER, KINDS_BY_NUMBER
 from rl_dataplane.v1.element_types import Kind
+
+Outcome = Literal["created", "unchanged", "extended", "replaced"]
+
+_OUTCOMES: dict[int, Outcome] = {
+    pb.REGISTRATION_OUTCOME_CREATED: "created",
+    pb.REGISTRATION_OUTCOME_UNCHANGED: "unchanged",
+    pb.REGISTRATION_OUTCOME_EXTENDED: "extended",
+    pb.REGISTRATION_OUTCOME_REPLACED: "replaced",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ class TaskStatus:
     claims_total: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PartitionDescription:
     """A partition: its definition and its contents. rows_put_total is always rows_cleared_total + rows.
 
@@ -82,6 +93,10 @@ class PartitionDescription:
         none.
     newest_weight_version: the greatest that rows (tag "weight_version") or groups have named; None while none has.
     written_bytes_total, read_bytes_total, read_rows_total: values in applied puts and commits; values and rows read.
+    open: a put of a field that is not declared declares it. clear_when_consumed: rows are removed as soon as every task
+        has consumed them. closed: close_partition announced the end of data.
+    outcome: what register_partition did: "created", "unchanged" (the partition had all that was declared), "extended"
+        or "replaced". None in other descriptions.
     """
 
     partition_id: str
@@ -102,6 +117,35 @@ class PartitionDescription:
     written_bytes_total: int = 0
     read_bytes_total: int = 0
     read_rows_total: int = 0
+    open: bool = False
+    clear_when_consumed: bool = False
+    closed: bool = False
+    outcome: Outcome | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        fields, tasks = (short_list([part.name for part in self.fields], 24), short_list(self.task_names, 16))
+        partition = short_list([self.partition_id], 20)
+        return f"<PartitionDescription {partition} {self.rows} rows of {fields} for {tasks}>"
+
+    def _repr_html_(self) -> str:
+        """Tables of its fields and tasks, for notebooks."""
+        fields = [
+            (part.name, part.kind or "", part.dtype, list(part.row_shape), part.rows, part.size_bytes)
+            for part in self.fields
+        ]
+        tasks = [
+            (each.task, each.untaken_rows, each.claimed_rows, each.consumed_rows, each.waiting_claims)
+            for each in self.tasks
+        ]
+        return html_table(
+            f"{self.partition_id}: {self.rows} rows, {self.size_bytes} bytes",
+            ("field", "kind", "dtype", "shape of a row", "rows", "bytes"),
+            fields,
+        ) + html_table("", ("task", "untaken", "claimed", "consumed", "waiting claims"), tasks)
+
+    @property
+    def task_names(self) -> list[str]:
+        return [status.task for status in self.tasks]
 
     def task(self, name: str) -> TaskStatus:
         """Raises KeyError for a task that is not registered."""
@@ -111,7 +155,7 @@ class PartitionDescription:
         raise KeyError(name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ServerStatus:
     """The whole server. memory_used_bytes: values of resident rows, puts under way, cleared rows still being sent.
 
@@ -131,6 +175,12 @@ class ServerStatus:
     longest_put_wait_s: float | None = field(default=None, compare=False)
     draining: bool = False
     max_rows: int = 0
+
+    def __repr__(self) -> str:
+        used, budget = self.memory_used_bytes >> 20, self.memory_budget_bytes >> 20
+        state = "draining" if self.draining else f"up {self.uptime_s:.0f} s"
+        waiting = f"{self.waiting_claims} claims and {self.waiting_puts} puts wait"
+        return f"<ServerStatus {self.version} {state} {self.rows} rows, {used} of {budget} MiB used, {waiting}>"
 
 
 @dataclass(frozen=True)
@@ -194,7 +244,7 @@ class SampleDescription:
     events: tuple[SampleEvent, ...]
 
 
-def partition_description(message: pb.Partition) -> PartitionDescription:
+def partition_description(message: pb.Partition, outcome: Outcome | None = None) -> PartitionDescription:
     return PartitionDescription(
         partition_id=message.partition_id,
         fields=tuple(_field(field) for field in message.fields),
@@ -214,7 +264,15 @@ def partition_description(message: pb.Partition) -> PartitionDescription:
         written_bytes_total=message.written_bytes_total,
         read_bytes_total=message.read_bytes_total,
         read_rows_total=message.read_rows_total,
+        open=message.open,
+        clear_when_consumed=message.clear_when_consumed,
+        closed=message.closed,
+        outcome=outcome,
     )
+
+
+def registered_description(message: pb.RegisterPartitionResponse) -> PartitionDescription:
+    return partition_description(message.partition, _OUTCOMES.get(message.outcome))
 
 
 def server_status(message: pb.GetServerStatusResponse) -> ServerStatus:
@@ -244,7 +302,7 @@ def sample_description(message: pb.GetSampleResponse) -> SampleDescription:
         generation=message.generation if message.resident else None,
         sequence_length=message.sequence_length if message.resident and message.sequence_length >= 0 else None,
         fields=tuple(message.fields),
-        tags=_tags(message.tags) if message.tags else {},
+        tags=unpacked_tags(message.tags) if message.tags else {},
         group_id=message.group_id or None,
         hidden=message.hidden,
         tasks=tuple(SampleTask(task.task, task.state, task.deliveries, task.claim_id) for task in message.tasks),
@@ -252,7 +310,7 @@ def sample_description(message: pb.GetSampleResponse) -> SampleDescription:
     )
 
 
-def _tags(packed: bytes) -> dict[str, Tag]:
+def unpacked_tags(packed: bytes) -> dict[str, Tag]:
     import msgpack
 
     tags: dict[str, Tag] = msgpack.unpackb(packed)

@@ -14,7 +14,8 @@ class DataPlaneError(Exception):
     """A call to the data plane failed.
 
     reason: the contract's ErrorReason without its prefix, or "" if the server gave none.
-    details: what the error is about, as named by the server: partition_id, sample_id, field, task, and the like.
+    details: what the error is about, as named by the server: partition_id, sample_id, field, task, and the like. For a
+        connection that failed, `grpc` is what gRPC said.
     retry_after_s: seconds after which the server suggests to try again, or None.
     """
 
@@ -68,8 +69,8 @@ class ClaimNotFoundError(NotFoundError):
 
 
 class ClaimFencedError(ClaimNotFoundError):
-    """The server has ended the claim: its session expired, its task was reset, or its partition was registered again.
-    Its rows may have been redelivered; the claim can no longer write or commit.
+    """The server has ended the claim: its session expired, its task was reset, or its partition's definition was
+    replaced. Its rows may have been redelivered; the claim can no longer write or commit.
     """
 
 

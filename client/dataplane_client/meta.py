@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
+
+from dataplane_client._displays import HTML_ROWS, html_table, short_list
+from dataplane_client.errors import UnsupportedTypeError
 
 Tag = str | int | float | bool | None
 T = TypeVar("T")
@@ -32,9 +35,9 @@ class _Between:
         return column[self.start : self.end]
 
 
-@dataclass(frozen=True)
+@dataclass(repr=False)
 class KVBatchMeta:
-    """Rows of one partition, in order, as returned by a put or a claim.
+    """Rows of one partition, in order, as returned by a put or a claim. `len(meta)` counts them; iterating gives ids.
 
     partition_id, sample_ids: the rows; the ids are distinct.
     task_name: the task that claimed them; None after a put.
@@ -45,7 +48,7 @@ class KVBatchMeta:
     generations: the generation of each row, or None when not known. A row that is cleared and put again under its id
         has a new generation, and calls with this meta refuse it. Ignored when metas are compared.
 
-    Metas are values: every method returns a new one and does not change this one.
+    Methods return new metas, except stamp_tags, which changes this one.
     """
 
     partition_id: str
@@ -63,44 +66,74 @@ class KVBatchMeta:
             if column is not None and len(column) != self.size:
                 raise ValueError(f"{name} must have one entry for each of {self.size} sample ids, got {len(column)}")
 
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sample_ids)
+
+    def __repr__(self) -> str:
+        flow = self.partition_id if self.task_name is None else f"{self.partition_id}/{self.task_name}"
+        ids = short_list(self.sample_ids[:22], 22)
+        head = f"<KVBatchMeta {short_list([flow], 22)} {self.size} rows: {ids}"
+        return f"{head}>" if self.fields is None else f"{head} with {short_list(self.fields, 93 - len(head))}>"
+
+    def _repr_html_(self) -> str:
+        """A table of the first rows, for notebooks."""
+        count = range(min(self.size, HTML_ROWS))
+        columns = {"sample": self.sample_ids, "tokens": self.sequence_lengths, "tags": self.tags}
+        known = {heading: column for heading, column in columns.items() if column is not None}
+        return html_table(repr(self), list(known), [[column[row] for column in known.values()] for row in count])
+
     @property
     def size(self) -> int:
         """Number of rows."""
         return len(self.sample_ids)
 
-    def stamp_tags(self, tags: Mapping[str, Tag] | Sequence[Mapping[str, Tag]]) -> KVBatchMeta:
-        """A meta with tags merged into those of each row. tags: one mapping for all rows, or one for each."""
-        rows = [tags] * self.size if isinstance(tags, Mapping) else list(tags)
-        if len(rows) != self.size:
-            raise ValueError(f"tags for {len(rows)} rows, but the meta has {self.size}")
-        held = self.tags if self.tags is not None else [{} for _ in rows]
-        stamped = [{**old, **new} for old, new in zip(held, rows, strict=True)]
-        return replace(self, tags=stamped, extra_info=dict(self.extra_info))
+    def stamp_tags(self, scalars: Mapping[str, Sequence[Tag]]) -> None:
+        """Set tags in place, by column: the value at position i goes to row i, over an older one of that name.
+
+        Raises ValueError for a column of another length; nothing is changed.
+        """
+        for name, column in scalars.items():
+            if isinstance(column, str) or len(column) != self.size:
+                raise ValueError(f"tag {name!r} must have one value for each of {self.size} rows, got {column!r:.100}")
+        held = self.tags if self.tags is not None else [{} for _ in self.sample_ids]
+        self.tags = [{**old, **{name: column[row] for name, column in scalars.items()}} for row, old in enumerate(held)]
 
     def subset(self, indices: Iterable[int]) -> KVBatchMeta:
         """The rows at the given positions, in that order. Raises IndexError for a position outside 0 to size - 1."""
-        chosen = list(indices)
-        wrong = [index for index in chosen if not 0 <= index < self.size]
-        if wrong:
-            raise IndexError(f"row {wrong[0]} is outside a meta of {self.size} rows")
-        return self._rows(_At(chosen))
+        return self._rows(_At(self._positions(indices)))
 
     def slice(self, start: int, end: int) -> KVBatchMeta:
         """Rows start to end - 1. Bounds beyond the rows are clipped, as for a list."""
         return self._rows(_Between(start, end))
 
-    def drop(self, sample_ids: Iterable[str]) -> KVBatchMeta:
-        """The rows without the named ones. Ignores ids that the meta does not hold."""
+    def drop(self, indices: Iterable[int]) -> KVBatchMeta | None:
+        """The rows that are not at the given positions, in their order; None when no row is left.
+
+        Raises IndexError for a position outside 0 to size - 1.
+        """
+        gone = set(self._positions(indices))
+        rest = [index for index in range(self.size) if index not in gone]
+        return self.subset(rest) if rest else None
+
+    def without(self, sample_ids: Iterable[str]) -> KVBatchMeta:
+        """The rows without the named ones; perhaps none. Ignores ids that the meta does not hold."""
         gone = set(sample_ids)
         return self.subset(index for index, sample_id in enumerate(self.sample_ids) if sample_id not in gone)
 
-    def with_fields(self, fields: Sequence[str] | None) -> KVBatchMeta:
-        """The same rows with other fields."""
-        named = None if fields is None else list(fields)
-        return replace(self, fields=named, extra_info=dict(self.extra_info))
+    def with_fields(self, fields: Iterable[str]) -> KVBatchMeta:
+        """The same rows, with the fields merged into its own: those first, each once."""
+        merged = list(dict.fromkeys([*(self.fields or []), *fields]))
+        return replace(self, fields=merged, extra_info=dict(self.extra_info))
+
+    def concat(self, *others: KVBatchMeta) -> KVBatchMeta:
+        """The rows of this meta and of others, one after the other. As `joined`."""
+        return KVBatchMeta.joined([self, *others])
 
     @staticmethod
-    def concat(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
+    def joined(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
         """The rows of several metas, one after the other.
 
         All must be of one partition. task_name is kept if all agree; fields become the intersection, in the order of
@@ -108,15 +141,15 @@ class KVBatchMeta:
         extra_info, the last one wins. Raises ValueError for no metas, several partitions, and duplicate rows.
         """
         if not metas:
-            raise ValueError("concat needs at least one meta")
+            raise ValueError("there are no metas to join")
         first = metas[0]
         partitions = {meta.partition_id for meta in metas}
         if len(partitions) > 1:
-            raise ValueError(f"metas to concat must be of one partition, got {', '.join(sorted(partitions))}")
+            raise ValueError(f"metas to join must be of one partition, got {', '.join(sorted(partitions))}")
         sample_ids = [sample_id for meta in metas for sample_id in meta.sample_ids]
         if len(set(sample_ids)) != len(sample_ids):
             duplicate = next(id_ for id_, count in Counter(sample_ids).items() if count > 1)
-            raise ValueError(f"duplicate sample id {duplicate!r} in the metas to concat")
+            raise ValueError(f"duplicate sample id {duplicate!r} in the metas to join")
         return KVBatchMeta(
             partition_id=first.partition_id,
             task_name=first.task_name if len({meta.task_name for meta in metas}) == 1 else None,
@@ -127,6 +160,13 @@ class KVBatchMeta:
             tags=_joined([meta.tags for meta in metas]),
             generations=_joined([meta.generations for meta in metas]),
         )
+
+    def _positions(self, indices: Iterable[int]) -> list[int]:
+        chosen = list(indices)
+        wrong = [index for index in chosen if not 0 <= index < self.size]
+        if wrong:
+            raise IndexError(f"row {wrong[0]} is outside a meta of {self.size} rows")
+        return chosen
 
     def _rows(self, pick: _Pick) -> KVBatchMeta:
         """A meta with the picked rows. extra_info is copied unchanged, even if it holds data for each row."""
@@ -150,3 +190,9 @@ def _common_fields(lists: Sequence[list[str] | None]) -> list[str] | None:
     if len(known) < len(lists):
         return None
     return [name for name in known[0] if all(name in names for names in known)]
+
+
+def checked_meta(meta: KVBatchMeta, where: str) -> KVBatchMeta:
+    if not isinstance(meta, KVBatchMeta):
+        raise UnsupportedTypeError(f"{where}: the meta must be a KVBatchMeta, got {type(meta).__name__}")
+    return meta

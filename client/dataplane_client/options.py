@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 import os
 import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
-Transport = Literal["auto", "shm", "grpc"]
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+
+TransportChoice = Literal["auto", "shm", "grpc"]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MAX_CHUNK_BYTES = 16 << 20
 _MAX_NAME_BYTES = 256
@@ -16,22 +24,12 @@ _MAX_NAME_BYTES = 256
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """Settings of one client; times in seconds, sizes in bytes.
+    """Settings of one client, as `connect` takes and documents them.
 
-    transport: how values travel. "auto": through memory if the server shares it with this host, otherwise over gRPC;
-        "shm": through memory, or PreconditionError; "grpc": over gRPC.
-    timeout_s: the deadline of a call that names none.
-    connect_timeout_s: how long `connect` waits for the server.
-    chunk_bytes: size of the chunks in which values are sent; 1 to 4 MiB is best, servers accept at most 16 MiB.
-    first_backoff_s, max_backoff_s: pauses between attempts while the server cannot be reached. Each is twice the one
-        before, reduced by a random part of up to a half, so that clients do not return all at once.
-    session_grace_s: after how long without a heartbeat from this process (it was killed or stopped, or cannot reach the
-        server) its session expires and the rows that it has claimed go to other clients; 0.1 s to 1 h. Heartbeats are
-        sent at least three times as often.
-    client_name: the name of this client in the history of samples; at most 256 bytes, "" for host:pid.
+    Raises InvalidArgumentError (a ValueError) or UnsupportedTypeError (a TypeError).
     """
 
-    transport: Transport = "auto"
+    transport: TransportChoice = "auto"
     timeout_s: float = 60.0
     connect_timeout_s: float = 30.0
     chunk_bytes: int = 2 << 20
@@ -41,20 +39,53 @@ class ClientOptions:
     client_name: str = ""
 
     def __post_init__(self) -> None:
-        if self.transport not in get_args(Transport):
-            raise ValueError(f"transport must be one of {get_args(Transport)}, got {self.transport!r}")
+        if self.transport not in get_args(TransportChoice):
+            raise InvalidArgumentError(f"transport must be one of {get_args(TransportChoice)}, got {self.transport!r}")
+        if not isinstance(self.client_name, str):
+            raise UnsupportedTypeError(f"client_name must be a str, got {self.client_name!r}")
         if len(self.client_name.encode()) > _MAX_NAME_BYTES:
-            raise ValueError(f"client_name must have at most {_MAX_NAME_BYTES} bytes, got {self.client_name!r}")
+            raise InvalidArgumentError(
+                f"client_name must have at most {_MAX_NAME_BYTES} bytes, got {self.client_name!r}"
+            )
         for setting in fields(self):
-            if setting.name in ("transport", "client_name"):
-                continue
-            value = getattr(self, setting.name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{setting.name} must be positive and finite, got {value!r}")
-            if setting.name == "chunk_bytes" and not (isinstance(value, int) and value <= _MAX_CHUNK_BYTES):
-                raise ValueError(f"chunk_bytes must be an int of at most {_MAX_CHUNK_BYTES}, got {value!r}")
+            if setting.name not in ("transport", "client_name"):
+                self._check_number(setting.name, getattr(self, setting.name))
+
+    def _check_number(self, name: str, value: object) -> None:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise UnsupportedTypeError(f"{name} must be a number, got {value!r}")
+        if not 0 < value < math.inf:
+            raise InvalidArgumentError(f"{name} must be positive and finite, got {value!r}")
+        if name == "chunk_bytes" and not (isinstance(value, int) and value <= _MAX_CHUNK_BYTES):
+            raise InvalidArgumentError(f"chunk_bytes must be an int of at most {_MAX_CHUNK_BYTES}, got {value!r}")
+
+    @classmethod
+    def named(cls, options: Mapping[str, Any], where: str) -> ClientOptions:
+        """The settings of a mapping by name. Refuses unknown names."""
+        check_option_names(options, [setting.name for setting in fields(cls)], where)
+        return cls(**options)
 
     @property
     def caller(self) -> str:
         """The name by which the server knows this process."""
         return self.client_name or f"{socket.gethostname()}:{os.getpid()}"
+
+
+def check_option_names(given: Mapping[str, object], known: list[str], where: str) -> None:
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UnsupportedTypeError(f"{where} has no option {name!r}: {hint}Its options are {', '.join(known)}")
+
+
+def with_known_options(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function: a keyword that it does not take is refused by a text that names the nearest one."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        check_option_names(kwargs, known, function.__name__)
+        return function(*args, **kwargs)
+
+    return call

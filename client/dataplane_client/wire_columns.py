@@ -13,17 +13,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from dataplane_client._arrays import ByteArray, Int64Array
-from dataplane_client._jagged import RowSplit, build_jagged, read_jagged, split_rows
-from dataplane_client._object_leaves import count_rows, is_object_leaf, object_rows, pack_objects, unpack_objects
+from dataplane_client._jagged import PaddedRows, RowSplit, build_jagged, read_jagged, split_rows
+from dataplane_client._object_leaves import (
+    RowName,
+    count_rows,
+    object_leaf,
+    object_rows,
+    pack_objects,
+    row_number,
+    unpack_objects,
+)
+from dataplane_client._plain_columns import plain_column
 from dataplane_client._rows import bits
-from dataplane_client.codec import PaddedRows
 from dataplane_client.columns_layout import ColumnLayout, WireColumn
 from dataplane_client.dtypes import dtype_name, torch_dtype
 from dataplane_client.errors import InvalidArgumentError
@@ -32,54 +41,108 @@ _CPU: Final = torch.device("cpu")
 _MAX_NBYTES: Final = 2**63 - 1
 
 
-def encode_columns(td: TensorDictBase | Mapping[str, object], n_samples: int | None = None) -> list[WireColumn]:
+def encode_columns(
+    td: TensorDictBase | Mapping[str, object], n_samples: int | None = None, sample_ids: Sequence[str] | None = None
+) -> list[WireColumn]:
     """One column per field, in the order of the fields. The number of rows is the batch size, for a plain mapping the
     leading dim of the first field that has one.
 
     Dense and jagged leaves are tensors (jagged: ragged in dim 1). Object leaves are a NonTensorStack, a NonTensorData
-    (an object array of the rows, or one payload for every row) or an object ndarray. Tensors on other devices are
-    copied to the CPU. n_samples: the rows that the call names, if it names any.
+    (an object array of the rows, or one payload for every row) or an object ndarray. `_plain_columns` says what lists
+    and other arrays are. Tensors on other devices are copied to the CPU. n_samples: the rows that the call names, if it
+    names any; sample_ids: their names, for errors.
 
     Raises TypeError for an unsupported leaf, dtype or value type, and ValueError for a field with another number of
-    rows, naming the field; InvalidArgumentError (ROW_COUNT_MISMATCH) when the fields do not have n_samples rows.
+    rows, naming the field; InvalidArgumentError (ROW_COUNT_MISMATCH) when a field does not have n_samples rows.
     """
-    n_rows = _count_rows(td)
-    if n_samples is not None and n_rows != n_samples:
-        message = f"the fields have {n_rows} rows, but the call names {n_samples} samples"
-        raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
-    return [_encode(name, leaf, n_rows) for name, leaf in td.items()]
-
-
-def _count_rows(td: TensorDictBase | Mapping[str, object]) -> int:
     if isinstance(td, TensorDictBase):
-        if td.batch_dims == 0:
-            raise ValueError("a TensorDict must have a batch dim, its rows; this one has none")
+        _check_batch(td, n_samples)
+    row_name = row_number if sample_ids is None else partial(_row_name, sample_ids)
+    leaves = {name: _leaf(name, value, row_name) for name, value in td.items()}
+    n_rows = _count_rows(td, leaves) if n_samples is None else n_samples
+    for name, leaf in leaves.items():
+        _check_rows(name, leaf, n_rows, n_samples is not None)
+    return [_encode(name, leaf, n_rows, row_name) for name, leaf in leaves.items()]
+
+
+def _row_name(sample_ids: Sequence[str], row: int) -> str:
+    return f"row {row} (sample {sample_ids[row]!r})" if row < len(sample_ids) else row_number(row)
+
+
+def _leaf(name: str, value: object, row_name: RowName) -> object:
+    """A tensor, an object leaf, or PaddedRows: a list is a jagged column even if all of its rows have one length."""
+    if isinstance(value, (torch.Tensor, PaddedRows)):
+        return value
+    leaf = plain_column(name, value, row_name)
+    if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.dim() < 2:
+        return leaf
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return leaf
+    return PaddedRows(leaf, np.full(leaf.shape[0], leaf.shape[1], np.int64))
+
+
+def _check_batch(td: TensorDictBase, n_samples: int | None) -> None:
+    if td.batch_dims == 0:
+        raise ValueError("a TensorDict must have a batch dim, its rows; this one has none")
+    if n_samples is not None and td.batch_size[0] != n_samples:
+        raise _row_count_mismatch(f"the fields have {_counted(td.batch_size[0], 'row')}", n_samples)
+
+
+def _count_rows(td: TensorDictBase | Mapping[str, object], leaves: Mapping[str, object]) -> int:
+    if isinstance(td, TensorDictBase):
         return int(td.batch_size[0])
-    for leaf in td.values():
-        rows = len(leaf) if isinstance(leaf, PaddedRows) else count_rows(leaf)
-        if rows is not None:
-            return rows
-    if td:
-        raise ValueError(f"none of the fields {list(td)} has rows")
-    return 0
+    counts = (_rows_of(leaf) for leaf in leaves.values())
+    rows = next((count for count in counts if count is not None), None)
+    if rows is None and leaves:
+        raise ValueError(f"none of the fields {list(leaves)} has rows")
+    return rows or 0
 
 
-def _encode(name: str, leaf: object, n_rows: int) -> WireColumn:
+def _rows_of(leaf: object) -> int | None:
+    return len(leaf) if isinstance(leaf, PaddedRows) else count_rows(leaf)
+
+
+def _check_rows(name: str, leaf: object, n_rows: int, are_named: bool) -> None:
+    """are_named: whether n_rows is the number of samples that the call names."""
+    found = _rows_of(leaf)
+    if isinstance(leaf, torch.Tensor) and found is None:
+        raise ValueError(
+            f"field {name!r}: a 0-d tensor, but the batch has {_counted(n_rows, 'row')}; give a tensor of shape "
+            f"({n_rows},), one value for each row"
+        )
+    if found is None or found == n_rows:
+        return
+    if not are_named:
+        raise ValueError(f"field {name!r}: {_counted(found, 'row')}, but the batch has {n_rows} rows")
+    hint = ""
+    if n_rows == 1 and isinstance(leaf, torch.Tensor) and leaf.dim() == 1:
+        hint = (
+            f"; if they are the tokens of that sample, give a list with one tensor, or shape (1, {found}) and "
+            f"sequence_lengths=[{found}]"
+        )
+    raise _row_count_mismatch(f"field {name!r} has {_counted(found, 'row')}", n_rows, hint)
+
+
+def _row_count_mismatch(found: str, n_samples: int, hint: str = "") -> InvalidArgumentError:
+    message = f"{found}, but the call names {_counted(n_samples, 'sample')}{hint}"
+    return InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _encode(name: str, leaf: object, n_rows: int, row_name: RowName) -> WireColumn:
     if isinstance(leaf, torch.Tensor):
-        return _encode_tensor(name, leaf, n_rows)
+        return _encode_tensor(name, leaf)
     if isinstance(leaf, PaddedRows):
-        return _encode_padded(name, leaf, n_rows)
-    if not is_object_leaf(leaf):
-        raise TypeError(f"field {name!r}: unsupported value type {type(leaf).__name__}")
-    lengths, packed = pack_objects(name, object_rows(name, leaf, n_rows))
+        return _encode_padded(name, leaf)
+    lengths, packed = pack_objects(name, object_rows(name, leaf, n_rows), row_name)
     return WireColumn(name, "object", "", (), lengths, memoryview(packed))
 
 
-def _encode_tensor(name: str, tensor: torch.Tensor, n_rows: int) -> WireColumn:
+def _encode_tensor(name: str, tensor: torch.Tensor) -> WireColumn:
     dtype = dtype_name(tensor.dtype, name)
-    if not tensor.dim() or tensor.size(0) != n_rows:
-        found = f"{tensor.size(0)} rows" if tensor.dim() else "a 0-d tensor"
-        raise ValueError(f"field {name!r}: {found}, but the batch has {n_rows} rows")
     if tensor.is_nested:
         jagged = read_jagged(tensor, name)
         values = jagged.packed()
@@ -89,12 +152,10 @@ def _encode_tensor(name: str, tensor: torch.Tensor, n_rows: int) -> WireColumn:
     return WireColumn(name, "dense", dtype, tuple(tensor.shape[1:]), None, _bytes_of(name, tensor))
 
 
-def _encode_padded(name: str, leaf: PaddedRows, n_rows: int) -> WireColumn:
-    if len(leaf) != n_rows:
-        raise ValueError(f"field {name!r}: {len(leaf)} rows, but the batch has {n_rows} rows")
+def _encode_padded(name: str, leaf: PaddedRows) -> WireColumn:
     padded = leaf.padded
     row_bytes = math.prod(padded.shape[1:]) * padded.dtype.itemsize
-    starts = np.arange(n_rows, dtype=np.int64) * row_bytes
+    starts = np.arange(len(leaf), dtype=np.int64) * row_bytes
     dtype, row_shape = dtype_name(padded.dtype, name), tuple(padded.shape[2:])
     return WireColumn(name, "jagged", dtype, row_shape, leaf.lengths, _bytes_of(name, padded), starts)
 
@@ -123,13 +184,14 @@ def _check_bools(name: str, flat: ByteArray) -> None:
 
 def decode_columns(columns: Sequence[WireColumn], n_rows: int) -> TensorDict:
     """A CPU TensorDict of batch size ``[n_rows]`` with one leaf per column: tensors, torch.jagged nested tensors, and
-    NonTensorStacks for object columns, so that slicing the TensorDict keeps every field row-aligned.
+    NonTensorStacks for object columns (without rows: an empty NonTensorData). Slicing the TensorDict keeps every field
+    row-aligned; tensordict slices jagged fields from 0.15.3 on.
 
     The tensors share the columns' buffers where these are writable and aligned, and keep them alive. Raises ValueError,
     naming the field, for a column that contradicts itself or n_rows.
     """
     leaves = {
-        name: leaf if isinstance(leaf, torch.Tensor) else NonTensorStack(*map(NonTensorData, leaf))
+        name: leaf if isinstance(leaf, torch.Tensor) else object_leaf(leaf)
         for name, leaf in decode_leaves(columns, n_rows).items()
     }
     return TensorDict(leaves, batch_size=[n_rows])

@@ -4,34 +4,50 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import re
+import resource
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.observe.log import show_on_stderr
+from dataplane_server.host_memory import check_memory
+from dataplane_server.observe.log import get_log, now_text, show_on_stderr
 from dataplane_server.service.server import Server
+from dataplane_server.version import VERSION
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve rollout samples to trainers until SIGTERM or SIGINT."""
+    """Serve rollout samples to trainers until SIGTERM or SIGINT.
+
+    On a terminal, stdout tells the addresses and how to connect, and stderr has plain lines. Elsewhere, each line is
+    JSON: stdout has one event, `serving`, with the addresses, and stderr the log.
+    """
     parser = _parser()
     flags = parser.parse_args(arguments)
     try:
         config = _config(flags)
+        warning = check_memory(config.limits.memory_bytes)
     except ValueError as error:
         parser.error(str(error))
     show_on_stderr(flags.log_level)
+    if warning is not None:
+        get_log().warning("memory_scarce", why=warning)
+    _raise_descriptor_limit()
     try:
         asyncio.run(_serve(config))
     except (ImportError, OSError) as error:
-        sys.exit(f"dataplane-server: {error}")
+        if sys.stderr.isatty():
+            sys.exit(f"dataplane-server: {error}")
+        get_log().error("start_failed", why=str(error))
+        sys.exit(1)
 
 
 def parse_size(text: str) -> int:
@@ -50,54 +66,54 @@ def parse_mode(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("dataplane-server", description=main.__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "dataplane-server", description=(main.__doc__ or "").partition("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     parser.add_argument(
         "--listen",
         action="append",
         metavar="ADDRESS",
-        help="address to serve gRPC on: unix:///path or host:port (port 0: the system chooses); repeatable "
+        help="where to serve gRPC: unix:///path or host:port (port 0: any free one); repeatable "
         f"(default: {ServerConfig.listen[0]})",
     )
-    for flag, default, text in (
-        ("--http", "127.0.0.1:9464", "host:port to serve /metrics and /healthz on; empty for none"),
-        ("--memory", "4GiB", "memory budget for stored values"),
+    for flag, metavar, default, text in (
+        ("--http", "HOST:PORT", "127.0.0.1:9464", "where to serve /metrics and /healthz; '' for nowhere"),
+        ("--memory", "SIZE", "4GiB", "budget for stored values, such as 512MiB"),
+        ("--max-rows", "ROWS", Limits().max_rows, "most rows to store"),
+        ("--grace", "SECONDS", 20.0, "how long calls may take to finish after SIGTERM, in seconds"),
     ):
-        parser.add_argument(flag, default=default, help=f"{text} (default: {default})")
-    parser.add_argument("--health", metavar="ADDRESS", help="host:port to serve only gRPC health on (default: none)")
+        help_text = f"{text} (default: %(default)s)"
+        parser.add_argument(flag, metavar=metavar, default=default, type=type(default), help=help_text)
+    for flag, metavar, text in (
+        ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
+        (
+            "--bookkeeping",
+            "SIZE",
+            "memory beside values: ids, tags, views, remembered answers (default: 256MiB and 512 bytes for each of "
+            "--max-rows)",
+        ),
+        ("--socket-mode", "MODE", "of socket files, such as 0660 for clients of the same group (default: by umask)"),
+    ):
+        parser.add_argument(flag, metavar=metavar, help=text)
+    for flag, text in (
+        ("--insecure", "allow unencrypted gRPC on addresses that other hosts can reach (default: refuse)"),
+        ("--tracing", "create OpenTelemetry spans; run under opentelemetry-instrument (default: none)"),
+        ("--reflection", "answer gRPC reflection, for tools such as grpcurl (default: do not)"),
+    ):
+        parser.add_argument(flag, action="store_true", help=text)
     parser.add_argument(
-        "--socket-mode",
-        metavar="MODE",
-        help="mode of the Unix socket files, such as 0660 for clients of the same group (default: by umask)",
-    )
-    parser.add_argument(
-        "--max-rows",
-        type=int,
-        default=Limits().max_rows,
-        help="most rows that the server stores (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=20.0,
-        help="seconds that calls may take to finish after SIGTERM (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--share-memory",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="let clients of this host exchange values through shared memory",
-    )
-    parser.add_argument(
-        "--insecure", action="store_true", help="allow unencrypted gRPC on addresses that other hosts can reach"
-    )
-    parser.add_argument(
-        "--tracing", action="store_true", help="create OpenTelemetry spans; run under opentelemetry-instrument"
+        "--no-share-memory",
+        dest="share_memory",
+        action="store_false",
+        help="exchange values over gRPC also with clients of this host (default: through shared memory)",
     )
     parser.add_argument(
         "--log-level",
+        metavar="LEVEL",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="lowest level of the events written to stderr (default: %(default)s)",
+        help="lowest level of the events on stderr: debug, info, warning or error (default: %(default)s)",
     )
     return parser
 
@@ -109,15 +125,27 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         http=flags.http or None,
         health=flags.health or None,
         socket_mode=None if flags.socket_mode is None else parse_mode(flags.socket_mode),
-        limits=Limits(memory_bytes=parse_size(flags.memory), max_rows=flags.max_rows),
+        limits=_limits(flags),
         share_memory=flags.share_memory,
         insecure=flags.insecure,
         tracing=flags.tracing,
+        reflection=flags.reflection,
         drain_grace_s=flags.grace,
         record=Path(recording) if (recording := os.environ.get("DATAPLANE_RECORD")) else None,
     )
     config.validate()
     return config
+
+
+def _limits(flags: argparse.Namespace) -> Limits:
+    bookkeeping = 512 * flags.max_rows + (256 << 20) if flags.bookkeeping is None else parse_size(flags.bookkeeping)
+    return Limits(memory_bytes=parse_size(flags.memory), max_rows=flags.max_rows, bookkeeping_bytes=bookkeeping)
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many descriptors as the system lets this process have: each local client takes four."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve(config: ServerConfig) -> None:
@@ -128,14 +156,19 @@ async def _serve(config: ServerConfig) -> None:
     server = Server(config)
     try:
         await server.start()
-        print(_banner(server), flush=True)  # noqa: T201  # a command's output
+        print(_banner(server) if sys.stdout.isatty() else _event(server), flush=True)  # noqa: T201  # a command's output
         await stopping.wait()
     finally:
         await server.stop()
 
 
+def _event(server: Server) -> str:
+    addresses = {"listen": server.addresses, "http": server.http_address, "health": server.health_address}
+    return json.dumps({"event": "serving", **addresses, "level": "info", "at": now_text(time.time())})
+
+
 def _banner(server: Server) -> str:
-    lines = [f"RL Data Plane serves gRPC on {address}" for address in server.addresses]
+    lines = [f"RL Data Plane {VERSION} serves gRPC on {address}" for address in server.addresses]
     if server.http_address is not None:
         lines.append(f"metrics on http://{server.http_address}/metrics, health on http://{server.http_address}/healthz")
     if server.health_address is not None:
@@ -145,6 +178,7 @@ def _banner(server: Server) -> str:
         "    from dataplane_client import connect",
         "",
         f'    with connect("{server.addresses[0]}") as client:',
+        "        # registering again is safe",
         '        client.register_partition("train", fields=["input_ids"], num_samples=0, consumer_tasks=["train"])',
         "",
     ]

@@ -23,6 +23,7 @@ class ServerConfig:
     share_memory: let clients of this host map the arena and exchange values through it, if the system has memfd.
     insecure: allow gRPC without encryption or authentication on addresses that other hosts can reach.
     tracing: create a span of every call with OpenTelemetry's global tracer provider, which the program sets up.
+    reflection: answer gRPC reflection, for tools such as grpcurl; needs grpcio-reflection.
     drain_grace_s: how long calls may take to finish when the server stops, in seconds.
     record: a file to write every call to, for `python -m dataplane_server.replay`; for development.
     """
@@ -35,6 +36,7 @@ class ServerConfig:
     share_memory: bool = True
     insecure: bool = False
     tracing: bool = False
+    reflection: bool = False
     drain_grace_s: float = 20.0
     record: Path | None = None
 

@@ -161,7 +161,7 @@ class Controller:
             spread = spread_over_tokens(group_advantages(rewards).flatten(), batch["token_mask"])
             column = pack_per_token_field(spread[teaches], batch["input_lengths"][teaches])
             self._client.put_samples(kept.sample_ids, ROLLOUTS, {"advantages": column})
-        dropped = meta.drop(kept.sample_ids)
+        dropped = meta.without(kept)
         self.dropped_rows += self._client.clear_samples(dropped.sample_ids, ROLLOUTS)
         return kept, float(rewards.mean()), _tokens(batch["token_mask"])
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from reward import reference_answer
+from special_tokens import bos_id
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ def prompt_text(question: str, instruction: str = "") -> str:
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, question: str, instruction: str = "") -> list[int]:
     """The tokens of a prompt. They start with the begin-of-sequence token if the tokenizer has one."""
-    ids = tokenizer.encode(prompt_text(question, instruction), add_special_tokens=False)
-    return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
+    ids: list[int] = tokenizer.encode(prompt_text(question, instruction), add_special_tokens=False)
+    bos = bos_id(tokenizer)
+    return ids if bos is None else [bos, *ids]
 
 
 def prompt_batches(problems: Sequence[Problem], batch_size: int, seed: int) -> Iterator[list[Problem]]:

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from special_tokens import eos_id, pad_id
 from token_batch import TokenBatch, pad_samples
 
 
@@ -103,7 +104,7 @@ def sample_rollouts(
     response of the batch has ended, at most `max_new_tokens` steps.
     """
     repeated = [prompt for prompt in prompts for _ in range(group_size)]
-    input_ids, attention_mask = left_pad(repeated, tokenizer.pad_token_id)
+    input_ids, attention_mask = left_pad(repeated, pad_id(tokenizer))
     recorder = _ChosenLogprobs(temperature)
     generate: Any = model.generate  # transformers' types hide that it can be called
     sequences = generate(
@@ -114,8 +115,8 @@ def sample_rollouts(
     )
     generated = sequences[:, input_ids.shape[1] :]
     step_logprobs = recorder.finish(sequences[:, -1])
-    responses = [cut_at_eos(row, tokenizer.eos_token_id) for row in generated.tolist()]
-    batch = pad_samples(repeated, responses, tokenizer.pad_token_id)
+    responses = [cut_at_eos(row, eos_id(tokenizer)) for row in generated.tolist()]
+    batch = pad_samples(repeated, responses, pad_id(tokenizer))
     logprobs = torch.zeros(batch.input_ids.shape)
     for row, (prompt, response) in enumerate(zip(repeated, responses, strict=True)):
         logprobs[row, len(prompt) : len(prompt) + len(response)] = step_logprobs[row, : len(response)]

@@ -8,8 +8,8 @@ answers. Ends with the reward curve and an account of every row.
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -168,11 +168,10 @@ def _start_server(processes: Processes, run_dir: Path, http: str) -> tuple[str, 
     socket = run_dir / "dataplane.sock"
     listen = ["--listen", f"unix://{socket}", "--listen", "127.0.0.1:0", "--http", http]
     processes.start("server", ["-m", "dataplane_server", *listen, "--memory", "512MiB"])
-    banner = processes.first_lines("server", "connect(", timeout_s=60)
-    metrics = re.search(r"http://\S+/metrics", banner)
-    if metrics is None:
-        raise RuntimeError(f"the server named no metrics address:\n{banner}")
-    return f"unix://{socket}", metrics.group()
+    mark = '"event": "serving"'
+    log = processes.first_lines("server", mark, timeout_s=60)
+    serving = next(json.loads(line) for line in log.splitlines() if mark in line)
+    return f"unix://{socket}", f"http://{serving['http']}/metrics"
 
 
 def _start_workers(processes: Processes, address: str, model: Path, weights: Path, args: argparse.Namespace) -> None:

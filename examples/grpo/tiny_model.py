@@ -26,6 +26,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.logging import disable_progress_bar
 
 from settings import ModelSettings
+from special_tokens import bos_id, eos_id, pad_id
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 
@@ -61,9 +62,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast, shape: ModelSettings, seed: i
         max_position_embeddings=shape.max_positions,
         tie_word_embeddings=True,
         initializer_range=shape.initializer_range,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=bos_id(tokenizer),
+        eos_token_id=eos_id(tokenizer),
+        pad_token_id=pad_id(tokenizer),
     )
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(config)

@@ -15,6 +15,7 @@ from itertools import islice
 from transformers import PreTrainedTokenizerBase
 
 from problem_file import Problem, prompt_ids, prompt_text
+from special_tokens import eos_id, pad_id
 from token_batch import TokenBatch, pad_samples
 from word_problems import KINDS, WordProblem, draw_problem
 
@@ -57,6 +58,6 @@ def warmup_batches(
         solutions = [imitated_solution(problem, rng) for problem in drawn]
         yield pad_samples(
             [prompt_ids(tokenizer, problem.question) for problem in drawn],
-            [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in solutions],
-            tokenizer.pad_token_id,
+            [[*tokenizer.encode(text, add_special_tokens=False), eos_id(tokenizer)] for text in solutions],
+            pad_id(tokenizer),
         )

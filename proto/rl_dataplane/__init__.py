@@ -1,1 +1,1 @@
-"""The contract of RL Data Plane, by version. Messages and stubs only; imports nothing of ours."""
+"""The contract of RL Data Plane, by version, and what server and client ask of their host. Imports nothing of ours."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 import torch
 
+from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.meta import KVBatchMeta
 from dataplane_server.testing import running_server
 
 
@@ -28,11 +30,57 @@ def test_names_may_be_any_iterable(client: DataPlaneClient, names: Sequence[str]
     assert client.put_samples(names, "p", {"x": torch.zeros(2)}).sample_ids == ["a", "b"]
 
 
-def test_a_str_is_one_field_but_not_a_sequence_of_ids(client: DataPlaneClient) -> None:
-    client.put_samples(["a"], "p", {"x": torch.zeros(1)})
-    assert list(client.get_samples(["a"], "p", "x").keys()) == ["x"]
-    with pytest.raises(UnsupportedTypeError, match="'p': sample ids must be a sequence of str, got the str 'ab'"):
-        client.get_samples("ab", "p", ["x"])
+META = KVBatchMeta("p", None, ["a"])
+ONE_STR: dict[str, tuple[str, Callable[[aio.AsyncDataPlaneClient], object]]] = {
+    "put_samples": ("sample id", lambda c: c.put_samples("x", "p")),
+    "get_samples": ("sample id", lambda c: c.get_samples("x", "p", ["x"])),
+    "get_samples of a field": ("field name", lambda c: c.get_samples(["a"], "p", "x")),
+    "get_data": ("field name", lambda c: c.get_data(META, "x")),
+    "read_columns": ("field name", lambda c: c.read_columns(META, "x")),
+    "clear_samples": ("sample id", lambda c: c.clear_samples("x", "p")),
+    "claim": ("field name", lambda c: c.claim("p", "t", "x", 1)),
+    "claim_meta": ("field name", lambda c: c.claim_meta("p", "t", "x", 1)),
+    "claim_shard": ("field name", lambda c: c.claim_shard("p", "t", "x", 1, step=0, dp_rank=0, dp_world=1)),
+    "reset": ("sample id", lambda c: c.reset("p", "t", "x")),
+    "reserve_group": ("sample id", lambda c: c.reserve_group("p", "g", "x")),
+    "check_consumption_status": ("task name", lambda c: c.check_consumption_status("p", "x")),
+    "register_partition": ("field name", lambda c: c.register_partition("q", "x", 0, ["t"])),
+    "register_partition of a task": ("task name", lambda c: c.register_partition("q", ["x"], 0, "x")),
+    "register_partition per token": (
+        "per-token field name",
+        lambda c: c.register_partition("q", ["x"], 0, ["t"], per_token_fields="x"),  # noqa: S106  # tokens of text
+    ),
+    "register_partition with enums": ("enum name", lambda c: c.register_partition("q", ["x"], 0, [], enums={"x": "x"})),
+}
+"""Calls that take a list of names, each with one name in its place: what the names are, and the call."""
+
+
+@pytest.mark.parametrize(("what", "call"), ONE_STR.values(), ids=ONE_STR)
+async def test_one_str_is_no_list_of_names(
+    client: DataPlaneClient, what: str, call: Callable[[aio.AsyncDataPlaneClient], Awaitable[object]]
+) -> None:
+    refusal = f"{what}s must be a sequence of str, got the str 'x'; write \\['x'\\]"
+    with pytest.raises(UnsupportedTypeError, match=refusal):
+        call(client)  # type: ignore[arg-type]
+    async with await aio.connect(client._transport.target) as waiting:
+        with pytest.raises(UnsupportedTypeError, match=refusal):
+            await call(waiting)
+
+
+@pytest.mark.parametrize("tags", [{"x": 1}, "x", 3], ids=repr)
+def test_tags_are_a_list_with_a_mapping_for_each_row(client: DataPlaneClient, tags: object) -> None:
+    with pytest.raises(UnsupportedTypeError, match=r"one mapping for each of 2 samples, got .*\[tags\] \* 2"):
+        client.put_samples(["a", "b"], "p", tags=tags)  # type: ignore[arg-type]
+
+
+def test_a_tag_may_be_a_numpy_scalar_or_a_0_d_tensor(client: DataPlaneClient) -> None:
+    numbers = {"i": np.int64(3), "f": np.float32(0.5), "b": np.bool_(True), "s": np.str_("x"), "t": torch.tensor(2)}
+    plain = {"i": 3, "f": 0.5, "b": True, "s": "x", "t": 2}
+    put = client.put_samples(["tagged"], "p", {"x": torch.zeros(1)}, [numbers])
+    stored = client.sample("p", "tagged").tags
+    assert [{key: (type(value), value) for key, value in tags.items()} for tags in ((put.tags or [])[0], stored)] == [
+        {key: (type(value), value) for key, value in plain.items()}
+    ] * 2
 
 
 @pytest.mark.parametrize("name", [1, None, b"a", ["a"]], ids=repr)
@@ -48,7 +96,7 @@ def test_a_name_without_utf_8_form_is_refused(client: DataPlaneClient) -> None:
 
 @pytest.mark.parametrize("count", [3, np.int32(3), torch.tensor(3)], ids=repr)
 def test_a_count_may_be_any_integer(client: DataPlaneClient, count: int) -> None:
-    assert client.register_partition("counted", ["x"], count, []).num_samples == 3
+    assert client.register_partition("counted", ["x"], count, ["train"]).num_samples == 3
 
 
 @pytest.mark.parametrize("count", [3.0, "3", None, np.float64(3)], ids=repr)

@@ -32,6 +32,11 @@ def test_size_counts_the_rows() -> None:
     assert BatchedDataDict[Any](a=jagged(2, 0, 3)).size == 3
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_size_counts_the_rows_of_a_strided_nested_tensor() -> None:
+    assert BatchedDataDict[Any](a=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])).size == 2
+
+
 def test_slice_cuts_out_the_rows_without_copying_values() -> None:
     batch: Batch = BatchedDataDict(a=jagged(2, 0, 3, 1))
     part = batch.slice(1, 4)["a"]

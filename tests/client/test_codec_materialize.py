@@ -12,10 +12,12 @@ import numpy.typing as npt
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, narrow, nested_tensor, nested_tensor_from_jagged
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize, pack_jagged_fields
+from dataplane_client.columns_layout import Layout
 
 
 def ragged(*rows: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -140,6 +142,7 @@ def test_narrowed_rows_are_padded() -> None:
     assert materialize(TensorDict({"x": nested}, [2]))["x"].tolist() == [[1, 2, 0], [9, 10, 11]]
 
 
+@needs_jagged_slices
 def test_slice_of_a_batch_is_padded_to_its_own_longest_row() -> None:
     td = TensorDict({"x": ragged([1], [2, 3], [4], [5, 6, 7])}, [4])
     assert materialize(td[:3])["x"].tolist() == [[1, 0], [2, 3], [4, 0]]
@@ -170,33 +173,81 @@ def test_pending_conjugation_is_resolved() -> None:
     assert materialize(TensorDict({"x": nested}, [2]))["x"].tolist() == [[1 - 2j, 0], [3 + 1j, -5j]]
 
 
-def test_padded_result_requires_no_grad() -> None:
-    nested = as_nested_tensor([torch.ones(1, requires_grad=True), torch.ones(2)], layout=torch.jagged)
-    assert not materialize(TensorDict({"x": nested}, [2]))["x"].requires_grad
+@pytest.mark.parametrize("layout", ["padded", "auto"])
+@pytest.mark.parametrize("lengths", [(1, 2), (2, 2)], ids=["ragged", "even"])
+def test_gradients_flow_through(layout: Layout, lengths: tuple[int, int]) -> None:
+    rows = [torch.ones(n, 2, requires_grad=True) for n in lengths]
+    dense = torch.ones(2, 1, requires_grad=True)
+    td = TensorDict({"x": as_nested_tensor(rows, layout=torch.jagged), "d": dense}, [2])
+    batch = materialize(td, layout, {"x": 7}, pad_to_seqlen=3)
+    padded = batch["x"] if not batch["x"].is_nested else batch["x"].to_padded_tensor(0.0)
+    (padded.sum() + (batch["d"] * 2).sum()).backward()
+    assert [row.grad.tolist() for row in rows if row.grad is not None] == [[[1, 1]] * n for n in lengths]
+    assert dense.grad is not None
+    assert dense.grad.tolist() == [[2], [2]]
 
 
-@pytest.mark.parametrize(
-    "nested",
-    [
-        ragged([[1, 2]], [[3, 4], [5, 6]]).transpose(1, 2),
-        as_nested_tensor([torch.zeros(2, 3), torch.zeros(2, 5)], layout=torch.jagged),
-    ],
-    ids=["transposed", "ragged in dim 2"],
-)
-def test_field_ragged_in_another_dim_is_refused_naming_it(nested: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="'x': ragged in dim 2"):
-        materialize(TensorDict({"x": nested}, [2]))
+RAGGED_LATER = {
+    "transposed": (ragged([[1, 2]], [[3, 4], [5, 6]]).transpose(1, 2), (2, 2, 2)),
+    "ragged in dim 2": (as_nested_tensor([torch.ones(2, 3), torch.ones(2, 5)], layout=torch.jagged), (2, 2, 5)),
+    "ragged in dims 1 and 2": ([torch.ones(1, 2), torch.ones(3, 1)], (2, 3, 2)),
+    "ragged in dims 1 and 3": ([torch.ones(1, 2, 1), torch.ones(3, 2, 4)], (2, 3, 2, 4)),
+}
+
+
+@STRIDED
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize(("rows", "shape"), RAGGED_LATER.values(), ids=RAGGED_LATER)
+def test_rows_ragged_in_a_later_dim_are_padded_as_torch_pads_them(
+    rows: torch.Tensor | list[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    parts = [row.float() for row in (rows if isinstance(rows, list) else rows.unbind())]
+    nested = nested_tensor([row.to(dtype) for row in parts])
+    padded = materialize(TensorDict({"x": nested}, [2]), pad_value_dict={"x": 7})["x"]
+    assert (padded.dtype, padded.shape) == (dtype, shape)
+    assert torch.equal(padded.float(), torch.nested.to_padded_tensor(nested_tensor(parts), 7.0))
+    wider = materialize(TensorDict({"x": nested}, [2]), pad_to_seqlen=9)["x"]
+    assert wider.shape == (2, 9, *shape[2:])
+
+
+def test_gradients_flow_through_rows_ragged_in_a_later_dim() -> None:
+    rows = [torch.ones(2, 3, requires_grad=True), torch.ones(2, 5)]
+    nested = as_nested_tensor(rows, layout=torch.jagged)
+    materialize(TensorDict({"x": nested}, [2]))["x"].sum().backward()
+    assert rows[0].grad is not None
+    assert rows[0].grad.tolist() == [[1] * 3] * 2
 
 
 @STRIDED
 @pytest.mark.parametrize(
-    "rows",
-    [[torch.zeros(1, 2), torch.zeros(1, 3)], [torch.tensor(1.0), torch.tensor(2.0)]],
-    ids=["trailing dims", "0-d rows"],
+    ("nested", "shape"),
+    [
+        (ragged([1, 2], [3, 4]), (2, 2)),
+        (ragged([], []), (2, 0)),
+        (ragged([1], [2, 3]), None),
+        (ragged([[1, 2]], [[3, 4]]).transpose(1, 2), (2, 2, 1)),
+        (as_nested_tensor([torch.ones(2, 3), torch.ones(2, 5)], layout=torch.jagged), None),
+        ([torch.ones(2, 3), torch.ones(2, 3)], (2, 2, 3)),
+        (TensorDict({"x": ragged([0], [1, 2], [3, 4])}, [3])[1:]["x"], (2, 2)),
+    ],
+    ids=["even", "empty rows", "ragged", "transposed", "ragged in dim 2", "strided", "a slice of a batch"],
 )
-def test_strided_nested_tensor_ragged_elsewhere_is_refused_naming_it(rows: int) -> None:
+def test_auto_layout_is_dense_where_all_rows_have_one_shape(
+    nested: torch.Tensor | list[torch.Tensor], shape: tuple[int, ...] | None
+) -> None:
+    nested = nested_tensor(nested) if isinstance(nested, list) else nested
+    got = materialize(TensorDict({"x": nested}, [2]), "auto")["x"]
+    if shape is None:
+        assert got is nested
+        return
+    assert (got.is_nested, got.shape) == (False, shape)
+    assert torch.equal(got, torch.stack(nested.unbind()))
+
+
+@STRIDED
+def test_strided_nested_tensor_of_0_d_rows_is_refused_naming_it() -> None:
     with pytest.raises(ValueError, match="'x', row"):
-        materialize(TensorDict({"x": nested_tensor(rows)}, [2]))
+        materialize(TensorDict({"x": nested_tensor([torch.tensor(1.0), torch.tensor(2.0)])}, [2]))
 
 
 @pytest.mark.parametrize(

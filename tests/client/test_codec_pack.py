@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
+from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 
 from dataplane_client.codec import (
@@ -245,8 +246,8 @@ class TestPackJaggedFields:
 
     @pytest.mark.parametrize(
         ("value", "found"),
-        [([1, 2], "list"), ("ab", "str"), (np.ones(2), "float64"), (None, "NoneType")],
-        ids=["list", "str", "ndarray", "none"],
+        [({1, 2}, "set"), ("ab", "str"), (np.zeros(2, "M8[s]"), "datetime64"), (None, "NoneType")],
+        ids=["set", "str", "ndarray", "none"],
     )
     def test_other_types_are_refused_naming_field_and_type(self, value: Any, found: str) -> None:
         with pytest.raises(TypeError, match=rf"'bad'.*{found}"):
@@ -331,5 +332,9 @@ class TestResponseFromNested:
             torch.ones(6), torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 1]), min_seqlen=1, max_seqlen=2
         )
         assert rows_of(response_from_nested(full, mask)) == [[1, 2], [6]]
+
+    @needs_jagged_slices
+    def test_a_slice_of_a_batch_is_a_mask(self) -> None:
+        full = self.nested([0, 1, 2, 3], [5, 6, 7])
         sliced = TensorDict({"m": self.nested([1], [1, 1], [1])}, [3])[1:]["m"]
         assert rows_of(response_from_nested(full, sliced)) == [[1, 2], [6]]

@@ -16,6 +16,7 @@ from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import connect
 from dataplane_client.codec import materialize
 from dataplane_client.columns_layout import Layout, join_values
+from dataplane_client.options import TransportChoice
 from dataplane_client.wire_columns import encode_columns
 from dataplane_server.testing import running_server
 
@@ -76,9 +77,9 @@ def test_jagged_fields_on_a_device_can_be_combined(device: str) -> None:
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
-def test_a_batch_from_a_device_comes_back_on_it(transport: str) -> None:
+def test_a_batch_from_a_device_comes_back_on_it(transport: TransportChoice) -> None:
     with running_server() as address, connect(address, transport=transport) as client:
-        client.register_partition("p", NAMES, 0, [])
+        client.register_partition("p", NAMES, 0, ["train"])
         meta = client.put_samples(
             ["a", "b", "c"], "p", {name: FIELDS[name] for name in NAMES} | {"reward": FIELDS["reward"].cuda()}
         )

@@ -117,14 +117,25 @@ def test_an_error_prints_its_message_without_quotes(kind: type[DataPlaneError]) 
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
 def test_every_status_becomes_an_error_of_ours(code: grpc.StatusCode) -> None:
-    error = translated(Failed(code, "why"), "PutSamples", "host:1")
+    info = error_details_pb2.ErrorInfo(domain="rl_dataplane")
+    error = translated(Failed(code, "why", details(info)), "PutSamples", "host:1")
     assert type(error) is BY_CODE.get(code, InternalError)
     assert str(error) == "PutSamples at host:1: why"
     assert (error.reason, error.details, error.retry_after_s) == ("", {}, None)
 
 
-def test_a_status_without_words_is_named() -> None:
-    assert str(translated(Failed(grpc.StatusCode.UNKNOWN, None), "Put", "t")) == "Put at t: UNKNOWN"
+@pytest.mark.parametrize("said", ["ipv4:1.2.3.4: recvmsg: some new words of gRPC", None], ids=str)
+@pytest.mark.parametrize("code", ["CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE"])
+def test_what_grpc_says_itself_is_kept_apart_from_the_message(code: str, said: str | None) -> None:
+    error = translated(Failed(grpc.StatusCode[code], said), "PutSamples", "host:1")
+    assert str(error).startswith("PutSamples at host:1: ")
+    assert "recvmsg" not in str(error)
+    assert error.details == {"grpc": said or code}
+
+
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.DATA_LOSS], ids=str)
+def test_a_status_without_words_is_named(status: grpc.StatusCode) -> None:
+    assert str(translated(Failed(status, None), "Put", "t")) == f"Put at t: {status.name}"
 
 
 @pytest.mark.parametrize("reason", BY_REASON)

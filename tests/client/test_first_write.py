@@ -27,7 +27,7 @@ def batch(width: int = 4, **more: object) -> dict[str, object]:
 
 
 def first_write(columns: dict[str, object], pad_to_multiple: int = 1) -> FirstWrite:
-    return FirstWrite(columns, IDS, None, pad_to_multiple)  # type: ignore[arg-type]
+    return FirstWrite(columns, IDS, None, pad_to_multiple)
 
 
 def stored(write: FirstWrite) -> TensorDict:
@@ -103,7 +103,7 @@ def test_another_number_of_ids_or_tags_is_refused(
     ids: list[str], tags: list[dict[str, int]] | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        FirstWrite(batch(), ids, tags, 1)  # type: ignore[arg-type]
+        FirstWrite(batch(), ids, tags, 1)
 
 
 @pytest.mark.parametrize("multiple", [0, -8])

@@ -1,11 +1,11 @@
-"""KVBatchMeta is a value: its transforms keep rows, lengths and tags together and leave the original alone."""
+"""KVBatchMeta keeps rows, lengths and tags together; its transforms leave the original alone."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,13 +27,19 @@ def meta() -> KVBatchMeta:
     )
 
 
+def kept(meta: KVBatchMeta | None) -> KVBatchMeta:
+    assert meta is not None
+    return meta
+
+
 TRANSFORMS: dict[str, Callable[[KVBatchMeta], KVBatchMeta]] = {
     "subset": lambda meta: meta.subset([2, 0]),
     "slice": lambda meta: meta.slice(1, 3),
-    "drop": lambda meta: meta.drop(["b"]),
-    "stamp_tags": lambda meta: meta.stamp_tags({"n": 9}),
+    "drop": lambda meta: kept(meta.drop([1])),
+    "without": lambda meta: meta.without(["b"]),
     "with_fields": lambda meta: meta.with_fields(["z"]),
-    "concat": lambda meta: KVBatchMeta.concat([meta]),
+    "concat": lambda meta: meta.concat(),
+    "joined": lambda meta: KVBatchMeta.joined([meta]),
 }
 
 
@@ -60,9 +66,39 @@ def test_columns_of_another_length_than_the_ids_are_refused(column: dict[str, An
         KVBatchMeta("p", None, ["a", "b"], **column)
 
 
-def test_metas_cannot_be_assigned_to(meta: KVBatchMeta) -> None:
-    with pytest.raises(FrozenInstanceError):
-        meta.task_name = "eval"  # type: ignore[misc]
+def test_a_meta_counts_its_rows_and_gives_their_ids(meta: KVBatchMeta) -> None:
+    assert (len(meta), list(meta)) == (4, ["a", "b", "c", "d"])
+
+
+def test_a_meta_carries_what_its_holder_adds(meta: KVBatchMeta) -> None:
+    meta.extra_info["dp_rank"] = 1
+    meta.task_name = "eval"
+    assert (meta.extra_info, meta.task_name) == ({"step": 7, "dp_rank": 1}, "eval")
+
+
+def test_a_meta_shows_itself_in_a_line(meta: KVBatchMeta) -> None:
+    assert repr(meta) == "<KVBatchMeta p/train 4 rows: a, b, c, d with x, y>"
+    assert repr(KVBatchMeta("p", None, [])) == "<KVBatchMeta p 0 rows: >"
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "ä" * 128, "new\nline"], ids=["long", "wide", "two lines"])
+def test_a_meta_shows_itself_in_a_hundred_characters_whatever_it_holds(name: str) -> None:
+    shown = repr(KVBatchMeta(name, name, [f"{name}{row}" for row in range(65_536)], [name] * 300))
+    assert len(shown) <= 100
+    assert "65536 rows" in shown
+    assert shown.isprintable()
+
+
+def test_a_table_of_a_meta_shows_its_first_rows_and_escapes_names() -> None:
+    hostile = "<script>alert('x')</script>&"
+    meta = KVBatchMeta(
+        hostile, None, [f"{hostile}{row}" for row in range(50)], None, [5] * 50, tags=[{hostile: "<b>"}] * 50
+    )
+    table = meta._repr_html_()
+    assert table.count("<tr>") == 21
+    assert "<script" not in table
+    assert "<b>" not in table
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;&amp;0" in table
 
 
 def test_metas_survive_pickling(meta: KVBatchMeta) -> None:
@@ -81,9 +117,10 @@ def test_metas_of_equal_content_are_equal_whatever_their_generations(meta: KVBat
         ("subset", [13, 11]),
         ("slice", [12, 13]),
         ("drop", [11, 13, 14]),
-        ("stamp_tags", [11, 12, 13, 14]),
+        ("without", [11, 13, 14]),
         ("with_fields", [11, 12, 13, 14]),
         ("concat", [11, 12, 13, 14]),
+        ("joined", [11, 12, 13, 14]),
     ],
 )
 def test_a_transform_keeps_generations_with_their_rows(meta: KVBatchMeta, name: str, generations: list[int]) -> None:
@@ -121,44 +158,65 @@ def test_slice_cuts_bounds_beyond_the_rows(meta: KVBatchMeta, start: int, end: i
 
 
 def test_slices_put_together_are_the_whole(meta: KVBatchMeta) -> None:
-    assert KVBatchMeta.concat([meta.slice(0, 1), meta.slice(1, 3), meta.slice(3, 4)]) == meta
+    assert meta.slice(0, 1).concat(meta.slice(1, 3), meta.slice(3, 4)) == meta
 
 
-def test_drop_keeps_the_order_of_the_rest_and_ignores_unknown_ids(meta: KVBatchMeta) -> None:
-    rest = meta.drop(["c", "zzz", "a"])
+def test_drop_takes_positions_and_keeps_the_order_of_the_rest(meta: KVBatchMeta) -> None:
+    rest = kept(meta.drop([2, 0, 2]))
     assert (rest.sample_ids, rest.sequence_lengths, rest.tags) == (["b", "d"], [2, 4], [{"n": 2}, {"n": 4}])
+
+
+def test_a_meta_from_which_all_rows_are_dropped_is_none(meta: KVBatchMeta) -> None:
+    assert meta.drop(range(4)) is None
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_drop_refuses_positions_outside_the_rows(meta: KVBatchMeta, index: int) -> None:
+    with pytest.raises(IndexError, match=f"row {index} is outside a meta of 4 rows"):
+        meta.drop([index])
+
+
+def test_without_keeps_the_order_of_the_rest_and_ignores_unknown_ids(meta: KVBatchMeta) -> None:
+    rest = meta.without(["c", "zzz", "a"])
+    assert (rest.sample_ids, rest.sequence_lengths, rest.tags) == (["b", "d"], [2, 4], [{"n": 2}, {"n": 4}])
+    assert len(meta.without(meta)) == 0
 
 
 def test_unknown_columns_stay_unknown() -> None:
     bare = KVBatchMeta("p", None, ["a", "b"])
     assert bare.subset([1]) == KVBatchMeta("p", None, ["b"])
-    assert bare.drop(["b"]) == KVBatchMeta("p", None, ["a"])
+    assert bare.without(["b"]) == KVBatchMeta("p", None, ["a"])
 
 
 # -- tags and fields ---------------------------------------------------------------------------------------------------
 
 
-def test_one_mapping_of_tags_goes_to_every_row_and_wins(meta: KVBatchMeta) -> None:
-    assert meta.stamp_tags({"n": 9, "v": 1}).tags == [{"n": 9, "v": 1}] * 4
-
-
-def test_a_mapping_for_each_row_is_merged_into_its_row(meta: KVBatchMeta) -> None:
-    stamped = meta.stamp_tags([{"v": 1}, {}, {"n": 3}, {"n": 5}])
-    assert stamped.tags == [{"n": 1, "v": 1}, {"n": 2}, {"n": 3}, {"n": 5}]
+def test_stamp_tags_sets_tags_by_column_in_place(meta: KVBatchMeta) -> None:
+    piece = meta.subset([0])
+    meta.stamp_tags({"n": [9, 8, 7, 6], "v": (True, None, "x", 0.5)})
+    assert meta.tags == [{"n": 9, "v": True}, {"n": 8, "v": None}, {"n": 7, "v": "x"}, {"n": 6, "v": 0.5}]
+    assert piece.tags == [{"n": 1}]
 
 
 def test_tags_can_be_stamped_where_none_are_known() -> None:
-    assert KVBatchMeta("p", None, ["a", "b"]).stamp_tags({"v": 1}).tags == [{"v": 1}, {"v": 1}]
+    bare = KVBatchMeta("p", None, ["a", "b"])
+    bare.stamp_tags({"v": [1, 2]})
+    assert bare.tags == [{"v": 1}, {"v": 2}]
 
 
-def test_tags_for_another_number_of_rows_are_refused(meta: KVBatchMeta) -> None:
-    with pytest.raises(ValueError, match="tags for 3 rows, but the meta has 4"):
-        meta.stamp_tags([{}] * 3)
+@pytest.mark.parametrize("column", [[1, 2, 3], [], "abcd"], ids=str)
+def test_tags_for_another_number_of_rows_are_refused(meta: KVBatchMeta, column: list[int]) -> None:
+    before = copy.deepcopy(meta)
+    with pytest.raises(ValueError, match="tag 'v' must have one value for each of 4 rows, got"):
+        meta.stamp_tags({"n": [0] * 4, "v": column})
+    assert meta == before
 
 
-@pytest.mark.parametrize("fields", [["z"], [], None], ids=str)
-def test_with_fields_names_other_fields(meta: KVBatchMeta, fields: list[str] | None) -> None:
-    assert meta.with_fields(fields).fields == fields
+@pytest.mark.parametrize(
+    ("own", "more", "merged"), [(["x"], ["y", "x"], ["x", "y"]), ([], ["y"], ["y"]), (None, ["y"], ["y"])], ids=str
+)
+def test_with_fields_merges(meta: KVBatchMeta, own: list[str] | None, more: list[str], merged: list[str]) -> None:
+    assert replace(meta, fields=own).with_fields(more).fields == merged
 
 
 # -- concat ------------------------------------------------------------------------------------------------------------
@@ -180,7 +238,7 @@ def other(**settings: object) -> KVBatchMeta:
 
 
 def test_concat_joins_rows_in_order(meta: KVBatchMeta) -> None:
-    whole = KVBatchMeta.concat([meta, other()])
+    whole = meta.concat(other())
     assert whole.sample_ids == ["a", "b", "c", "d", "e"]
     assert whole.sequence_lengths == [1, 2, 3, 4, 5]
     assert whole.tags == [{"n": 1}, {"n": 2}, {}, {"n": 4}, {"n": 5}]
@@ -204,7 +262,7 @@ def test_concat_joins_rows_in_order(meta: KVBatchMeta) -> None:
 def test_concat_keeps_what_all_metas_know(
     meta: KVBatchMeta, settings: dict[str, object], attribute: str, expected: object
 ) -> None:
-    assert getattr(KVBatchMeta.concat([meta, other(**settings)]), attribute) == expected
+    assert getattr(KVBatchMeta.joined([meta, other(**settings)]), attribute) == expected
 
 
 @pytest.mark.parametrize(
@@ -216,9 +274,9 @@ def test_concat_refuses_metas_that_do_not_belong_together(
     meta: KVBatchMeta, settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        KVBatchMeta.concat([meta, other(**settings)])
+        meta.concat(other(**settings))
 
 
-def test_concat_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        KVBatchMeta.concat([])
+def test_no_metas_cannot_be_joined() -> None:
+    with pytest.raises(ValueError, match="no metas to join"):
+        KVBatchMeta.joined([])

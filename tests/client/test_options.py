@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from dataplane_client._deadline import backoff_pauses
+from dataplane_client import aio
+from dataplane_client._deadline import Deadline, backoff_pauses
 from dataplane_client.client import connect
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.options import ClientOptions
 from dataplane_server.testing import running_server
 
@@ -65,9 +69,44 @@ def test_connect_refuses_a_bad_setting_before_it_waits_for_the_server() -> None:
         connect("127.0.0.1:1", timeout_s=0)
 
 
-def test_connect_refuses_an_unknown_setting_by_name() -> None:
-    with pytest.raises(TypeError, match="'timeout'"):
-        connect("127.0.0.1:1", timeout=1.0)
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("timeout", "did you mean 'timeout_s'?"), ("graces", "did you mean"), ("colour", "Its options are target,")],
+)
+@pytest.mark.parametrize("call", [connect, aio.connect], ids=["blocking", "asynchronous"])
+def test_connect_refuses_an_unknown_option_and_names_the_nearest(
+    call: Callable[..., object], name: str, hint: str
+) -> None:
+    with pytest.raises(UnsupportedTypeError, match=f"connect has no option '{name}': ") as caught:
+        call("127.0.0.1:1", **{name: 1.0})
+    assert hint in str(caught.value)
+    assert "session_grace_s, client_name" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout_s": "5"}, {"timeout_s": True}, {"client_name": 7}, {"chunk_bytes": None}], ids=str
+)
+def test_connect_refuses_an_option_of_another_type(options: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedTypeError, match=f"{next(iter(options))} must be a"):
+        connect("127.0.0.1:1", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", [connect, aio.connect], ids=["blocking", "asynchronous"])
+def test_the_options_of_connect_are_those_of_a_client(call: Callable[..., object]) -> None:
+    options = dict(inspect.signature(call).parameters)
+    assert options.pop("target").default is None
+    assert {name: option.kind for name, option in options.items()} == dict.fromkeys(
+        options, inspect.Parameter.KEYWORD_ONLY
+    )
+    assert {name: option.default for name, option in options.items()} == dataclasses.asdict(ClientOptions())
+    documented = inspect.getdoc(call) or ""
+    assert [name for name in options if f"{name}:" not in documented and f"{name}," not in documented] == []
+
+
+@pytest.mark.parametrize("value", ["5", None, [1]], ids=str)
+def test_a_deadline_is_a_number(value: object) -> None:
+    with pytest.raises(UnsupportedTypeError, match="timeout_s must be a number of seconds, got"):
+        Deadline(value)  # type: ignore[arg-type]
 
 
 # -- pauses ------------------------------------------------------------------------------------------------------------
@@ -100,6 +139,37 @@ def test_a_host_with_a_port_is_an_address(host: str) -> None:
         port = address.rpartition(":")[2]
         with connect(f"{host}:{port}") as client:
             assert client.transport == "shm"
+
+
+def test_without_an_address_the_environment_names_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_server() as address:
+        monkeypatch.setenv("DATAPLANE_SERVER", address)
+        with connect() as client:
+            assert client.target == address
+
+
+@pytest.mark.parametrize("variable", [None, ""], ids=["unset", "empty"])
+@pytest.mark.parametrize("call", [lambda: connect(), lambda: connect(None)], ids=["no target", "None"])
+def test_without_any_address_connect_says_how_to_give_one(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], variable: str | None
+) -> None:
+    monkeypatch.delenv("DATAPLANE_SERVER", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("DATAPLANE_SERVER", variable)
+    with pytest.raises(InvalidArgumentError, match=r"connect: no address: pass one, such as .* DATAPLANE_SERVER"):
+        call()
+
+
+@pytest.mark.parametrize("target", [7, b"127.0.0.1:1", Path("/run/a.sock")], ids=str)
+def test_an_address_of_another_type_is_refused(target: object) -> None:
+    with pytest.raises(UnsupportedTypeError, match=r"a server's address is a str, .* got"):
+        connect(target)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_is_one_of_65535(port: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="a port is 1 to 65535"):
+        connect(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nested import as_nested_tensor
 
-from dataplane_client.codec import PaddedRows, pack_jagged_fields, with_padded_rows
+from dataplane_client._jagged import PaddedRows
+from dataplane_client.codec import pack_jagged_fields, with_padded_rows
 from dataplane_client.columns_layout import join_values
 from dataplane_client.wire_columns import encode_columns
 
@@ -94,8 +95,8 @@ REFUSED: dict[str, tuple[Fields, torch.Tensor, Collection[str] | None]] = {
     "another number of rows": ({"x": torch.zeros(2, 2), "y": torch.zeros(3, 2)}, torch.tensor([2, 1]), None),
     "another number of rows alone": ({"y": torch.zeros(3, 2)}, torch.tensor([2, 1]), {"y"}),
     "a scalar": ({"x": torch.zeros(2, 2), "y": torch.tensor(1)}, torch.tensor([2, 1]), None),
-    "a list": ({"x": torch.zeros(2, 2), "y": [1, 2]}, torch.tensor([2, 1]), None),
-    "an array of numbers": ({"y": np.zeros(2)}, torch.tensor([2, 1]), None),
+    "a str": ({"x": torch.zeros(2, 2), "y": "ab"}, torch.tensor([2, 1]), None),
+    "a list of other rows": ({"y": [1, 2, 3]}, torch.tensor([2, 1]), None),
     "objects of other rows": ({"y": np.array([None], object)}, torch.tensor([2, 1]), None),
 }
 

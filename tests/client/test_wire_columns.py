@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, nested_tensor, nested_tensor_from_jagged, to_padded_tensor
 
 from dataplane_client.columns_layout import WireColumn
@@ -172,6 +173,7 @@ def test_column_says_how_the_bytes_are_laid_out() -> None:
     assert (dense.values.nbytes, ragged.values.nbytes) == (48, 40)
 
 
+@needs_jagged_slices
 def test_slice_sends_only_its_own_rows() -> None:
     td = TensorDict({"j": jagged(torch.arange(1000), (300, 2, 3, 695))}, [4])[1:3]
     (column,) = encode_columns(td)
@@ -254,6 +256,7 @@ def test_torch_pads_a_decoded_field_to_its_longest_row() -> None:
     assert to_padded_tensor(got, 0.0).shape == (3, 3)
 
 
+@needs_jagged_slices
 def test_decoded_batch_stays_row_aligned_when_indexed() -> None:
     sent = {"j": as_nested_tensor([torch.tensor([1]), torch.tensor([2, 2]), torch.tensor([3])], layout=torch.jagged)}
     sent["d"] = torch.tensor([1, 2, 3])

@@ -42,7 +42,9 @@ from dataplane_server.core.calls.requests import (
     ClaimSamples,
     ClaimShard,
     ClearSamples,
+    ClosePartition,
     CommitClaim,
+    ExtendPartition,
     FinishGroup,
     FinishWrite,
     OpenSession,
@@ -78,10 +80,20 @@ class Caller:
         fields: Sequence[str] = ("a", "b"),
         tasks: Sequence[str] = ("train",),
         partition_id: str = "p",
+        *,
+        replace: bool = True,
         **more: object,
     ) -> PartitionInfo:
+        """Define a partition, in place of what it is, if it is there."""
         definition = Definition(partition_id, tuple(fields), tuple(tasks), **more)  # type: ignore[arg-type]
-        return self.apply(RegisterPartition(self.request_id(), definition))
+        return self.apply(RegisterPartition(self.request_id(), definition, replace)).partition
+
+    def extend(self, **more: object) -> PartitionInfo:
+        return self.apply(ExtendPartition(self.request_id(), "p", **more))  # type: ignore[arg-type]
+
+    def close(self) -> int:
+        """How many claims that wait end."""
+        return self.apply(ClosePartition(self.request_id(), "p")).ended_claims
 
     def put_call(
         self,

@@ -54,7 +54,7 @@ def test_a_put_of_columns_that_cannot_be_aligned_within_the_budget_is_refused_at
 ) -> None:
     caller = new_caller(memory_bytes=ALIGNMENT + 30)
     caller.register()
-    with caller.refuses(Reason.PUT_TOO_LARGE, "32 bytes", f"{ALIGNMENT + 31} with each column aligned"):
+    with caller.refuses(Reason.PUT_TOO_LARGE, "32 bytes", f"{ALIGNMENT + 31} bytes with each column aligned"):
         caller.apply(caller.put_call(["s1"], {"a": [1], "b": [31]}))
     caller.put(caller.put_call(["s1"], {"a": [1], "b": [30]}))
 
@@ -256,7 +256,7 @@ def test_the_deadline_of_a_put_is_told_with_the_room_there_is(full: Caller) -> N
     waits(full, 1)
     refusal = full.apply(GiveUpWrite(first))
     assert refusal.reason is Reason.NO_SPACE
-    for words in ("holds 100 bytes", "64 of the memory budget of 256", "1 other puts wait"):
+    for words in ("holds 100 bytes", "64 bytes of the memory budget of 256 bytes", "1 other puts wait"):
         assert words in refusal.message
     assert refusal.metadata == {"size_bytes": "100", "free_bytes": "64", "memory_budget_bytes": "256"}
     full.plane.take_effects()

@@ -17,8 +17,10 @@ from dataplane_server.core.calls.requests import (
     AbortWrite,
     ClaimSamples,
     ClearSamples,
+    ClosePartition,
     CommitClaim,
     DropPartition,
+    ExtendPartition,
     PutSamples,
     RegisterPartition,
     ReleaseClaim,
@@ -89,6 +91,14 @@ def register(caller: Caller) -> object:
     return caller.apply(RegisterPartition("again", Definition("p", ("a", "b"), ("train",))))
 
 
+def extend(caller: Caller) -> object:
+    return caller.apply(ExtendPartition("again", "p", ("c",)))
+
+
+def close(caller: Caller) -> object:
+    return caller.apply(ClosePartition("again", "p"))
+
+
 def drop(caller: Caller) -> object:
     return caller.apply(DropPartition("again", "p"))
 
@@ -130,7 +140,9 @@ def busy(new_caller: Callable[..., Caller]) -> Caller:
     return caller
 
 
-@pytest.mark.parametrize("call", [register, drop, put, claim, commit, commit_with_columns, release, clear])
+@pytest.mark.parametrize(
+    "call", [register, extend, close, drop, put, claim, commit, commit_with_columns, release, clear]
+)
 def test_a_repeated_call_is_answered_as_before_and_applied_once(busy: Caller, call: Callable[[Caller], object]) -> None:
     busy.now = 5.0
     first = call(busy)
@@ -179,6 +191,6 @@ def test_an_aborted_put_is_not_remembered(busy: Caller) -> None:
 
 def test_a_request_id_of_another_verb_is_refused(busy: Caller) -> None:
     clear(busy)
-    for call in (register, drop, put, claim, commit, release):
+    for call in (register, extend, close, drop, put, claim, commit, release):
         with busy.refuses(Reason.INVALID_REQUEST, "'again'", "clear"):
             call(busy)

@@ -304,7 +304,7 @@ def test_other_fields_and_tags_may_change_meanwhile(two: Caller) -> None:
 
 def test_a_field_that_is_no_longer_per_token_is_not_appended_to(two: Caller) -> None:
     begun = begin(two, append(two, "s1", a=[2]))
-    two.apply(RegisterPartition(two.request_id(), Definition("p", ("a", "b", "c"), ("train",))))
+    two.apply(RegisterPartition(two.request_id(), Definition("p", ("a", "b", "c"), ("train",)), replace=True))
     with pytest.raises(Refusal, match="'a'"):
         two.finish(begun.ticket)
     assert two.used == 8

@@ -173,9 +173,11 @@ def test_idle_views_beyond_the_most_kept_are_forgotten_and_rebuilt(rows: RowTabl
 def test_a_view_that_somebody_waits_at_is_never_forgotten(rows: RowTable, task: Task) -> None:
     for bit in range(MAX_VIEWS):
         task.view(1 << bit).waiters[bit] = Waiter(bit, Amount(1, 1))
-    task.view(1 << 40)
-    assert len(list(task.views)) == MAX_VIEWS + 1
-    assert task.waiting() == MAX_VIEWS
+    task.check_view(1)
+    with pytest.raises(Refusal, match="max_views") as caught:
+        task.check_view(1 << 40)
+    assert (caught.value.reason, caught.value.metadata["max_views"]) == (Reason.LIMIT_REACHED, str(MAX_VIEWS))
+    assert task.waiting() == len(list(task.views)) == MAX_VIEWS
 
 
 def test_a_forgotten_view_leaves_no_column_behind(caller: Caller) -> None:
@@ -183,8 +185,7 @@ def test_a_forgotten_view_leaves_no_column_behind(caller: Caller) -> None:
     caller.register(fields, ("t",), partition_id="q")
     caller.put_rows(["s1"], *fields, partition_id="q")
     for name in fields:
-        caller.apply(caller.claim_call(name, task="t", partition_id="q", consume=True))
-        caller.plane.take_effects()
+        caller.release(caller.take(name, task="t", partition_id="q").claim_id)
     columns = caller.plane._state.partitions["q"].rows._columns
     assert sum(name.startswith("ready:") for name in columns) <= caller.plane.totals().waiting_claims + MAX_VIEWS
 

@@ -248,9 +248,9 @@ def test_a_field_that_a_group_without_rows_shares_stays_declared(caller: Caller,
     caller.share(group, b=50)
     definition = Definition("p", ("a",), ("train", "score"))
     with caller.refuses(Reason.FIELD_HOLDS_VALUES, "'b'", "1 reserved group"):
-        caller.apply(RegisterPartition(caller.request_id(), definition))
+        caller.apply(RegisterPartition(caller.request_id(), definition, replace=True))
     caller.abort_group(group)
-    caller.apply(RegisterPartition(caller.request_id(), definition))
+    caller.apply(RegisterPartition(caller.request_id(), definition, replace=True))
 
 
 def test_the_value_of_a_group_that_lost_all_rows_is_freed_and_counted_in_the_clear(caller: Caller, group: str) -> None:

@@ -37,7 +37,7 @@ for module in {list(MODULES)!r}:
     importlib.import_module(module)
 
 import numpy as np
-from dataplane_server.core.calls.answers import PartitionInfo
+from dataplane_server.core.calls.answers import PartitionInfo, Registered
 from dataplane_server.core.calls.requests import *
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
@@ -47,7 +47,7 @@ from dataplane_server.core.plane import DataPlane
 plane = DataPlane(Limits(memory_bytes=1000))
 def apply(call):
     answer = plane.apply(call, 0.0)
-    if not isinstance(answer, PartitionInfo):  # which has a set, whose order is told nowhere else
+    if not isinstance(answer, (PartitionInfo, Registered)):  # which has a set, whose order is told nowhere else
         print(answer)
     print(plane.take_effects(), plane.digest())
     return answer
@@ -66,7 +66,9 @@ put("r4", ["t1"], "b", 500)
 apply(BeginRead("p", ["s1", "s0"], ["a"]))
 apply(CommitClaim("r5", "c-15"))
 apply(ClearSamples("r6", "p", None))
-apply(RegisterPartition("r7", Definition("p", ("c",), tasks[:3])))
+apply(ExtendPartition("r7", "p", ("d", "e"), frozenset("e"), ("task12", "task13"), 9))
+apply(ClosePartition("r8", "p"))
+apply(RegisterPartition("r9", Definition("p", ("c",), tasks[:3]), True))
 apply(Drain())
 print(plane.totals())
 plane.check_invariants()

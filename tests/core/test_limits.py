@@ -20,6 +20,8 @@ from dataplane_server.core.plane import DataPlane
         pytest.param(Limits(max_tasks=0), "max_tasks", id="no task"),
         pytest.param(Limits(max_rows_per_call=0), "max_rows_per_call", id="no row a call"),
         pytest.param(Limits(max_id_bytes=0), "max_id_bytes", id="no id"),
+        pytest.param(Limits(bookkeeping_bytes=0), "bookkeeping_bytes", id="no bookkeeping"),
+        pytest.param(Limits(max_claims=0), "max_claims", id="no claim"),
         pytest.param(Limits(remembered_requests=0), "remembered_requests", id="no memory of answers"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Partitions: defined, defined anew, described, dropped; every row ever put is cleared or still there."""
+"""Partitions: defined, replaced, described, dropped; every row ever put is cleared or still there."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def waits(caller: Caller, *fields: str, task: str = "train", batch_size: int = 1
 
 def test_a_new_partition_is_described_as_it_was_defined(caller: Caller) -> None:
     definition = Definition("q", ("x", "y"), ("t",), 7, frozenset("x"), 4, {"y": ("no", "yes")})
-    info = caller.apply(RegisterPartition(caller.request_id(), definition))
+    info = caller.apply(RegisterPartition(caller.request_id(), definition)).partition
     assert info.definition == definition
     assert info.fields == (FieldInfo("x", None, True, 0, 0), FieldInfo("y", None, False, 0, 0))
     assert info.tasks == (TaskInfo("t", 0, 0, 0, 0, 0),)
@@ -67,10 +67,10 @@ def test_a_partition_may_have_64_fields_and_a_claim_may_require_them_all(caller:
     assert effect.grant.sample_ids == ("s1",)
 
 
-# -- defined anew ------------------------------------------------------------------------------------------------------
+# -- replaced ----------------------------------------------------------------------------------------------------------
 
 
-def test_registering_again_keeps_rows_and_makes_every_row_ready_in_order_of_arrival(caller: Caller) -> None:
+def test_replacing_a_definition_keeps_rows_and_makes_every_row_ready_in_order_of_arrival(caller: Caller) -> None:
     caller.put_rows(["s1", "s2", "s3", "s4"], "a", "b")
     caller.commit(caller.take("a").claim_id)
     caller.take("a", "b")
@@ -86,7 +86,7 @@ def test_registering_again_keeps_rows_and_makes_every_row_ready_in_order_of_arri
         caller.release(grant.claim_id)
 
 
-def test_a_view_that_lost_rows_to_another_starts_in_order_of_arrival_after_registering_again(caller: Caller) -> None:
+def test_a_view_that_lost_rows_to_another_starts_in_order_of_arrival_after_a_replacement(caller: Caller) -> None:
     caller.put_rows(["s1", "s2", "s3"], "a", "b")
     caller.release(caller.take("a", "b", batch_size=3).claim_id)
     caller.take("b", batch_size=2)
@@ -95,7 +95,7 @@ def test_a_view_that_lost_rows_to_another_starts_in_order_of_arrival_after_regis
     assert caller.take("a", "b", batch_size=4).sample_ids == ("s1", "s2", "s3", "s4")
 
 
-def test_registering_again_serves_claims_that_wait(caller: Caller) -> None:
+def test_replacing_a_definition_serves_claims_that_wait(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     caller.take("a", consume=True)
     ticket = waits(caller, "a")

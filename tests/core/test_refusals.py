@@ -148,6 +148,18 @@ def put_to_a_row_that_others_reserved(world: World) -> None:
         world.put({"c": [1]}, "s3")
 
 
+def put_to_a_closed_partition(world: World) -> None:
+    world.caller.close()
+    with world.caller.refuses(Reason.PARTITION_CLOSED, "'p'", "'s3'", "1 more"):
+        world.put({"c": [1, 1, 1]}, "s1", "s3", "s4")
+
+
+def claim_of_more_than_is_left(world: World) -> None:
+    world.caller.close()
+    with world.caller.refuses(Reason.END_OF_DATA, "'p'", "'train'", "2 rows", "min_size 3", "min_size=2"):
+        world.caller.apply(world.caller.claim_call("c", batch_size=3))
+
+
 def append_to_a_row_that_was_put_meanwhile(world: World) -> None:
     caller = world.caller
     caller.register(("t",), partition_id="q", per_token_fields=frozenset("t"))
@@ -380,6 +392,12 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
         ("'p'", "2 rows", "'b'", "clear them first"),
     ),
     (
+        "another definition",
+        lambda w: w.caller.register(("a", "c"), ("train",), per_token_fields=frozenset("c"), replace=False),
+        R.PARTITION_DIFFERS,
+        ("'p'", "'a' is per-token in the partition, not in the registration", "'c' is per-token", "replace=True"),
+    ),
+    (
         "rows over the bound",
         lambda w: w.put({"c": [3, 3, 3]}, "s2", "s3", "s4"),
         R.LIMIT_REACHED,
@@ -404,6 +422,8 @@ AFTER_A_CHANGE: list[tuple[Callable[[World], None], Reason]] = [
     (finish_of_a_group_with_an_empty_row, R.GROUP_INCOMPLETE),
     (read_of_a_row_that_was_replaced, R.ROW_REPLACED),
     (put_to_a_row_that_others_reserved, R.ROW_RESERVED),
+    (put_to_a_closed_partition, R.PARTITION_CLOSED),
+    (claim_of_more_than_is_left, R.END_OF_DATA),
     (append_to_a_row_that_was_put_meanwhile, R.APPEND_CONFLICT),
 ]
 """These change something first and assert in their own body that what then is refused changes nothing."""

@@ -74,9 +74,46 @@ def test_a_field_that_is_not_per_token_has_any_length(caller: Caller) -> None:
     assert lengths(caller) == [3]
 
 
-def test_a_dense_per_token_field_has_as_many_tokens_as_its_first_dimension(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], columns=[ColumnSpec("tokens", Shape("dense", "int32", (7, 2)))]))
-    assert lengths(caller) == [7]
+DENSE = ColumnSpec("tokens", Shape("dense", "int32", (7, 2)))
+
+
+@pytest.mark.parametrize(
+    ("before", "mask", "given"), [([], [], [7, 7]), ([], [7, 7], None), ([7, 7], [], None), ([7], [], [-1, 7])], ids=str
+)
+def test_a_dense_per_token_field_is_put_where_something_else_says_the_same_length(
+    caller: Caller, before: list[int], mask: list[int], given: list[int] | None
+) -> None:
+    caller.put(caller.put_call(["s1", "s2"][: len(before)], {"mask": before})) if before else None
+    columns = [DENSE, *caller.put_call(["s1", "s2"], {"mask": mask} if mask else {}).columns]
+    caller.put(caller.put_call(["s1", "s2"], columns=columns, sequence_lengths=given))
+    assert lengths(caller) == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, ("'s1'", "7 tokens for every row", "nothing says")),
+        ([7, -1], ("'s2'", "7 tokens for every row", "nothing says")),
+        ([7, 3], ("'s2'", "'tokens' has 7", "sequence_lengths has 3")),
+    ],
+    ids=str,
+)
+def test_a_dense_per_token_field_that_may_be_padded_is_refused(
+    caller: Caller, given: list[int] | None, words: tuple[str, ...]
+) -> None:
+    with caller.refuses(Reason.LENGTH_MISMATCH, "'p'", "'tokens'", *words):
+        caller.put(caller.put_call(["s1", "s2"], columns=[DENSE], sequence_lengths=given))
+
+
+def test_a_length_given_before_does_not_vouch_for_a_dense_per_token_field(caller: Caller) -> None:
+    caller.put(caller.put_call(["s1"], sequence_lengths=[7]))
+    with caller.refuses(Reason.LENGTH_MISMATCH, "nothing says"):
+        caller.put(caller.put_call(["s1"], columns=[DENSE]))
+
+
+def test_a_per_token_field_without_a_token_dimension_is_refused(caller: Caller) -> None:
+    with caller.refuses(Reason.FIELD_MISMATCH, "'p'", "'tokens'", "one value a row", "(tokens, ...)"):
+        caller.put(caller.put_call(["s1"], columns=[ColumnSpec("tokens", Shape("dense", "int32", ()))]))
 
 
 @pytest.mark.parametrize(

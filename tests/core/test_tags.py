@@ -20,7 +20,7 @@ def granted(caller: Caller, *tags: Tags) -> tuple[Tags, ...]:
 def test_equal_tags_are_kept_once_whatever_calls_brought_them() -> None:
     pool = TagPool()
     brought: list[Tags] = [{"version": 7, "source": "x"} for _ in range(3)]
-    kept = [pool.own(tags) for tags in brought]
+    kept = [pool.own(tags)[0] for tags in brought]
     assert kept[0] == {"version": 7, "source": "x"}
     assert kept[0] is kept[1] is kept[2]
 
@@ -28,7 +28,7 @@ def test_equal_tags_are_kept_once_whatever_calls_brought_them() -> None:
 def test_keys_are_kept_once_where_values_differ() -> None:
     pool = TagPool()
     tags: list[Tags] = [{f"total_{name}": number} for name, number in (("reward", 0.5), ("reward", 3))]
-    keys = [next(iter(pool.own(of_row))) for of_row in tags]
+    keys = [next(iter(pool.own(of_row)[0])) for of_row in tags]
     assert keys[0] is keys[1]
 
 

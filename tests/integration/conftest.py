@@ -18,6 +18,7 @@ from torch.nested import nested_tensor
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import DataPlaneError
+from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread, running_server
@@ -36,7 +37,7 @@ def listen(way: str, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def transport(way: str) -> str:
+def transport(way: str) -> TransportChoice:
     """How values are to travel."""
     return "shm" if way == "shm" else "grpc"
 
@@ -49,14 +50,14 @@ def address(listen: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(address: str, transport: str) -> Iterator[DataPlaneClient]:
+def client(address: str, transport: TransportChoice) -> Iterator[DataPlaneClient]:
     """A blocking client of it."""
     with connect(address, timeout_s=20.0, transport=transport) as client:
         yield client
 
 
 @pytest.fixture
-async def async_client(address: str, transport: str) -> AsyncIterator[aio.AsyncDataPlaneClient]:
+async def async_client(address: str, transport: TransportChoice) -> AsyncIterator[aio.AsyncDataPlaneClient]:
     """An asynchronous client of it."""
     async with await aio.connect(address, timeout_s=20.0, transport=transport) as client:
         yield client
@@ -82,7 +83,7 @@ def small_server(start_server: Callable[..., ServerThread]) -> ServerThread:
 
 
 @pytest.fixture
-def small_client(small_server: ServerThread, transport: str) -> Iterator[DataPlaneClient]:
+def small_client(small_server: ServerThread, transport: TransportChoice) -> Iterator[DataPlaneClient]:
     """A client of `small_server`."""
     with connect(small_server.addresses[0], timeout_s=20.0, transport=transport) as client:
         yield client

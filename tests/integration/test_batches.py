@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -126,7 +128,7 @@ def test_get_data_reads_the_metas_fields_unless_told_otherwise(flow: DataPlaneCl
 @pytest.mark.parametrize("fields", [None, []], ids=str)
 def test_get_data_never_means_all_fields(flow: DataPlaneClient, fields: list[str] | None) -> None:
     write(flow)
-    meta = flow.claim("p", "train", ["reward"], 3).meta.with_fields(fields)
+    meta = replace(flow.claim("p", "train", ["reward"], 3).meta, fields=fields)
     with pytest.raises(ValueError, match=r"neither select_fields nor meta\.fields names a field"):
         flow.get_data(meta)
 
@@ -145,7 +147,7 @@ def test_a_partition_describes_what_it_holds(flow: DataPlaneClient) -> None:
 
 
 def test_enum_names_are_kept_for_readers(client: DataPlaneClient) -> None:
-    described = client.register_partition("p", ["verdict"], 0, [], enums={"verdict": ["wrong", "right"]})
+    described = client.register_partition("p", ["verdict"], 0, ["train"], enums={"verdict": ["wrong", "right"]})
     assert described.enums == {"verdict": ("wrong", "right")}
     assert client.partition("p") == described
 
@@ -178,3 +180,36 @@ async def test_an_asynchronous_client_shows_its_state_too(async_client: aio.Asyn
     await async_client.close()
     with pytest.raises(DataPlaneError, match="was closed"):
         await async_client.partitions()
+
+
+@pytest.mark.parametrize("pad_to_seqlen", [0, 4])
+def test_layout_auto_is_dense_where_all_rows_read_have_one_length(flow: DataPlaneClient, pad_to_seqlen: int) -> None:
+    flow.put_samples(
+        IDS, "p", {"input_ids": [[1, 2], [3, 4], [5]], "reward": torch.ones(3), "problem": ["a", {}, None]}
+    )
+    names = ["input_ids", "reward", "problem"]
+    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
+    mixed = flow.read_columns(meta, names, layout="auto", pad_to_seqlen=pad_to_seqlen)
+    assert [row.tolist() for row in mixed["input_ids"].unbind()] == [[1, 2], [3, 4], [5]]
+    assert mixed["problem"].tolist() == ["a", {}, None]
+    even = flow.read_columns(meta.slice(0, 2), names, layout="auto", pad_to_seqlen=pad_to_seqlen)["input_ids"]
+    assert (even.is_nested, even[:, :2].tolist(), even.shape[1]) == (False, [[1, 2], [3, 4]], pad_to_seqlen or 2)
+
+
+def test_tensors_are_read_dense_where_all_rows_have_one_length(flow: DataPlaneClient) -> None:
+    flow.put_samples(IDS, "p", {"input_ids": [[1, 2], [3, 4], [5]]})
+    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
+    for ids, even in ((IDS[:2], True), (IDS, False)):
+        got = flow.get_samples(ids, "p", ["input_ids"], layout="auto")
+        assert (got["input_ids"].is_nested, got.batch_size) == (not even, (len(ids),))
+        assert flow.get_data(meta.slice(0, len(ids)), layout="auto")["input_ids"].is_nested is not even
+        assert flow.get_samples(ids, "p", ["input_ids"])["input_ids"].is_nested
+
+
+@pytest.mark.parametrize("read", ["get_samples", "get_data", "read_columns"])
+def test_an_unknown_layout_is_refused_before_anything_is_read(flow: DataPlaneClient, read: str) -> None:
+    write(flow)
+    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
+    first = (IDS, "p") if read == "get_samples" else (meta,)
+    with pytest.raises(InvalidArgumentError, match=r"layout must be one of .*'auto'.*, got 'square'"):
+        getattr(flow, read)(*first, ["input_ids"], layout="square")

@@ -12,6 +12,7 @@ from torch.nested import nested_tensor
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import ClaimFencedError, ClaimTimeoutError, NotFoundError, PreconditionError
+from dataplane_client.options import TransportChoice
 
 Eventually = Callable[[Callable[[], object]], None]
 
@@ -55,14 +56,14 @@ def test_rows_that_were_ready_before_anybody_asked_come_in_the_order_of_their_ar
 def test_rows_that_lack_a_required_field_are_not_taken(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y", "z"], "a")
     put(flow, ["y"], "b")
-    assert flow.claim("p", "train", ["a", "b"], 3, min_size=1).meta.sample_ids == ["y"]
-    assert states(flow) == (2, 1, 0)
+    claim = flow.claim("p", "train", ["a", "b"], 3, min_size=1)
+    assert (claim.meta.sample_ids, states(flow)) == (["y"], (2, 1, 0))
 
 
 def test_a_claim_that_requires_no_field_takes_rows_that_have_none(flow: DataPlaneClient) -> None:
     flow.put_samples(["x"], "p", tags=[{"prompt": "1 + 1"}])
     claim = flow.claim("p", "train", [], 1)
-    assert (claim.meta.sample_ids, claim.meta.tags) == (["x"], [{"prompt": "1 + 1"}])
+    assert (claim.meta.sample_ids, claim.tags) == (["x"], [{"prompt": "1 + 1"}])
 
 
 def test_every_task_has_a_cursor_of_its_own(flow: DataPlaneClient) -> None:
@@ -93,8 +94,12 @@ def test_a_claim_says_fields_lengths_and_tags_of_its_rows(client: DataPlaneClien
 def test_sequence_lengths_are_none_where_a_row_has_none(flow: DataPlaneClient) -> None:
     flow.put_samples(["x"], "p", {"a": torch.zeros(1)}, sequence_lengths=[7])
     put(flow, ["y"])
-    assert flow.claim("p", "train", ["a"], 1).meta.sequence_lengths == [7]
-    assert flow.claim("p", "train", ["a"], 1).meta.sequence_lengths is None
+    first, second = (flow.claim("p", "train", ["a"], 1) for _ in range(2))
+    assert (first.sequence_lengths, second.meta.sequence_lengths) == ([7], None)
+    with pytest.raises(
+        PreconditionError, match=r"claim .* has no sequence_lengths: put the rows with sequence_lengths"
+    ):
+        second.sequence_lengths  # noqa: B018  # the access is the test
 
 
 # -- when --------------------------------------------------------------------------------------------------------------
@@ -144,7 +149,7 @@ def test_claims_that_wait_are_served_first_come_first_served(
 
 
 def test_a_caller_that_goes_away_takes_no_rows(
-    address: str, transport: str, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    address: str, transport: TransportChoice, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
     with connect(address, transport=transport) as other:
         gone = threads.submit(other.claim, "p", "train", ["a"], 1)
@@ -249,12 +254,12 @@ def test_columns_for_a_row_that_was_cleared_and_put_again_are_refused(flow: Data
     assert states(flow) == (1, 0, 0)
 
 
-def test_registering_again_fences_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:
+def test_replacing_a_definition_fences_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y"])
     flow.claim("p", "train", ["a"], 1).commit()
     held = flow.claim("p", "train", ["a"], 1)
-    flow.register_partition("p", ["a", "b"], 4, ["train"])
-    with pytest.raises(ClaimFencedError, match="registered again"):
+    flow.register_partition("p", ["a", "b"], 4, ["train"], replace=True)
+    with pytest.raises(ClaimFencedError, match="definition was replaced"):
         held.commit()
     with pytest.raises(KeyError):
         held.release()
@@ -267,7 +272,7 @@ def test_registering_again_keeps_claims_that_wait_and_ends_those_whose_task_is_g
     kept = threads.submit(flow.claim, "p", "train", ["a"], 1)
     gone = threads.submit(flow.claim, "p", "eval", ["a"], 1)
     eventually(lambda: flow.server_status().waiting_claims == 2)
-    flow.register_partition("p", ["a", "b"], 4, ["train"])
+    flow.register_partition("p", ["a", "b"], 4, ["train"], replace=True)
     with pytest.raises(NotFoundError, match="'eval'"):
         gone.result(20)
     put(flow, ["x"])

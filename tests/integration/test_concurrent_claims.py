@@ -14,6 +14,7 @@ import torch
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.options import TransportChoice
 
 Eventually = Callable[[Callable[[], object]], None]
 
@@ -67,7 +68,7 @@ def test_each_row_is_committed_exactly_once_among_50_claimers(
 
 
 def test_each_row_is_claimed_once_by_50_clients_that_wait_for_one_row_each(
-    address: str, transport: str, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    address: str, transport: TransportChoice, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
     def one_row() -> str:
         with connect(address, transport=transport) as own, own.claim("p", "train", ["a"], 1) as claim:

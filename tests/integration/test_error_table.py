@@ -15,6 +15,7 @@ from dataplane_client.errors import (
     ClaimNotFoundError,
     ClaimTimeoutError,
     DataPlaneError,
+    EndOfDataError,
     GroupFencedError,
     InternalError,
     InvalidArgumentError,
@@ -34,6 +35,7 @@ from dataplane_server.service.boundary import Boundary
 from dataplane_server.service.local_calls import LocalCalls
 from dataplane_server.service.local_endpoint import LocalEndpoint
 from dataplane_server.service.local_methods import local_methods
+from dataplane_server.service.messages import Messages
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
@@ -67,6 +69,9 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.ROW_REPLACED: ReplacedError,
     Reason.ROW_RESERVED: PreconditionError,
     Reason.SAMPLE_EXISTS: PreconditionError,
+    Reason.PARTITION_DIFFERS: PreconditionError,
+    Reason.PARTITION_CLOSED: PreconditionError,
+    Reason.END_OF_DATA: EndOfDataError,
     Reason.APPEND_CONFLICT: AppendConflictError,
 }
 RETRIED_LATER = {Reason.NO_SPACE, Reason.LIMIT_REACHED, Reason.DRAINING}
@@ -96,7 +101,7 @@ async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDat
     local = LocalEndpoint(shell, arena, metrics, local_methods(LocalCalls(shell, arena, metrics), servicer))
     local.listen_abstract()
     servicer.share_memory(arena.nonce, local.abstract_name)
-    server = grpc.aio.server(interceptors=[Boundary(metrics)])
+    server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(plane.limits))])
     pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -21,6 +21,7 @@ from dataplane_client.errors import (
     PreconditionError,
 )
 from dataplane_client.grants import ClaimedGroup
+from dataplane_client.options import TransportChoice
 
 Eventually = Callable[[Callable[[], object]], None]
 
@@ -128,7 +129,7 @@ def test_an_exception_aborts_the_group_and_says_why(flow: DataPlaneClient) -> No
     ]
 
 
-def reserve(pipe: Connection, address: str, transport: str) -> None:
+def reserve(pipe: Connection, address: str, transport: TransportChoice) -> None:
     client = connect(address, transport=transport, session_grace_s=0.3)
     group = client.reserve_group("p", "g", ["g0", "g1"])
     pipe.send(group.state)
@@ -137,7 +138,7 @@ def reserve(pipe: Connection, address: str, transport: str) -> None:
 
 @pytest.mark.parametrize("way", ["unix", "shm"], indirect=True)
 def test_a_group_of_a_client_that_was_killed_vanishes(
-    flow: DataPlaneClient, address: str, transport: str, eventually: Eventually
+    flow: DataPlaneClient, address: str, transport: TransportChoice, eventually: Eventually
 ) -> None:
     context = forking()
     pipe, theirs = context.Pipe()
@@ -153,15 +154,19 @@ def test_a_group_of_a_client_that_was_killed_vanishes(
     assert flow.claim("p", "train", ["a"], 2).meta.sample_ids == ["g0", "g1"]
 
 
-def test_a_client_that_is_closed_takes_its_groups_with_it(flow: DataPlaneClient, address: str, transport: str) -> None:
+def test_a_client_that_is_closed_takes_its_groups_with_it(
+    flow: DataPlaneClient, address: str, transport: TransportChoice
+) -> None:
     with connect(address, transport=transport) as other:
-        fill(reserved(other))
+        group = reserved(other)
+        fill(group)
         assert flow.partition("p").rows == 2
+    assert group.state == "open"
     assert flow.partition("p").rows == 0
 
 
 def test_the_asynchronous_client_has_groups_too(
-    flow: DataPlaneClient, address: str, transport: str, eventually: Eventually
+    flow: DataPlaneClient, address: str, transport: TransportChoice, eventually: Eventually
 ) -> None:
     async def main() -> None:
         async with await aio.connect(address, transport=transport) as other:
@@ -181,9 +186,10 @@ def test_the_asynchronous_client_has_groups_too(
 
 
 def test_nobody_else_puts_into_a_reserved_group(flow: DataPlaneClient) -> None:
-    reserved(flow)
+    group = reserved(flow)
     with pytest.raises(PreconditionError, match="g0"):
         flow.put_samples(["g0"], "p", {"a": torch.zeros(1)})
+    assert group.abort() == 2
 
 
 def test_a_group_takes_its_own_rows_only(flow: DataPlaneClient) -> None:
@@ -226,7 +232,7 @@ def test_whoever_holds_a_group_that_the_server_has_ended_learns_of_it(flow: Data
 
 
 def test_a_late_put_of_a_group_that_was_rolled_back_is_fenced_and_creates_nothing(
-    flow: DataPlaneClient, address: str, transport: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     group = reserved(flow)
     with connect(address, transport=transport) as other:

@@ -10,13 +10,14 @@ import torch
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.options import TransportChoice
 
 Eventually = Callable[[Callable[[], object]], None]
 
 CLAIMERS = 200
 
 
-async def wait_for_rows(address: str, transport: str, connected: list[int], claimed: list[str]) -> None:
+async def wait_for_rows(address: str, transport: TransportChoice, connected: list[int], claimed: list[str]) -> None:
     """200 clients with a connection each, every one of which waits for one row and commits it."""
 
     async def claimer(number: int) -> None:
@@ -29,7 +30,11 @@ async def wait_for_rows(address: str, transport: str, connected: list[int], clai
 
 
 def test_200_waiting_clients_get_one_row_each_while_puts_reads_and_other_claims_go_on(
-    address: str, transport: str, client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    address: str,
+    transport: TransportChoice,
+    client: DataPlaneClient,
+    threads: ThreadPoolExecutor,
+    eventually: Eventually,
 ) -> None:
     client.register_partition("p", ["x", "y"], CLAIMERS, ["train", "eval"])
     connected: list[int] = []

@@ -20,6 +20,7 @@ from dataplane_client.errors import (
     NotFoundError,
     OutOfSpaceError,
 )
+from dataplane_client.options import TransportChoice
 from dataplane_server.testing import ServerThread
 
 KIB = 1 << 10
@@ -46,7 +47,7 @@ def test_a_put_that_does_not_fit_waits_until_its_deadline_and_is_refused_whole(
 ) -> None:
     fill(small_client)
     began = time.monotonic()
-    with unchanged(small_client), pytest.raises(OutOfSpaceError, match=r"8192 bytes.*4096 of the memory budget"):
+    with unchanged(small_client), pytest.raises(OutOfSpaceError, match="holds 8 KiB of values, 4 KiB of the memory"):
         small_client.put_samples(["a", "b"], "p", rows(2, 4 * KIB), [{"n": 1}, {"n": 2}], timeout_s=0.3)
     assert time.monotonic() - began >= 0.3
 
@@ -67,13 +68,14 @@ def test_a_put_larger_than_the_whole_budget_is_refused_at_once(
     small_client: DataPlaneClient, unchanged: Unchanged
 ) -> None:
     fill(small_client, 1)
-    with unchanged(small_client), pytest.raises(InvalidArgumentError, match="whole memory budget is 65536") as caught:
+    told = "holds 64 KiB of values, .* the whole memory budget is 64 KiB: put fewer rows"
+    with unchanged(small_client), pytest.raises(InvalidArgumentError, match=told) as caught:
         small_client.put_samples(["a"], "p", rows(1, BUDGET + 1), timeout_s=20.0)
     assert caught.value.reason == "PUT_TOO_LARGE"
 
 
 def test_a_put_as_large_as_the_budget_fits(small_client: DataPlaneClient) -> None:
-    small_client.register_partition("p", ["x"], 0, [])
+    small_client.register_partition("p", ["x"], 0, ["train"])
     small_client.put_samples(["a"], "p", rows(1, BUDGET), timeout_s=0.0)
     assert small_client.server_status().memory_used_bytes == BUDGET
 
@@ -133,10 +135,10 @@ def test_commits_that_wait_are_admitted_too(
 
 
 async def test_the_asynchronous_client_waits_for_space_without_blocking_its_loop(
-    small_server: ServerThread, transport: str
+    small_server: ServerThread, transport: TransportChoice
 ) -> None:
     async with await aio.connect(small_server.addresses[0], transport=transport) as client:
-        await client.register_partition("p", ["x"], 0, [])
+        await client.register_partition("p", ["x"], 0, ["train"])
         await client.put_samples(["full"], "p", rows(1, BUDGET))
         put = asyncio.create_task(client.put_samples(["a"], "p", rows(1, BUDGET)))
         while not (await client.server_status()).waiting_puts:  # noqa: ASYNC110  # the event is in the server
@@ -171,7 +173,7 @@ def test_those_behind_a_put_that_gives_up_are_admitted(
 def test_a_caller_that_goes_away_leaves_the_queue(
     small_server: ServerThread,
     small_client: DataPlaneClient,
-    transport: str,
+    transport: TransportChoice,
     threads: ThreadPoolExecutor,
     eventually: Eventually,
 ) -> None:
@@ -199,7 +201,7 @@ def test_dropping_the_partition_ends_the_wait_of_its_puts(
 
 
 def test_replaced_values_give_their_bytes_back(small_client: DataPlaneClient) -> None:
-    small_client.register_partition("p", ["x"], 0, [])
+    small_client.register_partition("p", ["x"], 0, ["train"])
     for _ in range(20):
         small_client.put_samples(["a"], "p", rows(1, 20 * KIB), timeout_s=0.0)
     assert small_client.server_status().memory_used_bytes == 20 * KIB
@@ -241,7 +243,7 @@ def test_rows_above_the_limit_are_refused_whole(
     start_server: Callable[..., ServerThread], unchanged: Unchanged
 ) -> None:
     with connect(start_server(max_rows=3).addresses[0]) as client:
-        client.register_partition("p", ["x"], 0, [])
+        client.register_partition("p", ["x"], 0, ["train"])
         client.put_samples(["a", "b"], "p")
         with unchanged(client), pytest.raises(OutOfSpaceError, match="at most 3") as caught:
             client.put_samples(["b", "c", "d"], "p", timeout_s=5.0)
@@ -251,10 +253,10 @@ def test_rows_above_the_limit_are_refused_whole(
 
 def test_partitions_above_the_limit_are_refused(start_server: Callable[..., ServerThread]) -> None:
     with connect(start_server(max_partitions=1).addresses[0]) as client:
-        client.register_partition("p", ["x"], 0, [])
-        client.register_partition("p", ["x", "y"], 0, [])
+        client.register_partition("p", ["x"], 0, ["train"])
+        client.register_partition("p", ["x", "y"], 0, ["train"])
         with pytest.raises(OutOfSpaceError, match="holds 1 partitions"):
-            client.register_partition("q", ["x"], 0, [])
+            client.register_partition("q", ["x"], 0, ["train"])
 
 
 @pytest.mark.parametrize("limit", ["max_waiting_puts", "max_waiting_claims"])

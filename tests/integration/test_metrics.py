@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
+from dataplane_client.options import TransportChoice
 from dataplane_server.observe.catalog import CATALOG
 from dataplane_server.testing import ServerThread
 from dataplane_server.version import VERSION
@@ -37,7 +38,7 @@ def server(start_server: Callable[..., ServerThread]) -> ServerThread:
 
 
 @pytest.fixture
-def flow(server: ServerThread, transport: str) -> Iterator[DataPlaneClient]:
+def flow(server: ServerThread, transport: TransportChoice) -> Iterator[DataPlaneClient]:
     with connect(server.addresses[0], timeout_s=20.0, transport=transport) as client:
         client.register_partition("p", ["x", "y"], 4, ["train"])
         yield client
@@ -124,7 +125,7 @@ def test_rows_of_a_task_are_counted_by_state(after_traffic: ServerThread, state:
     ("verb", "code"), [("PutSamples", "OK"), ("ReadColumns", "OK"), ("ReadColumns", "NOT_FOUND"), ("CommitClaim", "OK")]
 )
 def test_calls_are_counted_by_verb_transport_and_code(
-    after_traffic: ServerThread, transport: str, verb: str, code: str
+    after_traffic: ServerThread, transport: TransportChoice, verb: str, code: str
 ) -> None:
     assert value(after_traffic, "dataplane_calls_total", verb=verb, transport=transport, code=code) == 1
 
@@ -133,20 +134,22 @@ def test_calls_are_counted_by_verb_transport_and_code(
     ("verb", "size_bytes"), [("PutSamples", BYTES), ("ReadColumns", 2 * 10 * 4), ("CommitClaim", 3 * 4)]
 )
 def test_the_bytes_of_values_are_counted_by_verb_and_transport(
-    after_traffic: ServerThread, transport: str, verb: str, size_bytes: int
+    after_traffic: ServerThread, transport: TransportChoice, verb: str, size_bytes: int
 ) -> None:
     counted = value(after_traffic, "dataplane_call_value_bytes_total", verb=verb, transport=transport)
     assert counted == size_bytes
 
 
-def test_the_seconds_of_calls_are_counted_by_verb_and_transport(after_traffic: ServerThread, transport: str) -> None:
+def test_the_seconds_of_calls_are_counted_by_verb_and_transport(
+    after_traffic: ServerThread, transport: TransportChoice
+) -> None:
     assert value(after_traffic, "dataplane_call_seconds_count", verb="ReadColumns", transport=transport) == 2
 
 
 def test_rows_that_were_given_back_are_delayed_or_dead_and_their_deliveries_have_ended(
     server: ServerThread, flow: DataPlaneClient
 ) -> None:
-    flow.register_partition("p", ["x", "y"], 4, ["train"], max_deliveries=1)
+    flow.register_partition("p", ["x", "y"], 4, ["train"], max_deliveries=1, replace=True)
     flow.put_samples(IDS, "p", FIELDS)
     flow.claim("p", "train", ["x"], 1).release(reason="no room")
     flow.claim("p", "train", ["x"], 1).release(delay_s=600.0)
@@ -172,7 +175,7 @@ def test_groups_are_open_until_they_are_finished_or_rolled_back(server: ServerTh
 
 
 def test_sessions_are_counted_while_they_live(
-    server: ServerThread, flow: DataPlaneClient, transport: str, eventually: Eventually
+    server: ServerThread, flow: DataPlaneClient, transport: TransportChoice, eventually: Eventually
 ) -> None:
     flow.reserve_group("p", "prompt", ["e"])
     with connect(server.addresses[0], transport=transport) as other:
@@ -193,12 +196,13 @@ def test_the_time_of_a_task_goes_to_the_state_that_it_is_in(
         return {sample.labels["state"]: sample.value for sample in samples}
 
     flow.put_samples(IDS, "p", FIELDS)
-    flow.claim("p", "train", ["x"], 4)
+    claim = flow.claim("p", "train", ["x"], 4)
     before = spent()
     eventually(lambda: spent()["serving"] > before["serving"])
     after = spent()
     assert set(after) == {"idle", "serving", "waiting_for_producers", "waiting_for_consumers", "waiting_by_policy"}
     assert {state for state, seconds in after.items() if seconds > before[state]} == {"serving"}
+    assert claim.state == "open"
 
 
 def test_clients_that_map_the_memory_are_counted(
@@ -271,13 +275,14 @@ def test_the_lag_is_that_of_the_oldest_weights_among_rows_that_a_task_has_not_ta
     labels = {"partition": "p", "task": "train"}
     assert value(server, "dataplane_newest_weight_version", partition="p") == 7
     assert value(server, "dataplane_task_weight_version_lag", **labels) == 4
-    flow.claim("p", "train", ["x"], 1)
+    claim = flow.claim("p", "train", ["x"], 1)
     assert value(server, "dataplane_task_weight_version_lag", **labels) == 0
     group = flow.reserve_group("p", "prompt", ["d"], weight_version=5)
     group.put(["d"], {"x": torch.zeros(1, 10)})
     group.commit(weight_version=9)
     assert value(server, "dataplane_newest_weight_version", partition="p") == 9
     assert value(server, "dataplane_task_weight_version_lag", **labels) == 4
+    assert claim.state == "open"
 
 
 def test_puts_that_wait_for_space_show_while_they_wait_and_their_wait_is_measured(
@@ -296,7 +301,7 @@ def test_puts_that_wait_for_space_show_while_they_wait_and_their_wait_is_measure
 
 
 def test_sessions_that_end_are_counted_by_how(
-    server: ServerThread, flow: DataPlaneClient, transport: str, eventually: Eventually
+    server: ServerThread, flow: DataPlaneClient, transport: TransportChoice, eventually: Eventually
 ) -> None:
     with connect(server.addresses[0], transport=transport) as other:
         other.reserve_group("p", "prompt", ["f"])

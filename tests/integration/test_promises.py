@@ -21,6 +21,7 @@ from dataplane_client.errors import (
     NotFoundError,
     OutOfSpaceError,
 )
+from dataplane_client.options import TransportChoice
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
@@ -127,7 +128,7 @@ def test_a_read_names_what_is_missing_and_drops_nothing_in_silence(
 def test_clearing_398_of_400_rows_of_one_put_gives_their_bytes_back(small_client: DataPlaneClient) -> None:
     ids = [f"s{row}" for row in range(400)]
     values = torch.arange(400 * 160).to(torch.uint8).reshape(400, 160)
-    small_client.register_partition("p", ["a"], 0, [])
+    small_client.register_partition("p", ["a"], 0, ["train"])
     small_client.put_samples(ids, "p", {"a": values})
     kept = [ids[100], ids[300]]
     assert small_client.clear_samples([sample for sample in ids if sample not in kept], "p") == 398
@@ -145,7 +146,7 @@ def test_a_put_that_names_a_sample_twice_is_refused_and_leaves_no_ghost(flow: Da
 
 
 def test_two_loader_workers_deliver_every_row_once(
-    address: str, transport: str, flow: DataPlaneClient, threads: ThreadPoolExecutor
+    address: str, transport: TransportChoice, flow: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     ids = [f"s{row}" for row in range(32)]
     flow.put_samples(ids, "p", {"a": torch.arange(32)})

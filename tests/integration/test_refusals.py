@@ -86,7 +86,7 @@ COLUMNS = [
     refused("an undeclared field", VALUE, ["'p'", "'rewards'", "reward,"], fields={"rewards": torch.zeros(3)}),
     refused("fields in a list", TYPE, ["'p'", "TensorDict", "list"], fields=[torch.zeros(3)]),
     refused("a field name that is no str", TYPE, ["'p'", "field name", "int"], fields={7: torch.zeros(3)}),
-    refused("nested mappings", VALUE, ["'p'", "'text'"], fields={"text": {"x": torch.zeros(3)}}),
+    refused("nested mappings", TYPE, ["'p'", "'text'", "dict"], fields={"text": {"x": torch.zeros(3)}}),
 ]
 
 LENGTHS = [
@@ -129,13 +129,12 @@ OBJECTS = [
     refused(name, kinds, ["'p'", "'text'", "row 1", fragment], fields={"text": objects("fine", value, "fine")})
     for name, value, kinds, fragment in (
         ("a set", {1}, TYPE, "set"),
-        ("a tuple", (1, 2), TYPE, "tuple"),
         ("a date", dt.date(2026, 1, 1), TYPE, "datetime.date"),
         ("a function", len, TYPE, "builtin_function"),
         ("a class", int, TYPE, "type"),
-        ("a NumPy scalar", np.float32(1), TYPE, "numpy.float32"),
-        ("a dict with int keys", {1: 2}, TYPE, "dict key of type int"),
-        ("a tensor in a list", [torch.zeros(1)], TYPE, "torch.Tensor"),
+        ("a NumPy date", np.datetime64(1, "s"), TYPE, "numpy.datetime64"),
+        ("a dict with float keys", {1.5: 2}, TYPE, "dict key of type float"),
+        ("a sparse tensor in a list", [torch.eye(2).to_sparse()], TYPE, "sparse"),
         ("an integer beyond 64 bits", 1 << 64, VALUE, "nteger"),
         ("a lone surrogate", "\ud800", VALUE, "surrogates"),
     )
@@ -150,7 +149,39 @@ LEAVES = [
         ["'p'", "'reward'", "0-d"],
         fields={"text": objects(1, 2, 3), "reward": torch.tensor(1.0)},
     ),
-    refused("a list", VALUE, ["'p'", "'text'"], fields={"text": ["a", "b", "c"]}),
+    refused("one number", VALUE, ["'p'", "'reward'", "float", "one for each row"], fields={"reward": 1.0}),
+    refused("one str", TYPE, ["'p'", "'text'", "str", "one value for each row"], fields={"text": "abc"}),
+    refused("a generator", TYPE, ["'p'", "'reward'", "generator"], fields={"reward": (x for x in (1.0, 2.0, 3.0))}),
+    refused("an array of dates", TYPE, ["'p'", "'reward'", "datetime64"], fields={"reward": np.zeros(3, "M8[s]")}),
+    refused("an array without rows", VALUE, ["'p'", "'reward'", "0-d"], fields={"reward": np.array(1.0)}),
+]
+
+FLAT = ["only", "Flatten the rows and put their shapes as a column beside them"]
+LISTS = [
+    refused(name, VALUE, ["'p'", f"'{field}'", *fragments], fields={field: column})
+    for name, field, column, fragments in (
+        ("a list of other rows", "reward", [1.0, 2.0], ["2 rows", "3 samples"]),
+        ("numbers and text", "reward", [1.0, "a", 2.0], ["row 1 (sample 'b')", "str", "number", "NonTensorStack"]),
+        ("numbers and None", "reward", [1.0, 2.0, None], ["row 2 (sample 'c')", "NoneType", "number"]),
+        ("bools and ints", "reward", [True, 1, 2], ["row 1 (sample 'b')", "bool, int"]),
+        ("NumPy's and Python's floats", "reward", [0.5, np.float64(1), 1.5], ["row 1 (sample 'b')", "float, float64"]),
+        ("numbers and lists", "reward", [[1], 1, [2]], ["row 1 (sample 'b')", "a list of number", "one kind"]),
+        ("a number and text in one row", "text", [[1, "a"], [2, "b"], []], ["row 0 (sample 'a')", "number and str"]),
+        ("lists of other depths", "logprobs", [[1.0], [[1.0]], [1.0]], ["row 1 (sample 'b')", "dimensions is 2", "1"]),
+        ("other depths in a row", "logprobs", [[1.0], [1.0, [2.0]], [1.0]], ["row 1 (sample 'b')", "depth"]),
+        ("lists ragged twice", "logprobs", [[[1], [2, 3]], [[1]], [[1]]], ["row 0 (sample 'a')", *FLAT]),
+        ("nothing but empty lists", "logprobs", [[], [], []], ["empty lists", "element type"]),
+        ("an integer beyond 64 bits", "reward", [1 << 64, 1, 2], ["64 bits"]),
+        ("tensors of other types", "logprobs", [torch.ones(1), torch.ones(1).long(), torch.ones(1)], ["int64"]),
+        ("tensors of other ranks", "logprobs", [torch.ones(1), torch.ones(1, 1), torch.ones(1)], ["row 1", "is 2"]),
+        ("tensors ragged twice", "image", [torch.ones(1, 2), torch.ones(2, 3), torch.ones(1, 2)], ["(2, 3)", *FLAT]),
+        (
+            "arrays ragged twice",
+            "image",
+            objects(np.ones((1, 2)), np.ones((2, 3)), np.ones((1, 2))),
+            ["row 1 (sample 'b')", *FLAT],
+        ),
+    )
 ]
 
 NAMES = [
@@ -171,7 +202,7 @@ TAGS = [
     refused("a tag that is a list", TYPE, ["'p'", "'n'", "row 1", "list"], tags=[{}, {"n": [1]}, {}]),
     refused("a key that is no str", TYPE, ["'p'", "1", "row 2"], tags=[{}, {}, {1: 2}]),
     refused("tags that are no mapping", TYPE, ["'p'", "row 0", "str"], tags=["n", {}, {}]),
-    refused("a mapping for all rows", TYPE, ["'p'", "row 0", "str"], tags={"x": 1, "y": 2, "z": 3}),
+    refused("a mapping for all rows", TYPE, ["'p'", "got dict", "[tags] * 3"], tags={"x": 1, "y": 2, "z": 3}),
     refused("a value beyond 64 bits", VALUE, ["'c'", "'n'", "64 bits"], tags=[{}, {}, {"n": 1 << 63}]),
     refused("a value of 1,025 bytes", VALUE, ["'a'", "'n'", "1024"], tags=[{"n": "x" * 1025}, {}, {}]),
     refused("an empty key", VALUE, ["'b'", "1 to 1024"], tags=[{}, {"": 1}, {}]),
@@ -179,7 +210,7 @@ TAGS = [
 ]
 
 
-@pytest.mark.parametrize(("put", "kinds", "fragments"), [*COLUMNS, *LENGTHS, *OBJECTS, *LEAVES, *NAMES, *TAGS])
+@pytest.mark.parametrize(("put", "kinds", "fragments"), [*COLUMNS, *LENGTHS, *OBJECTS, *LEAVES, *LISTS, *NAMES, *TAGS])
 def test_a_put_is_refused_for(
     assert_refused: Callable[..., None],
     put: Mapping[str, object],

@@ -130,6 +130,7 @@ def test_a_claim_is_refused_for(
             STATE,
             ["'p'", "'reward'", "3 rows"],
             partition_id="p",
+            replace=True,
             fields=["tokens", "logprobs", "image", "text"],
         ),
         refused(
@@ -137,6 +138,7 @@ def test_a_claim_is_refused_for(
             STATE,
             ["'p'", "'image'", "per-token"],
             partition_id="p",
+            replace=True,
             fields=["tokens", "logprobs", "reward", "image", "text"],
             per_token_fields=["tokens", "image"],
         ),

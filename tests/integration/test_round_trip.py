@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.options import TransportChoice
 from dataplane_server.testing import running_server
 
 DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}
@@ -27,7 +27,7 @@ def shared_client(
 ) -> Iterator[DataPlaneClient]:
     """One server for the tests of this module; every test begins with a new partition."""
     listen = "127.0.0.1:0" if request.param == "tcp" else f"unix://{tmp_path_factory.mktemp('socket')}/dataplane.sock"
-    transport = "shm" if request.param == "shm" else "grpc"
+    transport: TransportChoice = "shm" if request.param == "shm" else "grpc"
     with running_server(listen=listen) as address, connect(address, transport=transport) as client:
         yield client
 
@@ -130,7 +130,7 @@ def test_nan_payloads_infinities_and_signed_zeros_keep_their_bits(
     sent = {"dense": values, "jagged": nested(values, np.ones(len(patterns), np.int64))}
     ids = [f"s{row}" for row in range(len(patterns))]
     shared_client.drop_partition("p")
-    shared_client.register_partition("p", list(sent), 0, [])
+    shared_client.register_partition("p", list(sent), 0, ["train"])
     shared_client.put_samples(ids, "p", sent)
     assert_same(shared_client.get_samples(ids, "p", list(sent)), sent)
 
@@ -139,7 +139,7 @@ def test_rows_come_back_in_the_order_of_the_request(shared_client: DataPlaneClie
     values = {"x": torch.arange(300).reshape(100, 3), "y": jagged(torch.int32, lengths_of(100))}
     ids = [f"s{row}" for row in range(100)]
     shared_client.drop_partition("p")
-    shared_client.register_partition("p", ["x", "y"], 100, [])
+    shared_client.register_partition("p", ["x", "y"], 100, ["train"])
     shared_client.put_samples(ids, "p", values)
     order = np.random.default_rng(0).permutation(100)[:60].tolist()
     got = shared_client.get_samples([ids[row] for row in order], "p", ["y", "x"])
@@ -149,21 +149,21 @@ def test_rows_come_back_in_the_order_of_the_request(shared_client: DataPlaneClie
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 997, 1 << 16, 16 << 20], ids=lambda size: f"{size} bytes")
-def test_the_size_of_chunks_does_not_show(address: str, transport: str, chunk_bytes: int) -> None:
+def test_the_size_of_chunks_does_not_show(address: str, transport: TransportChoice, chunk_bytes: int) -> None:
     rows = 2 if chunk_bytes == 1 else 300
     sent = {"x": tensor(torch.float32, (rows, 50)), "y": jagged(torch.bfloat16, lengths_of(rows), (9,))}
     ids = [f"s{row}" for row in range(rows)]
     with connect(address, chunk_bytes=chunk_bytes, transport=transport) as client:
-        client.register_partition("p", ["x", "y"], rows, [])
+        client.register_partition("p", ["x", "y"], rows, ["train"])
         client.put_samples(ids, "p", sent)
         assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
 
 
-def test_values_of_many_chunks_come_back(address: str, transport: str) -> None:
+def test_values_of_many_chunks_come_back(address: str, transport: TransportChoice) -> None:
     sent = {"x": tensor(torch.uint8, (7, 1_300_000)), "y": tensor(torch.int64, (7, 100_001))}
     ids = [f"s{row}" for row in range(7)]
     with connect(address, transport=transport) as client:
-        client.register_partition("p", ["x", "y"], 7, [])
+        client.register_partition("p", ["x", "y"], 7, ["train"])
         client.put_samples(ids, "p", sent)
         assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
 
@@ -176,7 +176,7 @@ async def test_every_element_type_comes_back_through_the_asynchronous_client(
         sent[f"dense.{name}"] = tensor(dtype, (20, 3))
         sent[f"jagged.{name}"] = jagged(dtype, lengths_of(20), (2,))
     ids = [f"s{row}" for row in range(20)]
-    await async_client.register_partition("p", FIELDS, 20, [])
+    await async_client.register_partition("p", FIELDS, 20, ["train"])
     await async_client.put_samples(ids, "p", sent)
     assert_same(await async_client.get_samples(ids, "p", FIELDS), sent)
 
@@ -203,6 +203,8 @@ OBJECTS: dict[str, npt.NDArray[np.object_]] = {
     "nan and infinity": objects([float("nan"), float("inf"), float("-inf"), -0.0, 5e-324, 0.1]),
     "extreme integers": objects([0, -1, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1, True, False]),
     "three levels deep": objects([[[[1, 2], [3]], []], {"a": {"b": {"c": [None, b"\x00\xff"]}}}]),
+    "NumPy scalars": objects([np.float32(0.1), np.int64(1), np.bool_(True), np.str_("x"), {"reward": np.float64(0.5)}]),
+    "tuples and int keys": objects([(), (1, ["a"]), {1: (2,), "1": 3}]),
     "text of all planes": objects(["\x00", "é", "数学", "\U0001f600", "\ud7ff"]),
 }
 
@@ -212,8 +214,19 @@ def test_objects_come_back_equal_and_of_the_same_type(shared_client: DataPlaneCl
     sent = OBJECTS[case]
     ids = [f"s{row}" for row in range(len(sent))]
     shared_client.drop_partition("p")
-    shared_client.register_partition("p", ["o"], len(ids), [])
+    shared_client.register_partition("p", ["o"], len(ids), ["train"])
     shared_client.put_samples(ids, "p", {"o": sent})
     got = shared_client.get_samples(ids, "p", ["o"]).get("o").tolist()
-    assert [msgpack.packb(value) for value in got] == [msgpack.packb(value) for value in sent]
     assert [type(value) for value in got] == [type(value) for value in sent]
+    assert repr(got) == repr(sent.tolist())
+
+
+def test_arrays_and_tensors_in_objects_come_back_as_they_were(shared_client: DataPlaneClient) -> None:
+    grid = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    sent = [{"pixels": torch.ones(2, 3, dtype=torch.bfloat16), "grid": (grid, [torch.tensor(1)])}, grid, torch.ones(2)]
+    shared_client.drop_partition("p")
+    shared_client.register_partition("p", ["o"], 3, [])
+    shared_client.put_samples(["a", "b", "c"], "p", {"o": NonTensorStack(*map(NonTensorData, sent))})
+    got = shared_client.get_samples(["a", "b", "c"], "p", ["o"]).get("o").tolist()
+    assert repr(got) == repr(sent)
+    assert (got[0]["pixels"].dtype, got[1].dtype) == (torch.bfloat16, np.uint8)

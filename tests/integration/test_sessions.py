@@ -16,6 +16,7 @@ from tests.forked import forking
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import ClaimFencedError, ClaimNotFoundError, ClosedError, DataPlaneError
+from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.testing import ServerThread
 
@@ -27,7 +28,7 @@ BOTH_TRANSPORTS = pytest.mark.parametrize("way", ["unix", "shm"], indirect=True)
 """The socket makes no difference to a process of its own."""
 
 
-def consume(pipe: Connection, address: str, transport: str) -> None:
+def consume(pipe: Connection, address: str, transport: TransportChoice) -> None:
     """Claim two rows, then evaluate what comes."""
     client = connect(address, transport=transport, session_grace_s=GRACE_S)
     claim = client.claim("p", "train", ["a"], 2)
@@ -48,7 +49,7 @@ def _outcome(step: Callable[[], object]) -> str:
 class Consumer:
     """A process that has claimed two rows, and evaluates what it is told."""
 
-    def __init__(self, address: str, transport: str) -> None:
+    def __init__(self, address: str, transport: TransportChoice) -> None:
         context = forking()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=consume, args=(theirs, address, transport))
@@ -78,7 +79,7 @@ def flow(client: DataPlaneClient) -> DataPlaneClient:
 
 
 @pytest.fixture
-def consumer(flow: DataPlaneClient, address: str, transport: str) -> Iterator[Consumer]:
+def consumer(flow: DataPlaneClient, address: str, transport: TransportChoice) -> Iterator[Consumer]:
     """A process that has claimed x and y."""
     consumer = Consumer(address, transport)
     yield consumer
@@ -103,7 +104,7 @@ def test_a_client_has_a_session_from_its_first_claim_on(flow: DataPlaneClient) -
 
 
 async def test_a_claim_lives_while_the_event_loop_of_its_client_stands_still(
-    flow: DataPlaneClient, address: str, transport: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     async with await aio.connect(address, transport=transport, session_grace_s=GRACE_S) as other:
         claim = await other.claim("p", "train", ["a"], 2)
@@ -113,7 +114,7 @@ async def test_a_claim_lives_while_the_event_loop_of_its_client_stands_still(
 
 
 async def test_a_session_that_is_opened_holds_up_no_event_loop(
-    flow: DataPlaneClient, address: str, transport: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     async with await aio.connect(address, transport=transport) as other:
         claims = await other.claim("p", "train", ["a"], 1), await other.claim("p", "train", ["a"], 1)
@@ -122,7 +123,7 @@ async def test_a_session_that_is_opened_holds_up_no_event_loop(
 
 
 def test_a_client_that_is_closed_gives_back_what_it_holds_as_not_used(
-    flow: DataPlaneClient, address: str, transport: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     with connect(address, transport=transport) as other:
         held = other.claim("p", "train", ["a"], 2)
@@ -135,7 +136,7 @@ def test_a_client_that_is_closed_gives_back_what_it_holds_as_not_used(
 
 
 async def test_an_asynchronous_client_that_is_closed_gives_back_what_it_holds(
-    flow: DataPlaneClient, address: str, transport: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     async with await aio.connect(address, transport=transport) as other:
         await other.claim("p", "train", ["a"], 2)
@@ -143,7 +144,7 @@ async def test_an_asynchronous_client_that_is_closed_gives_back_what_it_holds(
 
 
 def test_a_claim_keeps_the_client_that_made_it(
-    flow: DataPlaneClient, address: str, transport: str, eventually: Eventually
+    flow: DataPlaneClient, address: str, transport: TransportChoice, eventually: Eventually
 ) -> None:
     claim = connect(address, transport=transport, session_grace_s=GRACE_S).claim("p", "train", ["a"], 2)
     time.sleep(3 * GRACE_S)
@@ -196,7 +197,7 @@ def test_a_client_that_was_stopped_claims_again_as_if_nothing_had_been(
 
 
 def test_a_client_claims_from_a_server_that_was_started_anew(
-    start_server: Callable[..., ServerThread], listen: str, transport: str
+    start_server: Callable[..., ServerThread], listen: str, transport: TransportChoice
 ) -> None:
     first = ServerThread(ServerConfig(listen=(listen,)))
     with connect(first.addresses[0], timeout_s=20.0, transport=transport) as client:
@@ -218,7 +219,7 @@ def claimed_anew(client: DataPlaneClient) -> Claim:
 
 
 def test_a_claim_that_was_adopted_outlives_the_client_that_made_it(
-    flow: DataPlaneClient, address: str, transport: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     with connect(address, transport=transport) as other:
         made = other.claim("p", "train", ["a"], 2)

@@ -11,6 +11,7 @@ import torch
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import ClaimNotFoundError, ClaimTimeoutError, InvalidArgumentError
+from dataplane_client.options import TransportChoice
 
 Eventually = Callable[[Callable[[], object]], None]
 
@@ -49,7 +50,7 @@ def test_ranks_are_balanced_by_tokens(flow: DataPlaneClient) -> None:
 
 
 def test_all_who_ask_for_a_rank_get_the_same_rows(
-    flow: DataPlaneClient, address: str, transport: str, threads: ThreadPoolExecutor
+    flow: DataPlaneClient, address: str, transport: TransportChoice, threads: ThreadPoolExecutor
 ) -> None:
     all_have_asked = threading.Barrier(6)
 
@@ -66,7 +67,9 @@ def test_all_who_ask_for_a_rank_get_the_same_rows(
     assert sorted(found[0][1] + found[1][1]) == IDS
 
 
-def test_one_commit_ends_a_shard_for_all_who_share_it(flow: DataPlaneClient, address: str, transport: str) -> None:
+def test_one_commit_ends_a_shard_for_all_who_share_it(
+    flow: DataPlaneClient, address: str, transport: TransportChoice
+) -> None:
     with connect(address, transport=transport) as other:
         mine, theirs, late = shard(flow, 0), shard(other, 0), shard(other, 0)
         assert mine.commit() == 4
@@ -77,7 +80,7 @@ def test_one_commit_ends_a_shard_for_all_who_share_it(flow: DataPlaneClient, add
 
 
 def test_a_shard_stays_claimed_while_one_who_shares_it_lives(
-    flow: DataPlaneClient, address: str, transport: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     with connect(address, transport=transport) as other:
         rows = shard(other, 1).meta.sample_ids
@@ -87,7 +90,7 @@ def test_a_shard_stays_claimed_while_one_who_shares_it_lives(
 
 
 def test_rows_of_a_shard_that_nobody_holds_stay_with_their_step(
-    flow: DataPlaneClient, address: str, transport: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     with connect(address, transport=transport) as other:
         gone = shard(other, 0)

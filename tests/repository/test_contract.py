@@ -122,8 +122,11 @@ READ_ONLY = {
     "GetPartition",
     "GetSample",
     "GetServerStatus",
+    "ListClaims",
     "ListDeadLetters",
     "ListPartitions",
+    "ListSamples",
+    "ListSessions",
     "ReadColumns",
 }
 NOT_REPEATED = {"Session"}  # a session that was opened for nobody dies by itself

@@ -1,4 +1,6 @@
-"""What is derived is what its source says: the contract's modules, the blocking client, the list of metrics."""
+"""What is derived is what its source says: the contract's modules, the blocking client, the pages of metrics and
+of the API.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "client" / "dataplane_client"
 
 
-@pytest.mark.parametrize("script", ["generate_proto.py", "unasync.py", "document_metrics.py"])
+@pytest.mark.parametrize("script", ["generate_proto.py", "unasync.py", "document_metrics.py", "document_api.py"])
 def test_running_it_again_changes_nothing(script: str) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # protoc's plug-ins are found there
     done = subprocess.run(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import version
+
 import pytest
 
 from dataplane_server.cli import main, parse_mode, parse_size
@@ -48,6 +51,7 @@ def test_what_is_no_mode_is_refused_with_the_form(text: str) -> None:
         (["--nope"], "unrecognized arguments: --nope"),
         (["--memory", "4XiB"], "'4XiB' is not a size"),
         (["--memory", "0"], "memory_bytes must be positive"),
+        (["--memory", "9000TiB"], "--memory: 9216000.0 GiB is more than the "),
         (["--max-rows", "0"], "max_rows must be at least 1"),
         (["--max-rows", "many"], "argument --max-rows: invalid int value: 'many'"),
         (["--listen", "somewhere"], "'somewhere' is not host:port"),
@@ -70,6 +74,21 @@ def test_bad_flags_end_the_command_with_code_2(
     assert ended.value.code == 2
     shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert message in shown
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"dataplane-server {version('rl-dataplane')}\n")
+
+
+def test_every_flag_tells_its_default_in_one_form(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["-h"])
+    _, version_flag, *flags = re.split(r"\n  (?=--)", capsys.readouterr().out)
+    assert version_flag.startswith("--version")
+    assert len(flags) == 12
+    assert [flag for flag in flags if not re.search(r"\(default: [^()]+\)\s*$", flag)] == []
 
 
 def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

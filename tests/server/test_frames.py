@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.frames import FrameReader, read_frames
+from dataplane_server.service.messages import Messages
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 HEADER = pb.PutSamplesHeader(request_id="r")
@@ -26,7 +28,7 @@ def chunk(offset: int, data: bytes, header: pb.PutSamplesHeader | None = None) -
 
 
 def reader_of(frames: AsyncIterator[bytes], **options: float) -> FrameReader[pb.PutSamplesHeader]:
-    return FrameReader(frames, pb.PutSamplesHeader, **options)
+    return FrameReader(frames, pb.PutSamplesHeader, Messages(Limits()), **options)
 
 
 async def received(reader: FrameReader[pb.PutSamplesHeader], size_bytes: int) -> bytes:
@@ -79,7 +81,7 @@ async def test_chunks_before_a_broken_one_are_handed_on() -> None:
     ("sent", "fragment"),
     [
         ([b"\xff" * 50], "at byte 0 .* not a frame"),
-        ([b"\x0a\x03\x0a\x01\xff"], "invalid stream header"),
+        ([b"\x0a\x03\x0a\x01\xff"], "stream header is not a valid PutSamplesHeader"),
         ([chunk(0, b"ab", HEADER), b"\x12\x05abc"], "at byte 2 .* not a frame"),
     ],
     ids=["its first frame", "its header", "a later frame"],

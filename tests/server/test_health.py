@@ -90,9 +90,9 @@ async def test_a_watch_sees_readiness_come_and_go_and_then_the_end(listener: Hea
         stub: Any = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=20)
         assert (await watch.read()).status == NOT_SERVING
-        await listener.report(ready=True)
+        listener.report(ready=True)
         assert (await watch.read()).status == SERVING
-        await listener.report(ready=False)
+        listener.report(ready=False)
         assert (await watch.read()).status == NOT_SERVING
         await listener.stop()
         assert await watch.code() is grpc.StatusCode.UNAVAILABLE

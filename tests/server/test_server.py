@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +71,8 @@ def test_a_socket_that_a_killed_server_left_is_taken_over(tmp_path: Path) -> Non
 
 def test_the_socket_of_a_living_server_is_not_taken_over(tmp_path: Path) -> None:
     living = ServerThread(config(f"unix://{tmp_path}/a.sock"))
-    with pytest.raises(OSError, match=r"already in use: .*a\.sock"):
+    message = rf"unix://.*a\.sock: another server \(process {os.getpid()}\) listens there; stop it, or choose"
+    with pytest.raises(OSError, match=message):
         ServerThread(config(f"unix://{tmp_path}/a.sock"))
     assert answers(living.addresses[0])
     living.stop()
@@ -78,19 +81,37 @@ def test_the_socket_of_a_living_server_is_not_taken_over(tmp_path: Path) -> None
 def test_a_file_in_the_place_of_the_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    with pytest.raises(OSError, match="cannot listen on"):
+    with pytest.raises(OSError, match="precious: there is a file that is not a socket; remove it, or choose another"):
         ServerThread(config(f"unix://{path}"))
     assert path.read_text() == "data"
 
 
 def test_a_taken_port_is_an_os_error() -> None:
-    with taken_port() as port, pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
+    with taken_port() as port, pytest.raises(OSError, match=f"on 127.0.0.1:{port}: another .*--listen 127"):
         ServerThread(config(f"127.0.0.1:{port}"))
 
 
 def test_a_taken_port_of_the_http_side_is_an_os_error() -> None:
-    with taken_port() as port, pytest.raises(OSError, match="address already in use"):
+    with taken_port() as port, pytest.raises(OSError, match=f"on 127.0.0.1:{port}: another .*--http 127"):
         ServerThread(config(http=f"127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize(
+    ("listen", "message"),
+    [
+        ("unix:///nonexistent/a.sock", "the folder /nonexistent does not exist; make it (mkdir -p /nonexistent), or"),
+        ("unix:///proc/version/a.sock", "/proc/version is not a folder; choose another path"),
+        (f"unix:///tmp/{'a' * 104}", "the path has more than 107 bytes; choose a shorter one"),
+        ("192.0.2.1:0", "this host does not have that address"),
+        ("nowhere.invalid:0", "the host is unknown"),
+    ],
+)
+def test_an_address_where_nothing_can_listen_is_refused_in_words(
+    listen: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OSError, match=re.escape(f"cannot listen on {listen}: {message}")):
+        ServerThread(ServerConfig(listen=(listen,), insecure=True, limits=Limits(memory_bytes=1 << 20)))
+    assert capfd.readouterr().err == ""  # gRPC has not tried
 
 
 def test_bad_settings_are_refused_before_anything_listens(tmp_path: Path) -> None:

@@ -6,24 +6,29 @@ from typing import Literal
 
 from dataplane_client._arguments import checked_name
 from dataplane_client._async.handle import AsyncHandle
+from dataplane_client._async.row_writes import write_rows
 from dataplane_client._async.session import AsyncSession
 from dataplane_client._column_messages import column_message
 from dataplane_client._requests import Fields, new_request_id, put_request, release_request, wire_columns
-from dataplane_client.errors import ClaimFencedError
+from dataplane_client._tracebacks import short_tracebacks
+from dataplane_client.errors import ClaimFencedError, PreconditionError
 from dataplane_client.grants import ClaimedGroup, Grant
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.meta import KVBatchMeta, Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class AsyncClaim(AsyncHandle):
     """An open claim; made by `claim`, `claim_shard` and `adopt_claim`. As a context manager it commits on a clean exit;
-    on an exception it releases the rows, with the name of the exception's type as the reason.
+    on an exception it releases the rows, with the exception's type and message as the reason.
 
     meta: the rows. claim_id: its name on the server. deliveries: how often each row has been delivered to the task,
     this time included; empty for an adopted claim. groups: with whole_groups, the groups in the order of their rows.
 
-    state: "open" until this object ends it ("committed", "released") or learns that the server has fenced it
-    ("fenced"). A claim stays open, for hours if need be, as long as the client that holds it lives.
+    state: "open" until this object ends it ("committed", "released"), hands it over ("detached") or learns that the
+    server has fenced it ("fenced"). A claim stays open, for hours if need be, as long as this object and the client
+    that holds it live. When an open claim is garbage-collected, its rows return to the task as a failed delivery, with
+    a ResourceWarning. A shard does not return then: other ranks may hold it, and claim_shard gives it out again.
     """
 
     _fenced_error = ClaimFencedError
@@ -31,10 +36,10 @@ class AsyncClaim(AsyncHandle):
     _give_up_verb = "ReleaseClaim"
     _given_up_state = "released"
 
-    state: Literal["open", "committed", "released", "fenced"]
+    state: Literal["open", "committed", "released", "fenced", "detached"]
 
-    def __init__(self, session: AsyncSession, grant: Grant) -> None:
-        super().__init__(session, f"claim {grant.claim_id}")
+    def __init__(self, session: AsyncSession, grant: Grant, *, gives_back: bool = True) -> None:
+        super().__init__(session, f"claim {grant.claim_id}", gives_back=gives_back)
         self.claim_id = grant.claim_id
         self.meta: KVBatchMeta = grant.meta
         self.deliveries: list[int] = grant.deliveries
@@ -44,10 +49,40 @@ class AsyncClaim(AsyncHandle):
         where = f"{self.meta.partition_id}/{self.meta.task_name}"
         return f"<{type(self).__name__} {self.claim_id} {where} {self.meta.size} rows {self.state}>"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise PreconditionError(
+            f"{self._label} cannot be pickled, because the session of this process holds it: send claim.detach() and "
+            "claim.meta, and call client.adopt_claim(claim_id, meta) there"
+        )
+
+    def detach(self) -> str:
+        """Leave the claim open without this object, for another client to adopt. Returns claim_id.
+
+        Until then this client's session holds it. Raises PreconditionError unless the claim is open.
+        """
+        self._check_open()
+        self.state = "detached"
+        return self.claim_id
+
     @property
     def fence(self) -> int:
         """A number that grows with every delivery of the server: of two claims on a row, the greater is the later."""
         return int(self.claim_id.rpartition("-")[2])
+
+    @property
+    def tags(self) -> list[dict[str, Tag]]:
+        """The meta's tags. Raises PreconditionError if it has none, as the meta of an adopted claim may."""
+        if self.meta.tags is None:
+            raise PreconditionError(f"the meta of {self._label} has no tags")
+        return self.meta.tags
+
+    @property
+    def sequence_lengths(self) -> list[int]:
+        """The meta's tokens of each row. Raises PreconditionError if it has none: some row's length is not known."""
+        if self.meta.sequence_lengths is None:
+            known_by = "put the rows with sequence_lengths or a per-token field"
+            raise PreconditionError(f"the meta of {self._label} has no sequence_lengths: {known_by}")
+        return self.meta.sequence_lengths
 
     async def write(self, fields: Fields, *, timeout_s: float | None = None) -> None:
         """Write columns of the claimed rows and keep the claim. fields: one row for each row of the meta, in its order.
@@ -61,8 +96,11 @@ class AsyncClaim(AsyncHandle):
         where = f"write under claim {self.claim_id}"
         put = put_request(where, meta.partition_id, meta.sample_ids, fields, caller, generations=meta.generations)
         put.header.claim_id = self.claim_id
+        lengths = put.sequence_lengths or meta.sequence_lengths
         with self._watch_for_fence():
-            await self._session.transport.write("PutSamples", put.header, put.columns, timeout_s)
+            await write_rows(
+                self._session.transport, "PutSamples", put.header, put.columns, meta.partition_id, lengths, timeout_s
+            )
 
     async def commit(
         self, fields: Fields | None = None, *, request_id: str | None = None, timeout_s: float | None = None
@@ -79,14 +117,22 @@ class AsyncClaim(AsyncHandle):
         """
         self._check_open()
         where = f"commit of claim {self.claim_id}"
-        columns = wire_columns(fields, self.meta.size, where)
+        columns = wire_columns(fields, self.meta.sample_ids, where)
         header = pb.CommitClaimHeader(
             request_id=new_request_id() if request_id is None else checked_name("request id", request_id, where),
             claim_id=self.claim_id,
             columns=[column_message(column) for column in columns],
         )
         with self._watch_for_fence():
-            response = await self._session.transport.write("CommitClaim", header, columns, timeout_s)
+            response = await write_rows(
+                self._session.transport,
+                "CommitClaim",
+                header,
+                columns,
+                self.meta.partition_id,
+                self.meta.sequence_lengths,
+                timeout_s,
+            )
         self.state = "committed"
         return int(response.consumed_rows)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataplane_client._arguments import checked_name
 from dataplane_client._async.claim import AsyncClaim
 from dataplane_client._async.group import AsyncGroup
+from dataplane_client._async.runtime import opens
 from dataplane_client._async.session import AsyncSession
 from dataplane_client._async.transport import AsyncTransport
 from dataplane_client._column_messages import generations_of
@@ -19,6 +20,7 @@ from dataplane_client._requests import (
     reset_request,
     shard_request,
 )
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.descriptions import DeadLetter, dead_letter
 from dataplane_client.errors import ClaimTimeoutError
 from dataplane_client.grants import Grant, decode_grant
@@ -26,12 +28,14 @@ from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class ClaimVerbs:
     """Part of the client."""
 
     _transport: AsyncTransport
     _session: AsyncSession
 
+    @opens
     async def claim(
         self,
         partition_id: str,
@@ -56,9 +60,10 @@ class ClaimVerbs:
         groups) than have this many tokens together; None for no limit. Both take at least one row (or group), and may
         take less than min_size.
 
-        Raises ClaimTimeoutError, with nothing claimed, when timeout_s passes first; NotFoundError for an unknown
-        partition or task; InvalidArgumentError for an undeclared field or invalid sizes. Rows whose grant did not
-        arrive here return to the task.
+        Raises ClaimTimeoutError, with nothing claimed, when timeout_s passes first; EndOfDataError, at once, when the
+        partition is closed and fewer than min_size rows are left for the task; NotFoundError for an unknown partition
+        or task; InvalidArgumentError for an undeclared field or invalid sizes. Rows whose grant did not arrive here
+        return to the task.
         """
         request = claim_request(
             partition_id,
@@ -74,6 +79,7 @@ class ClaimVerbs:
         response = await self._session.request_grant("ClaimSamples", request, timeout_s, waits=True)
         return AsyncClaim(self._session, decode_grant(response, partition_id, task_name, required_fields, {}))
 
+    @opens
     async def claim_shard(
         self,
         partition_id: str,
@@ -123,13 +129,13 @@ class ClaimVerbs:
         )
         response = await self._session.request_grant("ClaimShard", request, timeout_s, waits=True)
         extra_info: dict[str, object] = {"dp_rank": dp_rank}
-        return AsyncClaim(
-            self._session, decode_grant(response.claim, partition_id, task_name, required_fields, extra_info)
-        )
+        grant = decode_grant(response.claim, partition_id, task_name, required_fields, extra_info)
+        return AsyncClaim(self._session, grant, gives_back=False)
 
+    @opens
     async def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> AsyncClaim:
-        """Take over an open claim from another client, which sends claim_id and meta. From now on it lives as long as
-        this client.
+        """Take over an open claim from another client, which sends claim.detach() and claim.meta. From now on it lives
+        as long as this client.
 
         Raises ClaimFencedError or ClaimNotFoundError when the claim has ended.
         """
@@ -151,7 +157,8 @@ class ClaimVerbs:
         avoid that.
 
         Waits as `claim` does for exactly batch_size rows. blocking=False: returns a meta without rows if fewer are
-        ready. dp_rank is copied into the meta's extra_info; it does not affect which rows are taken.
+        ready. dp_rank is copied into the meta's extra_info; it does not affect which rows are taken. Raises
+        EndOfDataError, also if blocking=False, when the partition is closed and fewer than batch_size rows are left.
         """
         mode = pb.CLAIM_MODE_CONSUME
         request = claim_request(partition_id, task_name, required_fields, batch_size, mode=mode)
@@ -200,6 +207,7 @@ class ClaimVerbs:
         response = await self._transport.unary("ListDeadLetters", request, timeout_s)
         return [dead_letter(message) for message in response.dead_letters]
 
+    @opens
     async def reserve_group(
         self,
         partition_id: str,

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
-from dataplane_client._arguments import checked_name, one_or_more
+from dataplane_client._arguments import checked_name, checked_names
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._requests import new_request_id, register_request
-from dataplane_client.descriptions import PartitionDescription, ServerStatus, partition_description, server_status
+from dataplane_client._requests import extend_request, new_request_id, register_request
+from dataplane_client._tracebacks import short_tracebacks
+from dataplane_client.descriptions import (
+    PartitionDescription,
+    ServerStatus,
+    partition_description,
+    registered_description,
+    server_status,
+)
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class PartitionVerbs:
     """Part of the client."""
 
@@ -27,9 +36,12 @@ class PartitionVerbs:
         *,
         per_token_fields: Sequence[str] = (),
         max_deliveries: int = 0,
+        replace: bool = False,
+        open: bool = False,  # noqa: A002 - as in the contract
+        clear_when_consumed: bool = False,
         timeout_s: float | None = None,
     ) -> PartitionDescription:
-        """Create a partition or replace its definition.
+        """Create a partition, or add to its definition. The description's `outcome` says which.
 
         fields: all fields that rows may have; puts of others are refused. per_token_fields: those with one entry for
         each token; within a row they must have one length. num_samples: how many rows the producer announces, for
@@ -37,8 +49,16 @@ class PartitionVerbs:
         for readers. max_deliveries: how often a row is delivered to a task that does not commit it before it becomes a
         dead letter (see dead_letters); 0 for no limit, at most 65,535.
 
-        Registering again keeps the rows, resets the cursors of all tasks and fences open claims. Raises
-        PreconditionError when it would drop a field in which rows hold values.
+        open: put or require fields without declaring them: the first put, or claim, that names a field declares it, as
+        not per-token. A typing error then makes a field; without `open` it is refused. clear_when_consumed: remove a
+        row as soon as every task has consumed it, so commit only after all readers have read. A dead letter stays,
+        since its task never consumes it. `claim_meta` is refused, because its rows would be gone before they are read.
+
+        If the partition exists, its rows, cursors and claims stay, so every process of a job may register at its start.
+        More fields, tasks and enums, and a greater num_samples, are added; fewer take nothing away. Raises
+        PreconditionError, which names every difference, for a definition that contradicts the present one. With
+        replace, this definition takes its place: rows stay, all tasks start over, open claims are fenced, and a closed
+        partition is open again. Raises PreconditionError when that would drop a field in which rows hold values.
         """
         request = register_request(
             partition_id,
@@ -49,9 +69,51 @@ class PartitionVerbs:
             enums or {},
             per_token_fields,
             max_deliveries,
+            replace=replace,
+            open=open,
+            clear_when_consumed=clear_when_consumed,
         )
-        response = await self._transport.unary("RegisterPartition", request, timeout_s)
+        described = registered_description(await self._transport.unary("RegisterPartition", request, timeout_s))
+        if not described.tasks:
+            warnings.warn(
+                f"partition {partition_id!r} has no task: nothing can claim its rows until extend_partition adds one",
+                stacklevel=2,
+            )
+        return described
+
+    async def extend_partition(
+        self,
+        partition_id: str,
+        *,
+        fields: Sequence[str] = (),
+        per_token_fields: Sequence[str] = (),
+        consumer_tasks: Sequence[str] = (),
+        num_samples: int | None = None,
+        timeout_s: float | None = None,
+    ) -> PartitionDescription:
+        """Declare more fields and tasks, or announce more rows, while the partition is in use. What it has already
+        stays as it is.
+
+        per_token_fields: those of `fields` that have one entry for each token. A new task starts with all resident rows
+        untaken. num_samples takes effect if it is greater than before. Raises NotFoundError for an unknown partition,
+        PreconditionError for a field that is declared otherwise.
+        """
+        request = extend_request(partition_id, fields, per_token_fields, consumer_tasks, num_samples)
+        response = await self._transport.unary("ExtendPartition", request, timeout_s)
         return partition_description(response.partition)
+
+    async def close_partition(self, partition_id: str, *, timeout_s: float | None = None) -> int:
+        """Announce the end of data. From now on no row is created, except in groups that are reserved already.
+
+        Rows that exist can still be written, claimed and read. A claim for which too few rows are left, waiting or new,
+        ends at once with EndOfDataError, which says how many a smaller min_size would get. Returns how many waiting
+        claims ended now. Closing again changes nothing; register_partition(replace=True) opens the partition again.
+        Raises NotFoundError.
+        """
+        request = pb.ClosePartitionRequest(
+            request_id=new_request_id(), partition_id=checked_name("partition id", partition_id, "close_partition")
+        )
+        return int((await self._transport.unary("ClosePartition", request, timeout_s)).ended_claims)
 
     async def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> int:
         """Remove a partition with its rows, claims and definition. Returns how many rows it had; 0 if there is no such
@@ -79,10 +141,12 @@ class PartitionVerbs:
     async def check_consumption_status(
         self, partition_id: str, task_names: Sequence[str], *, timeout_s: float | None = None
     ) -> bool:
-        """Whether the announced num_samples rows have been put and each of the tasks has consumed all resident rows."""
+        """Whether the announced num_samples rows have been put, or the partition is closed, and each of the tasks has
+        consumed all resident rows.
+        """
         where = f"check_consumption_status of {partition_id!r}"
         request = pb.GetConsumptionStatusRequest(
             partition_id=checked_name("partition id", partition_id, where),
-            tasks=one_or_more("task name", task_names, where),
+            tasks=checked_names("task name", task_names, where),
         )
         return bool((await self._transport.unary("GetConsumptionStatus", request, timeout_s)).consumed)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
-from typing import TypeVar
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
 from dataplane_client._local_protocol import response_head
+from dataplane_client._tracebacks import short_traceback
 from rl_dataplane.v1.local_frames import HEAD
 
+P = ParamSpec("P")
 T = TypeVar("T")
+_Opened = TypeVar("_Opened", bound=AbstractAsyncContextManager[Any, Any])
 
 CALL_ENDED = (grpc.RpcError, asyncio.CancelledError)
 """The exceptions of a failed call. grpc.aio cancels the tasks that wait for a call when the channel is closed."""
@@ -52,6 +58,53 @@ async def result_of(future: Future[T], timeout_s: float) -> T:
         return waiting.result()
     finally:
         waiting.cancel()
+
+
+class Opening(Coroutine[Any, Any, _Opened]):
+    """A call that opens something. `await` it for what it opens, or enter it with `async with`, which closes that at
+    its end.
+    """
+
+    _opened: _Opened
+
+    def __init__(self, call: Coroutine[Any, Any, _Opened]) -> None:
+        self._call = call
+        self.__qualname__ = getattr(call, "__qualname__", "")  # shown by tasks
+
+    def __await__(self) -> Generator[Any, None, _Opened]:
+        return self._call.__await__()
+
+    async def __aenter__(self) -> _Opened:
+        self._opened = await self._call
+        await self._opened.__aenter__()
+        return self._opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._opened.__aexit__(kind, error, trace)
+
+    # As of a coroutine, so that asyncio.run, create_task and gather take it.
+
+    def send(self, value: Any) -> Any:
+        return self._call.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._call.throw(*error)
+
+    def close(self) -> None:
+        self._call.close()
+
+
+def opens(call: Callable[P, Coroutine[Any, Any, _Opened]]) -> Callable[P, Opening[_Opened]]:
+    """Decorate a coroutine function that opens something: callers may await it or enter it with `async with`."""
+    shortened = short_traceback(call)
+
+    @functools.wraps(call)
+    def opening(*args: P.args, **kwargs: P.kwargs) -> Opening[_Opened]:
+        return Opening(shortened(*args, **kwargs))
+
+    return opening
 
 
 class LocalConnection:

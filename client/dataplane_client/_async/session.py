@@ -8,6 +8,9 @@ good), the session's thread undoes the grant. A shard stays with its step, for t
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
+import weakref
 from typing import Any
 
 from dataplane_client._async.runtime import result_of, sleep
@@ -23,15 +26,28 @@ from dataplane_client.errors import (
     SessionExpiredError,
     UnavailableError,
 )
+from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
 class AsyncSession:
-    """The session of one client, and its transport."""
+    """The session of one client, and its transport. What is pickled with a client or a group: another process gets a
+    session of its own, which is opened there when it is first needed.
+    """
 
     def __init__(self, transport: AsyncTransport) -> None:
         self.transport = transport
         self._liveness = LivenessSession(transport.target, transport.options)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process has an open session, as far as it knows."""
+        return not self.transport.closed and bool(self._liveness.session_id)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self.transport.closed:
+            raise ClosedError(f"the client of {self.transport.target} was closed and cannot be pickled")
+        return reopened_session, (self.transport.target, self.transport.options)
 
     async def close(self) -> None:
         """End the session and its thread; the server releases at once what the session held. Takes at most CLOSE_S
@@ -52,6 +68,8 @@ class AsyncSession:
         opened = self._liveness.open_session(stale, deadline)
         try:
             return await result_of(opened, deadline.left_s + ANSWER_MARGIN_S)
+        except DataPlaneError:
+            raise  # the server's refusal, which may be a TimeoutError
         except TimeoutError:
             raise UnavailableError(f"Session at {self.transport.target}: no answer before the deadline") from None
 
@@ -82,6 +100,24 @@ class AsyncSession:
         Does not block.
         """
         self._liveness.undo(lambda stub, timeout_s: getattr(stub, verb)(request, timeout=timeout_s))
+
+    def call_from_finalizer(self, verb: str, request: Any) -> None:
+        """As call_later, for a finalizer, which may run while any lock is held. Does nothing without a session."""
+        self._liveness.undo_from_finalizer(lambda stub, timeout_s: getattr(stub, verb)(request, timeout=timeout_s))
+
+
+def reopened_session(target: str, options: ClientOptions) -> AsyncSession:
+    """The session for all clients of these settings that this process has unpickled."""
+    key = (os.getpid(), target, options)
+    with _reopening:
+        session = _reopened.get(key)
+        if session is None or session.transport.closed:
+            session = _reopened[key] = AsyncSession(AsyncTransport(target, options))
+        return session
+
+
+_reopened: weakref.WeakValueDictionary[tuple[int, str, ClientOptions], AsyncSession] = weakref.WeakValueDictionary()
+_reopening = threading.Lock()
 
 
 def _may_have_been_granted(error: BaseException) -> bool:

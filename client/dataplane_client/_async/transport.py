@@ -22,6 +22,7 @@ import grpc
 from dataplane_client._async.grpc_calls import AsyncGrpcCalls
 from dataplane_client._async.local_calls import AsyncLocalCalls
 from dataplane_client._async.runtime import CALL_ENDED, run_in_thread, sleep
+from dataplane_client._channel import checked_target
 from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
 from dataplane_client._error_table import translated
 from dataplane_client._log import log_event
@@ -45,12 +46,22 @@ class AsyncTransport:
         self.target = target
         self.options = options
         self.closed = False
-        self._grpc = AsyncGrpcCalls(target, options.chunk_bytes)
+        checked_target(target)
+        self._opened_grpc: AsyncGrpcCalls | None = None
         self._local: AsyncLocalCalls | None = None
         self._is_chosen = options.transport == "grpc"
         self._tries_left = 0  # to attach again to a server that has shared its memory before
         self._logged_reachable = True
         self._lock = threading.Lock()  # for changes of the attributes above; never held across a call
+
+    @property
+    def _grpc(self) -> AsyncGrpcCalls:
+        """Opened by the first call: an asynchronous channel belongs to the event loop that opens it."""
+        if self._opened_grpc is None:
+            with self._lock:
+                if self._opened_grpc is None:
+                    self._opened_grpc = AsyncGrpcCalls(self.target, self.options.chunk_bytes)
+        return self._opened_grpc
 
     @property
     def name(self) -> Literal["shm", "grpc"]:
@@ -63,8 +74,8 @@ class AsyncTransport:
             was_closed, self.closed, local, self._local = self.closed, True, self._local, None
         if local is not None:
             await local.close()
-        if not was_closed:
-            await self._grpc.close()
+        if self._opened_grpc is not None and not was_closed:
+            await self._opened_grpc.close()
 
     async def unary(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
         """Call a method with one request. waits: set the request's wait_timeout from the deadline."""

@@ -17,8 +17,10 @@ from dataplane_client._requests import (
 )
 from dataplane_client._sync.claim import Claim
 from dataplane_client._sync.group import Group
+from dataplane_client._sync.runtime import opens
 from dataplane_client._sync.session import Session
 from dataplane_client._sync.transport import Transport
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.descriptions import DeadLetter, dead_letter
 from dataplane_client.errors import ClaimTimeoutError
 from dataplane_client.grants import Grant, decode_grant
@@ -26,12 +28,14 @@ from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class ClaimVerbs:
     """Part of the client."""
 
     _transport: Transport
     _session: Session
 
+    @opens
     def claim(
         self,
         partition_id: str,
@@ -56,9 +60,10 @@ class ClaimVerbs:
         groups) than have this many tokens together; None for no limit. Both take at least one row (or group), and may
         take less than min_size.
 
-        Raises ClaimTimeoutError, with nothing claimed, when timeout_s passes first; NotFoundError for an unknown
-        partition or task; InvalidArgumentError for an undeclared field or invalid sizes. Rows whose grant did not
-        arrive here return to the task.
+        Raises ClaimTimeoutError, with nothing claimed, when timeout_s passes first; EndOfDataError, at once, when the
+        partition is closed and fewer than min_size rows are left for the task; NotFoundError for an unknown partition
+        or task; InvalidArgumentError for an undeclared field or invalid sizes. Rows whose grant did not arrive here
+        return to the task.
         """
         request = claim_request(
             partition_id,
@@ -74,6 +79,7 @@ class ClaimVerbs:
         response = self._session.request_grant("ClaimSamples", request, timeout_s, waits=True)
         return Claim(self._session, decode_grant(response, partition_id, task_name, required_fields, {}))
 
+    @opens
     def claim_shard(
         self,
         partition_id: str,
@@ -123,11 +129,13 @@ class ClaimVerbs:
         )
         response = self._session.request_grant("ClaimShard", request, timeout_s, waits=True)
         extra_info: dict[str, object] = {"dp_rank": dp_rank}
-        return Claim(self._session, decode_grant(response.claim, partition_id, task_name, required_fields, extra_info))
+        grant = decode_grant(response.claim, partition_id, task_name, required_fields, extra_info)
+        return Claim(self._session, grant, gives_back=False)
 
+    @opens
     def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> Claim:
-        """Take over an open claim from another client, which sends claim_id and meta. From now on it lives as long as
-        this client.
+        """Take over an open claim from another client, which sends claim.detach() and claim.meta. From now on it lives
+        as long as this client.
 
         Raises ClaimFencedError or ClaimNotFoundError when the claim has ended.
         """
@@ -149,7 +157,8 @@ class ClaimVerbs:
         avoid that.
 
         Waits as `claim` does for exactly batch_size rows. blocking=False: returns a meta without rows if fewer are
-        ready. dp_rank is copied into the meta's extra_info; it does not affect which rows are taken.
+        ready. dp_rank is copied into the meta's extra_info; it does not affect which rows are taken. Raises
+        EndOfDataError, also if blocking=False, when the partition is closed and fewer than batch_size rows are left.
         """
         mode = pb.CLAIM_MODE_CONSUME
         request = claim_request(partition_id, task_name, required_fields, batch_size, mode=mode)
@@ -196,6 +205,7 @@ class ClaimVerbs:
         response = self._transport.unary("ListDeadLetters", request, timeout_s)
         return [dead_letter(message) for message in response.dead_letters]
 
+    @opens
     def reserve_group(
         self,
         partition_id: str,

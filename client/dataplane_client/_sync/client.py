@@ -1,31 +1,73 @@
 """The client: the verbs of the data plane, with tensors for values.
 
-Every verb takes `timeout_s` (seconds; None: the client's default) and raises an error of `dataplane_client.errors`
-within that time. While the server cannot be reached, calls are repeated until then. Several threads or tasks may use a
-client at once.
+Every verb takes `timeout_s`: seconds, or None for the client's own timeout_s, which is 60 s unless `connect` was given
+another; no call waits for ever. Within that time a verb returns or raises an error of `dataplane_client.errors`. Verbs
+for which the server may wait (claims, puts, commits) leave it up to 2 s more to answer, so that the error tells what
+was missing. While the server cannot be reached, calls are repeated until the deadline. Several threads or tasks may use
+a client at once.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from types import TracebackType
 from typing import Literal
 
+from dataplane_client._channel import target_or_default
+from dataplane_client._displays import html_table
 from dataplane_client._sync.claim_verbs import ClaimVerbs
+from dataplane_client._sync.listing_verbs import ListingVerbs
 from dataplane_client._sync.partition_verbs import PartitionVerbs
+from dataplane_client._sync.runtime import opens
 from dataplane_client._sync.sample_verbs import SampleVerbs
 from dataplane_client._sync.session import Session
 from dataplane_client._sync.transport import Transport
-from dataplane_client.options import ClientOptions
+from dataplane_client.options import ClientOptions, TransportChoice, with_known_options
 
 
-def connect(target: str, **options: float | str) -> DataPlaneClient:
-    """Connect to a server at `unix:///path` or `host:port` and wait until it answers.
+@with_known_options
+@opens
+def connect(
+    target: str | None = None,
+    *,
+    transport: TransportChoice = "auto",
+    timeout_s: float = 60.0,
+    connect_timeout_s: float = 30.0,
+    chunk_bytes: int = 2 << 20,
+    first_backoff_s: float = 0.02,
+    max_backoff_s: float = 1.0,
+    session_grace_s: float = 10.0,
+    client_name: str = "",
+) -> DataPlaneClient:
+    """Connect to a server and wait until it answers.
 
-    options: the settings of ClientOptions by name. Blocks for at most connect_timeout_s while the server is not
-    reachable, then raises UnavailableError. Raises ValueError for a malformed address or setting.
+    target: `unix:///path` or `host:port`; None for the environment variable DATAPLANE_SERVER.
+    transport: how values travel. "auto": through memory if the server shares it with this host, otherwise over gRPC;
+        "shm": through memory, or PreconditionError; "grpc": over gRPC.
+    timeout_s: the deadline in seconds of a call that names none, or None. No call waits for ever.
+    connect_timeout_s: how long to wait for the server here.
+    chunk_bytes: size of the chunks in which values are sent; 1 to 4 MiB is best, servers accept at most 16 MiB.
+    first_backoff_s, max_backoff_s: pauses between attempts while the server cannot be reached. Each is twice the one
+        before, reduced by a random part of up to a half, so that clients do not return all at once.
+    session_grace_s: after how long without a heartbeat from this process (it was killed or stopped, or cannot reach the
+        server) its session expires and the rows that it has claimed go to other clients; 0.1 s to 1 h. Heartbeats are
+        sent at least three times as often.
+    client_name: the name of this client in the history of samples; at most 256 bytes, "" for host:pid.
+
+    Raises UnavailableError when the server cannot be reached within connect_timeout_s, and ValueError or TypeError for
+    a malformed address or setting.
     """
-    settings = ClientOptions(**options)  # type: ignore[arg-type]  # __post_init__ refuses wrong values
-    client = DataPlaneClient(Transport(target, settings))
+    settings = ClientOptions(
+        transport=transport,
+        timeout_s=timeout_s,
+        connect_timeout_s=connect_timeout_s,
+        chunk_bytes=chunk_bytes,
+        first_backoff_s=first_backoff_s,
+        max_backoff_s=max_backoff_s,
+        session_grace_s=session_grace_s,
+        client_name=client_name,
+    )
+    client = DataPlaneClient(Session(Transport(target_or_default(target), settings)))
     try:
         client.server_status(timeout_s=settings.connect_timeout_s)
     except BaseException:
@@ -34,16 +76,30 @@ def connect(target: str, **options: float | str) -> DataPlaneClient:
     return client
 
 
-class DataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs):
-    """A client of one server; made by `connect`. A context manager that closes it at the end."""
+class DataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs, ListingVerbs):
+    """A client of one server; made by `connect`. A context manager that closes it at the end.
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._session = Session(transport)
+    An open client can be pickled, with what it was connected with. It connects again at the first call in the other
+    process. All such clients of one process that have the same settings share one connection and one session: closing
+    one closes all.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._transport = session.transport
+        self._session = session
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._session,)
 
     def __repr__(self) -> str:
         state = "closed" if self._transport.closed else "open"
         return f"<{type(self).__name__} {self._transport.target} {state}>"
+
+    def _repr_html_(self) -> str:
+        """A table of what it is connected with, for notebooks. Makes no call."""
+        options = dataclasses.asdict(self._transport.options)
+        rows = [("transport now", self.transport), *options.items()]
+        return html_table(repr(self), ("setting", "value"), rows)
 
     def __enter__(self) -> DataPlaneClient:
         return self

@@ -7,17 +7,18 @@ from typing import Any
 
 import torch
 
-from dataplane_client._arrays import ObjectArray
-from dataplane_client._requests import Fields, TokenRange
+from dataplane_client._requests import Fields, GivenTag, TokenRange
 from dataplane_client._sync.client import DataPlaneClient
+from dataplane_client._tracebacks import short_traceback
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import pack_jagged_fields, with_padded_rows
 from dataplane_client.columns_layout import Layout
-from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.first_write import FirstWrite
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.meta import KVBatchMeta, checked_meta
 
 
+@short_traceback
 def read_columns(
     client: DataPlaneClient,
     meta: KVBatchMeta,
@@ -32,6 +33,7 @@ def read_columns(
     timeout_s: float | None = None,
 ) -> BatchedDataDict[Any]:
     """Read fields of a meta's rows as a batch; see the client's method of this name."""
+    _check_client(client, "read_columns(client, meta, select_fields)")
     return client.read_columns(
         meta,
         select_fields,
@@ -45,18 +47,22 @@ def read_columns(
     )
 
 
+@short_traceback
 def write_columns(
     client: DataPlaneClient,
     meta: KVBatchMeta,
-    fields: Mapping[str, torch.Tensor | ObjectArray],
+    fields: Mapping[str, object],
     *,
     timeout_s: float | None = None,
 ) -> None:
     """Write columns of a meta's rows: one row for each of its ids, in its order. No fields: does nothing.
 
-    Tensors (N, max(sequence_lengths), ...) are stored jagged, by the meta's lengths; others as they are. Errors as
+    fields: tensors, arrays and lists, as in put_samples. Those of shape (N, max(sequence_lengths), ...), and wider ones
+    of per-token fields, are stored jagged, by the meta's lengths; others as they are. Errors as
     put_samples, and NotFoundError for a row that was cleared since (ReplacedError if it was put again).
     """
+    _check_client(client, "write_columns(client, meta, fields)")
+    checked_meta(meta, "write_columns")
     if not fields:
         return
     try:
@@ -64,13 +70,23 @@ def write_columns(
             packed: Fields = pack_jagged_fields(dict(fields), lengths=None)
         else:
             packed = with_padded_rows(fields, torch.tensor(meta.sequence_lengths, dtype=torch.int64), None)
+    except TypeError as error:
+        raise UnsupportedTypeError(f"write_columns into {meta.partition_id!r}: {error}") from None
     except ValueError as error:
         raise InvalidArgumentError(f"write_columns into {meta.partition_id!r}: {error}") from None
-    client.put_samples(meta.sample_ids, meta.partition_id, packed, generations=meta.generations, timeout_s=timeout_s)
+    client.put_samples(
+        meta.sample_ids,
+        meta.partition_id,
+        packed,
+        sequence_lengths=meta.sequence_lengths,
+        generations=meta.generations,
+        timeout_s=timeout_s,
+    )
 
 
+@short_traceback
 def kv_first_write(
-    batch: Mapping[str, torch.Tensor | ObjectArray],
+    batch: Mapping[str, object],
     *,
     sample_ids: Sequence[str],
     dp_client: DataPlaneClient,
@@ -78,21 +94,29 @@ def kv_first_write(
     extra_info: Mapping[str, object] | None = None,
     task_name: str = "train",
     pad_to_multiple: int = 1,
-    tags: Sequence[Mapping[str, Tag]] | None = None,
+    tags: Sequence[Mapping[str, GivenTag]] | None = None,
     timeout_s: float | None = None,
 ) -> KVBatchMeta:
     """Put a finished rollout batch: the rows' first fields, lengths and tags in one atomic put.
 
-    batch: right-padded tensors and object arrays with one row for each id. It must hold `input_lengths` (N,), the
-    tokens of each row, and `sample_mask` (N,). Tensors (N, S, ...) are stored jagged if S is the longest row or that
-    rounded up to pad_to_multiple. The returned meta names task_name, all fields, the lengths and the tags. Its
-    extra_info holds the caller's, and the width to which every rank should pad (`global_forward_pad_seqlen`).
+    batch: right-padded tensors, arrays and lists with one row for each id, as in put_samples. It must hold
+    `input_lengths` (N,), the tokens of each row, and `sample_mask` (N,). Tensors (N, S, ...) are stored jagged if S is
+    the longest row or that rounded up to pad_to_multiple. The returned meta names task_name, all fields, the lengths
+    and the tags. Its extra_info holds the caller's, and the width to which every rank should pad
+    (`global_forward_pad_seqlen`).
 
     Raises ValueError for a missing field, and for a number of ids or tags that does not match the batch; errors also as
     put_samples.
     """
+    _check_client(dp_client, "kv_first_write(..., dp_client=)")
     write = FirstWrite(batch, sample_ids, tags, pad_to_multiple)
     meta = dp_client.put_samples(
         write.sample_ids, partition_id, write.fields, tags, sequence_lengths=write.lengths, timeout_s=timeout_s
     )
     return write.receipt(meta, task_name, extra_info or {})
+
+
+def _check_client(client: object, call: str) -> None:
+    if not isinstance(client, DataPlaneClient):
+        wanted, got = DataPlaneClient.__name__, type(client).__name__
+        raise UnsupportedTypeError(f"{call}: the client must be of the class {wanted}, got {got}")

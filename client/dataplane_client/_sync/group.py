@@ -5,29 +5,43 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from dataplane_client._arguments import checked_name
-from dataplane_client._requests import Fields, Put, checked_version, new_request_id, put_request, shared_put_request
+from dataplane_client._requests import (
+    Fields,
+    GivenTag,
+    Put,
+    checked_version,
+    new_request_id,
+    put_request,
+    shared_put_request,
+)
 from dataplane_client._sync.handle import Handle
+from dataplane_client._sync.row_writes import write_put
 from dataplane_client._sync.session import Session
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import GroupFencedError
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _growing = threading.Lock()
 """Held while the meta of a group gets the rows of an add."""
 
 
+@short_tracebacks
 class Group(Handle):
     """A reserved group; made by `reserve_group`. Its rows are hidden from claims until it is committed. As a context
-    manager it commits on a clean exit; on an exception it aborts, with the name of the exception's type as the reason.
+    manager it commits on a clean exit; on an exception it aborts, with the exception's type and message as the reason.
 
     group_id: its name in the partition. reservation_id: the name of this reservation on the server. meta: its rows,
     those that were added included.
 
     state: "open" until this object ends it ("committed", "aborted") or learns that the server has fenced it ("fenced").
-    A group stays reserved as long as the client that holds it lives; with that client its rows vanish.
+    A group stays reserved as long as this object and the client that holds it live; after that its rows vanish, with a
+    ResourceWarning if the object was garbage-collected first. An open group can be pickled, for other processes to put
+    rows of it or to end it; it still belongs to the object from which it was pickled.
     """
 
     _fenced_error = GroupFencedError
@@ -37,8 +51,16 @@ class Group(Handle):
 
     state: Literal["open", "committed", "aborted", "fenced"]
 
-    def __init__(self, session: Session, group_id: str, reservation_id: str, meta: KVBatchMeta) -> None:
-        super().__init__(session, f"group {group_id!r}")
+    def __init__(
+        self,
+        session: Session,
+        group_id: str,
+        reservation_id: str,
+        meta: KVBatchMeta,
+        *,
+        gives_back: bool = True,
+    ) -> None:
+        super().__init__(session, f"group {group_id!r}", gives_back=gives_back)
         self.group_id = group_id
         self.reservation_id = reservation_id
         self.meta = meta
@@ -47,11 +69,15 @@ class Group(Handle):
         where = f"{self.meta.partition_id}/{self.group_id}"
         return f"<{type(self).__name__} {self.reservation_id} {where} {self.meta.size} rows {self.state}>"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        self._check_open()
+        return partial(type(self), gives_back=False), (self._session, self.group_id, self.reservation_id, self.meta)
+
     def put(
         self,
         sample_ids: Sequence[str],
         fields: Fields | None = None,
-        tags: Sequence[Mapping[str, Tag]] | None = None,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
         *,
         sequence_lengths: Sequence[int] | None = None,
         timeout_s: float | None = None,
@@ -68,7 +94,7 @@ class Group(Handle):
         self,
         sample_ids: Sequence[str],
         fields: Fields | None = None,
-        tags: Sequence[Mapping[str, Tag]] | None = None,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
         *,
         sequence_lengths: Sequence[int] | None = None,
         timeout_s: float | None = None,
@@ -93,7 +119,7 @@ class Group(Handle):
         where: str,
         sample_ids: Sequence[str],
         fields: Fields | None,
-        tags: Sequence[Mapping[str, Tag]] | None,
+        tags: Sequence[Mapping[str, GivenTag]] | None,
         sequence_lengths: Sequence[int] | None,
     ) -> Put:
         self._check_open()
@@ -105,13 +131,13 @@ class Group(Handle):
     def _put(self, put: Put, timeout_s: float | None) -> KVBatchMeta:
         put.header.reservation_id = self.reservation_id
         with self._watch_for_fence():
-            return put.receipt(self._session.transport.write("PutSamples", put.header, put.columns, timeout_s))
+            return put.receipt(write_put(self._session.transport, put, timeout_s))
 
     def append_tokens(
         self,
         sample_ids: Sequence[str],
         fields: Fields,
-        tags: Sequence[Mapping[str, Tag]] | None = None,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
         *,
         timeout_s: float | None = None,
     ) -> KVBatchMeta:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dataplane_client._reasons import reason_of
 from dataplane_client._sync.session import Session
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import ClaimFencedError, DataPlaneError, GroupFencedError, PreconditionError
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
-_NAME_LENGTH = 64  # of an exception's type, as a reason; the server takes 256 bytes
+_DROPPED = "garbage-collected while open"
 
 
+@short_tracebacks
 class Handle(ABC):
     """Rows that the client's session holds. As a context manager it commits on a clean exit; on an exception it gives
-    the rows up, with the name of the exception's type as the reason.
+    the rows up, with the exception's type and message as the reason. So does its garbage collection while it is open,
+    with a ResourceWarning.
     """
 
     _fenced_error: ClassVar[type[ClaimFencedError | GroupFencedError]]
@@ -27,10 +33,18 @@ class Handle(ABC):
     _give_up_verb: ClassVar[str]
     _given_up_state: ClassVar[Any]
 
-    def __init__(self, session: Session, label: str) -> None:
+    def __init__(self, session: Session, label: str, *, gives_back: bool = True) -> None:
         self._session = session
         self._label = label  # for errors, such as "claim 7-12"
+        self._owner = os.getpid() if gives_back else 0  # the process in which its garbage collection gives the rows up
         self.state: str = "open"
+
+    def __del__(self, getpid: Callable[[], int] = os.getpid, warn: Callable[..., None] = warnings.warn) -> None:
+        if getattr(self, "state", "") != "open" or self._owner != getpid() or not self._session.is_open:
+            return
+        self._session.call_from_finalizer(self._give_up_verb, self._give_up_request(_DROPPED))
+        message = f"{self!r} was {_DROPPED}, and its rows are given up: end it, or use it in a with block"
+        warn(message, ResourceWarning, source=self)
 
     def __enter__(self) -> Self:
         return self
@@ -43,7 +57,7 @@ class Handle(ABC):
         if kind is None:
             self.commit()
             return
-        request = self._give_up_request(kind.__name__[:_NAME_LENGTH])
+        request = self._give_up_request(kind.__name__ if error is None else reason_of(error))
         try:
             with contextlib.suppress(DataPlaneError):  # the exception that ended the block matters more
                 self._give_up(request, None)

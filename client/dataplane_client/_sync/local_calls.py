@@ -157,7 +157,8 @@ class LocalCalls:
         except TimeoutError:
             raise DeadlineError(f"{verb} at {self._target}: no answer before the deadline") from None
         except OSError as error:
-            raise UnavailableError(f"{verb} at {self._target}: the local connection broke: {error}") from None
+            why = error.strerror or error
+            raise UnavailableError(f"{verb} at {self._target}: the local connection broke: {why}") from None
         if outcome == pb.LOCAL_OUTCOME_ERROR:
             raise translated_status(status_pb2.Status.FromString(body), verb, self._target)
         return response.FromString(body)

@@ -9,13 +9,15 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import grpc
 
 from dataplane_client._local_protocol import response_head
+from dataplane_client._tracebacks import short_traceback
 from rl_dataplane.v1.local_frames import HEAD
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CALL_ENDED = (grpc.RpcError, ValueError)
@@ -38,6 +40,11 @@ def result_of(future: Future[T], timeout_s: float) -> T:
     if not concurrent.futures.wait([future], timeout_s).done:
         raise TimeoutError
     return future.result()
+
+
+def opens(call: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that opens something. Only the asynchronous twin does more than shorten tracebacks."""
+    return short_traceback(call)
 
 
 class LocalConnection:

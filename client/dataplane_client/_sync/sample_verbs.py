@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tensordict import TensorDict
 
 from dataplane_client._arguments import checked_name
 from dataplane_client._placement import Destination
-from dataplane_client._read_batches import COPIES, STAGED, VIEWS, PaddedBatch, batch_on_device, jagged_batch, to_tensors
-from dataplane_client._requests import Fields, TokenRange, clear_request, put_request, read_request
+from dataplane_client._read_batches import (
+    COPIES,
+    STAGED,
+    VIEWS,
+    PaddedBatch,
+    batch_on_device,
+    checked_device,
+    in_layout,
+    jagged_batch,
+    to_tensors,
+)
+from dataplane_client._requests import Fields, GivenTag, TokenRange, clear_request, put_request, read_request
+from dataplane_client._sync.row_writes import write_put
 from dataplane_client._sync.transport import Transport
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
-from dataplane_client.columns_layout import Layout
+from dataplane_client.columns_layout import Layout, TensorLayout
 from dataplane_client.descriptions import SampleDescription, sample_description
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.meta import KVBatchMeta, checked_meta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class SampleVerbs:
     """Part of the client."""
 
@@ -32,7 +45,7 @@ class SampleVerbs:
         sample_ids: Sequence[str],
         partition_id: str,
         fields: Fields | None = None,
-        tags: Sequence[Mapping[str, Tag]] | None = None,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
         *,
         sequence_lengths: Sequence[int] | None = None,
         generations: Sequence[int] | None = None,
@@ -41,10 +54,25 @@ class SampleVerbs:
         """Write columns and tags of rows, atomically.
 
         Creates rows that do not exist; replaces the given fields, keeps the others; merges tags. fields: a TensorDict
-        (or mapping) with one row for each id: dense tensors (N, ...), torch.jagged nested tensors ragged in dim 1, or
-        object leaves with values that msgpack supports. sequence_lengths: tokens of each row, for the metas of later
-        claims; not needed if a per-token field has them. generations: those of a meta, to write to exactly its rows:
-        no row is created, and ReplacedError is raised for an id that was cleared and put again.
+        or mapping with one row for each id. A column is one of:
+
+        - a tensor or an array of numbers (N, ...): dense;
+        - a nested tensor, ragged in dim 1: jagged;
+        - a list of numbers, NumPy scalars or 0-d tensors: dense, (N,). Python's int and float become int64 and torch's
+          default type (float32);
+        - a list of tensors, arrays, or lists of numbers, each (length, ...): jagged, also if all have one length;
+        - a list of anything else, an array of text or of dtype object, a NonTensorStack: objects. Values come back
+          equal and of the same type: None, bool, int, float, str, bytes; lists, tuples and dicts of values, with str or
+          int keys; NumPy scalars and arrays of numbers or text; tensors. An array of dtype object whose rows are all
+          arrays or tensors is jagged instead.
+
+        A rectangle for a per-token field may be padded. It is cut to the lengths that the call carries:
+        sequence_lengths (tokens of each row, also for the metas of later claims), or the field `input_lengths` (N,)
+        beside it. Without them it is refused; see pack_per_token_field. Cutting costs two more calls.
+
+        tags: one mapping for each id, with values None, bool, int, float, str, or NumPy scalars of these. generations:
+        those of a meta, to write to exactly its rows: no row is created, and ReplacedError is raised for an id that was
+        cleared and put again.
 
         Blocks while the server's memory is full, then raises OutOfSpaceError. Raises InvalidArgumentError for rows that
         do not fit the field or the ids, UnsupportedTypeError for unsupported values, NotFoundError for an unknown
@@ -61,7 +89,7 @@ class SampleVerbs:
             sequence_lengths=sequence_lengths,
             generations=generations,
         )
-        return put.receipt(self._transport.write("PutSamples", put.header, put.columns, timeout_s))
+        return put.receipt(write_put(self._transport, put, timeout_s))
 
     def append_tokens(
         self,
@@ -69,7 +97,7 @@ class SampleVerbs:
         partition_id: str,
         fields: Fields,
         *,
-        tags: Sequence[Mapping[str, Tag]] | None = None,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
         generations: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
@@ -89,7 +117,7 @@ class SampleVerbs:
         where, caller = f"append_tokens in {partition_id!r}", self._transport.options.caller
         rows = (where, partition_id, sample_ids, fields, caller)
         put = put_request(*rows, tags=tags, generations=generations, append=True)
-        return put.receipt(self._transport.write("PutSamples", put.header, put.columns, timeout_s))
+        return put.receipt(write_put(self._transport, put, timeout_s))
 
     def get_samples(
         self,
@@ -99,6 +127,7 @@ class SampleVerbs:
         *,
         token_range: TokenRange | None = None,
         token_ranges: Sequence[TokenRange] | None = None,
+        layout: TensorLayout = "jagged",
         timeout_s: float | None = None,
     ) -> TensorDict:
         """Read fields of rows, in the order of the ids; batch size [N], on the CPU.
@@ -107,13 +136,20 @@ class SampleVerbs:
         context-parallel rank; None for the end of the row. Bounds beyond a row are cut to it. No other bytes travel.
         Fields that are not per-token are read whole. token_ranges: one range for each row.
 
-        Jagged fields are torch.jagged nested tensors even if all rows read have one length. Raises NotFoundError (a
-        KeyError) for a missing sample or a field that it does not hold, InvalidArgumentError for an empty selection or
-        an undeclared field.
+        Jagged fields are torch.jagged nested tensors even if all rows read have one length; with layout "auto" they are
+        then dense. Raises NotFoundError (a KeyError) for a missing sample or a field that it does not hold,
+        InvalidArgumentError for an empty selection or an undeclared field.
         """
         ranges = (token_range, token_ranges)
         request = read_request("get_samples", partition_id, sample_ids, select_fields, None, *ranges)
-        return to_tensors(self._transport.read(request, COPIES, timeout_s), len(request.sample_ids))
+        return self._read_tensors(request, layout, timeout_s)
+
+    def _read_tensors(
+        self, request: pb.ReadColumnsRequest, layout: TensorLayout, timeout_s: float | None
+    ) -> TensorDict:
+        _check_layout(layout, get_args(TensorLayout))
+        columns = self._transport.read(request, COPIES, timeout_s)
+        return to_tensors(in_layout(columns, layout), len(request.sample_ids))
 
     def get_data(
         self,
@@ -122,23 +158,23 @@ class SampleVerbs:
         *,
         token_range: TokenRange | None = None,
         token_ranges: Sequence[TokenRange] | None = None,
+        layout: TensorLayout = "jagged",
         timeout_s: float | None = None,
     ) -> TensorDict:
         """Read the rows of a meta: the selected fields, or the meta's own. Raises ValueError if neither names a field.
 
-        token_range, token_ranges: as in get_samples.
+        token_range, token_ranges, layout: as in get_samples.
 
-        Errors as get_samples, and ReplacedError (a KeyError) for a row
-        that was cleared and put again since.
+        Errors as get_samples, and ReplacedError (a KeyError) for a row that was cleared and put again since.
         """
-        names = select_fields if select_fields is not None else meta.fields
+        names = select_fields if select_fields is not None else checked_meta(meta, "get_data").fields
         if not names:
             raise InvalidArgumentError(
                 f"get_data from {meta.partition_id!r}: neither select_fields nor meta.fields names a field"
             )
         ranges = (token_range, token_ranges)
         request = read_request("get_data", meta.partition_id, meta.sample_ids, names, meta.generations, *ranges)
-        return to_tensors(self._transport.read(request, COPIES, timeout_s), len(request.sample_ids))
+        return self._read_tensors(request, layout, timeout_s)
 
     def read_columns(
         self,
@@ -163,22 +199,27 @@ class SampleVerbs:
         memory, at the cost of one call whatever their size. As long as a view lives, the rows stay as they were read
         and their bytes count against the server's budget. Writing to a view changes that view only.
 
+        layout "auto": as "jagged", but a ragged field of which all rows read have one length is dense, (N, length,
+        ...).
+
         token_range, token_ranges: as in get_samples; per-token fields are then ragged, and padded to the longest range.
 
         device: where the tensors go. To a CUDA device ragged values travel through pinned memory and are padded there;
-        copies may still be under way on the current stream when the call returns.
+        copies may still be under way on the current stream when the call returns. Raises PreconditionError for one that
+        this process cannot use.
         """
-        ranges = (token_range, token_ranges)
+        checked_meta(meta, "read_columns")
         rows = (meta.partition_id, meta.sample_ids, select_fields, meta.generations)
-        request = read_request("read_columns", *rows, *ranges)
-        n_rows = len(request.sample_ids)
-        if torch.device(device).type != "cpu":
-            staged = self._transport.read(request, STAGED, timeout_s)
-            return batch_on_device(staged, n_rows, torch.device(device), layout, pad_value_dict or {}, pad_to_seqlen)
-        if layout == "jagged" and pad_to_seqlen <= 0:
-            return jagged_batch(self._transport.read(request, VIEWS, timeout_s), n_rows)
+        request = read_request("read_columns", *rows, token_range, token_ranges)
+        n_rows, where = len(request.sample_ids), f"read_columns from {meta.partition_id!r}"
+        _check_layout(layout, get_args(Layout))
+        if device != "cpu" and (on := checked_device(device, where)).type != "cpu":
+            staged = in_layout(self._transport.read(request, STAGED, timeout_s), layout)
+            return batch_on_device(staged, n_rows, on, layout, pad_value_dict or {}, pad_to_seqlen)
         if layout != "padded":
-            columns = self._transport.read(request, VIEWS, timeout_s)
+            columns = in_layout(self._transport.read(request, VIEWS, timeout_s), layout)
+            if pad_to_seqlen <= 0:
+                return jagged_batch(columns, n_rows)
             return materialize(to_tensors(columns, n_rows), layout, pad_value_dict, pad_to_seqlen)
         padded = PaddedBatch(pad_value_dict or {}, pad_to_seqlen)
         return padded.batch(self._transport.read(request, Destination(padded.place), timeout_s), n_rows)
@@ -211,3 +252,8 @@ class SampleVerbs:
             sample_id=checked_name("sample id", sample_id, where),
         )
         return sample_description(self._transport.unary("GetSample", request, timeout_s))
+
+
+def _check_layout(layout: str, known: Sequence[str]) -> None:
+    if layout not in known:
+        raise InvalidArgumentError(f"layout must be one of {known}, got {layout!r}")

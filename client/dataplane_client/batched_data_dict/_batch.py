@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 import numpy as np
 import torch
 
+from dataplane_client._displays import html_table
 from dataplane_client.batched_data_dict import _sharding
 from dataplane_client.batched_data_dict._args import DynamicBatchingArgs, SequencePackingArgs
 from dataplane_client.batched_data_dict._columns import (
     as_ints,
+    describe,
     first_column_rows,
     require_equal_rows,
     slice_rows,
@@ -51,6 +53,16 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         self.micro_batch_lengths: _sharding.MicroBatchLengths | None = None
         self.elem_counts_per_gb: list[int] | None = None
         super().__init__(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        """Name, element type and shape of each column, without values."""
+        columns = (f"{name} {' '.join(describe(value))}" for name, value in self.data.items())
+        return f"<{type(self).__name__} {', '.join(columns)}>"
+
+    def _repr_html_(self) -> str:
+        """A table of the columns, for notebooks."""
+        rows = [(name, *describe(value)) for name, value in self.data.items()]
+        return html_table(type(self).__name__, ("column", "type", "shape"), rows)
 
     # --- columns ---
 

@@ -22,12 +22,26 @@ Columns = Mapping[str, Any]
 
 
 def count_rows(key: str, value: object) -> int:
-    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 0:
+    if isinstance(value, torch.Tensor) and value.ndim > 0:
+        return int(value.size(0))  # a strided nested tensor has no shape
+    if isinstance(value, np.ndarray) and value.ndim > 0:
         return int(value.shape[0])
     if isinstance(value, (PackedTensor, list)):
         return len(value)
     kind = f"0-d {type(value).__name__}" if isinstance(value, (torch.Tensor, np.ndarray)) else type(value).__name__
     raise TypeError(f"column {key!r} has no rows: expected a tensor, PackedTensor, list or ndarray, got a {kind}")
+
+
+def describe(value: object) -> tuple[str, str]:
+    """A column's element type and shape, for people; "*" for a ragged dimension."""
+    if isinstance(value, torch.Tensor):
+        where = "" if value.device.type == "cpu" else f" on {value.device}"
+        shape = ["?"] if value.is_nested and value.layout is not torch.jagged else list(value.shape)
+        sizes = ", ".join(str(size) if type(size) is int else "*" for size in shape)
+        return f"{value.dtype}".removeprefix("torch.") + where, f"({sizes})"
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), str(value.shape)
+    return type(value).__name__, f"({len(value)})" if isinstance(value, (list, PackedTensor)) else "()"
 
 
 def first_column_rows(columns: Columns) -> int:

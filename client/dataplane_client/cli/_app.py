@@ -9,9 +9,26 @@ from typing import Annotated
 
 import typer
 
-from dataplane_client.cli._options import SERVER, TIMEOUT_S, Address, Output, Partition, Task, Timeout
+from dataplane_client.cli._options import (
+    SERVER,
+    TIMEOUT_S,
+    Address,
+    AnyAddress,
+    AnyPartition,
+    AnyTask,
+    Output,
+    Partition,
+    Task,
+    Timeout,
+)
 
-app = typer.Typer(name="dataplane", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    name="dataplane",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -27,15 +44,16 @@ def _dataplane(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    server: AnyAddress = SERVER,
 ) -> None:
-    """Inspect a server of RL Data Plane.
+    """Show what a server of RL Data Plane holds, and who waits for what.
 
-    Use --server or the environment variable DATAPLANE_SERVER to choose the server.
+    --server may come before or after the command. Without it, DATAPLANE_SERVER names the server.
     """
 
 
 @app.command()
-def status(server: Address = SERVER, output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
+def status(server: Address = "", output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
     """Show the server, its partitions and its health.
 
     \b
@@ -50,6 +68,8 @@ def status(server: Address = SERVER, output: Output = "table", timeout: Timeout 
            - the server holds 99 % of the rows that it may hold.
 
     Waiting claims do not make a server unhealthy: a trainer that is faster than its rollouts waits.
+
+    Untaken rows are ready if they have all fields that the task's last claim required; "-" before its first claim.
     """  # noqa: D301  # \b makes typer keep the line breaks of the list
     from dataplane_client.cli._status import show_status
 
@@ -58,21 +78,21 @@ def status(server: Address = SERVER, output: Output = "table", timeout: Timeout 
 
 @app.command()
 def top(
-    server: Address = SERVER,
+    server: Address = "",
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.1, max=3600.0, help="Seconds between screens.")
+        float, typer.Option("--interval", "-i", min=0.1, max=3600.0, metavar="SECONDS", help="Time between screens.")
     ] = 2.0,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Number of screens (default: until Ctrl-C).")
+        int | None, typer.Option("--count", "-n", min=1, metavar="N", help="Stop after N screens (default: at Ctrl-C).")
     ] = None,
     output: Output = "table",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Show rates by partition and task, until Ctrl-C.
+    """Show how many rows and bytes move, until Ctrl-C.
 
     Rates are averages since the previous screen, so the first screen has none. While the server is not reachable, the
-    command says so and keeps trying. Without a terminal it prints the screens one below the other; with JSON output it
-    prints each as one line.
+    command says so and keeps trying. On a terminal each screen replaces the one before, and the last one stays.
+    Elsewhere the screens follow each other; with JSON output, one on each line.
     """
     from dataplane_client.cli._top import watch
 
@@ -81,9 +101,9 @@ def top(
 
 @app.command()
 def describe(
-    partition: Partition, server: Address = SERVER, output: Output = "table", timeout: Timeout = TIMEOUT_S
+    partition: Partition, server: Address = "", output: Output = "table", timeout: Timeout = TIMEOUT_S
 ) -> None:
-    """Show a partition: its fields, its tasks and their waits.
+    """Show one partition: its fields, its tasks and their waits.
 
     Exits with 1 if the partition does not exist.
     """
@@ -96,11 +116,13 @@ def describe(
 def sample(
     partition: Partition,
     sample_id: Annotated[str, typer.Argument(metavar="SAMPLE")],
-    server: Address = SERVER,
+    server: Address = "",
     output: Output = "table",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Show a sample and its history, even after it was cleared.
+    """Show one sample and what happened to it.
+
+    The history remains after the sample was cleared, as long as the server remembers it.
 
     Exits with 1 if the server does not know the sample.
     """
@@ -110,12 +132,64 @@ def sample(
 
 
 @app.command()
-def dead_letters(
-    partition: Partition, task: Task, server: Address = SERVER, output: Output = "table", timeout: Timeout = TIMEOUT_S
+def samples(
+    partition: Partition,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="Also show the state for this task.")
+    ] = None,
+    states: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="untaken, claimed, consumed, delayed or dead. Repeatable."),
+    ] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="Only rows with this tag. Repeatable.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most rows to show.")] = 100,
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """List the rows that a task has given up.
+    """List the samples of a partition, in order of arrival."""
+    from dataplane_client.cli._listings import samples_request, show_samples
 
-    A row becomes a dead letter when its deliveries have failed as often as the partition's max_deliveries.
+    show_samples(samples_request(partition, task, states or [], tags or []), limit, server, output, timeout)
+
+
+@app.command()
+def claims(
+    partition: AnyPartition = None,
+    task: AnyTask = None,
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """List who holds rows, and who waits for what.
+
+    Without PARTITION and TASK, the claims of all partitions.
+    """
+    from dataplane_client.cli._listings import show_claims
+
+    show_claims(partition, task, server, output, timeout)
+
+
+@app.command()
+def sessions(server: Address = "", output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
+    """List the clients that are alive, and what they hold.
+
+    A client has a session from its first claim or reservation on.
+    """
+    from dataplane_client.cli._listings import show_sessions
+
+    show_sessions(server, output, timeout)
+
+
+@app.command()
+def dead_letters(
+    partition: Partition, task: Task, server: Address = "", output: Output = "table", timeout: Timeout = TIMEOUT_S
+) -> None:
+    """List the rows that failed too often for a task.
+
+    A row becomes a dead letter when max_deliveries of its deliveries to the task have failed.
     """
     from dataplane_client.cli._rows import show_dead_letters
 
@@ -126,14 +200,14 @@ def dead_letters(
 def reset(
     partition: Partition,
     task: Task,
-    sample_ids: Annotated[list[str] | None, typer.Argument(metavar="SAMPLE")] = None,
+    sample_ids: Annotated[list[str] | None, typer.Argument(metavar="SAMPLE...")] = None,
     whole_task: Annotated[bool, typer.Option("--all", help="Reset all rows of the partition.")] = False,
-    server: Address = SERVER,
+    server: Address = "",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Make rows untaken for a task again, including dead letters.
+    """Let a task claim rows again, dead letters included.
 
-    Claims that hold any of the rows are fenced.
+    Claims that hold any of the rows end: their commits are refused.
     """
     if bool(sample_ids) == whole_task:
         raise typer.BadParameter("name the samples to reset, or use --all to reset all of them")
@@ -143,12 +217,12 @@ def reset(
 
 
 @app.command()
-def doctor(server: Address = SERVER, output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
-    """Check what a client needs from where it runs.
+def doctor(server: Address = "", output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
+    """Check whether a client can work from here, and how fast.
 
-    Checks whether this user reaches the server and its shared memory from here, and which limits apply, and advises
-    what to change. Run it in the client's container, as the client's user. Exits with 1 if there is a problem, and with
-    0 otherwise, even if there are warnings.
+    Checks whether this user can reach the server and its shared memory, and which limits apply, and says what to
+    change. Run it where the client runs: on its host, in its container, as its user. Exits with 1 if there is a
+    problem, otherwise with 0, even if there are warnings.
     """
     from dataplane_client.cli.doctor import examine
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.table import Table
-
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import plain_table, print_json, print_text
+from dataplane_client.cli._output import print_json, print_text
 from dataplane_client.cli._server import server_or_exit
-from dataplane_client.cli._text import age_text, count_text, counts_text, duration_text, size_text
+from dataplane_client.cli._status import contents_text
+from dataplane_client.cli._table import Labelled, Table, figure
+from dataplane_client.cli._text import age_text, count_text, counts_text, duration_text, plural, size_text
 from dataplane_client.descriptions import FieldDescription, PartitionDescription, TaskStatus, partition_description
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _STATES = {
     "serving": "serving",
-    "waiting_for_producers": "waiting for producers",
-    "waiting_for_consumers": "waiting for consumers",
-    "waiting_by_policy": "waiting by policy",
+    "waiting_for_producers": "waiting for\nproducers",
+    "waiting_for_consumers": "waiting for\nconsumers",
+    "waiting_by_policy": "waiting\nby policy",
     "idle": "idle",
 }
 """States of a task, and their column headings."""
@@ -37,25 +37,29 @@ def show_partition(partition_id: str, address: str, output: Format, timeout_s: f
         print_text("", table)
 
 
-def _partition_lines(partition: PartitionDescription) -> list[str]:
+def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
     version = partition.newest_weight_version
-    oldest = "" if partition.oldest_row_age_s is None else f", oldest {age_text(partition.oldest_row_age_s)}"
-    totals = (partition.rows_put_total, partition.rows_cleared_total, partition.read_rows_total)
-    put, removed, read = (f"{count:,}" for count in totals)
+    put, removed, read = partition.rows_put_total, partition.rows_cleared_total, partition.read_rows_total
+    limit = partition.max_deliveries
+    modes = {"open": partition.open, "closed": partition.closed, "clears consumed rows": partition.clear_when_consumed}
+    mode = ", ".join(name for name, is_on in modes.items() if is_on)
     return [
-        partition.partition_id,
-        f"  holds     {partition.rows:,} rows, {size_text(partition.size_bytes)}{oldest}",
-        f"  put       {put} rows, {size_text(partition.written_bytes_total)} written",
-        f"  read      {read} rows, {size_text(partition.read_bytes_total)}",
-        f"  removed   {removed} rows: {counts_text(partition.removed_rows)}",
-        f"  weights   {'no version' if version is None else f'newest version {version:,}'}",
-        *([f"  limit     {partition.max_deliveries:,} deliveries of a row"] if partition.max_deliveries else []),
-        *([f"  groups    {partition.open_groups:,} open"] if partition.open_groups else []),
+        Labelled(partition.partition_id, "", style="bold"),
+        figure("holds", contents_text(partition)),
+        figure("put", f"{plural(put, 'row')}, {size_text(partition.written_bytes_total)} written"),
+        figure("read", f"{plural(read, 'row')}, {size_text(partition.read_bytes_total)}"),
+        figure("removed", f"{plural(removed, 'row')}: {counts_text(partition.removed_rows)}"),
+        figure("weights", "no version" if version is None else f"newest version {version:,}"),
+        *([figure("limit", f"{plural(limit, 'delivery', 'deliveries')} of a row")] if limit else []),
+        *([figure("mode", mode)] if mode else []),
+        *([figure("groups", f"{partition.open_groups:,} open")] if partition.open_groups else []),
     ]
 
 
 def _field_table(fields: Iterable[FieldDescription]) -> Table:
-    table = plain_table("field", "kind", "element type", "row shape", "per token", ">rows", ">size")
+    table = Table(
+        "field", "kind", "element\ntype", "row shape", "per\ntoken", ">rows", ">size", spare=("per token", "size")
+    )
     for field in fields:
         dimensions = ["*"] * (field.kind == "jagged") + [str(size) for size in field.row_shape]
         shape = f"({', '.join(dimensions)})" if field.kind in ("dense", "jagged") else ""
@@ -67,7 +71,7 @@ def _field_table(fields: Iterable[FieldDescription]) -> Table:
 
 def _row_table(tasks: Iterable[TaskStatus]) -> Table:
     """The resident rows of each task by state."""
-    table = plain_table("task", ">untaken", ">ready", ">claimed", ">consumed", ">delayed", ">dead", ">oldest untaken")
+    table = Table("task", ">untaken", ">ready", ">claimed", ">consumed", ">delayed", ">dead", ">oldest\nuntaken")
     for task in tasks:
         counts = (task.untaken_rows, task.ready_rows, task.claimed_rows, task.consumed_rows)
         rest = (task.delayed_rows, task.dead_rows)
@@ -77,7 +81,7 @@ def _row_table(tasks: Iterable[TaskStatus]) -> Table:
 
 def _delivery_table(tasks: Iterable[TaskStatus]) -> Table:
     """Totals since the partition was registered."""
-    table = plain_table("task", ">claims", ">rows delivered", ">rows consumed", "deliveries ended")
+    table = Table("task", ">claims", ">rows\ndelivered", ">rows\nconsumed", "deliveries ended", sentences=True)
     for task in tasks:
         counts = (task.claims_total, task.delivered_rows_total, task.consumed_rows_total)
         table.add_row(task.task, *map(count_text, counts), counts_text(task.ended_deliveries))
@@ -85,7 +89,7 @@ def _delivery_table(tasks: Iterable[TaskStatus]) -> Table:
 
 
 def _wait_table(tasks: Iterable[TaskStatus]) -> Table:
-    table = plain_table("task", ">claims waiting", ">longest wait", ">weight version lag")
+    table = Table("task", ">claims\nwaiting", ">longest\nwait", ">weight versions\nbehind")
     for task in tasks:
         waits = (count_text(task.waiting_claims), age_text(task.longest_wait_s))
         table.add_row(task.task, *waits, count_text(task.weight_version_lag))
@@ -94,7 +98,7 @@ def _wait_table(tasks: Iterable[TaskStatus]) -> Table:
 
 def _time_table(tasks: Iterable[TaskStatus]) -> Table:
     """The share of its time that each task has spent in each state."""
-    table = plain_table("task", ">time", *(f">{heading}" for heading in _STATES.values()))
+    table = Table("task", ">time", *(f">{heading}" for heading in _STATES.values()))
     for task in tasks:
         total_s = sum(task.state_seconds.values())
         shares = (task.state_seconds.get(state, 0.0) / total_s if total_s else 0.0 for state in _STATES)

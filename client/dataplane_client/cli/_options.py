@@ -1,5 +1,7 @@
 """Flags and arguments that several commands share, and the shell's completion of partition and task names.
 
+--server is a flag of `dataplane` and of each command, so it may come before the command's name or after it.
+
 Completion asks the running server. Without a quick answer it offers no names and prints nothing, because the user has
 not run a command yet.
 """
@@ -32,21 +34,36 @@ def _partitions(ctx: typer.Context) -> list[pb.Partition]:
     from rl_dataplane.v1 import data_plane_pb2 as pb
 
     try:
-        with Server(ctx.params["server"], _COMPLETION_TIMEOUT_S) as server:
+        with Server(_chosen_server(ctx, ctx.params.get("server")), _COMPLETION_TIMEOUT_S) as server:
             return list(server.call("ListPartitions", pb.ListPartitionsRequest()).partitions)
     except (DataPlaneError, ValueError):
         return []
 
 
-Address = Annotated[
-    str,
-    typer.Option("--server", "-s", envvar="DATAPLANE_SERVER", help="Server address: unix:///path or host:port."),
-]
-Format = Literal["table", "json"]
-Output = Annotated[Format, typer.Option("--output", "-o", help="Output format.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.001, max=3600.0, help="Seconds to wait for a response.")]
-Partition = Annotated[str, typer.Argument(autocompletion=_partition_names)]
-Task = Annotated[str, typer.Argument(autocompletion=_task_names)]
+def _chosen_server(ctx: typer.Context, address: str | None) -> str:
+    """The address given after the command's name, else that of `dataplane` itself."""
+    if address or ctx.parent is None:
+        return address or SERVER
+    return str(ctx.parent.params["server"])
+
 
 SERVER = "127.0.0.1:50051"
 TIMEOUT_S = 5.0
+
+_HELP = "Server address: unix:///path or host:port."
+
+AnyAddress = Annotated[str, typer.Option("--server", "-s", envvar="DATAPLANE_SERVER", metavar="ADDRESS", help=_HELP)]
+"""The flag of `dataplane` itself."""
+Address = Annotated[
+    str,
+    typer.Option("--server", "-s", metavar="ADDRESS", callback=_chosen_server, show_default=False, help=_HELP),
+]
+Format = Literal["table", "json"]
+Output = Annotated[Format, typer.Option("--output", "-o", help="Print tables or JSON.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.001, max=3600.0, metavar="SECONDS", help="Longest wait for an answer.")
+]
+Partition = Annotated[str, typer.Argument(metavar="PARTITION", autocompletion=_partition_names)]
+Task = Annotated[str, typer.Argument(metavar="TASK", autocompletion=_task_names)]
+AnyPartition = Annotated[str | None, typer.Argument(metavar="PARTITION", autocompletion=_partition_names)]
+AnyTask = Annotated[str | None, typer.Argument(metavar="TASK", autocompletion=_task_names)]

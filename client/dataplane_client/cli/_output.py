@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from dataplane_client.cli._text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
 _WIDTH_WITHOUT_TERMINAL = 240
 """Columns of output that is piped when COLUMNS is not set, so that lines of tables are not folded."""
@@ -18,7 +19,7 @@ _WIDTH_WITHOUT_TERMINAL = 240
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """Print an error and exit with the code."""
-    typer.echo(f"dataplane: {message}", err=True)
+    typer.echo(f"dataplane: {printable(message)}", err=True)
     raise typer.Exit(code) from None
 
 
@@ -30,14 +31,10 @@ def print_json(value: object, *, lines: bool = False) -> None:
     typer.echo(json.dumps(value, default=asdict, indent=None if lines else 2))
 
 
-def plain_table(*headings: str) -> Table:
-    """A table without lines. A heading that begins with ">" is right-aligned, for numbers."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
-    return table
+GOOD, WARNING, BAD = "green", "yellow", "bold red"
+"""Colours of outcomes. Names and headings are bold. rich leaves out colours where NO_COLOR is set, and all styles where
+the output is not a terminal.
+"""
 
 
 def console() -> Console:
@@ -52,4 +49,4 @@ def console() -> Console:
 def print_text(*parts: RenderableType) -> None:
     out = console()
     for part in parts:
-        out.print(part)
+        out.print(printable(part) if isinstance(part, str) else part)

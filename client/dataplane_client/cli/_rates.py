@@ -1,8 +1,8 @@
 """Rates of a server's counters between two snapshots.
 
 A rate is None if there is nothing to compare with: in the first snapshot, after a restart of the server (its uptime is
-shorter than the time between the snapshots allows), and for a partition that is new or was registered again, so that
-its counters went back.
+shorter than the time between the snapshots allows), and for a partition that is new or was replaced, so that its
+counters went back.
 """
 
 from __future__ import annotations

@@ -5,12 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 
-from rich.table import Table
-
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, plain_table, print_json, print_text
+from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._server import server_or_exit
-from dataplane_client.cli._text import age_text
+from dataplane_client.cli._table import Table
+from dataplane_client.cli._text import age_text, tags_text
 from dataplane_client.descriptions import (
     DeadLetter,
     SampleDescription,
@@ -71,19 +70,20 @@ def _sample_lines(partition_id: str, sample_id: str, sample: SampleDescription) 
         lines.append(f"group: {sample.group_id}{hidden}")
     lines.append(f"fields: {', '.join(sample.fields) or 'none yet'}")
     if sample.tags:
-        lines.append(f"tags: {', '.join(f'{key}={value!r}' for key, value in sample.tags.items())}")
+        lines.append(f"tags: {tags_text(sample.tags)}")
     return lines
 
 
 def _task_table(tasks: Iterable[SampleTask]) -> Table:
-    table = plain_table("task", "state", ">deliveries", "claim")
+    table = Table("task", "state", ">deliveries", "claim")
     for task in tasks:
         table.add_row(task.task, task.state, f"{task.deliveries:,}", task.claim_id)
     return table
 
 
 def _event_table(events: Iterable[SampleEvent]) -> Table:
-    table = plain_table("age", "event", "client", "task", "claim", "fields", "reason")
+    headings = ("age", "event", "client", "task", "claim", "fields", "reason")
+    table = Table(*headings, spare=("fields", "claim"), sentences=True)
     for event in events:
         fields = ", ".join(event.fields)
         table.add_row(age_text(event.age_s), event.what, event.who, event.task, event.claim_id, fields, event.reason)
@@ -91,7 +91,7 @@ def _event_table(events: Iterable[SampleEvent]) -> Table:
 
 
 def _dead_letter_table(letters: Iterable[DeadLetter]) -> Table:
-    table = plain_table("sample", ">deliveries", "reason")
+    table = Table("sample", ">deliveries", "reason", sentences=True)
     for letter in letters:
         table.add_row(letter.sample_id, f"{letter.deliveries:,}", letter.reason)
     return table

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from dataplane_client._channel import CHANNEL_OPTIONS, checked_target
 from dataplane_client.cli._output import fail
-from dataplane_client.errors import DataPlaneError
+from dataplane_client.errors import DataPlaneError, UnavailableError
 from rl_dataplane.v1.data_plane_pb2_grpc import DataPlaneServiceStub
 
 
@@ -48,7 +48,11 @@ class Server:
         except grpc.RpcError as error:
             from dataplane_client._error_table import translated  # only a command that fails needs it
 
-            raise translated(error, verb, self.address) from None
+            failed = translated(error, verb, self.address)
+            if isinstance(failed, UnavailableError) and not failed.reason:
+                why = failed.message.removeprefix(f"{verb} at {self.address}: ")
+                failed = UnavailableError(f"no server answers at {self.address}: {why}")
+            raise failed from None
 
 
 def open_server(address: str, timeout_s: float) -> Server:

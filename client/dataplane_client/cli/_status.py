@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from dataplane_client.cli._health import Health, health_of
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, plain_table, print_json, print_text
+from dataplane_client.cli._output import BAD, GOOD, fail, print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
+from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, size_text
 from dataplane_client.descriptions import (
     PartitionDescription,
@@ -22,7 +22,6 @@ from dataplane_client.errors import UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.text import Text
 
 UNHEALTHY = 3
@@ -40,7 +39,7 @@ def show_status(address: str, output: Format, timeout_s: float) -> int:
         document = {"healthy": health.healthy, "reasons": health.reasons, "server": status}
         print_json({**document, "shares_memory": shares_memory, "partitions": partitions})
     else:
-        lines = [*_health_lines(health), *_server_lines(status, partitions, shares_memory)]
+        lines = [*health_lines(health), *_server_lines(status, partitions, shares_memory)]
         print_text(_heading(address, status, health), *lines, "")
         print_text(_partition_table(partitions) if partitions else "no partitions")
     return 0 if health.healthy else UNHEALTHY
@@ -59,26 +58,27 @@ def _status_of(server: Server) -> pb.GetServerStatusResponse:
 def _heading(address: str, status: ServerStatus, health: Health) -> Text:
     from rich.text import Text
 
-    health_text = ("healthy", "green") if health.healthy else ("not healthy", "bold red")
+    health_text = ("healthy", GOOD) if health.healthy else ("not healthy", BAD)
     return Text.assemble((address, "bold"), ": ", "draining" if status.draining else "serving", ", ", health_text)
 
 
-def _health_lines(health: Health) -> list[str]:
-    return [f"  ! {reason}" for reason in health.reasons]
+def health_lines(health: Health) -> list[Labelled]:
+    """Why the server is not healthy."""
+    return [Labelled("  ! ", reason, style=BAD) for reason in health.reasons]
 
 
-def _server_lines(status: ServerStatus, partitions: Iterable[PartitionDescription], shares: bool) -> Iterator[str]:
+def _server_lines(status: ServerStatus, partitions: Iterable[PartitionDescription], shares: bool) -> Iterator[Labelled]:
     budget = status.memory_budget_bytes
     bar = bar_text(status.memory_used_bytes / budget if budget else 0.0)
     used = f"{size_text(status.memory_used_bytes)} of {size_text(budget)}"
     free = f", largest free range {size_text(status.largest_free_bytes)}" if status.largest_free_bytes else ""
     most = f" of at most {status.max_rows:,}" if status.max_rows else ""
-    yield f"  version   {status.version}, up {duration_text(status.uptime_s)}"
-    yield f"  memory    {bar}  {used}{free}"
-    yield f"  rows      {status.rows:,}{most}"
-    yield f"  waiting   {waits_text(status, partitions)}"
-    yield f"  sessions  {status.sessions:,}"
-    yield f"  values    {'through shared memory on its host, otherwise over gRPC' if shares else 'over gRPC'}"
+    yield figure("version", f"{status.version}, up {duration_text(status.uptime_s)}")
+    yield figure("memory", f"{bar}  {used}{free}")
+    yield figure("rows", f"{status.rows:,}{most}")
+    yield figure("waiting", waits_text(status, partitions))
+    yield figure("sessions", f"{status.sessions:,}")
+    yield figure("values", "through shared memory on its host, otherwise over gRPC" if shares else "over gRPC")
 
 
 def waits_text(status: ServerStatus, partitions: Iterable[PartitionDescription]) -> str:
@@ -95,19 +95,21 @@ def _waiting(count: int, noun: str, longest_s: float | None) -> str:
 
 
 def _partition_table(partitions: Iterable[PartitionDescription]) -> Table:
-    """One line for each task; the first line of a partition also shows the partition."""
-    numbers = (">untaken", ">ready", ">claimed", ">consumed", ">lag", ">waiting", ">longest")
-    table = plain_table("partition", ">rows", ">size", ">oldest row", "task", *numbers)
+    """A line for each partition, and under it one for each of its tasks."""
+    numbers = (">untaken", ">ready", ">claimed", ">consumed", ">versions\nbehind", ">claims\nwaiting", ">longest\nwait")
+    table = Table("task", *numbers, spare=("longest wait", "consumed", "versions behind"))
     for partition in partitions:
-        head = (f"{partition.rows:,}", size_text(partition.size_bytes), age_text(partition.oldest_row_age_s))
-        first = (partition.partition_id, *head)
-        lines = [_task_cells(task) for task in partition.tasks] or [[]]
-        for begin, cells in zip_longest([first], lines, fillvalue=("",) * len(first)):
-            table.add_row(*begin, *cells)
+        table.add_line(partition.partition_id, f"  {contents_text(partition)}")
+        for task in partition.tasks:
+            table.add_row(f"  {task.task}", *_task_cells(task))
     return table
+
+
+def contents_text(partition: PartitionDescription) -> str:
+    oldest = "" if partition.oldest_row_age_s is None else f", oldest {age_text(partition.oldest_row_age_s)}"
+    return f"{plural(partition.rows, 'row')}, {size_text(partition.size_bytes)}{oldest}"
 
 
 def _task_cells(task: TaskStatus) -> list[str]:
     counts = (task.untaken_rows, task.ready_rows, task.claimed_rows, task.consumed_rows_total)
-    waits = (count_text(task.waiting_claims), age_text(task.longest_wait_s))
-    return [task.task, *(count_text(count) for count in counts), count_text(task.weight_version_lag), *waits]
+    return [*map(count_text, (*counts, task.weight_version_lag, task.waiting_claims)), age_text(task.longest_wait_s)]

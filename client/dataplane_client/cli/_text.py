@@ -1,4 +1,4 @@
-"""Numbers as text."""
+"""Numbers and names as text."""
 
 from __future__ import annotations
 
@@ -33,16 +33,22 @@ def count_text(count: int | None) -> str:
 
 
 def rate_text(per_second: float | None, unit: float = 1.0) -> str:
-    """A rate in units a second, to about three digits; "-" for None."""
+    """A rate in units a second, to about three digits; "-" for None. Only a rate of zero reads "0"."""
     if per_second is None:
         return "-"
     rate = per_second / unit
-    return f"{rate:,.1f}" if 0 < rate < 100 else f"{rate:,.0f}"
+    if 0 < rate < 0.01:
+        return "<0.01"
+    return f"{rate:,.0f}" if rate >= 100 or not rate else f"{rate:.1f}" if rate >= 1 else f"{rate:.2f}"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
     """The counts that are not zero, with their names."""
     return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items() if count) or "none"
+
+
+def tags_text(tags: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in tags.items())
 
 
 def bar_text(fraction: float) -> str:
@@ -52,5 +58,13 @@ def bar_text(fraction: float) -> str:
     return f"[{'#' * cells}{'.' * (_BAR_CELLS - cells)}] {int(shown * 100):3} %"
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def printable(text: str) -> str:
+    """The text with escapes in the place of what would act on a terminal: control characters, marks of direction."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """nouns: the plural, if it is not the noun with an s."""
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"

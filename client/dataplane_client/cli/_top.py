@@ -1,7 +1,8 @@
 """`dataplane top`: take a snapshot of a server again and again, and show the rates between snapshots.
 
 The command keeps running while the server is not reachable, so that the user sees it come back. On a terminal each
-screen replaces the one before. Elsewhere screens follow each other as plain text or as lines of JSON.
+screen replaces the one before, and the last one stays. Elsewhere screens follow each other as plain text or as lines of
+JSON.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def _screen_output(output: Format) -> Iterator[Show]:
 
         with Live(console=out, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
             yield lambda *seen: live.update(_screen(*seen), refresh=True)
+        out.print(live.renderable)  # the terminal has its former contents again, and now the last screen
     else:
         yield lambda *seen: out.print(_screen(*seen), "", sep="\n")
 

@@ -1,38 +1,34 @@
-"""A screen of `dataplane top`: a line for the server, then one for each task of each partition."""
+"""A screen of `dataplane top`: lines for the server, then one for each partition and each of its tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from dataplane_client.cli._health import health_of
-from dataplane_client.cli._output import plain_table
+from dataplane_client.cli._output import BAD
 from dataplane_client.cli._rates import PartitionRates
-from dataplane_client.cli._status import waits_text
-from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, rate_text, size_text
+from dataplane_client.cli._status import contents_text, health_lines, waits_text
+from dataplane_client.cli._table import Labelled, Table, figure
+from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
 from dataplane_client.descriptions import ServerStatus, TaskStatus
 
-Screen = Group | Text
+Screen = Group
 
 _MB = 1e6
-_PARTITION = ("partition", ">rows", ">size", ">oldest", ">rows/s in", ">MB/s in", ">MB/s out")
-_TASK = ("task", ">ready", ">claimed", ">committed", ">rows/s", ">lag", ">waiting", ">longest")
 
 
 def render_snapshot(address: str, status: ServerStatus, rates: Sequence[PartitionRates]) -> Screen:
     budget = status.memory_budget_bytes
     bar = bar_text(status.memory_used_bytes / budget if budget else 0.0)
-    waits = waits_text(status, [entry.partition for entry in rates])
     state = "draining" if status.draining else f"up {duration_text(status.uptime_s)}"
-    reasons = [Text(f"! {reason}", "red") for reason in health_of(status).reasons]
     return Group(
-        Text.assemble((address, "bold"), f"  {state}  memory {bar} of {size_text(budget)}  {status.rows:,} rows"),
-        Text(f"waiting: {waits}"),
-        *reasons,
+        Labelled(address, f": {state}", style="bold"),
+        *health_lines(health_of(status)),
+        figure("memory", f"{bar} of {size_text(budget)}, {plural(status.rows, 'row')}"),
+        figure("waiting", waits_text(status, [entry.partition for entry in rates])),
         Text(),
         _table(rates) if rates else Text("no partitions"),
     )
@@ -41,34 +37,25 @@ def render_snapshot(address: str, status: ServerStatus, rates: Sequence[Partitio
 def render_silence(address: str, message: str, silent_s: float) -> Screen:
     """The screen while the server is not reachable."""
     silent = f"not reachable for {age_text(silent_s)}" if silent_s >= 1 else "not reachable"
-    return Text.assemble((address, "bold"), f"  {silent}, retrying\n", message)
+    return Group(Labelled(address, f": {silent}, retrying", style="bold"), Labelled("  ! ", message, style=BAD))
 
 
 def _table(rates: Iterable[PartitionRates]) -> Table:
-    table = plain_table(*_PARTITION, *_TASK)
+    numbers = (">ready", ">claimed", ">consumed", ">rows/s", ">versions\nbehind", ">claims\nwaiting", ">longest\nwait")
+    table = Table("task", *numbers, spare=("longest wait", "consumed", "versions behind"))
     for entry in rates:
-        tasks = entry.partition.tasks
-        lines = [_task_cells(task, entry.consumed_rows_per_s[task.task]) for task in tasks] or [[]]
-        for begin, cells in zip_longest([_partition_cells(entry)], lines, fillvalue=[""] * len(_PARTITION)):
-            table.add_row(*begin, *cells)
+        table.add_line(entry.partition.partition_id, f"  {contents_text(entry.partition)}; {_flow_text(entry)}")
+        for task in entry.partition.tasks:
+            table.add_row(f"  {task.task}", *_task_cells(task, entry.consumed_rows_per_s[task.task]))
     return table
 
 
-def _partition_cells(rates: PartitionRates) -> list[str]:
-    partition = rates.partition
-    return [
-        partition.partition_id,
-        f"{partition.rows:,}",
-        size_text(partition.size_bytes),
-        age_text(partition.oldest_row_age_s),
-        rate_text(rates.put_rows_per_s),
-        rate_text(rates.written_bytes_per_s, _MB),
-        rate_text(rates.read_bytes_per_s, _MB),
-    ]
+def _flow_text(rates: PartitionRates) -> str:
+    megabytes_in, megabytes_out = (rate_text(rate, _MB) for rate in (rates.written_bytes_per_s, rates.read_bytes_per_s))
+    return f"in {rate_text(rates.put_rows_per_s)} rows/s, {megabytes_in} MB/s; out {megabytes_out} MB/s"
 
 
 def _task_cells(task: TaskStatus, consumed_per_s: float | None) -> list[str]:
-    counts = (task.ready_rows, task.claimed_rows, task.consumed_rows_total)
-    waits = (count_text(task.waiting_claims), age_text(task.longest_wait_s))
-    lag = count_text(task.weight_version_lag)
-    return [task.task, *(count_text(count) for count in counts), rate_text(consumed_per_s), lag, *waits]
+    counts = map(count_text, (task.ready_rows, task.claimed_rows, task.consumed_rows_total))
+    waits = map(count_text, (task.weight_version_lag, task.waiting_claims))
+    return [*counts, rate_text(consumed_per_s), *waits, age_text(task.longest_wait_s)]

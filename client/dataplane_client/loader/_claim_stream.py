@@ -4,11 +4,12 @@ Batch sizes. A claim for batch_size rows waits for ever when fewer are left. A c
 producers are slower than the trainer. So the stream asks for full batches, with a short wait on the server each time.
 After a claim that timed out it asks the server whether full batches can still come. They cannot when all announced rows
 were put and fewer than a batch are untaken. Then, and after half of idle_timeout_s, it asks for at least one row: some
-of the missing rows may never be ready.
+of the missing rows may never be ready. The server refuses a claim at once if its partition is closed and too few rows
+are left (EndOfDataError). Then the stream asks for one row, too.
 
 The end of an iteration. Rows that another loader holds may come back, because it releases them or is killed. So an
 iteration ends when all announced rows were put and the task has consumed all resident rows. No row is lost with a
-killed loader.
+killed loader. It also ends, with or without until_consumed, when the partition is closed and no row is left to claim.
 
 This requires that other loaders commit without waiting for this one. The workers of a torch DataLoader break that rule.
 The DataLoader asks its workers in a fixed order and waits for each. A worker commits a batch when it is asked for the
@@ -29,7 +30,7 @@ from typing import Any, Final
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.descriptions import PartitionDescription
-from dataplane_client.errors import ClaimTimeoutError, DataPlaneError
+from dataplane_client.errors import ClaimTimeoutError, DataPlaneError, EndOfDataError
 from dataplane_client.loader._settings import LoaderSettings
 
 CLOSING_S: Final = 5.0
@@ -57,11 +58,16 @@ class ClaimStream:
         for wait_s in _growing_waits():
             if is_stopped():
                 return None
-            claim = self._claim(min_size, wait_s)
-            if claim is not None:
-                return claim
-            if self._settings.until_consumed:
+            try:
+                return self._claim(min_size, wait_s)
+            except ClaimTimeoutError:
                 partition = self._client.partition(self._settings.partition_id)
+            except EndOfDataError:
+                if min_size == 1:
+                    return None
+                min_size = 1
+                continue
+            if self._settings.until_consumed or partition.closed:
                 if self._is_over(partition):
                     return None
                 min_size = self._min_size(partition, time.monotonic() - started)
@@ -78,25 +84,22 @@ class ClaimStream:
             device=device,
         )
 
-    def _claim(self, min_size: int, wait_s: float) -> Claim | None:
+    def _claim(self, min_size: int, wait_s: float) -> Claim:
         settings = self._settings
-        try:
-            return self._client.claim(
-                settings.partition_id,
-                settings.task_name,
-                settings.required_fields,
-                settings.batch_size,
-                min_size=min_size,
-                whole_groups=settings.whole_groups,
-                max_tokens=settings.max_tokens,
-                timeout_s=wait_s,
-            )
-        except ClaimTimeoutError:
-            return None
+        return self._client.claim(
+            settings.partition_id,
+            settings.task_name,
+            settings.required_fields,
+            settings.batch_size,
+            min_size=min_size,
+            whole_groups=settings.whole_groups,
+            max_tokens=settings.max_tokens,
+            timeout_s=wait_s,
+        )
 
     def _is_over(self, partition: PartitionDescription) -> bool:
         task = partition.task(self._settings.task_name)
-        if partition.rows_put_total < partition.num_samples or task.untaken_rows or task.delayed_rows:
+        if not _has_all_rows(partition) or task.untaken_rows or task.delayed_rows:
             return False
         if not self._waits_for_others:
             return True
@@ -105,12 +108,17 @@ class ClaimStream:
         return self._client.check_consumption_status(self._settings.partition_id, [self._settings.task_name])
 
     def _min_size(self, partition: PartitionDescription, waited_s: float) -> int:
-        if partition.rows_put_total < partition.num_samples:
+        if not _has_all_rows(partition):
             return self._settings.min_batch_size
         group_rows = (partition.grpo_group_size or 1) if self._settings.whole_groups else 1
         untaken = partition.task(self._settings.task_name).untaken_rows
         is_rest = untaken < self._settings.min_batch_size * group_rows or waited_s > self._settings.idle_timeout_s / 2
         return 1 if is_rest else self._settings.min_batch_size
+
+
+def _has_all_rows(partition: PartitionDescription) -> bool:
+    """Whether no rows are expected any more."""
+    return partition.closed or partition.rows_put_total >= partition.num_samples
 
 
 def release_claims(claims: Iterable[Claim], reason: str = "") -> None:

@@ -13,14 +13,16 @@ import threading
 import weakref
 from collections.abc import Iterator
 
+from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import ClaimTimeoutError, ClosedError, DataPlaneError
+from dataplane_client.errors import ClaimTimeoutError, ClosedError, DataPlaneError, PreconditionError
 from dataplane_client.loader._batch import LoadedBatch
 from dataplane_client.loader._claim_stream import CLOSING_S
 from dataplane_client.loader._prefetch import Prefetcher
 from dataplane_client.loader._settings import LoaderSettings
 
 
+@short_tracebacks
 class ClaimIterator(Iterator[LoadedBatch]):
     """The iterator of a ClaimLoader. For one thread, except `close`.
 
@@ -37,6 +39,13 @@ class ClaimIterator(Iterator[LoadedBatch]):
         self._current: LoadedBatch | None = None
         self._is_over = False
         self._is_closed = False
+
+    def __repr__(self) -> str:
+        state = "over" if self._is_over else "closed" if self._is_closed else "open"
+        return f"<ClaimIterator {self._settings.flow} {self._prefetcher.ready_batches} batches prefetched {state}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise PreconditionError("an iterator of a ClaimLoader cannot be pickled: pickle the loader")
 
     def __iter__(self) -> ClaimIterator:
         return self

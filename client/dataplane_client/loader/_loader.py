@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from dataplane_client._arguments import checked_names
+from dataplane_client._displays import short_list
+from dataplane_client._reasons import reason_of
 from dataplane_client.client import connect
 from dataplane_client.columns_layout import Layout
 from dataplane_client.loader._batch import LoadedBatch
@@ -27,7 +30,7 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
     A batch is committed when the next one is asked for. If the loop ends in another way, the current batch is
 
     - committed, if the loader is used in a `with` block, as above, and the block ends without an exception (`break`);
-    - released with the exception's name as its reason, if an exception ends the block;
+    - released with the exception's type and message as its reason, if an exception ends the block;
     - released, if the loop was left without such a block, or the loader was closed.
 
     batch.commit(fields), which writes columns back, and batch.release() replace that commit or release. Rows that were
@@ -73,14 +76,15 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         idle_timeout_s: float = 60.0,
         client_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Opens nothing. Raises ValueError for invalid settings.
+        """Opens nothing. Raises ValueError or TypeError for invalid settings.
 
-        fields: the fields to read. required_fields: the fields that a row must have to be claimed (None: fields).
+        address: of the server; each iteration opens a client of its own. fields: the fields to read. required_fields:
+        the fields that a row must have to be claimed (None: fields).
 
         batch_size: rows of a batch (with whole_groups: groups). min_size: the smallest batch (None: batch_size).
-        Smaller batches come only at the end: when the partition's announced num_samples rows were put and too few are
-        left, or after waiting for full ones for half of idle_timeout_s. max_tokens: tokens of a batch in total; may
-        make a batch smaller.
+        Smaller batches come only at the end: when the partition's announced num_samples rows were put, or it was
+        closed, and too few are left, or after waiting for full ones for half of idle_timeout_s. max_tokens: tokens of a
+        batch in total; may make a batch smaller.
 
         prefetch: batches to claim before they are asked for. At most prefetch + 1 batches are claimed at a time.
         num_workers: must be 0. For worker processes use a torch DataLoader, as above.
@@ -88,10 +92,11 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         layout, pad_value_dict, pad_to_seqlen: as in read_columns. device: where to put tensors.
 
         until_consumed: whether an iteration ends when the partition's announced rows were put and the task has consumed
-        all resident rows, including those that others hold. With num_samples 0 it ends as soon as no
-        resident row is unconsumed. If False, the iteration does not end. max_batches: the number of batches after which
-        an iteration ends in any case. idle_timeout_s: how long `next` waits for a batch before it raises
-        ClaimTimeoutError; it can be called again.
+        all resident rows, including those that others hold. With num_samples 0 it ends as soon as no resident row is
+        unconsumed. If False, the iteration does not end. Either way it ends when the partition is closed
+        (close_partition) and the task has no row left. max_batches: the number of batches after which an iteration ends
+        in any case. idle_timeout_s: how long `next` waits for a batch before it raises ClaimTimeoutError; it can be
+        called again.
 
         client_options: settings of ClientOptions by name, for the client of each iteration.
         """
@@ -105,8 +110,10 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
             address=address,
             partition_id=partition_id,
             task_name=task_name,
-            fields=list(fields),
-            required_fields=list(fields if required_fields is None else required_fields),
+            fields=checked_names("field name", fields, "ClaimLoader"),
+            required_fields=checked_names(
+                "field name", fields if required_fields is None else required_fields, "ClaimLoader"
+            ),
             batch_size=batch_size,
             min_size=min_size,
             prefetch=prefetch,
@@ -122,6 +129,11 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
             client_options=dict(client_options or {}),
         )
         self._iterators = OpenIterators()
+
+    def __repr__(self) -> str:
+        settings = self._settings
+        fields = short_list(settings.fields, 30)
+        return f"<ClaimLoader {settings.address} {settings.flow} batches of {settings.batch_size} with {fields}>"
 
     def __iter__(self) -> ClaimIterator:
         """Start an iteration. Blocks until the server answers. Raises what `connect` raises."""
@@ -154,7 +166,7 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
             if kind is None:
                 self._iterators.finish()
         finally:
-            self._iterators.close("closed" if kind is None else kind.__name__)
+            self._iterators.close("closed" if error is None else reason_of(error))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"settings": self._settings}

@@ -10,6 +10,7 @@ from collections import deque
 
 import torch
 
+from dataplane_client._reasons import reason_of
 from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.errors import ClosedError
 from dataplane_client.loader._batch import LoadedBatch
@@ -52,6 +53,11 @@ class Prefetcher:
             self._changed.notify_all()
         return LoadedBatch.of_claim(copy.batch(), claim)
 
+    @property
+    def ready_batches(self) -> int:
+        """How many batches the loop could take now."""
+        return len(self._ready)
+
     def close(self) -> None:
         """End the thread and release the batches that were not taken. Can be called twice."""
         with self._changed:
@@ -84,7 +90,7 @@ class Prefetcher:
             try:
                 copy = DeviceCopy(self._claims.read(claim, self._read_device), self._device)
             except BaseException as error:
-                release_claims([claim], "" if self._is_closed else type(error).__name__)
+                release_claims([claim], "" if self._is_closed else reason_of(error))
                 raise
             self._offer(claim, copy)
             fetched += 1

@@ -6,15 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import torch
-
+from dataplane_client._arguments import checked_number
+from dataplane_client._channel import checked_target
+from dataplane_client._read_batches import parsed_device
 from dataplane_client.columns_layout import Layout
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.options import ClientOptions
 
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """See ClaimLoader for their meaning. Raises ValueError for invalid settings."""
+    """See ClaimLoader for their meaning. Raises ValueError or TypeError for invalid settings."""
 
     address: str
     partition_id: str
@@ -36,20 +38,34 @@ class LoaderSettings:
     client_options: dict[str, Any]
 
     def __post_init__(self) -> None:
+        address: object = self.address
+        if not isinstance(address, str):
+            got = type(address).__name__
+            raise UnsupportedTypeError(f"ClaimLoader: the address must be a str, such as client.target; got {got}")
+        checked_target(self.address)
         if not self.fields:
-            raise ValueError("fields is empty: name the fields to read")
+            raise InvalidArgumentError("fields is empty: name the fields to read")
         if self.layout not in get_args(Layout):
-            raise ValueError(f"layout must be one of {get_args(Layout)}, got {self.layout!r}")
+            raise InvalidArgumentError(f"layout must be one of {get_args(Layout)}, got {self.layout!r}")
         for name in ("batch_size", "prefetch", "min_size", "max_tokens", "max_batches"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            value: object = getattr(self, name)
+            if value is None and name not in ("batch_size", "prefetch"):
+                continue
+            if not isinstance(value, int):
+                raise UnsupportedTypeError(f"ClaimLoader: {name} must be an int, got {value!r}")
+            if value < 1:
+                raise InvalidArgumentError(f"{name} must be at least 1, got {value}")
         if self.min_batch_size > self.batch_size:
-            raise ValueError(f"min_size must be at most batch_size ({self.batch_size}), got {self.min_size}")
-        if not 0 < self.idle_timeout_s < math.inf:
-            raise ValueError(f"idle_timeout_s must be positive and finite, got {self.idle_timeout_s}")
-        torch.device(self.device)
-        ClientOptions(**self.client_options)
+            raise InvalidArgumentError(f"min_size must be at most batch_size ({self.batch_size}), got {self.min_size}")
+        if not 0 < checked_number("idle_timeout_s", self.idle_timeout_s, "ClaimLoader") < math.inf:
+            raise InvalidArgumentError(f"idle_timeout_s must be positive and finite, got {self.idle_timeout_s}")
+        parsed_device(self.device, "ClaimLoader")
+        ClientOptions.named(self.client_options, "ClaimLoader: client_options")
+
+    @property
+    def flow(self) -> str:
+        """Partition and task, for texts."""
+        return f"{self.partition_id}/{self.task_name}"
 
     @property
     def min_batch_size(self) -> int:

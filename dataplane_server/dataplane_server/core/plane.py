@@ -15,7 +15,7 @@ decides where in the arena they are, the shell copies them. Not thread-safe: one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -29,9 +29,11 @@ from dataplane_server.core.calls.answers import (
     Totals,
 )
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.listings import ClaimInfo, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import Call
+from dataplane_server.core.calls.values import Tags
 from dataplane_server.core.state.answers import Answers
 from dataplane_server.core.state.descriptions import describe_partition, describe_task
 from dataplane_server.core.state.partition import Partition
@@ -40,6 +42,7 @@ from dataplane_server.core.stats import invariants
 from dataplane_server.core.stats.digest import digest
 from dataplane_server.core.stats.figures import Column, partition_columns, task_columns
 from dataplane_server.core.stats.history import History, sample_history
+from dataplane_server.core.stats.listings import list_claims, list_samples, list_sessions, list_waits
 from dataplane_server.core.turn import Turn
 from dataplane_server.core.verbs.verbs import Verbs
 
@@ -91,14 +94,16 @@ class DataPlane:
         return partition_columns(partitions, now), task_columns(partitions, now)
 
     def consumption(self, partition_id: str, tasks: Sequence[str], now: float = 0.0) -> ConsumptionInfo:
-        """The progress of tasks. `consumed` if num_samples rows were put and every task has consumed all of them."""
+        """The progress of tasks. `consumed` if num_samples rows were put, or the partition is closed, and every task
+        has consumed all rows.
+        """
         partition = self._state.partition(partition_id)
         if not tasks:
             message = f"a consumption query of partition {partition_id!r} names no task"
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id)
         check_distinct("task", tasks)
         infos = tuple(describe_task(partition, name, now) for name in tasks)
-        announced = partition.rows_put_total >= partition.definition.num_samples
+        announced = partition.rows.closed or partition.rows_put_total >= partition.definition.num_samples
         return ConsumptionInfo(announced and all(i.consumed_rows == len(partition.rows) for i in infos), infos)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
@@ -120,6 +125,34 @@ class DataPlane:
     def sample(self, partition_id: str, sample_id: str) -> SampleHistory:
         """Contents, state and history of a sample. Refusal PARTITION_NOT_FOUND."""
         return sample_history(self._state.partition(partition_id), sample_id, self._verbs.table, self._history)
+
+    def list_samples(
+        self, partition_id: str, task: str, states: Collection[str], where: Tags, page_size: int, page: int
+    ) -> SamplePage:
+        """Rows in order of arrival; see `stats.listings`. Refusal INVALID_REQUEST for states without a task."""
+        partition, most = self._state.partition(partition_id), self.limits.max_rows_per_call
+        if not 1 <= page_size <= most:
+            message = f"partition {partition_id!r}: a page must have 1 to {most} rows, got {page_size}"
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id)
+        if states and not task:
+            message = f"partition {partition_id!r}: states belong to a task; name the task, too"
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id)
+        if task:
+            partition.task(task)
+        return list_samples(partition, task, states, where, page_size, page)
+
+    # -- claims and sessions -------------------------------------------------------------------------------------------
+
+    def list_claims(self, partition_id: str, task: str, now: float) -> tuple[list[ClaimInfo], list[WaitInfo]]:
+        """Open claims and queued claims, the oldest first. Empty names: of all partitions, of all tasks."""
+        if partition_id:
+            self._state.partition(partition_id)
+        claims = list_claims(self._verbs.table, self._state, partition_id, task, now)
+        return claims, list_waits(self._verbs.queue, self._state, partition_id, task, now)
+
+    def list_sessions(self, now: float) -> list[OpenSessionInfo]:
+        """Open sessions, the oldest first."""
+        return list_sessions(self._verbs.table, self._state, now)
 
     # -- the whole -----------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ A verb checks and changes. What surrounds a change is here, once for all verbs:
     recall      a repeated request gets the remembered answer, and nothing else happens
     supersede   a repeated request that is still under way is taken over: its earlier attempt fails
     change      the verb; it either raises Refusal and has changed nothing, or takes effect whole
-    follow up   what follows from the change: writes that wait are admitted into freed space, queued claims are served
-                with rows that became ready, tasks note whom they wait for, cached figures are dropped, the history
-                grows
+    follow up   what follows from the change: rows that every task has consumed are cleared, where the partition asks
+                for it, writes that wait are admitted into freed space, queued claims are served with rows that became
+                ready, or end if too few are left, tasks note whom they wait for, cached figures are dropped, the
+                history grows
     remember    the answer, for a repeated request
 
 Verbs say what they changed in `state.changes`, which is empty between turns. Nothing here reads a clock, draws a random
@@ -72,6 +73,8 @@ class Turn:
         sessions = self._state.sessions
         repeatable: dict[type, _Verb] = {
             requests.RegisterPartition: _Verb("register", v.partitions.register),
+            requests.ExtendPartition: _Verb("extend", v.partitions.extend),
+            requests.ClosePartition: _Verb("close", lambda call, now: v.partitions.close(call)),
             requests.DropPartition: _Verb("drop", lambda call, now: v.partitions.drop(call)),
             requests.ClearSamples: _Verb("clear", lambda call, now: v.partitions.clear(call)),
             requests.ResetTask: _Verb("reset", lambda call, now: v.partitions.reset(call)),
@@ -136,6 +139,8 @@ class Turn:
     def _follow_up(self, now: float) -> None:
         """Do what follows from a change."""
         changes = self._state.changes
+        while changes.consumed:
+            self._verbs.partitions.clear_consumed(*changes.consumed.pop())
         if self._state.space.freed or changes.writes_left:
             for reservation in self._verbs.admission.admit_waiting():
                 self._state.effects.append(Admitted(reservation.ticket, reservation))
@@ -156,7 +161,14 @@ class Turn:
             changes.facts.clear()
 
     def _serve(self, task: Task, now: float) -> None:
-        """Grant ready rows to the claims that are queued for them, the longest queued first."""
+        """Grant ready rows to the claims that are queued for them, the longest queued first, and end those that no rows
+        will come for: they may have kept others waiting.
+        """
+        self._grant_ready(task, now)
+        while self._verbs.queue.end_hopeless(task):
+            self._grant_ready(task, now)
+
+    def _grant_ready(self, task: Task, now: float) -> None:
         verbs = self._verbs
         while (head := task.next_waiter()) is not None:
             queued, slots = verbs.queue.pop(*head, now)
@@ -166,9 +178,9 @@ class Turn:
                 verbs.steps.begin(partition, wanted, slots)
             for ticket, call in queued.callers.items():
                 if isinstance(call, ClaimShard):
-                    grant = verbs.steps.grant(partition, call)
+                    grant = verbs.steps.grant(partition, call, now)
                 else:
-                    grant = verbs.claims.grant(partition, call, slots)
+                    grant = verbs.claims.grant(partition, call, slots, now)
                 self._answers.remember(call.request_id, "claim", grant, now)
                 self._state.effects.append(Granted(ticket, grant))
 
@@ -193,7 +205,7 @@ class Turn:
         return ReleaseResult(rows)
 
     def _give_up_claim(self, call: requests.GiveUpClaim, now: float) -> Refusal:
-        refusal = self._verbs.queue.give_up(call.ticket)
+        refusal = self._verbs.queue.give_up(call.ticket, now)
         return refusal or Refusal(Reason.CLAIM_TIMEOUT, "the claim is no longer queued")
 
     def _abandon_claim(self, call: requests.AbandonClaim, now: float) -> None:

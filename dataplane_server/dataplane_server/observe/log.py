@@ -1,12 +1,16 @@
 """Events with named fields, one JSON line each, through the standard library's logger `dataplane_server`.
 
-A program that embeds the server configures this logger with `logging`. The command writes events to stderr.
+A program that embeds the server configures this logger with `logging`. The command writes events to stderr, and with
+them what libraries log: a plain line for each on a terminal, otherwise JSON.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from datetime import datetime, timezone
+from typing import Any
 
 import structlog
 
@@ -29,9 +33,38 @@ def get_log() -> structlog.stdlib.BoundLogger:
 
 
 def show_on_stderr(level: str) -> None:
-    """Write events of this level (a name as in `logging`) and above to stderr."""
+    """Write events of this level (a name as in `logging`) and above to stderr, and warnings of libraries."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger(_NAME)
-    logger.addHandler(handler)
-    logger.setLevel(level.upper())
+    handler.setFormatter(PlainLines() if sys.stderr.isatty() else JsonLines())
+    logging.getLogger().addHandler(handler)
+    logging.getLogger(_NAME).setLevel(level.upper())
+    logging.captureWarnings(capture=True)
+
+
+class JsonLines(logging.Formatter):
+    """Each record as a line of JSON with `event`, `level` and `at`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return record.getMessage() if record.name == _NAME else json.dumps(self._of_library(record))
+
+    def _of_library(self, record: logging.LogRecord) -> dict[str, Any]:
+        event = {"event": "library_message", "library": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return {**event, "level": record.levelname.lower(), "at": now_text(record.created)}
+
+
+class PlainLines(JsonLines):
+    """The same, for readers: time (UTC), level, event, other fields; then the stack of an exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = json.loads(super().format(record))
+        stack = fields.pop("exception", None)
+        words = [fields.pop("at")[11:19], f"{fields.pop('level'):7}", fields.pop("event")]
+        words += [f"{name}={value}" for name, value in fields.items()]
+        return "  ".join(words) + ("" if stack is None else f"\n{stack}")
+
+
+def now_text(seconds: float) -> str:
+    """A time in seconds since 1970 as events tell it."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")

@@ -3,6 +3,9 @@
 A socket file is created with its final mode. A chmod after bind would leave a window in which other users may connect,
 and would follow a link that has replaced the file. gRPC binds in C, where fchmod cannot reach the file, so the umask
 sets the mode. The umask belongs to the process, so it also applies to files that other threads create meanwhile.
+
+An address is tried before gRPC binds it: gRPC takes a socket file over without asking, and tells only its own log why
+it cannot bind.
 """
 
 from __future__ import annotations
@@ -11,19 +14,30 @@ import contextlib
 import errno
 import os
 import socket
+import stat
+import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 
+from dataplane_server.config import host_and_port
 
-def bind(server: grpc.aio.Server, address: str, mode: int | None = None) -> str:
+_MAX_PATH_BYTES = 107  # of sockaddr_un, without its final zero
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+def bind(server: grpc.aio.Server, address: str, mode: int | None = None, setting: str = "listen") -> str:
     """Bind a gRPC server to `unix:///path`, with a file of this mode, or to `host:port`. Returns the address, with the
-    port that the system chose for port 0. Raises OSError.
+    port that the system chose for port 0. Raises OSError that says why not; setting: the one that chooses the address.
     """
     if address.startswith("unix:"):
-        path = unix_path(address)
-        _check_unused(path)
-        address = f"unix://{path}"
+        address = f"unix://{unix_path(address)}"
+        problem = _problem_of_path(unix_path(address))
+        if problem is not None:
+            raise OSError(f"cannot listen on {address}: {problem}")
+    else:
+        check_port(setting, address)
     try:
         with files_of_mode(mode):
             port = server.add_insecure_port(address)
@@ -49,14 +63,76 @@ def unix_path(address: str) -> str:
     return address.removeprefix("unix:").removeprefix("//")
 
 
-def _check_unused(path: str) -> None:
-    """Raises OSError if a server listens on the socket file, or might: its mode keeps us from connecting. gRPC would
-    take the file over without asking. It may take over the file of a killed server; it removes its own when it stops.
+# -- what is wrong with an address -------------------------------------------------------------------------------------
+
+
+def _problem_of_path(path: str) -> str | None:
+    """Why no socket can be made there. The file of a killed server is none: gRPC takes it over. A server that stops
+    removes its own.
     """
+    folder = Path(path).parent
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        return f"the path has more than {_MAX_PATH_BYTES} bytes; choose a shorter one"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         found = probe.connect_ex(path)
-    if found in (0, errno.EAGAIN):
-        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)
+        if found in (0, errno.EAGAIN):
+            return f"another server{_process_of(probe)} listens there; stop it, or choose another path with --listen"
     if found == errno.EACCES:
-        raise OSError(errno.EACCES, "No permission to connect: another user's socket, or a closed folder", path)
+        return (
+            "no permission to connect to what is there: another user's socket, or a closed folder; choose another path"
+        )
+    if found == errno.ENOENT and not folder.is_dir():
+        return f"the folder {folder} does not exist; make it (mkdir -p {folder}), or choose another path"
+    if found == errno.ENOTDIR:
+        return f"{folder} is not a folder; choose another path"
+    if found == errno.ECONNREFUSED and not stat.S_ISSOCK(Path(path).stat().st_mode):
+        return "there is a file that is not a socket; remove it, or choose another path"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"no permission to make a file in the folder {folder}; choose another path"
+    return None
+
+
+def _process_of(connected: socket.socket) -> str:
+    """The process that listens, in words; "" if it is not known, as across containers."""
+    try:
+        process = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+    except OSError:
+        return ""
+    return f" (process {process})" if process > 0 else ""
+
+
+def check_port(setting: str, address: str) -> None:
+    """Raises OSError if no server can listen on `host:port`. setting: the one that chooses the address."""
+    host, port = host_and_port(setting, address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        failures = [failure for family, *_, where in found if (failure := _try(family, where)) is not None]
+    except socket.gaierror as error:
+        raise OSError(f"cannot listen on {address}: the host is unknown ({error.strerror})") from None
+    for failure in failures:
+        if failure.errno == errno.EADDRINUSE:
+            raise OSError(
+                f"cannot listen on {address}: another process listens there, perhaps another server (`ss -ltnp` names "
+                f"it); stop it, or choose another port with --{setting}, as in --{setting} {host}:0 for any free one"
+            ) from failure
+    if len(failures) == len(found):
+        raise OSError(f"cannot listen on {address}: {_words_of(failures[0])}") from failures[0]
+
+
+def _words_of(failure: OSError) -> str:
+    if failure.errno == errno.EADDRNOTAVAIL:
+        return "this host does not have that address"
+    if failure.errno == errno.EACCES:
+        return "no permission; ports below 1024 need a privilege"
+    return failure.strerror or str(failure)
+
+
+def _try(family: int, where: tuple[object, ...]) -> OSError | None:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, to follow one that just ended
+            probe.bind(where)
+    except OSError as error:
+        return error
+    return None

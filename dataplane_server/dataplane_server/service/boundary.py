@@ -1,4 +1,6 @@
-"""The gRPC interceptor around every method: it observes calls, and answers refusals and defects with a status."""
+"""The gRPC interceptor around every method: it parses requests, observes calls, and answers refusals and defects with a
+status.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import DETAILS_KEY
+from dataplane_server.service.messages import Messages
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
-SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"].full_name
+_SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"]
+SERVICE = _SERVICE.full_name
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 if TYPE_CHECKING:
@@ -25,8 +31,9 @@ if TYPE_CHECKING:
 class Boundary(grpc.aio.ServerInterceptor):
     """Wraps the methods of our service. Health and reflection pass through."""
 
-    def __init__(self, metrics: Metrics, tracing: Tracing | None = None) -> None:
+    def __init__(self, metrics: Metrics, messages: Messages, tracing: Tracing | None = None) -> None:
         self._metrics = metrics
+        self._messages = messages
         self._tracing = tracing
 
     async def intercept_service(
@@ -38,24 +45,25 @@ class Boundary(grpc.aio.ServerInterceptor):
         service, _, verb = handler_call_details.method.removeprefix("/").partition("/")
         if handler is None or service != SERVICE:
             return cast("Handler | None", handler)
-        # Frames of streams stay bytes, see service.frames. gRPC parses and serializes all other messages.
-        codec = (
-            None if handler.request_streaming else handler.request_deserializer,
-            None if handler.response_streaming else handler.response_serializer,
-        )
+        # Frames of streams stay bytes, see service.frames. All other requests are parsed within the call, which refuses
+        # what is malformed.
         if handler.request_streaming and handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(self._endless(verb, handler.stream_stream), *codec)
+            return grpc.stream_stream_rpc_method_handler(self._endless(verb, handler.stream_stream))
         if handler.response_streaming:
-            stream = self._stream(verb, handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(stream, *codec)
+            stream = self._stream(verb, handler.unary_stream, _request_of(verb))
+            return grpc.unary_stream_rpc_method_handler(stream)
+        serializer = handler.response_serializer
         if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(self._single(verb, handler.stream_unary), *codec)
-        return grpc.unary_unary_rpc_method_handler(self._single(verb, handler.unary_unary), *codec)
+            return grpc.stream_unary_rpc_method_handler(self._single(verb, handler.stream_unary), None, serializer)
+        unary = self._single(verb, handler.unary_unary, _request_of(verb))
+        return grpc.unary_unary_rpc_method_handler(unary, None, serializer)
 
-    def _single(self, verb: str, method: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
+    def _single(
+        self, verb: str, method: Callable[[Any, Context], Awaitable[Any]], kind: type[Message] | None = None
+    ) -> Callable[[Any, Any], Any]:
         async def behaviour(request: Any, context: Context) -> Any:
             with self._begin(verb, context) as call:
-                response = await method(request, context)
+                response = await method(request if kind is None else self._messages.parse(kind, request), context)
                 call.end()
                 return response
             return await _abort(context, call)
@@ -63,11 +71,11 @@ class Boundary(grpc.aio.ServerInterceptor):
         return behaviour
 
     def _stream(
-        self, verb: str, method: Callable[[Any, Context], AsyncGenerator[Any, None]]
+        self, verb: str, method: Callable[[Any, Context], AsyncGenerator[Any, None]], kind: type[Message]
     ) -> Callable[[Any, Any], Any]:
-        async def behaviour(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def behaviour(request: bytes, context: Context) -> AsyncIterator[Any]:
             with self._begin(verb, context) as call:
-                async with contextlib.aclosing(method(request, context)) as responses:
+                async with contextlib.aclosing(method(self._messages.parse(kind, request), context)) as responses:
                     async for response in responses:
                         yield response
                 call.end()
@@ -96,6 +104,10 @@ class Boundary(grpc.aio.ServerInterceptor):
     def _begin(self, verb: str, context: Context) -> CallScope:
         traceparent = "" if self._tracing is None else _traceparent(context)
         return CallScope(self._metrics, self._tracing, "grpc", verb, traceparent)
+
+
+def _request_of(verb: str) -> type[Message]:
+    return GetMessageClass(_SERVICE.methods_by_name[verb].input_type)
 
 
 def _traceparent(context: Context) -> str:

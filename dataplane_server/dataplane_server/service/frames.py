@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Generic, TypeVar, cast
 
-from google.protobuf.message import DecodeError
-
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.service.messages import Messages
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import Frame, frame_prefix, parse_frame
 
@@ -30,8 +29,13 @@ class FrameReader(Generic[Header]):
     """Reads one incoming stream and checks its order. Refusal MALFORMED_STREAM names the error and where it is."""
 
     def __init__(
-        self, stream: AsyncIterator[bytes], header: type[Header], stall_timeout_s: float = STALL_TIMEOUT_S
+        self,
+        stream: AsyncIterator[bytes],
+        header: type[Header],
+        messages: Messages,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
+        self._messages = messages
         self._stall_timeout_s = stall_timeout_s
         self._stream: AsyncIterator[bytes] = stream
         self._header: type[Header] = header
@@ -45,12 +49,10 @@ class FrameReader(Generic[Header]):
         if frame is None or frame.header is None:
             raise Refusal(Reason.MALFORMED_STREAM, "the first frame of a stream must hold the header")
         self._first = frame._replace(header=None)
-        header: Header = self._header()
         try:
-            header.ParseFromString(frame.header)
-        except DecodeError as error:
-            raise Refusal(Reason.MALFORMED_STREAM, f"invalid stream header: {error}") from None
-        return header
+            return self._messages.parse(self._header, frame.header, "stream header")
+        except Refusal as refusal:
+            raise Refusal(Reason.MALFORMED_STREAM, refusal.message, **refusal.metadata) from None
 
     async def chunks(self, size_bytes: int) -> AsyncIterator[memoryview]:
         """The values after the header, which must have size_bytes together. A view is valid until the next one is asked

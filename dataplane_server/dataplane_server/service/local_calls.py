@@ -24,6 +24,8 @@ from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
 MAX_INLINE_BYTES = 1 << 20
+MAX_WAITING_BYTES = 256 << 20
+"""Of values in the messages of all puts that wait for space."""
 
 Answer = pb.LocalWriteResponse | Awaitable[pb.LocalWriteResponse]
 WriteRequest = pb.LocalPutRequest | pb.LocalCommitRequest
@@ -36,6 +38,7 @@ class LocalCalls:
         self._shell = shell
         self._arena = arena
         self._metrics = metrics
+        self._waiting_bytes = 0
 
     def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
         begun = self._shell.apply(translate.put(request.header))
@@ -49,27 +52,48 @@ class LocalCalls:
         self, begun: Result | Reservation | Waiting, applied: Applied, request: WriteRequest, session: LocalSession
     ) -> Answer:
         """Complete a write that has begun, or give its reservation to the client: at once, or when space is free."""
+        values = request.values if request.HasField("values") else None
         if isinstance(begun, Waiting):
-            return self._use_later(begun, applied, request, session)
+            wait_s = translate.seconds(request.header.wait_timeout)
+            return self._use_later(begun, wait_s, applied, values, request.handle, session)
         if isinstance(begun, Reservation):
-            return self._use(begun, applied, request, session)
+            return self._use(begun, applied, values, request.handle, session)
         return applied(begun, 0)
 
     async def _use_later(
-        self, waiting: Waiting, applied: Applied, request: WriteRequest, session: LocalSession
+        self,
+        waiting: Waiting,
+        wait_s: float,
+        applied: Applied,
+        values: bytes | None,
+        handle: int,
+        session: LocalSession,
     ) -> pb.LocalWriteResponse:
-        reservation = await self._shell.reservation(waiting, translate.seconds(request.header.wait_timeout))
-        return self._use(reservation, applied, request, session)
+        """Use the reservation when there is one. Until then only the values of the request are kept."""
+        size_bytes = len(values or b"")
+        with self._shell.aborted_on_error(waiting.ticket):
+            if size_bytes and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+                message = (
+                    f"puts that wait for space have {self._waiting_bytes} bytes of values in their messages; the limit "
+                    f"is {MAX_WAITING_BYTES} (max_waiting_bytes)"
+                )
+                raise Refusal(Reason.LIMIT_REACHED, message, max_waiting_bytes=MAX_WAITING_BYTES)
+        self._waiting_bytes += size_bytes
+        try:
+            reservation = await self._shell.reservation(waiting, wait_s)
+        finally:
+            self._waiting_bytes -= size_bytes
+        return self._use(reservation, applied, values, handle, session)
 
     def _use(
-        self, reservation: Reservation, applied: Applied, request: WriteRequest, session: LocalSession
+        self, reservation: Reservation, applied: Applied, values: bytes | None, handle: int, session: LocalSession
     ) -> pb.LocalWriteResponse:
         with self._shell.aborted_on_error(reservation.ticket):
-            if request.HasField("values"):
-                self._fill(reservation, request.values)
+            if values is not None:
+                self._fill(reservation, values)
             elif reservation.size_bytes:
                 self._shell.apply(ShareReservation(reservation.ticket))
-                session.hold(request.handle, SharedReservation(reservation, applied))
+                session.hold(handle, SharedReservation(reservation, applied))
                 return pb.LocalWriteResponse(reservation=_arena_runs(reservation.runs))
             return self._finish(reservation, applied)
 

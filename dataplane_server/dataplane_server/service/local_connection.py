@@ -2,6 +2,10 @@
 
 A connection needs no multiplexing, and closing it cancels exactly its call. The connection that attached carries the
 session: the session ends when the client closes it, or when the kernel does because the client died.
+
+A peer may send many requests at once. The next one is served when the peer has read the last response, and each in a
+turn of the event loop of its own, so a peer delays only itself. Bytes of half-sent requests and unread responses are
+bounded, see `service.local_buffers`.
 """
 
 from __future__ import annotations
@@ -9,19 +13,24 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining
 from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import status_of
+from dataplane_server.service.frames import STALL_TIMEOUT_S
+from dataplane_server.service.local_buffers import LocalBuffers
 from dataplane_server.service.local_methods import UNKNOWN_METHOD, LocalMethod
 from dataplane_server.service.local_session import LocalSession
+from dataplane_server.service.messages import Messages
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARENT_BYTES
 
-M = TypeVar("M", bound=Message)
+_WHAT = "frame body"
+MAX_FIRST_BODY_BYTES = 64
+"""Of a request on a connection without a session: AttachRequest is empty, JoinRequest has 18 bytes."""
 
 
 class Endpoint(Protocol):
@@ -30,6 +39,8 @@ class Endpoint(Protocol):
     methods: Mapping[int, LocalMethod]
     begin_call: Callable[[str, str], CallScope]
     connections: set[LocalConnection]
+    buffers: LocalBuffers
+    messages: Messages
     draining: bool
 
     def attach(self, peer: socket.socket) -> LocalSession: ...
@@ -42,34 +53,46 @@ class Endpoint(Protocol):
 class LocalConnection(asyncio.Protocol):
     """The asyncio protocol of one connection. session: None before the first request. call: the call that waits."""
 
-    def __init__(self, endpoint: Endpoint, peer: socket.socket) -> None:
+    def __init__(self, endpoint: Endpoint, peer: socket.socket, stall_timeout_s: float = STALL_TIMEOUT_S) -> None:
         self.session: LocalSession | None = None
         self.call: asyncio.Task[None] | None = None
         self._endpoint = endpoint
         self._peer = peer
+        self._stall_timeout_s = stall_timeout_s
         self._attached = False
         self._received = bytearray()
+        self._unsent = False  # part of the last response is still here
+        self._scheduled = False  # the next request will be served in the next turn of the event loop
+        self._held = 0
+        self._stall: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # a socket's, so it can be written to
+        self._transport.set_write_buffer_limits(0)
         self._endpoint.connections.add(self)
+        self._note_stall(stalled=True)  # until there is a session
 
     def connection_lost(self, error: Exception | None) -> None:
         self._endpoint.connections.discard(self)
+        self._received.clear()
+        self._unsent = False
+        self._note_held()
+        self._note_stall(stalled=False)
         if self.call is not None:
             self.call.cancel()
         if self._attached and self.session is not None:
             self._endpoint.end(self.session)
 
     def pause_writing(self) -> None:
-        """Read no more requests until the peer reads its responses."""
+        """Serve and read no more requests until the peer has read its response."""
+        self._unsent = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
+        self._unsent = False
+        self._serve_next()
 
     def close(self) -> None:
         """Close at once. Cancels the call that waits."""
@@ -78,8 +101,29 @@ class LocalConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        while (frame := self._next_frame()) is not None:
+        self._serve_next()
+
+    def _serve_next(self) -> None:
+        """Serve the next request, if it is complete and the last response is sent."""
+        transport = self._transport
+        if self._unsent or self._scheduled or transport is None or transport.is_closing():
+            return self._note_held()
+        frame = self._next_frame()
+        if frame is not None:
             self._take(*frame)
+        if frame is not None and self._received and not self._unsent:
+            self._scheduled = True
+            transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._serve_scheduled)
+        elif not self._unsent:
+            transport.resume_reading()
+        self._note_held()
+        self._note_stall(stalled=self.session is None or (bool(self._received) and not self._unsent))
+        return None
+
+    def _serve_scheduled(self) -> None:
+        self._scheduled = False
+        self._serve_next()
 
     def _next_frame(self) -> tuple[int, bytes] | None:
         """The method and body of the next frame, if it is complete. Closes the connection if the frame is too large or
@@ -88,7 +132,7 @@ class LocalConnection(asyncio.Protocol):
         if len(self._received) < HEAD.size:
             return None
         size, method = HEAD.unpack_from(self._received)
-        if size > MAX_BODY_BYTES or self.call is not None:
+        if size > (MAX_BODY_BYTES if self.session is not None else MAX_FIRST_BODY_BYTES) or self.call is not None:
             self._received.clear()
             self.close()
             return None
@@ -98,6 +142,23 @@ class LocalConnection(asyncio.Protocol):
         body = bytes(memoryview(self._received)[HEAD.size : end])
         del self._received[:end]
         return method, body
+
+    def _note_held(self) -> None:
+        """Tell the endpoint how many bytes are held for the peer."""
+        held = len(self._received)
+        if self._unsent and self._transport is not None:
+            held += self._transport.get_write_buffer_size()
+        if held != self._held:
+            self._held = held
+            self._endpoint.buffers.hold(self, held)
+
+    def _note_stall(self, *, stalled: bool) -> None:
+        """Close the connection if the peer stays half-way through a request, or without a session, for too long."""
+        if not stalled and self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        elif stalled and self._stall is None:
+            self._stall = asyncio.get_running_loop().call_later(self._stall_timeout_s, self.close)
 
     def _take(self, method: int, body: bytes) -> None:
         if self.session is None:
@@ -115,7 +176,8 @@ class LocalConnection(asyncio.Protocol):
                 self.session = self._endpoint.attach(self._peer)
                 self._attached = True
             elif method == pb.LOCAL_METHOD_JOIN:
-                self.session = self._endpoint.session(_parsed(pb.JoinRequest, body).session)
+                token = self._endpoint.messages.parse(pb.JoinRequest, body, _WHAT).session
+                self.session = self._endpoint.session(token)
                 self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, b"")
             else:
                 raise Refusal(Reason.INVALID_REQUEST, "the first request on a connection must be ATTACH or JOIN")
@@ -124,7 +186,7 @@ class LocalConnection(asyncio.Protocol):
 
     def _release(self, session: LocalSession, body: bytes) -> None:
         try:
-            session.release(_parsed(pb.LetGoRequest, body).handles)
+            session.release(self._endpoint.messages.parse(pb.LetGoRequest, body, _WHAT).handles)
         except Refusal:
             self.close()  # this method has no response
 
@@ -140,7 +202,7 @@ class LocalConnection(asyncio.Protocol):
         with self._endpoint.begin_call(method.verb, traceparent) as call:
             if self._endpoint.draining and number != pb.LOCAL_METHOD_FINISH_WRITE:
                 raise draining()
-            response = method.call(_parsed(method.request, body), session)
+            response = method.call(self._endpoint.messages.parse(method.request, body, _WHAT), session)
             if isinstance(response, Message):
                 self._respond(call, response)
             else:
@@ -168,6 +230,8 @@ class LocalConnection(asyncio.Protocol):
     def _send(self, outcome: int, body: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(HEAD.pack(len(body), outcome) + body)
+            if self._unsent:
+                self._note_held()
 
 
 def _body(response: Message) -> bytes:
@@ -176,10 +240,3 @@ def _body(response: Message) -> bytes:
         message = f"the response has {len(body)} bytes, the limit is {MAX_BODY_BYTES}; name fewer rows or fields"
         raise Refusal(Reason.LIMIT_REACHED, message)
     return body
-
-
-def _parsed(kind: type[M], body: bytes) -> M:
-    try:
-        return kind.FromString(body)
-    except DecodeError:
-        raise Refusal(Reason.INVALID_REQUEST, f"frame body is not a valid {kind.DESCRIPTOR.name}") from None

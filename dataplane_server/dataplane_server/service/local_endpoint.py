@@ -10,21 +10,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from dataplane_server.accepting import accept_forever
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.binding import files_of_mode
 from dataplane_server.service.call_scope import CallScope
+from dataplane_server.service.local_buffers import LocalBuffers
 from dataplane_server.service.local_connection import LocalConnection
 from dataplane_server.service.local_methods import LocalMethod
 from dataplane_server.service.local_session import LocalSession
+from dataplane_server.service.messages import Messages
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD
 
-_ACCEPT_PAUSE_S = 0.1
 _DRAIN_TICK_S = 0.01
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
@@ -43,6 +45,8 @@ class LocalEndpoint:
         self.methods = methods
         self.begin_call: Callable[[str, str], CallScope] = partial(CallScope, metrics, tracing, "shm")
         self.connections: set[LocalConnection] = set()
+        self.buffers = LocalBuffers()
+        self.messages = Messages(shell.plane.limits)
         self.draining = False
         self.abstract_name = f"rl-dataplane-{arena.nonce.hex()}"
         self._shell = shell
@@ -84,23 +88,17 @@ class LocalEndpoint:
         except BaseException:
             listener.close()
             raise
-        self._accepting.append(asyncio.create_task(self._accept(listener, own_user_only)))
+        serve = self._serve_own_user if own_user_only else self._serve
+        self._accepting.append(asyncio.create_task(accept_forever(listener, "local_accept_failed", serve)))
 
-    async def _accept(self, listener: socket.socket, own_user_only: bool) -> None:
-        loop = asyncio.get_running_loop()
-        with listener:
-            while True:
-                try:
-                    peer, _ = await loop.sock_accept(listener)
-                except OSError as error:  # out of descriptors, until another connection closes
-                    self._log.warning("local_accept_failed", error=str(error))
-                    await asyncio.sleep(_ACCEPT_PAUSE_S)
-                    continue
-                if own_user_only and not _of_own_user(peer):
-                    peer.close()
-                    continue
-                connection = LocalConnection(self, peer)
-                await loop.connect_accepted_socket(lambda made=connection: made, peer)  # type: ignore[misc]
+    async def _serve(self, peer: socket.socket) -> None:
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: LocalConnection(self, peer), peer)
+
+    async def _serve_own_user(self, peer: socket.socket) -> None:
+        if _of_own_user(peer):
+            await self._serve(peer)
+        else:
+            peer.close()
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 

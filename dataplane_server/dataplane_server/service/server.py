@@ -7,8 +7,6 @@ import time
 import uuid
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from dataplane_server.config import ServerConfig, host_and_port
 from dataplane_server.core.plane import DataPlane
@@ -18,13 +16,15 @@ from dataplane_server.observe.loop_lag import LoopLag
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.recording.recorder import RecordedPlane
-from dataplane_server.service.binding import bind, unix_path
-from dataplane_server.service.boundary import SERVICE, Boundary
+from dataplane_server.service.binding import bind, check_port, unix_path
+from dataplane_server.service.boundary import Boundary
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES
 from dataplane_server.service.health import Health, HealthListener
 from dataplane_server.service.local_calls import LocalCalls
 from dataplane_server.service.local_endpoint import LocalEndpoint
 from dataplane_server.service.local_methods import local_methods
+from dataplane_server.service.messages import Messages
+from dataplane_server.service.reflection import serve_reflection
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena, can_share
@@ -70,7 +70,8 @@ class Server:
         self._probes = HealthListener()
         self._http = HttpSide(self._metrics, lambda: self._serving)
         self._serving = False
-        self._grpc = grpc.aio.server(interceptors=[Boundary(self._metrics, tracing)], options=_OPTIONS)
+        boundary = Boundary(self._metrics, Messages(config.limits), tracing)
+        self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
 
     async def start(self) -> None:
         """Open every listener, then report SERVING. Raises OSError if an address cannot be bound."""
@@ -78,9 +79,9 @@ class Server:
         if self.config.health is not None:
             self.health_address = await self._probes.start(self.config.health)
         pb_grpc.add_DataPlaneServiceServicer_to_server(self._servicer, self._grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
-        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._grpc)
+        self._health.serve_on(self._grpc)
+        if self.config.reflection:
+            serve_reflection(self._grpc)
         for address in self.config.listen:
             self.addresses.append(bind(self._grpc, address, self.config.socket_mode))
         if self._local is not None:
@@ -90,18 +91,20 @@ class Server:
                     self._local.listen_beside(unix_path(address), self.config.socket_mode)
         await self._grpc.start()
         if self.config.http is not None:
+            check_port("http", self.config.http)
             host, port = host_and_port("http", self.config.http)
             self.http_address = f"{host}:{await self._http.start(host, port)}"
         self._lag.start()
-        await self._report(ready=True)
-        self._log.info("serving", listen=self.addresses, http=self.http_address, health=self.health_address)
+        self._report(ready=True)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Drain: report NOT_SERVING, end calls that wait, give the others grace_s (seconds) to finish, then close."""
         began = time.monotonic()
         grace_s = self.config.drain_grace_s if grace_s is None else grace_s
-        self._log.info("draining", grace_s=grace_s)
-        await self._report(ready=False)
+        served = self._serving
+        if served:
+            self._log.info("draining", grace_s=grace_s)
+        self._report(ready=False)
         self._shell.drain()
         if self._local is None:
             await self._grpc.stop(grace_s)
@@ -114,12 +117,13 @@ class Server:
         if isinstance(self.plane, RecordedPlane):
             self.plane.close()
         await self._probes.stop()
-        self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
+        if served:
+            self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
 
-    async def _report(self, *, ready: bool) -> None:
+    def _report(self, *, ready: bool) -> None:
         self._serving = ready
-        await self._health.report(ready=ready)
-        await self._probes.report(ready=ready)
+        self._health.report(ready=ready)
+        self._probes.report(ready=ready)
 
 
 def _new_plane(config: ServerConfig) -> DataPlane:

@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import grpc
 
 from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Waiting
-from dataplane_server.core.calls.refusal import superseded
-from dataplane_server.core.calls.requests import AbortGroup, AdoptClaim, DropPartition, EndRead, FinishWrite
+from dataplane_server.core.calls.refusal import Reason, Refusal, superseded
+from dataplane_server.core.calls.requests import (
+    AbortGroup,
+    AdoptClaim,
+    ClosePartition,
+    DropPartition,
+    EndRead,
+    FinishWrite,
+)
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service import translate, translate_claims, translate_samples
+from dataplane_server.service import translate, translate_claims, translate_listings, translate_samples
 from dataplane_server.service.claim_calls import ClaimCalls
-from dataplane_server.service.frames import SENT_CHUNK_BYTES, FrameReader, Header, read_frames
+from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES, FrameReader, Header, read_frames
+from dataplane_server.service.messages import Messages
 from dataplane_server.service.session_calls import SessionCalls
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena, RunWriter, cut
@@ -28,6 +36,8 @@ from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
+
+_PAGE_ROWS = 1000
 
 R = TypeVar("R", PutResult, CommitResult)
 
@@ -40,6 +50,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._plane = shell.plane
         self._arena = arena
         self._metrics = metrics
+        self._messages = Messages(self._plane.limits)
         self._claims = ClaimCalls(shell, metrics)
         self._sessions = SessionCalls(shell)
         self._started = time.monotonic()
@@ -54,8 +65,15 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def RegisterPartition(
         self, request: pb.RegisterPartitionRequest, context: object
     ) -> pb.RegisterPartitionResponse:
-        info = self._shell.apply(translate.register(request))
-        return pb.RegisterPartitionResponse(partition=translate.partition(info))
+        return translate.registered(self._shell.apply(translate.register(request)))
+
+    async def ExtendPartition(self, request: pb.ExtendPartitionRequest, context: object) -> pb.ExtendPartitionResponse:
+        info = self._shell.apply(translate.extend(request))
+        return pb.ExtendPartitionResponse(partition=translate.partition(info))
+
+    async def ClosePartition(self, request: pb.ClosePartitionRequest, context: object) -> pb.ClosePartitionResponse:
+        result = self._shell.apply(ClosePartition(request.request_id, request.partition_id))
+        return pb.ClosePartitionResponse(ended_claims=result.ended_claims)
 
     async def DropPartition(self, request: pb.DropPartitionRequest, context: object) -> pb.DropPartitionResponse:
         result = self._shell.apply(DropPartition(request.request_id, request.partition_id))
@@ -98,20 +116,22 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def PutSamples(  # type: ignore[override]  # frames are bytes, see Boundary
         self, request_iterator: AsyncIterator[bytes], context: object
     ) -> pb.PutSamplesResponse:
-        frames = FrameReader(request_iterator, pb.PutSamplesHeader)
+        frames = FrameReader(request_iterator, pb.PutSamplesHeader, self._messages)
         header = await frames.first()
-        begun = self._shell.apply(translate.put(header))
-        result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
+        begun, wait_s = self._shell.apply(translate.put(header)), translate.seconds(header.wait_timeout)
+        del header  # which may be large, and the write may wait
+        result = await self._write(begun, wait_s, frames)
         self._metrics.carried("PutSamples", "grpc", frames.received_bytes)
         return translate.put_result(result)
 
     async def CommitClaim(  # type: ignore[override]  # likewise
         self, request_iterator: AsyncIterator[bytes], context: object
     ) -> pb.CommitClaimResponse:
-        frames = FrameReader(request_iterator, pb.CommitClaimHeader)
+        frames = FrameReader(request_iterator, pb.CommitClaimHeader, self._messages)
         header = await frames.first()
-        begun = self._shell.apply(translate.commit(header))
-        result = await self._write(begun, translate.seconds(header.wait_timeout), frames)
+        begun, wait_s = self._shell.apply(translate.commit(header)), translate.seconds(header.wait_timeout)
+        del header
+        result = await self._write(begun, wait_s, frames)
         self._metrics.carried("CommitClaim", "grpc", frames.received_bytes)
         return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
 
@@ -157,6 +177,24 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         sample = self._plane.sample(request.partition_id, request.sample_id)
         return translate_samples.history(sample, time.monotonic())
 
+    async def ListSamples(self, request: pb.ListSamplesRequest, context: object) -> pb.ListSamplesResponse:
+        page = self._plane.list_samples(
+            request.partition_id,
+            request.task,
+            list(request.states),
+            translate.unpacked_tags("where_tags", request.where_tags) if request.where_tags else {},
+            request.page_size or _PAGE_ROWS,
+            request.page_token,
+        )
+        response = translate_listings.samples(page)
+        if response.ByteSize() > MAX_MESSAGE_BYTES:
+            message = (
+                f"partition {request.partition_id!r}: ids and tags of {len(page.sample_ids)} rows exceed a message of "
+                f"{MAX_MESSAGE_BYTES} bytes; ask for fewer rows (page_size)"
+            )
+            raise Refusal(Reason.LIMIT_REACHED, message, partition_id=request.partition_id)
+        return response
+
     # -- claims --------------------------------------------------------------------------------------------------------
 
     async def ClaimSamples(self, request: pb.ClaimSamplesRequest, context: object) -> pb.ClaimSamplesResponse:
@@ -192,7 +230,14 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         result = self._shell.apply(AbortGroup(request.request_id, request.reservation_id, request.reason))
         return pb.AbortGroupResponse(removed_rows=result.removed_rows)
 
+    async def ListClaims(self, request: pb.ListClaimsRequest, context: object) -> pb.ListClaimsResponse:
+        claims, waits = self._plane.list_claims(request.partition_id, request.task, time.monotonic())
+        return translate_listings.claims(claims, waits)
+
     # -- sessions ------------------------------------------------------------------------------------------------------
+
+    async def ListSessions(self, request: pb.ListSessionsRequest, context: object) -> pb.ListSessionsResponse:
+        return translate_listings.sessions(self._plane.list_sessions(time.monotonic()))
 
     async def Session(  # type: ignore[override]  # likewise
         self, request_iterator: object, context: Context

@@ -11,10 +11,25 @@ import msgpack
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from dataplane_server.core.calls.answers import FieldInfo, PartitionInfo, PutResult, ReadColumn, ReadPlan, TaskInfo
+from dataplane_server.core.calls.answers import (
+    FieldInfo,
+    PartitionInfo,
+    PutResult,
+    ReadColumn,
+    ReadPlan,
+    Registered,
+    TaskInfo,
+)
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import BeginRead, ClearSamples, CommitClaim, PutSamples, RegisterPartition
+from dataplane_server.core.calls.requests import (
+    BeginRead,
+    ClearSamples,
+    CommitClaim,
+    ExtendPartition,
+    PutSamples,
+    RegisterPartition,
+)
 from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPE_NUMBERS, DTYPES_BY_NUMBER, KIND_NUMBERS, KINDS_BY_NUMBER
@@ -35,8 +50,21 @@ def register(request: pb.RegisterPartitionRequest) -> RegisterPartition:
         grpo_group_size=request.grpo_group_size if request.HasField("grpo_group_size") else None,
         enums={field: tuple(names.names) for field, names in request.enums.items()},
         max_deliveries=request.max_deliveries,
+        open=request.open,
+        clear_when_consumed=request.clear_when_consumed,
     )
-    return RegisterPartition(request.request_id, definition)
+    return RegisterPartition(request.request_id, definition, request.replace)
+
+
+def extend(request: pb.ExtendPartitionRequest) -> ExtendPartition:
+    return ExtendPartition(
+        request.request_id,
+        request.partition_id,
+        tuple(request.fields),
+        frozenset(request.per_token_fields),
+        tuple(request.tasks),
+        request.num_samples,
+    )
 
 
 def put(header: pb.PutSamplesHeader) -> PutSamples:
@@ -117,10 +145,11 @@ def _int64s(what: str, data: bytes) -> Int64Array:
 
 
 def _tags(rows: Sequence[bytes]) -> list[Tags]:
-    return [_row_tags(row, packed) if packed else {} for row, packed in enumerate(rows)]
+    return [unpacked_tags(f"tags of row {row}", packed, row=row) if packed else {} for row, packed in enumerate(rows)]
 
 
-def _row_tags(row: int, packed: bytes) -> Tags:
+def unpacked_tags(what: str, packed: bytes, **metadata: int) -> Tags:
+    """A map of tags. what: begins the refusal."""
     try:
         if len(packed) > MAX_TAGS_BYTES:
             raise ValueError(f"{len(packed)} bytes, the limit is {MAX_TAGS_BYTES}")
@@ -128,9 +157,7 @@ def _row_tags(row: int, packed: bytes) -> Tags:
         if not isinstance(tags, dict):
             raise ValueError(f"got {type(tags).__name__}, not a map")
     except (ValueError, msgpack.UnpackException) as error:
-        raise Refusal(
-            Reason.INVALID_REQUEST, f"tags of row {row} are not a valid msgpack map: {error}", row=row
-        ) from None
+        raise Refusal(Reason.INVALID_REQUEST, f"{what} are not a valid msgpack map: {error}", **metadata) from None
     return tags
 
 
@@ -146,6 +173,18 @@ def put_result(result: PutResult) -> pb.PutSamplesResponse:
 def read_header(plan: ReadPlan) -> pb.ReadColumnsHeader:
     columns = [_column(column) for column in plan.columns]
     return pb.ReadColumnsHeader(columns=columns, sequence_lengths=int64_bytes(plan.sequence_lengths))
+
+
+_OUTCOMES = {
+    "created": pb.REGISTRATION_OUTCOME_CREATED,
+    "unchanged": pb.REGISTRATION_OUTCOME_UNCHANGED,
+    "extended": pb.REGISTRATION_OUTCOME_EXTENDED,
+    "replaced": pb.REGISTRATION_OUTCOME_REPLACED,
+}
+
+
+def registered(answer: Registered) -> pb.RegisterPartitionResponse:
+    return pb.RegisterPartitionResponse(partition=partition(answer.partition), outcome=_OUTCOMES[answer.outcome])
 
 
 def partition(info: PartitionInfo) -> pb.Partition:
@@ -169,6 +208,9 @@ def partition(info: PartitionInfo) -> pb.Partition:
         written_bytes_total=info.written_bytes_total,
         read_bytes_total=info.read_bytes_total,
         read_rows_total=info.read_rows_total,
+        open=what.open,
+        clear_when_consumed=what.clear_when_consumed,
+        closed=info.closed,
     )
 
 
@@ -219,6 +261,10 @@ def _layout(name: str, shape: Shape) -> pb.Column:
         data_type=pb.DataType.ValueType(DTYPE_NUMBERS.get(shape.dtype, 0)),
         row_shape=shape.row_shape,
     )
+
+
+def packed_tags(tags: Tags) -> bytes:
+    return msgpack.packb(tags) if tags else b""
 
 
 def int64_bytes(values: Int64Array) -> bytes:

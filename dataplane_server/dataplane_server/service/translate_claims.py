@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgpack
-
 from dataplane_server.core.calls.answers import DeadLetter, Grant, GroupPart, Reserved
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
@@ -18,7 +16,7 @@ from dataplane_server.core.calls.requests import (
     ResetTask,
 )
 from dataplane_server.core.calls.values import Balance, BatchUnit
-from dataplane_server.service.translate import int64_bytes, seconds
+from dataplane_server.service.translate import int64_bytes, packed_tags, seconds
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _BALANCE: dict[int, Balance] = {
@@ -122,7 +120,7 @@ def grant(value: Grant) -> pb.ClaimSamplesResponse:
         claim_id=value.claim_id,
         sample_ids=value.sample_ids,
         sequence_lengths=int64_bytes(value.sequence_lengths),
-        row_tags=[msgpack.packb(tags) if tags else b"" for tags in value.tags],
+        row_tags=map(packed_tags, value.tags),
         generations=int64_bytes(value.generations),
         deliveries=int64_bytes(value.deliveries),
         groups=[_group(part) for part in value.groups],

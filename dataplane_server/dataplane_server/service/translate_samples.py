@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import msgpack
-
 from dataplane_server.core.calls.answers import ResidentSample, SampleEvent, SampleHistory
-from dataplane_server.service.translate import duration
+from dataplane_server.service.translate import duration, packed_tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -21,7 +19,7 @@ def _resident(row: ResidentSample) -> pb.GetSampleResponse:
         generation=row.generation,
         sequence_length=row.sequence_length,
         fields=row.fields,
-        tags=msgpack.packb(row.tags) if row.tags else b"",
+        tags=packed_tags(row.tags),
         group_id=row.group_id,
         hidden=row.hidden,
         tasks=[

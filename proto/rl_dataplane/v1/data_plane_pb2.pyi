@@ -13,7 +13,15 @@ Values on the wire. A column travels as raw bytes beside its kind, element type 
   2. DENSE: every row has the shape row_shape; row_lengths is empty;
   3. JAGGED: row i has the shape (row_lengths[i], *row_shape);
   4. OBJECT: row i is one msgpack value of row_lengths[i] bytes (nil, bool, int within 64 bits, float, str, bytes,
-     array, map with str keys; no extension types); row_shape is empty;
+     array, map with str or int keys, marked array); row_shape is empty. Values are at most 128 arrays and maps deep,
+     and a row has at most 256 arrays and maps, and one more for every 8 of its bytes. A marked array begins with an
+     extension value without data, which is allowed nowhere else. Its type says what the other items are:
+       1: the items of a tuple;
+       2: a NumPy array: element type, elements as bytes, then the sizes of its 0 to 32 dimensions;
+       3: a NumPy scalar: element type, then its bytes, or a str for U, or bytes for S;
+       4: a tensor: element type, elements as bytes, then its sizes.
+     Element types are named as torch names them for tensors, as NumPy names numbers ("float32", "bool"), and U or S
+     with the length of one element for arrays of text ("U5": 5 characters of 4 bytes; "S5": 5 bytes);
   5. arrays of integers (row_lengths, sequence_lengths) are bytes: one little-endian int64 for each row.
 The bytes of all columns follow one another in the order of the columns and are cut into chunks at any position. A
 chunk holds at most 4 MiB when this project sends it and is refused above 16 MiB. One frame of a stream may carry the
@@ -214,7 +222,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_FIELD_MISMATCH: _ErrorReason.ValueType  # 5
     """INVALID_ARGUMENT: kind, element type, rank or shape differ from those of the field's stored values."""
     ERROR_REASON_LENGTH_MISMATCH: _ErrorReason.ValueType  # 6
-    """INVALID_ARGUMENT: a row's per-token fields differ in length."""
+    """INVALID_ARGUMENT: a row's per-token fields differ in length, or a DENSE column of a per-token field may be padded:
+    nothing else in the call or the row says how many tokens the row has. The metadata then names the field.
+    """
     ERROR_REASON_MALFORMED_STREAM: _ErrorReason.ValueType  # 7
     """INVALID_ARGUMENT: frames are missing, out of order, too many or too large."""
     ERROR_REASON_PUT_TOO_LARGE: _ErrorReason.ValueType  # 8
@@ -244,8 +254,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 20
     """INTERNAL: a defect of the server; its log has the stack."""
     ERROR_REASON_CLAIM_FENCED: _ErrorReason.ValueType  # 21
-    """ABORTED: the server has ended the claim (its session expired, its task was reset, or its partition was registered
-    again); other claims may hold its rows.
+    """ABORTED: the server has ended the claim (its session expired, its task was reset, or its partition's definition was
+    replaced); other claims may hold its rows.
     """
     ERROR_REASON_SESSION_EXPIRED: _ErrorReason.ValueType  # 22
     """ABORTED: the session has expired or was closed; open another one."""
@@ -284,7 +294,9 @@ ERROR_REASON_FIELD_NOT_DECLARED: ErrorReason.ValueType  # 4
 ERROR_REASON_FIELD_MISMATCH: ErrorReason.ValueType  # 5
 """INVALID_ARGUMENT: kind, element type, rank or shape differ from those of the field's stored values."""
 ERROR_REASON_LENGTH_MISMATCH: ErrorReason.ValueType  # 6
-"""INVALID_ARGUMENT: a row's per-token fields differ in length."""
+"""INVALID_ARGUMENT: a row's per-token fields differ in length, or a DENSE column of a per-token field may be padded:
+nothing else in the call or the row says how many tokens the row has. The metadata then names the field.
+"""
 ERROR_REASON_MALFORMED_STREAM: ErrorReason.ValueType  # 7
 """INVALID_ARGUMENT: frames are missing, out of order, too many or too large."""
 ERROR_REASON_PUT_TOO_LARGE: ErrorReason.ValueType  # 8
@@ -314,8 +326,8 @@ ERROR_REASON_SUPERSEDED: ErrorReason.ValueType  # 19
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 20
 """INTERNAL: a defect of the server; its log has the stack."""
 ERROR_REASON_CLAIM_FENCED: ErrorReason.ValueType  # 21
-"""ABORTED: the server has ended the claim (its session expired, its task was reset, or its partition was registered
-again); other claims may hold its rows.
+"""ABORTED: the server has ended the claim (its session expired, its task was reset, or its partition's definition was
+replaced); other claims may hold its rows.
 """
 ERROR_REASON_SESSION_EXPIRED: ErrorReason.ValueType  # 22
 """ABORTED: the session has expired or was closed; open another one."""
@@ -971,14 +983,17 @@ class RegisterPartitionRequest(_message.Message):
     definition drops a field in which rows hold values, or newly declares such a field per-token.
     """
     open: _builtins.bool
-    """A put of a field that is not declared declares it. The field is not per-token."""
+    """A put or commit of a field that is not declared declares it, when it is applied. So does a claim that requires the
+    field, when it begins to wait. The field is not per-token. A partition that stays open keeps all fields: replace
+    drops none.
+    """
     clear_when_consumed: _builtins.bool
     """A row is removed as soon as every task has consumed it. Needs at least one task. Claims in CLAIM_MODE_CONSUME are
     refused, because their rows would be gone before they are read.
     """
     @_builtins.property
     def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The fields that rows may have; 1 to 64, distinct."""
+        """The fields that rows may have; 1 to 64 (with open, 0 to 64), distinct."""
 
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -3032,7 +3047,9 @@ class GetConsumptionStatusResponse(_message.Message):
     CONSUMED_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     consumed: _builtins.bool
-    """Whether num_samples rows have been put and no resident row is untaken by, or claimed for, any of the tasks."""
+    """Whether num_samples rows have been put, or the partition is closed, and each of the tasks has consumed all resident
+    rows.
+    """
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskStatus]:
         """One for each task of the request, in its order."""

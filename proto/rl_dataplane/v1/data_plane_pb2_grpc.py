@@ -236,9 +236,10 @@ class DataPlaneServiceServicer:
 
         Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
         wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
-        no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
-        rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
-        and fields are served first come, first served.
+        no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed, no group is reserved, and fewer
+        than min_size of its rows (or, with whole_groups, groups of such rows only) are neither consumed by the task nor its
+        dead letters; metadata "left" is their number. Waiting claims for the same task and fields are served first come,
+        first served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,7 +13,15 @@ Values on the wire. A column travels as raw bytes beside its kind, element type 
   2. DENSE: every row has the shape row_shape; row_lengths is empty;
   3. JAGGED: row i has the shape (row_lengths[i], *row_shape);
   4. OBJECT: row i is one msgpack value of row_lengths[i] bytes (nil, bool, int within 64 bits, float, str, bytes,
-     array, map with str keys; no extension types); row_shape is empty;
+     array, map with str or int keys, marked array); row_shape is empty. Values are at most 128 arrays and maps deep,
+     and a row has at most 256 arrays and maps, and one more for every 8 of its bytes. A marked array begins with an
+     extension value without data, which is allowed nowhere else. Its type says what the other items are:
+       1: the items of a tuple;
+       2: a NumPy array: element type, elements as bytes, then the sizes of its 0 to 32 dimensions;
+       3: a NumPy scalar: element type, then its bytes, or a str for U, or bytes for S;
+       4: a tensor: element type, elements as bytes, then its sizes.
+     Element types are named as torch names them for tensors, as NumPy names numbers ("float32", "bool"), and U or S
+     with the length of one element for arrays of text ("U5": 5 characters of 4 bytes; "S5": 5 bytes);
   5. arrays of integers (row_lengths, sequence_lengths) are bytes: one little-endian int64 for each row.
 The bytes of all columns follow one another in the order of the columns and are cut into chunks at any position. A
 chunk holds at most 4 MiB when this project sends it and is refused above 16 MiB. One frame of a stream may carry the
@@ -115,9 +123,10 @@ class DataPlaneServiceStub:
 
     Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
     wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
-    no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
-    rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
-    and fields are served first come, first served.
+    no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed, no group is reserved, and fewer
+    than min_size of its rows (or, with whole_groups, groups of such rows only) are neither consumed by the task nor its
+    dead letters; metadata "left" is their number. Waiting claims for the same task and fields are served first come,
+    first served.
     """
     ClaimShard: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimShardRequest, _data_plane_pb2.ClaimShardResponse]
     """Takes the rows of one data-parallel rank for one step of a task. The first call for a step takes the rows of all
@@ -236,9 +245,10 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
 
     Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
     wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
-    no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
-    rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
-    and fields are served first come, first served.
+    no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed, no group is reserved, and fewer
+    than min_size of its rows (or, with whole_groups, groups of such rows only) are neither consumed by the task nor its
+    dead letters; metadata "left" is their number. Waiting claims for the same task and fields are served first come,
+    first served.
     """
     ClaimShard: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimShardRequest, _data_plane_pb2.ClaimShardResponse]  # type: ignore[assignment]
     """Takes the rows of one data-parallel rank for one step of a task. The first call for a step takes the rows of all
@@ -396,9 +406,10 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Returns as soon as min_size rows are ready, with at most batch_size rows. Blocks until then, at most until
         wait_timeout; then fails with DEADLINE_EXCEEDED (CLAIM_TIMEOUT), says which claims hold rows of the task, and takes
-        no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed and fewer than min_size of its
-        rows are neither consumed by the task nor its dead letters. Waiting claims for the same task
-        and fields are served first come, first served.
+        no row. Fails at once with OUT_OF_RANGE (END_OF_DATA) if the partition is closed, no group is reserved, and fewer
+        than min_size of its rows (or, with whole_groups, groups of such rows only) are neither consumed by the task nor its
+        dead letters; metadata "left" is their number. Waiting claims for the same task and fields are served first come,
+        first served.
         """
 
     @_abc_1.abstractmethod

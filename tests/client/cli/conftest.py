@@ -17,7 +17,8 @@ def address() -> Iterator[str]:
     with running_server(memory_bytes=64 << 20) as address, connect(address) as client:
         fields = ["input_ids", "input_lengths", "sample_mask", "prev_logprobs"]
         client.register_partition("train", fields, 4, ["prev_lp", "train"], per_token_fields=["input_ids"])
-        client.register_partition("val", ["input_ids"], 0, [])
+        with pytest.warns(UserWarning, match="'val' has no task"):
+            client.register_partition("val", ["input_ids"], 0, [])
         batch = {
             "input_ids": torch.arange(6).view(2, 3),
             "input_lengths": torch.tensor([2, 3]),
@@ -25,8 +26,8 @@ def address() -> Iterator[str]:
         }
         tags = [{"weight_version": 17}, {"weight_version": 18}]
         kv_first_write(batch, sample_ids=["a", "b"], dp_client=client, partition_id="train", tags=tags)
-        client.claim("train", "train", ["input_ids"], 1)
-        yield address
+        with client.claim("train", "train", ["input_ids"], 1):
+            yield address
 
 
 @pytest.fixture

@@ -1,15 +1,21 @@
-"""Run the command `dataplane` in this process, for speed, and normalize what it prints."""
+"""Run the command `dataplane`, in this process for speed or on a terminal, and normalize what it prints."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner
 
 from dataplane_client.cli._app import app
 
+DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 _WIDE = {"COLUMNS": "200", "TERM": "dumb"}
 
 
@@ -34,3 +40,27 @@ def read(text: str, *masked: str) -> list[str]:
         text = re.sub(pattern, "~", text)
     text = re.sub(r"^ {5,}", "    ", text, flags=re.MULTILINE)
     return [re.sub(r"(?<=\S) {2,}", "  ", line).rstrip() for line in text.splitlines()]
+
+
+def shown_on_terminal(*arguments: str, **environment: str) -> str:
+    """All that the command writes to a terminal of 160 columns and 40 lines."""
+    terminal, screen = pty.openpty()
+    settings = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "40", **environment}
+    with subprocess.Popen([DATAPLANE, *arguments], stdout=screen, env=settings) as process:
+        os.close(screen)
+        shown = _all_of(terminal)
+    assert process.returncode == 0
+    return shown
+
+
+def _all_of(terminal: int) -> str:
+    """All output until the other end closes the terminal, which reads as an error."""
+    shown = b""
+    try:
+        while data := os.read(terminal, 1 << 16):
+            shown += data
+    except OSError:
+        pass
+    finally:
+        os.close(terminal)
+    return shown.decode()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.client.cli.reading import read, run, run_json
 
+from dataplane_client import connect
+
 
 def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> None:
     code, text = run("describe", "train", "-s", address)
@@ -30,7 +32,7 @@ def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> N
         "prev_lp  0  0  0  none",
         "train  1  1  0  none",
         "",
-        "task  claims waiting  longest wait  weight version lag",
+        "task  claims waiting  longest wait  weight versions behind",
         "prev_lp  0  -  1",
         "train  0  -  0",
         "",
@@ -45,10 +47,19 @@ def test_a_partition_without_tasks_has_only_the_table_of_fields(address: str) ->
     assert read(text)[-2:] == ["field  kind  element type  row shape  per token  rows  size", "input_ids  0  0 B"]
 
 
+def test_the_modes_of_a_partition_are_on_one_line(address: str) -> None:
+    assert not any(line.startswith("  mode") for line in read(run("describe", "train", "-s", address)[1]))
+    with connect(address) as client:
+        client.register_partition("odd", [], 0, ["train"], open=True, clear_when_consumed=True)
+        client.close_partition("odd")
+    assert "  mode  open, closed, clears consumed rows" in read(run("describe", "odd", "-s", address)[1])
+    assert run_json("describe", "odd", "-s", address)["closed"] is True
+
+
 def test_removed_rows_and_ended_deliveries_are_counted_by_cause(troubled: str) -> None:
     lines = read(run("describe", "p", "-s", troubled)[1])
     assert "  put  3 rows, 48 B written" in lines
-    assert "  removed  1 rows: consumed 1" in lines
+    assert "  removed  1 row: consumed 1" in lines
     assert "  limit  2 deliveries of a row" in lines
     assert "train  1  1  0  0  0  1  ~" in lines
     assert "train  3  3  1  committed 1, released 2" in lines

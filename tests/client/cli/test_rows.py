@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.client.cli.reading import run, run_json
 
-from dataplane_client import connect
+from dataplane_client import ClaimFencedError, connect
 
 
 def test_a_sample_is_shown_with_its_history(troubled: str) -> None:
@@ -68,11 +68,13 @@ def test_a_reset_dead_letter_is_no_longer_listed(troubled: str) -> None:
 
 def test_a_whole_task_is_reset_only_with_all(troubled: str) -> None:
     with connect(troubled) as client:
-        client.claim("p", "train", ["x"], 1)
+        held = client.claim("p", "train", ["x"], 1)
         code, text = run("reset", "p", "train", "-s", troubled)
         assert (code, "--all" in text) == (2, True)
         assert run("reset", "p", "train", "a", "--all", "-s", troubled)[0] == 2
         assert run("reset", "p", "train", "--all", "-s", troubled) == (0, "rows reset: 2, claims fenced: 1\n")
+        with pytest.raises(ClaimFencedError):
+            held.commit()
 
 
 @pytest.mark.parametrize("command", ["dead-letters", "reset"])

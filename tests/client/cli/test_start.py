@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.client.cli.reading import run
 
+COMMANDS = ("status", "top", "describe", "samples", "sample", "claims", "sessions", "dead-letters", "reset", "doctor")
 DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 
 
@@ -89,6 +90,20 @@ def test_a_process_exits_with_the_code_of_its_command_after_writing_all_output(
 
 def test_the_version_is_that_of_the_package() -> None:
     assert run("--version") == (0, f"dataplane {version('rl-dataplane')}\n")
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_command_has_a_short_and_a_long_flag_for_help(command: str) -> None:
+    short, long = (run(*command.split(), flag, COLUMNS="80") for flag in ("-h", "--help"))
+    assert short == long
+    assert short[1].startswith(f"Usage: dataplane {command}".rstrip())
+    assert max(map(len, short[1].splitlines())) <= 80
+    assert "..." not in short[1].replace("[ARGS]...", "").replace("[SAMPLE...]", "").replace("SAMPLE...", "")
+
+
+def test_arguments_are_written_in_one_style() -> None:
+    assert "{PARTITION} {TASK} [SAMPLE...]" in run("reset", "-h")[1]
+    assert "{PARTITION} {SAMPLE}" in run("sample", "-h")[1]
 
 
 def test_help_names_the_exit_codes_of_status() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -25,18 +26,22 @@ def test_the_server_and_its_partitions_are_on_one_screen(address: str) -> None:
         "  sessions  1",
         "  values  through shared memory on its host, otherwise over gRPC",
         "",
-        "partition  rows  size  oldest row  task  untaken  ready  claimed  consumed  lag  waiting  longest",
-        "train  2  64 B  ~  prev_lp  2  -  0  0  1  0  -",
-        "    train  1  1  1  0  0  0  -",
-        "val  0  0 B  -",
+        "task  untaken  ready  claimed  consumed  versions behind  claims waiting  longest wait",
+        "train  2 rows, 64 B, oldest ~",
+        "  prev_lp  2  -  0  0  1  0  -",
+        "  train  1  1  1  0  0  0  -",
+        "val  0 rows, 0 B",
     ]
 
 
 def test_numbers_of_a_table_are_right_aligned(address: str) -> None:
     lines = run("status", "-s", address)[1].splitlines()
-    heading = next(line for line in lines if line.startswith("partition"))
+    heading = next(line for line in lines if line.startswith("task"))
     end = heading.index("untaken") + len("untaken")
-    assert [line[end - 2 : end] for line in lines[lines.index(heading) + 1 : -1]] == [" 2", " 1"]
+    assert [line[end - 2 : end] for line in lines if line.startswith(("  prev_lp ", "  train "))] == [
+        " 2",
+        " 1",
+    ]
 
 
 def test_a_server_without_partitions_says_so() -> None:
@@ -77,13 +82,26 @@ def test_json_output_has_health_server_and_partitions(address: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["status", "describe"])
-def test_an_unreachable_server_exits_with_1_and_its_address(command: str) -> None:
-    arguments = [command, "train"] if command == "describe" else [command]
-    code, text = run(*arguments, "-s", "unix:///nowhere/dataplane.sock")
-    assert code == 1
-    assert text.startswith("dataplane: Get")
-    assert "unix:///nowhere/dataplane.sock" in text
+@pytest.mark.parametrize(
+    ("address", "cause"),
+    [
+        ("unix:///nowhere/dataplane.sock", "there is no socket file /nowhere/dataplane.sock"),
+        ("127.0.0.1:1", "nothing listens there"),
+    ],
+)
+@pytest.mark.parametrize("command", [["status"], ["describe", "train"]], ids=["status", "describe"])
+def test_without_a_server_one_line_says_what_is_wrong_and_what_to_do(
+    command: list[str], address: str, cause: str
+) -> None:
+    advice = f'Start a server with "dataplane-server --listen {address}", or correct the address'
+    assert run(*command, "-s", address) == (1, f"dataplane: no server answers at {address}: {cause}. {advice}\n")
+
+
+def test_a_server_that_does_not_answer_in_time_is_said_to_be_slow() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        code, text = run("status", "-s", address, "--timeout", "0.1")
+    assert (code, text) == (1, f"dataplane: GetServerStatus at {address}: no answer before the deadline\n")
 
 
 @pytest.mark.parametrize("command", ["status", "top", "doctor"])
@@ -95,3 +113,13 @@ def test_a_malformed_address_is_a_usage_error(command: str) -> None:
 
 def test_the_environment_variable_chooses_the_server(address: str) -> None:
     assert run("status", DATAPLANE_SERVER=address)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-s", "{}", "status"], ["status", "--server", "{}"], ["-s", "127.0.0.1:1", "status", "-s", "{}"]],
+    ids=["before", "after", "both"],
+)
+def test_the_server_may_be_named_before_and_after_the_command(address: str, arguments: list[str]) -> None:
+    code, text = run(*(word.format(address) for word in arguments), DATAPLANE_SERVER="127.0.0.1:1")
+    assert (code, text.split()[0]) == (0, f"{address}:")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dataplane_client.cli._text import age_text, bar_text, duration_text, rate_text, size_text
+from dataplane_client.cli._text import age_text, bar_text, duration_text, printable, rate_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,15 @@ def test_short_ages_have_tenths_of_a_second(seconds: float | None, text: str) ->
 
 @pytest.mark.parametrize(
     ("rate", "unit", "text"),
-    [(None, 1, "-"), (0, 1, "0"), (0.26, 1, "0.3"), (12.34, 1, "12.3"), (1234.5, 1, "1,234"), (2.5e6, 1e6, "2.5")],
+    [
+        (None, 1, "-"),
+        (0, 1, "0"),
+        (0.26, 1, "0.26"),
+        (0.004, 1, "<0.01"),
+        (12.34, 1, "12.3"),
+        (1234.5, 1, "1,234"),
+        (2.5e6, 1e6, "2.5"),
+    ],
 )
 def test_rates_have_about_three_digits(rate: float | None, unit: float, text: str) -> None:
     assert rate_text(rate, unit) == text
@@ -40,3 +48,18 @@ def test_rates_have_about_three_digits(rate: float | None, unit: float, text: st
 def test_a_bar_is_full_only_at_100_percent(fraction: float, cells: int, percent: str) -> None:
     text = bar_text(fraction)
     assert (text.count("#"), text.count("."), text.split()[-2]) == (cells, 20 - cells, percent)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("train 中文 é", "train 中文 é"),
+        ("\x1b[31mred\x07", r"\x1b[31mred\x07"),
+        ("a\nb\r", r"a\nb\r"),
+        ("\u202edesrever\u200b", r"\u202edesrever\u200b"),
+        ("\x9b31m", r"\x9b31m"),
+    ],
+    ids=["letters", "escapes", "lines", "directions", "one-byte-escapes"],
+)
+def test_what_acts_on_a_terminal_is_shown_as_an_escape(text: str, shown: str) -> None:
+    assert printable(text) == shown

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dataplane_client.errors import UnsupportedTypeError
 from dataplane_client.loader import ClaimLoader
 
 
@@ -23,26 +24,51 @@ from dataplane_client.loader import ClaimLoader
         ({"idle_timeout_s": 0}, "idle_timeout_s must be positive"),
         ({"idle_timeout_s": float("inf")}, "idle_timeout_s must be positive and finite"),
         ({"layout": "square"}, "layout must be one of"),
+        ({"fields": "tokens"}, r"ClaimLoader: field names must be a sequence of str, got .*; write \['tokens'\]"),
+        ({"required_fields": "tokens"}, "ClaimLoader: field names must be a sequence of str"),
         ({"client_options": {"transport": "pigeon"}}, "transport must be one of"),
+        ({"device": "abacus"}, "ClaimLoader: 'abacus' is not a device such as 'cpu' or 'cuda:0'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_name(wrong: dict[str, Any], rule: str) -> None:
     settings = {"fields": ["tokens"], "batch_size": 4, **wrong}
-    with pytest.raises(ValueError, match=rule):
+    with pytest.raises((ValueError, TypeError), match=rule):
         ClaimLoader("127.0.0.1:1", "p", "train", **settings)
 
 
-def test_a_device_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="abacus"):
-        ClaimLoader("127.0.0.1:1", "p", "train", ["tokens"], 4, device="abacus")
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"address": object()}, r"the address must be a str, such as client\.target; got object"),
+        ({"batch_size": "4"}, "batch_size must be an int, got '4'"),
+        ({"min_size": 1.5}, "min_size must be an int, got 1.5"),
+        ({"idle_timeout_s": "5"}, "idle_timeout_s must be a number, got '5'"),
+        ({"fields": [1]}, "a field name must be a str, got int"),
+        ({"client_options": {"timeout": 3}}, "client_options has no option 'timeout': did you mean 'timeout_s'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_setting_of_another_type_is_refused_by_name(wrong: dict[str, Any], rule: str) -> None:
+    settings = {"address": "a:1", "partition_id": "p", "task_name": "t", "fields": ["x"], "batch_size": 4, **wrong}
+    with pytest.raises(UnsupportedTypeError, match=f"^ClaimLoader: {rule}"):
+        ClaimLoader(**settings)
+
+
+def test_one_field_may_be_named_alone() -> None:
+    loader = ClaimLoader("a:1", "p", "t", "tokens", 4, required_fields="ready")
+    assert (loader._settings.fields, loader._settings.required_fields) == (["tokens"], ["ready"])
+
+
+def test_a_loader_shows_itself_in_a_line() -> None:
+    assert repr(ClaimLoader("a:1", "p", "t", ["x", "y"], 4)) == "<ClaimLoader a:1 p/t batches of 4 with x, y>"
 
 
 def test_rows_are_required_to_have_the_fields_that_are_read_unless_told_otherwise() -> None:
-    assert ClaimLoader("a", "p", "t", ["x", "y"], 4)._settings.required_fields == ["x", "y"]
-    assert ClaimLoader("a", "p", "t", ["x", "y"], 4, required_fields=[])._settings.required_fields == []
+    assert ClaimLoader("a:1", "p", "t", ["x", "y"], 4)._settings.required_fields == ["x", "y"]
+    assert ClaimLoader("a:1", "p", "t", ["x", "y"], 4, required_fields=[])._settings.required_fields == []
 
 
 def test_settings_survive_the_way_to_a_worker() -> None:
-    loader = ClaimLoader("a", "p", "t", ["x"], 4, pad_value_dict={"x": -1}, client_options={"timeout_s": 3.0})
+    loader = ClaimLoader("a:1", "p", "t", ["x"], 4, pad_value_dict={"x": -1}, client_options={"timeout_s": 3.0})
     assert pickle.loads(pickle.dumps(loader))._settings == loader._settings  # noqa: S301  # made just now

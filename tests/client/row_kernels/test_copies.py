@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane_client._arrays import Int64Array
@@ -77,6 +77,7 @@ def expected_target(copy: RowCopy) -> bytes:
 
 
 @pytest.mark.parametrize("copy_checked", IMPLEMENTATIONS)
+@settings(deadline=None)  # the cores may be busy with other processes
 @given(copies=st.lists(row_copies(), max_size=4))
 def test_rows_and_fills_land_where_they_belong_and_nothing_else_changes(
     copy_checked: Callable[[CheckedCopies], object], copies: list[RowCopy]

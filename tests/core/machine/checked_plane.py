@@ -48,11 +48,13 @@ from dataplane_server.core.calls.requests import (
     ClaimSamples,
     ClaimShard,
     ClearSamples,
+    ClosePartition,
     CloseSession,
     CommitClaim,
     Drain,
     DropPartition,
     EndRead,
+    ExtendPartition,
     FinishGroup,
     FinishWrite,
     GiveUpClaim,
@@ -82,6 +84,8 @@ class CheckedPlane:
         self._newest = 0  # generation
         self._told: dict[type, Callable[..., object]] = {
             RegisterPartition: self.model.register,
+            ExtendPartition: self.model.extend,
+            ClosePartition: self.model.close,
             DropPartition: self.model.drop,
             ClearSamples: self.model.clear,
             PutSamples: self.model.begin_put,
@@ -128,7 +132,7 @@ class CheckedPlane:
             rows = [] if partition is None else partition.rows
             ids = request.sample_ids
             self.history.reset([row for row in rows if ids is None or row.sample_id in ids], [request.task])
-        elif isinstance(request, RegisterPartition):
+        elif isinstance(request, RegisterPartition) and request.replace:
             partition = self.model.partitions.get(request.definition.partition_id)
             if partition is not None:
                 self.history.reset(partition.rows, partition.ledgers)
@@ -356,6 +360,8 @@ class CheckedPlane:
         admitted = [effect for effect in effects if isinstance(effect, Admitted)]
         self._check_admissions(admitted)
         failed = [(effect.ticket, effect.refusal.reason) for effect in effects if isinstance(effect, Failed)]
+        self._check_ended([ticket for ticket, reason in failed if reason is Reason.END_OF_DATA], expected.ended)
+        failed = [(ticket, reason) for ticket, reason in failed if reason is not Reason.END_OF_DATA]
         assert [ticket for ticket, _ in failed] == [ticket for ticket, _ in expected.failed]
         for (_, reason), (_, reasons) in zip(failed, expected.failed, strict=True):
             assert reason in reasons
@@ -371,7 +377,14 @@ class CheckedPlane:
             self._remember(wish, effect.grant, handed)
         died = [effect for effect in effects if isinstance(effect, SessionExpired)]
         assert [(one.session_id, one.claims, one.rows, one.groups) for one in died] == expected.died
-        assert len(effects) == len(failed) + len(granted) + len(died) + len(admitted)
+        assert len(effects) == len(failed) + len(expected.ended) + len(granted) + len(died) + len(admitted)
+
+    def _check_ended(self, ended: list[int], expected: list[tuple[int, Wish]]) -> None:
+        """Claims that no rows will come for are told so, for each task in the order in which they came."""
+        task_of_ticket = {ticket: task_of(wish) for ticket, wish in expected}
+        assert sorted(ended) == sorted(task_of_ticket)
+        of_model = sorted(task_of_ticket, key=lambda ticket: task_of_ticket[ticket])
+        assert sorted(ended, key=lambda ticket: task_of_ticket[ticket]) == of_model
 
     def _check_admissions(self, admitted: list[Admitted]) -> None:
         """The queue for space is served from its head, as far as there is space."""

@@ -32,13 +32,13 @@ class Claims(Facts):
         refuse_if((not sizes or not unit, Reason.INVALID_REQUEST))
         partition = self.check_wish(wish)
         if not self.may_take(partition, wish):
-            self.check_may_wait()
+            self.check_may_wait(partition, wish)
             return None
         return self._hand_out(partition, wish)
 
     def check_wish(self, wish: Wish) -> PartitionModel:
         partition = self.partition(wish.partition_id)
-        reasons = partition.why_not_claim(wish)
+        reasons = partition.why_not_claim(wish, self.limits.max_fields)
         try:
             self.session(wish.session_id)
         except No as no:
@@ -82,11 +82,25 @@ class Claims(Facts):
         )
 
     def serve(self, partition: PartitionModel) -> None:
-        """Of those at the head of their line who can be served, the longest waiting is; until nobody can."""
+        """Of those at the head of their line who can be served, the longest waiting is; until nobody can. Those who
+        never will be are told so.
+        """
         for task in partition.definition.tasks:
-            while (wait := self._next_served(partition, task)) is not None:
-                self.waiting.remove(wait)
-                self.receive(partition, wait)
+            self._serve_task(partition, task)
+            while hopeless := [
+                wait
+                for wait in self.waiting_on(partition.partition_id)
+                if wait.wish.task == task and partition.is_hopeless(wait.wish)
+            ]:
+                for wait in hopeless:
+                    self.waiting.remove(wait)
+                    self.effects.ended += wait.callers
+                self._serve_task(partition, task)
+
+    def _serve_task(self, partition: PartitionModel, task: str) -> None:
+        while (wait := self._next_served(partition, task)) is not None:
+            self.waiting.remove(wait)
+            self.receive(partition, wait)
 
     def receive(self, partition: PartitionModel, wait: Wait) -> None:
         """The turn of a claim, or of all callers of a step, has come."""
@@ -101,12 +115,17 @@ class Claims(Facts):
     def _tell(self, caller: tuple[int, Wish], handed: Handed) -> None:
         self.effects.granted.append((*caller, handed))
 
-    def check_may_wait(self) -> None:
+    def check_may_wait(self, partition: PartitionModel, wish: Wish) -> None:
         too_many = len(self.callers()) >= self.limits.max_waiting_claims
-        refuse_if((self.draining, Reason.DRAINING), (too_many and not self.draining, Reason.LIMIT_REACHED))
+        refuse_if(
+            (self.draining, Reason.DRAINING),
+            (too_many and not self.draining, Reason.LIMIT_REACHED),
+            (partition.is_hopeless(wish), Reason.END_OF_DATA),
+        )
 
     def wait(self, wish: Wish, ticket: int) -> None:
         """A claim stands in line, or with the others of its step."""
+        self.partitions[wish.partition_id].declare(wish.required_fields)
         others = None if isinstance(wish, ClaimSamples) else self.steps.waiting(wish)
         if others is None:
             self.waiting.append(Wait(wish, [(ticket, wish)]))

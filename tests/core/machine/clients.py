@@ -26,8 +26,10 @@ from dataplane_server.core.calls.requests import (
     ClaimSamples,
     ClaimShard,
     ClearSamples,
+    ClosePartition,
     CommitClaim,
     DropPartition,
+    ExtendPartition,
     FinishGroup,
     PutSamples,
     RegisterPartition,
@@ -41,6 +43,7 @@ from dataplane_server.core.calls.values import Balance, BatchUnit, Definition, I
 SCARCE = Limits(
     memory_bytes=2000,
     max_rows=14,
+    max_fields=6,
     max_group_rows=5,
     max_tags_per_row=3,
     max_waiting_claims=6,
@@ -59,8 +62,11 @@ SHAPES = {  # of each field; most puts agree with one another, some widen, some 
     "b": [Shape("jagged", "uint8", (33,))] * 8 + [Shape("dense", "uint8", (3, 33)), Shape("jagged", "uint8", (2, 33))],
     "c": [Shape("dense", "float32", ())] * 8 + [Shape("jagged", "float32", ())],
     "o": [Shape("object", "", ())],
+    "u": [Shape("jagged", "uint8", ())],  # these are declared by calls that name them, in open partitions
+    "v": [Shape("dense", "int64", ())],
+    "w": [Shape("object", "", ())],
 }
-FIELDS = tuple(SHAPES)
+FIELDS = ("a", "b", "c", "o")
 TICK = 2.0**-20
 """Added up in graces and delays, so that no two ever end at the same moment: who comes first is then a promise."""
 
@@ -101,7 +107,9 @@ class Clients:
             self.clear: 3,
             self.clear_what_is_consumed: 3,
             self.clear_rows_once_seen: 1,
-            self.register: 1,
+            self.register: 2,
+            self.extend: 1,
+            self.close: 1,
             self.drop: 1,
             self.open_session: 3,
             self.heartbeat: 4,
@@ -116,10 +124,12 @@ class Clients:
     def run(self, most: int, stop_one_in: int) -> None:
         """Act until chance or the number of steps ends it, then release all and replay."""
         per_token, most_deliveries = self.dice.choice(["", "a", "ab", "ab"]), self.dice.choice([0, 0, 1, 2])
+        clears = self.chance(3)
         for partition_id in ("p", "q"):
             definition = Definition(
                 partition_id, FIELDS, TASKS, 3, frozenset(per_token), max_deliveries=most_deliveries
             )
+            definition = replace(definition, open=self.chance(3), clear_when_consumed=clears)
             self.go(RegisterPartition("", definition))
         for _ in range(2):
             self.world.open_session("", 6 + self.tick())
@@ -129,6 +139,8 @@ class Clients:
             self.dice.choice(self._actions)()
             self.check()
             if len(self.world.model.partitions) < 2 and self.chance(4):
+                self.register()
+            if any(one.closed for one in self.world.model.partitions.values()) and self.chance(12):
                 self.register()
         if self.chance(3):
             self.world.drain()
@@ -194,7 +206,9 @@ class Clients:
         return self.dice.sample(SAMPLES, self.dice.randint(1, 4))
 
     def fields(self) -> tuple[str, ...]:
-        return tuple(self.dice.choice(["a", "a", "a", "", "ab", "ba", "b", "o", "c"]))
+        return tuple(
+            self.dice.choice(["a", "a", "a", "a", "a", "a", "", "", "ab", "ba", "b", "b", "o", "c", "u", "av"])
+        )
 
     def columns(self, names: Iterable[str], rows: int) -> list[ColumnSpec]:
         """Columns whose rows have the same lengths where they are not dense."""
@@ -243,12 +257,27 @@ class Clients:
 
     def register(self) -> None:
         tasks = self.dice.choice([TASKS] * 6 + [TASKS[::-1], TASKS[1:], ()])
-        fields = tuple(self.dice.choice(["abco"] * 6 + ["ocba", "aco", "ba"]))
+        fields = tuple(self.dice.choice(["abco"] * 6 + ["ocba", "aco", "ba", "abcou"]))
         per_token = frozenset(self.dice.choice(["", "a", "ab"])) & set(fields)
         most = self.dice.randrange(3)
         missing = sorted({"p", "q"} - self.world.model.partitions.keys())
         partition_id = self.dice.choice(missing or PARTITIONS)
-        self.go(RegisterPartition("", Definition(partition_id, fields, tasks, 3, per_token, max_deliveries=most)))
+        definition = Definition(partition_id, fields, tasks, 3, per_token, max_deliveries=most)
+        definition = replace(definition, open=self.chance(3), clear_when_consumed=bool(tasks) and self.chance(3))
+        held = self.world.model.partitions.get(partition_id)
+        if held is not None and self.chance(2):  # compatible, or nearly so
+            per_token = per_token if self.chance(4) else held.definition.per_token_fields & set(fields)
+            definition = replace(held.definition, fields=fields, tasks=tasks or TASKS, per_token_fields=per_token)
+        self.go(RegisterPartition("", definition, replace=self.chance(2)))
+
+    def extend(self) -> None:
+        tasks = self.dice.choice([(), (), TASKS, ("judge",)])
+        fields = tuple(self.dice.choice(["", "ab", "u", "uv", "w"]))
+        per_token = frozenset(self.dice.choice(["", "", "u", "a"])) & set(fields)
+        self.go(ExtendPartition("", self.partition_id(), fields, per_token, tasks, self.dice.choice([0, 5])))
+
+    def close(self) -> None:
+        self.go(ClosePartition("", self.partition_id()))
 
     def drop(self) -> None:
         if self.chance(2):
@@ -271,7 +300,8 @@ class Clients:
 
     def put(self) -> None:
         ids = self.sample_ids()
-        columns = self.columns(self.dice.choice(["a", "a", "b", "ab", "ab", "", "abo", "c", "ao"]), len(ids))
+        names = ["a", "a", "b", "ab", "ab", "", "abo", "c", "ao"] * 2 + ["au", "av", "uw"]
+        columns = self.columns(self.dice.choice(names), len(ids))
         tags: list[Tags] | None = [self._tags() for _ in ids] if self.chance(4) else None
         of_columns = next((spec.lengths for spec in columns if spec.lengths is not None), None)
         given = self.dice.choice([None, None, of_columns, np.full(len(ids), -1), np.full(len(ids), 3)])
@@ -323,7 +353,7 @@ class Clients:
     # -- reads ---------------------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        names = self.dice.choice([("a",), ("a",), ("b", "a"), ("b",), ("o",), ("c", "a")])
+        names = self.dice.choice([("a",), ("a",), ("b", "a"), ("b",), ("o",), ("c", "a"), ("u",)])
         kind, rows = self.dice.randrange(8), self.rows_once_seen()
         if kind == 0:
             self.world.begin_read(BeginRead(self.partition_id(), self.sample_ids(), names))
@@ -378,7 +408,7 @@ class Clients:
 
     def put_shared(self) -> None:
         group = self.some_group()
-        columns = self.columns(self.dice.choice("abco"), 1)
+        columns = self.columns(self.dice.choice("abcou"), 1)
         put = PutSamples("", group.partition_id, (), columns, reservation_id=group.reservation_id, shared=True)
         self.go_with_bytes(put)
 

@@ -20,6 +20,8 @@ class Effects:
 
     granted: list[tuple[int, Wish, Handed]] = field(default_factory=list)
     failed: list[tuple[int, set[Reason]]] = field(default_factory=list)
+    ended: list[tuple[int, Wish]] = field(default_factory=list)
+    """Calls that no rows will come for."""
     died: list[tuple[str, int, int, int]] = field(default_factory=list)
     """Sessions, with the claims that ended with each, their rows, and its groups."""
 

@@ -8,34 +8,89 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 from tests.core.machine.partition import PartitionModel
 from tests.core.machine.refusals import No, refuse_if
 from tests.core.machine.things import Group, Row, Session
 from tests.core.machine.writes import Writes
 
-from dataplane_server.core.calls.answers import ClearResult, DropResult, GroupAborted, GroupFinished, PartitionInfo
+from dataplane_server.core.calls.answers import (
+    ClearResult,
+    CloseResult,
+    DropResult,
+    GroupAborted,
+    GroupFinished,
+    PartitionInfo,
+    Registered,
+)
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import (
     AbortGroup,
     BeginRead,
     ClearSamples,
+    ClosePartition,
     DropPartition,
+    ExtendPartition,
     FinishGroup,
     RegisterPartition,
     ReserveGroup,
 )
+from dataplane_server.core.calls.values import Definition
 
 
 class Model(Writes):
     # -- partitions ----------------------------------------------------------------------------------------------------
 
-    def register(self, call: RegisterPartition) -> PartitionInfo:
+    def register(self, call: RegisterPartition) -> Registered:
         definition = call.definition
         partition = self.partitions.get(definition.partition_id)
         if partition is None:
             partition = self.partitions[definition.partition_id] = PartitionModel(definition, self.arena)
-            return partition.info(Counter())
+            return Registered(partition.info(Counter()), "created")
+        if call.replace:
+            return Registered(self._replace(partition, definition), "replaced")
+        changed = self._extend(partition, definition)
+        return Registered(partition.info(self.waiting_by_task(partition.partition_id)), changed)
+
+    def extend(self, call: ExtendPartition) -> PartitionInfo:
+        partition = self.partition(call.partition_id)
+        more = {"fields": call.fields, "tasks": call.tasks, "num_samples": call.num_samples}
+        self._extend(partition, replace(partition.definition, per_token_fields=call.per_token_fields, **more))  # type: ignore[arg-type]
+        return partition.info(self.waiting_by_task(partition.partition_id))
+
+    def _extend(self, partition: PartitionModel, wanted: Definition) -> Literal["unchanged", "extended"]:
+        held = partition.definition
+        both = set(held.fields) & set(wanted.fields)
+        same = held.per_token_fields & both == wanted.per_token_fields & both
+        modes = [(one.max_deliveries, one.open, one.clear_when_consumed) for one in (held, wanted)]
+        refuse_if((not same or modes[0] != modes[1], Reason.PARTITION_DIFFERS))
+        fields = [*held.fields, *(name for name in wanted.fields if name not in held.fields)]
+        refuse_if((len(fields) > self.limits.max_fields, Reason.INVALID_REQUEST))
+        partition.extend(
+            replace(
+                held,
+                fields=tuple(fields),
+                tasks=(*held.tasks, *(name for name in wanted.tasks if name not in held.tasks)),
+                per_token_fields=held.per_token_fields | wanted.per_token_fields,
+                num_samples=max(held.num_samples, wanted.num_samples),
+            )
+        )
+        return "unchanged" if partition.definition == held else "extended"
+
+    def close(self, call: ClosePartition) -> CloseResult:
+        partition = self.partition(call.partition_id)
+        partition.closed = True
+        self.serve(partition)
+        return CloseResult(len(self.effects.ended))
+
+    def _replace(self, partition: PartitionModel, definition: Definition) -> PartitionInfo:
+        if definition.open:  # what was declared stays declared
+            kept = [name for name in partition.definition.fields if name not in definition.fields]
+            per_token = definition.per_token_fields | (partition.definition.per_token_fields & set(kept))
+            definition = replace(definition, fields=(*definition.fields, *kept), per_token_fields=per_token)
+        refuse_if((len(definition.fields) > self.limits.max_fields, Reason.INVALID_REQUEST))
         changed = set(partition.definition.fields) - set(definition.fields)
         changed |= definition.per_token_fields - partition.definition.per_token_fields
         held = {name for row in partition.rows for name in row.values}
@@ -46,7 +101,7 @@ class Model(Writes):
         self.end_all_on(partition, "reset")
         partition.redefine(definition)
         for wait in self.waiting_on(partition.partition_id):
-            if reasons := partition.why_not_claim(wait.wish):
+            if reasons := partition.why_not_claim(wait.wish, self.limits.max_fields):
                 self.fail(wait, reasons)
         info = partition.info(self.waiting_by_task(partition.partition_id))
         self.serve(partition)
@@ -94,6 +149,8 @@ class Model(Writes):
             session = self.session(call.session_id)
         except No as no:
             reasons |= no.reasons
+        if partition.closed:
+            reasons.add(Reason.PARTITION_CLOSED)
         if partition.found(call.sample_ids) or any(call.group_id == group.group_id for group in partition.groups):
             reasons.add(Reason.SAMPLE_EXISTS)
         if len(call.sample_ids) > self.limits.max_group_rows:
@@ -114,6 +171,11 @@ class Model(Writes):
     def finish(self, call: FinishGroup) -> GroupFinished:
         group = self.group_of(call.reservation_id)
         refuse_if((not group.rows or not all(row.values for row in group.rows), Reason.GROUP_INCOMPLETE))
+        if call.weight_version is not None:
+            tags = [row.tags | {"end_weight_version": call.weight_version} for row in group.rows]
+            refuse_if((any(len(each) > self.limits.max_tags_per_row for each in tags), Reason.INVALID_REQUEST))
+            for row, each in zip(group.rows, tags, strict=True):
+                row.tags = each
         group.end = call.weight_version
         self._end_group(group, "finished")
         partition = self.partitions[group.partition_id]
@@ -148,7 +210,7 @@ class Model(Writes):
         rows = [partition.find(sample_id) for sample_id in call.sample_ids]
         reasons = {Reason.SAMPLE_NOT_FOUND} if None in rows else set()
         if not names <= set(partition.definition.fields):
-            reasons.add(Reason.FIELD_NOT_DECLARED)
+            reasons.add(Reason.FIELD_NOT_PRODUCED if partition.definition.open else Reason.FIELD_NOT_DECLARED)
         if any(row and not names <= row.values.keys() for row in rows):
             reasons.add(Reason.FIELD_NOT_PRODUCED)
         expected = call.generations if call.generations is not None else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tests.core.machine.arena import Arena
 from tests.core.machine.lines import Line, Unit
@@ -12,8 +13,9 @@ from tests.core.machine.things import Group, Held, Ledger, Row, Standing, Step, 
 
 from dataplane_server.core.calls.answers import DeadLetter, FieldInfo, PartitionInfo, SampleTask, TaskInfo
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import BeginRead, CommitClaim, PutSamples
+from dataplane_server.core.calls.requests import BeginRead, ClaimSamples, CommitClaim, PutSamples, unit_of
 from dataplane_server.core.calls.values import Definition
 from rl_dataplane.v1.element_types import ITEM_SIZES
 
@@ -34,6 +36,7 @@ class PartitionModel:
         self.held: list[Held] = []
         self.steps: dict[str, list[Step]] = {task: [] for task in definition.tasks}
         self.put_total = 0
+        self.closed = False
         self.removed: Counter[str] = Counter()
 
     @property
@@ -43,6 +46,7 @@ class PartitionModel:
     def redefine(self, definition: Definition) -> None:
         """All cursors begin anew; what was handed out stays counted for tasks that stay."""
         self.definition = definition
+        self.closed = False
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in definition.fields}
         self.ledgers = {task: self.ledgers.get(task) or Ledger() for task in definition.tasks}
         self.steps = {task: [] for task in definition.tasks}
@@ -55,6 +59,20 @@ class PartitionModel:
             row.standings = self.new_standings()
         for line in self.lines:
             line.restart(self.rows)
+
+    def extend(self, definition: Definition) -> None:
+        """More is declared; new tasks have taken nothing, and all else stays as it is."""
+        self.definition = definition
+        for task in definition.tasks:
+            self.ledgers.setdefault(task, Ledger())
+            self.steps.setdefault(task, [])
+            for row in self.rows:
+                row.standings.setdefault(task, Standing())
+
+    def declare(self, names: Iterable[str]) -> None:
+        fields = self.definition.fields
+        new = tuple(name for name in names if name not in fields)
+        self.definition = replace(self.definition, fields=(*fields, *new))
 
     def new_standings(self) -> dict[str, Standing]:
         return {task: Standing() for task in self.definition.tasks}
@@ -91,6 +109,7 @@ class PartitionModel:
         assert group is not None
         row.group = group
         group.rows.append(row)
+        row.tags = {} if group.start is None else {"weight_version": group.start}
         for name, value in group.shared.items():
             row.get(name, value, self.arena)
 
@@ -107,41 +126,62 @@ class PartitionModel:
         for i, row in enumerate(rows):
             row.length = max(self.lengths(write.call, i, row) - {-1}, default=row.length)
             row.revision += per_token
+        self.declare(spec.name for spec in write.call.columns)
         for spec in write.call.columns:
             self.shapes[spec.name] = widened(self.shapes.get(spec.name), spec.shape) or spec.shape
             values = write.values[spec.name]
             for row, value in zip(rows, values if len(values) == len(rows) else values * len(rows), strict=True):
                 row.get(spec.name, value, self.arena)
 
-    def why_not_write(self, call: PutSamples | CommitClaim, rows: Sequence[Row | None], most_tags: int) -> set[Reason]:
+    def why_not_name(self, names: Iterable[str], most_fields: int) -> set[Reason]:
+        """Why fields may not be named in a call that would declare them."""
+        new = set(names) - set(self.definition.fields)
+        if new and not self.definition.open:
+            return {Reason.FIELD_NOT_DECLARED}
+        return {Reason.INVALID_REQUEST} if new and len(new) + len(self.definition.fields) > most_fields else set()
+
+    def why_not_write(self, call: PutSamples | CommitClaim, rows: Sequence[Row | None], limits: Limits) -> set[Reason]:
         """What values, lengths and tags contradict. rows: None for those that are new."""
-        reasons = set()
+        reasons = self.why_not_name([spec.name for spec in call.columns], limits.max_fields)
         for spec in call.columns:
-            if spec.name not in self.definition.fields:
-                reasons.add(Reason.FIELD_NOT_DECLARED)
-            elif widened(self.shapes.get(spec.name), spec.shape) is None:
+            if widened(self.shapes.get(spec.name), spec.shape) is None or self.lacks_tokens(spec):
                 reasons.add(Reason.FIELD_MISMATCH)
             if appends(call) and (spec.name not in self.definition.per_token_fields or spec.shape.kind != "jagged"):
                 reasons.add(Reason.INVALID_REQUEST)
         for i, row in enumerate(rows):
-            if len(self.lengths(call, i, row) - {-1}) > 1:
+            if len(self.lengths(call, i, row) - {-1}) > 1 or not self.says_length(call, i, row):
                 reasons.add(Reason.LENGTH_MISMATCH)
             tags = call.tags[i] if isinstance(call, PutSamples) and call.tags else {}
-            if tags and len((row.tags if row else {}) | tags) > most_tags:
+            if tags and len((row.tags if row else {}) | tags) > limits.max_tags_per_row:
                 reasons.add(Reason.INVALID_REQUEST)
         return reasons
 
-    def lengths(self, call: PutSamples | CommitClaim, i: int, row: Row | None) -> set[int]:
-        """All that a row's length would be, by what the call brings and what the row keeps."""
+    def lengths(self, call: PutSamples | CommitClaim, i: int, row: Row | None, *, of_dense: bool = True) -> set[int]:
+        """All that a row's length would be, by what the call brings and what the row keeps. of_dense: with what dense
+        columns say.
+        """
         per_token = self.definition.per_token_fields
-        brought = {spec.name: row_entries(spec, i) for spec in call.columns if spec.name in per_token}
+        brought = [spec for spec in call.columns if spec.name in per_token]
         given = call.sequence_lengths if isinstance(call, PutSamples) else None
         if not brought and given is None:
             return set()
-        kept = {} if row is None else {name: value.entries for name, value in row.values.items() if name in per_token}
-        if appends(call):
-            brought = {name: entries + kept.get(name, 0) for name, entries in brought.items()}
-        return set((kept | brought).values()) | (set() if given is None else {int(given[i])})
+        replaced = {spec.name for spec in brought}
+        held = {} if row is None else {name: value for name, value in row.values.items() if name in per_token}
+        kept = {value.entries for name, value in held.items() if name not in replaced}
+        before = {name: value.entries for name, value in held.items()} if appends(call) else {}
+        told = [spec for spec in brought if of_dense or spec.shape.kind != "dense"]
+        said = {row_entries(spec, i) + before.get(spec.name, 0) for spec in told}
+        return kept | said | (set() if given is None else {int(given[i])})
+
+    def lacks_tokens(self, spec: ColumnSpec) -> bool:
+        """Whether a per-token field gets one value a row."""
+        return spec.name in self.definition.per_token_fields and spec.shape.kind == "dense" and not spec.shape.row_shape
+
+    def says_length(self, call: PutSamples | CommitClaim, i: int, row: Row | None) -> bool:
+        """Whether something vouches for the length of a row that gets a dense per-token field."""
+        per_token = self.definition.per_token_fields
+        dense = any(spec.shape.kind == "dense" and spec.name in per_token for spec in call.columns)
+        return not dense or bool(self.lengths(call, i, row, of_dense=False) - {-1})
 
     def became_ready(self, rows: Iterable[Row]) -> None:
         rows = list(rows)
@@ -187,10 +227,23 @@ class PartitionModel:
         held = {(one.values if isinstance(one, Row) else one.shared).get(name) for one in holders}
         return sum(len(value.data) for value in held if value is not None)
 
-    def why_not_claim(self, wish: Wish) -> set[Reason]:
+    def why_not_claim(self, wish: Wish, most_fields: int) -> set[Reason]:
         reasons = set() if wish.task in self.definition.tasks else {Reason.TASK_NOT_REGISTERED}
-        declared = set(wish.required_fields) <= set(self.definition.fields)
-        return reasons if declared else reasons | {Reason.FIELD_NOT_DECLARED}
+        if self.definition.clear_when_consumed and isinstance(wish, ClaimSamples) and wish.consume:
+            reasons.add(Reason.INVALID_REQUEST)
+        return reasons | self.why_not_name(wish.required_fields, most_fields)
+
+    def is_hopeless(self, wish: Wish) -> bool:
+        """Whether too few rows are left for a claim, and no more will come."""
+        if not self.closed or any(group.state == "reserved" for group in self.groups):
+            return False
+        lost = [row for row in self.rows if row.standings[wish.task].state in ("consumed", "dead")]
+        units = {row.group if wish.whole_groups and row.group else row for row in self.rows}
+        gone = {row.group if wish.whole_groups and row.group else row for row in lost}
+        left = units - gone
+        if wish.whole_groups and unit_of(wish) == "rows":
+            return sum((row.group or row) in left for row in self.rows) < wish.min_size
+        return len(left) < wish.min_size
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
@@ -310,6 +363,7 @@ class PartitionModel:
             self.put_total - len(self.rows),
             {why: self.removed[why] for why in ("consumed", "cleared", "rolled_back")},
             sum(group.state == "reserved" for group in self.groups),
+            closed=self.closed,
         )
 
     def _field_info(self, name: str) -> FieldInfo:
@@ -326,7 +380,7 @@ class PartitionModel:
     @property
     def is_consumed(self) -> bool:
         consumed = all(self.count(task, "consumed") == len(self.rows) for task in self.definition.tasks)
-        return consumed and self.put_total >= self.definition.num_samples
+        return consumed and (self.closed or self.put_total >= self.definition.num_samples)
 
     def dead_letters(self, task: str) -> list[DeadLetter]:
         standings = [(row.sample_id, row.standings[task]) for row in self.rows]

@@ -36,7 +36,7 @@ class Steps:
         if step is not None:
             return self.hand(partition, step, wish)
         if self.waiting(wish) is not None or not model.may_take(partition, wish):
-            model.check_may_wait()
+            model.check_may_wait(partition, wish)
             return None
         handed = self.hand(partition, self.take(partition, wish), wish)
         model.serve(partition)

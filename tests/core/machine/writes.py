@@ -139,10 +139,14 @@ class Writes(Claims):
         return None
 
     def _commit(self, claim: Claim) -> CommitResult:
-        rows = claim.left()
+        rows, partition = claim.left(), self.partitions[claim.partition_id]
         claim.consumed_rows = len(rows)
-        self.partitions[claim.partition_id].consume(claim.task, rows)
+        partition.consume(claim.task, rows)
         self.end(claim, "committed")
+        if partition.definition.clear_when_consumed:
+            through = [row for row in rows if all(one.state == "consumed" for one in row.standings.values())]
+            partition.remove(through)
+        self.serve(partition)
         return CommitResult(len(rows))
 
     # -- checks --------------------------------------------------------------------------------------------------------
@@ -162,7 +166,9 @@ class Writes(Claims):
             reasons.add(Reason.ROW_RESERVED)
         if put.claim_id:
             reasons |= self._why_not_write_back(named, put)
-        reasons |= partition.why_not_write(put, named, self.limits.max_tags_per_row)
+        if partition.closed and None in named and not put.reservation_id:
+            reasons.add(Reason.PARTITION_CLOSED)
+        reasons |= partition.why_not_write(put, named, self.limits)
         if self.rows + named.count(None) > self.limits.max_rows:
             reasons.add(Reason.LIMIT_REACHED)
         if reasons:
@@ -207,7 +213,7 @@ class Writes(Claims):
         lengths = [len(spec.lengths) for spec in commit.columns if spec.lengths is not None]
         refuse_if((any(rows != len(claim.rows) for rows in lengths), Reason.ROW_COUNT_MISMATCH))
         refuse_if((len(claim.left()) < len(claim.rows), Reason.SAMPLE_NOT_FOUND))
-        if reasons := partition.why_not_write(commit, claim.rows, self.limits.max_tags_per_row):
+        if reasons := partition.why_not_write(commit, claim.rows, self.limits):
             raise No(*reasons)
         return claim, partition
 

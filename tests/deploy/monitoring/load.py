@@ -21,6 +21,7 @@ from tests.integration.wire.session_peer import SessionPeer
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import DataPlaneError, NotFoundError
+from dataplane_client.options import TransportChoice
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
@@ -62,10 +63,10 @@ class Load:
                 for part in running:
                     part.result()
 
-    def _client(self, transport: str) -> DataPlaneClient:
+    def _client(self, transport: TransportChoice) -> DataPlaneClient:
         return connect(self._address, transport=transport, timeout_s=10.0)
 
-    def _produce(self, transport: str) -> None:
+    def _produce(self, transport: TransportChoice) -> None:
         random = np.random.default_rng(len(transport))
         with self._client(transport) as client:
             for step in self._until_stopped(pause_s=0.03):
@@ -74,7 +75,7 @@ class Load:
                 with client.reserve_group("rollouts", name, ids, weight_version=step // 10) as group:
                     group.put(ids, rollouts(random), [{"weight_version": step // 10}] * GROUP)
 
-    def _recompute(self, transport: str) -> None:
+    def _recompute(self, transport: TransportChoice) -> None:
         with self._client(transport) as client:
             for _ in self._until_stopped():
                 with (
@@ -84,7 +85,7 @@ class Load:
                     batch = client.get_data(claim.meta, ["input_ids"])
                     claim.commit({"prev_logprobs": batch["input_ids"].float()})
 
-    def _train(self, transport: str) -> None:
+    def _train(self, transport: TransportChoice) -> None:
         """Trains on rows that have log-probabilities; clears all but every tenth step's."""
         with self._client(transport) as client:
             for step in self._until_stopped():
@@ -97,14 +98,14 @@ class Load:
                     if step % 10:
                         client.clear_samples(claim.meta.sample_ids, "rollouts")
 
-    def _starve(self, transport: str) -> None:
+    def _starve(self, transport: TransportChoice) -> None:
         """Waits for prompts that nobody puts: its claims are refused when their time is over."""
         with self._client(transport) as client:
             for _ in self._until_stopped():
                 with contextlib.suppress(DataPlaneError):
                     client.claim("prompts", "generate", ["prompt"], 1, timeout_s=1.5)
 
-    def _hold_back(self, transport: str) -> None:
+    def _hold_back(self, transport: TransportChoice) -> None:
         """Of two rows, one is given up after its first failure, and one delayed; a claim waits for it."""
         with self._client(transport) as client:
             client.put_samples(["a", "b"], "evals", {"prompt": torch.zeros(2)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import signal
@@ -54,8 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process:
         assert process.stdout is not None
         try:
-            metrics = next(found for line in process.stdout if (found := re.search(rb"http://(\S+)/metrics", line)))
-            yield f"unix://{folder}/dp.sock", metrics[1].decode()
+            yield f"unix://{folder}/dp.sock", json.loads(process.stdout.readline())["http"]
         finally:
             process.send_signal(signal.SIGTERM)
             process.stdout.read()

@@ -1,9 +1,9 @@
-"""The command `dataplane-server` as its users start it: a process with flags, a banner and signals."""
+"""The command `dataplane-server` as its users start it: a process with flags, events and signals."""
 
 from __future__ import annotations
 
 import contextlib
-import re
+import json
 import signal
 import subprocess
 import sys
@@ -18,7 +18,7 @@ COMMAND = Path(sys.executable).parent / "dataplane-server"
 
 
 class Command:
-    """A running server process; `banner` is what it printed until it served."""
+    """A running server process. addresses, http, health: as it printed them when it served."""
 
     def __init__(self, arguments: list[str], log: Path) -> None:
         self._log = log
@@ -27,12 +27,13 @@ class Command:
                 [COMMAND, *arguments], stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8"
             )
         assert self.process.stdout is not None
-        self.banner = ""
-        for line in self.process.stdout:
-            self.banner += line
-            if "register_partition" in line:
-                return
-        raise AssertionError(f"the server ended with {self.process.wait()}: {self.log}")
+        line = self.process.stdout.readline()
+        assert line, f"the server ended with {self.process.wait()}: {self.log}"
+        serving = json.loads(line)
+        assert serving["event"] == "serving"
+        self.addresses: list[str] = serving["listen"]
+        self.http = f"http://{serving['http']}"
+        self.health: str = serving["health"]
 
     @property
     def log(self) -> str:
@@ -40,9 +41,7 @@ class Command:
 
     def check_books(self) -> None:
         """Every row, and every delivery, is there or counted under the reason for which it is gone."""
-        address = re.search(r"serves gRPC on (\S+)", self.banner)
-        assert address is not None
-        with connect(address[1], transport="grpc", timeout_s=10.0) as client:
+        with connect(self.addresses[0], transport="grpc", timeout_s=10.0) as client:
             for partition in client.partitions():
                 assert partition.rows_put_total == partition.rows + sum(partition.removed_rows.values())
                 for task in partition.tasks:

@@ -22,6 +22,7 @@ from tests.forked import forking
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError, SessionExpiredError, UnavailableError
+from dataplane_client.options import TransportChoice
 
 SIZES = (1_000, 200_000)
 """Bytes of a row: with the call, and through room that the server lends or in several frames."""
@@ -134,11 +135,12 @@ def register(client: DataPlaneClient) -> None:
         client.put_samples(["still"], "still", {"x": torch.zeros(1, SIZES[1], dtype=torch.uint8)})
 
 
-def _live(address: str, transport: str, patient: bool, asked: Connection) -> None:
+def _live(address: str, transport: TransportChoice, patient: bool, asked: Connection) -> None:
     torch.set_num_threads(1)
     pauses_s = 0.1 if patient else 10 * CALL_S  # so long that no call is made again within its time
-    pauses = {"first_backoff_s": pauses_s, "max_backoff_s": pauses_s}
-    connected = partial(connect, address, timeout_s=CALL_S, transport=transport, **pauses)
+    connected = partial(
+        connect, address, timeout_s=CALL_S, transport=transport, first_backoff_s=pauses_s, max_backoff_s=pauses_s
+    )
     _Process(connected, f"{transport}-{address.partition(':')[0]}", patient=patient).run(asked)
 
 

@@ -1,14 +1,16 @@
-"""What a user of the command sees: banner, addresses, health, reflection, refusals."""
+"""What a user of the command sees: addresses, a banner or events, health, reflection, refusals."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
 import textwrap
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +24,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from dataplane_client.client import connect
+from dataplane_server.version import VERSION
 
 pytestmark = pytest.mark.xdist_group("command")  # so that one server does for all
 
@@ -30,7 +33,8 @@ COMMAND = Path(sys.executable).parent / "dataplane-server"
 
 
 class Command(Protocol):
-    banner: str
+    addresses: list[str]
+    http: str
     log: str
     process: subprocess.Popen[str]
 
@@ -45,19 +49,27 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def command(start_command: Callable[..., Command], socket: Path) -> Command:
     """One server for the tests of this module, on a Unix socket, TCP and HTTP."""
-    return start_command("--listen", f"unix://{socket}", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    listen = ("--listen", f"unix://{socket}", "--listen", "127.0.0.1:0")
+    return start_command(*listen, "--http", "127.0.0.1:0", "--reflection")
 
 
 @pytest.fixture(scope="module")
 def addresses(command: Command) -> list[str]:
-    return re.findall(r"serves gRPC on (\S+)", command.banner)
+    return command.addresses
 
 
 @pytest.fixture(scope="module")
 def http(command: Command) -> str:
-    found = re.search(r"metrics on (http://\S+)/metrics", command.banner)
-    assert found is not None
-    return found[1]
+    return command.http
+
+
+def lines_until(terminal: Iterable[str], word: str) -> list[str]:
+    lines = []
+    for line in terminal:
+        lines.append(line)
+        if word in line:
+            return lines
+    raise AssertionError(lines)
 
 
 def fetch(url: str) -> HTTPResponse:
@@ -66,33 +78,48 @@ def fetch(url: str) -> HTTPResponse:
     return response
 
 
-# -- banner ------------------------------------------------------------------------------------------------------------
+# -- what it prints ----------------------------------------------------------------------------------------------------
 
 
-def test_the_banner_lists_every_address(addresses: list[str], socket: Path) -> None:
+def test_every_address_is_listed(addresses: list[str], socket: Path) -> None:
     assert addresses[0] == f"unix://{socket}"
     assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", addresses[1])
 
 
-def test_the_snippet_of_the_banner_runs_as_it_is(command: Command, addresses: list[str]) -> None:
-    snippet = textwrap.dedent("\n".join(line for line in command.banner.splitlines() if line.startswith("    ")))
-    subprocess.run([sys.executable, "-c", snippet], check=True, timeout=60)
-    with connect(addresses[0]) as client:
-        assert "train" in [partition.partition_id for partition in client.partitions()]
+def test_on_a_terminal_it_prints_plain_lines_and_a_snippet_that_runs_as_it_is(tmp_path: Path) -> None:
+    terminal, screen = pty.openpty()
+    listen = f"unix://{tmp_path}/a.sock"
+    flags = ["--listen", listen, "--http", "127.0.0.1:0", "--memory", "16MiB"]
+    with subprocess.Popen([COMMAND, *flags], stdout=screen, stderr=screen) as process:
+        os.close(screen)
+        with os.fdopen(terminal, encoding="utf-8") as shown:
+            try:
+                banner = lines_until(shown, "register_partition")
+                snippet = textwrap.dedent("".join(line for line in banner if line.startswith("    ")))
+                exec(snippet, {})  # noqa: S102  # what the test is about
+            finally:
+                process.terminate()
+            log = [line[10:-1] for line in lines_until(shown, "stopped")]
+    assert banner[0] == f"RL Data Plane {VERSION} serves gRPC on {listen}\n"
+    assert banner[1].startswith("metrics on http://127.0.0.1:")
+    assert "# registering again is safe\n" in snippet
+    assert log[1] == "info     draining  grace_s=20.0"
+    assert log[2].startswith("info     stopped  drained_s=")
 
 
 def test_all_addresses_lead_to_one_server(addresses: list[str]) -> None:
     with connect(addresses[0]) as one, connect(addresses[1]) as other:
-        one.register_partition("shared", ["x"], 0, [])
+        one.register_partition("shared", ["x"], 0, ["train"])
         one.put_samples(["s"], "shared", {"x": torch.ones(1)})
         assert other.get_samples(["s"], "shared", ["x"])["x"].tolist() == [1.0]
         assert other.server_status().memory_budget_bytes == 64 << 20
 
 
-def test_events_go_to_stderr_as_json_lines(command: Command, addresses: list[str]) -> None:
+def test_elsewhere_each_line_is_json(start_command: Callable[..., Command], tmp_path: Path) -> None:
+    command = start_command("--listen", f"unix://{tmp_path}/a.sock")
+    assert command.end() == 0
     events = [json.loads(line) for line in command.log.splitlines()]
-    assert events[0]["event"] == "serving"
-    assert events[0]["listen"] == addresses
+    assert [(event["event"], event["level"]) for event in events] == [("draining", "info"), ("stopped", "info")]
 
 
 # -- probes ------------------------------------------------------------------------------------------------------------
@@ -145,6 +172,28 @@ def test_metrics_are_text_that_prometheus_reads(http: str) -> None:
     assert [sample.value for sample in families["dataplane_memory_budget_bytes"].samples] == [64 << 20]
 
 
+def test_the_home_page_links_to_both(http: str) -> None:
+    with fetch(f"{http}/") as response:
+        assert response.headers["Content-Type"].startswith("text/html")
+        assert re.findall(r'href="([^"]+)"', response.read().decode()) == ["/metrics", "/healthz"]
+
+
+def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(
+    start_command: Callable[..., Command], tmp_path: Path, eventually: Callable[[Callable[[], object]], None]
+) -> None:
+    command = start_command("--listen", f"unix://{tmp_path}/a.sock", "--http", "127.0.0.1:0")
+    with grpc.insecure_channel(command.http.removeprefix("http://")) as channel:
+        check: Any = health_pb2_grpc.HealthStub(channel).Check
+        with pytest.raises(grpc.RpcError):
+            check(health_pb2.HealthCheckRequest(), timeout=20)
+    eventually(lambda: command.log)
+    assert command.end() == 0
+    refused = [json.loads(line) for line in command.log.splitlines()][:-2]
+    assert {(event["event"], event["level"]) for event in refused} == {("http_request_refused", "info")}
+    assert "request from 127.0.0.1: it is not HTTP/1.1, as if a gRPC client had the wrong port" in refused[0]["why"]
+    assert "Traceback" not in command.log
+
+
 def test_other_paths_are_not_found(http: str) -> None:
     with pytest.raises(HTTPError) as caught:
         fetch(f"{http}/secrets")
@@ -155,17 +204,55 @@ def test_other_paths_are_not_found(http: str) -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
-        (["--listen", "0.0.0.0:0"], 2, "can be reached from other hosts"),
-        (["--listen", "unix:///nonexistent/dataplane.sock"], 1, "cannot listen on unix:///nonexistent/dataplane.sock"),
-    ],
-    ids=["public address", "unusable address"],
-)
-def test_the_command_ends_with_a_message_and_a_code_for_an(flags: list[str], code: int, message: str) -> None:
-    command = [str(COMMAND), *flags, "--http", ""]
-    ended = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=False)
-    assert ended.returncode == code
-    assert message in " ".join(ended.stderr.split())
-    assert "Traceback" not in ended.stderr
+def refusal_of(*flags: str, python: tuple[str, ...] = ()) -> str:
+    """Why the command did not start; it writes one line and does nothing else."""
+    ended = subprocess.run(
+        [*(python or (str(COMMAND),)), *flags, "--memory", "16MiB"],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    event = json.loads(ended.stderr)
+    assert (event["event"], event["level"]) == ("start_failed", "error")
+    return str(event["why"])
+
+
+def test_a_second_server_is_told_what_to_do(command: Command, addresses: list[str], tmp_path: Path) -> None:
+    unix, tcp = addresses
+    http = command.http.removeprefix("http://")
+    stop_or = (
+        "another process listens there, perhaps another server (`ss -ltnp` names it); stop it, or choose another port"
+    )
+    assert refusal_of("--listen", unix, "--http", "") == (
+        f"cannot listen on {unix}: another server (process {command.process.pid}) listens there; stop it, or choose "
+        "another path with --listen"
+    )
+    assert refusal_of("--listen", tcp, "--http", "") == (
+        f"cannot listen on {tcp}: {stop_or} with --listen, as in --listen 127.0.0.1:0 for any free one"
+    )
+    assert refusal_of("--listen", f"unix://{tmp_path}/b.sock", "--http", http) == (
+        f"cannot listen on {http}: {stop_or} with --http, as in --http 127.0.0.1:0 for any free one"
+    )
+
+
+def test_a_folder_that_is_missing_is_named() -> None:
+    assert refusal_of("--listen", "unix:///nonexistent/dataplane.sock", "--http", "") == (
+        "cannot listen on unix:///nonexistent/dataplane.sock: the folder /nonexistent does not exist; make it "
+        "(mkdir -p /nonexistent), or choose another path"
+    )
+
+
+def test_reflection_without_its_package_names_the_extra() -> None:
+    code = "import sys; sys.modules['grpc_reflection'] = None; from dataplane_server.cli import main; main()"
+    why = refusal_of("--listen", "127.0.0.1:0", "--http", "", "--reflection", python=(sys.executable, "-c", code))
+    assert why == "--reflection needs grpcio-reflection: pip install 'rl-dataplane[reflection]'"
+
+
+def test_a_public_address_ends_the_command_as_wrong_usage() -> None:
+    ended = subprocess.run(
+        [COMMAND, "--listen", "0.0.0.0:0"], capture_output=True, encoding="utf-8", timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    assert "can be reached from other hosts" in " ".join(ended.stderr.split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import time
@@ -31,7 +30,9 @@ GRACE_S = 40.0
 
 
 class Command(Protocol):
-    banner: str
+    addresses: list[str]
+    http: str
+    health: str
     log: str
     process: subprocess.Popen[str]
 
@@ -41,16 +42,11 @@ class Command(Protocol):
 Start = Callable[..., Command]
 
 
-def addresses_of(command: Command) -> tuple[str, str]:
-    unix, tcp = re.findall(r"serves gRPC on (\S+)", command.banner)
-    return unix, tcp
-
-
 class Outside:
     """What a server tells people and machines that watch it from outside, also while it drains."""
 
     def __init__(self, command: Command, channel: grpc.Channel) -> None:
-        self._http = command.banner.partition("metrics on ")[2].partition("/metrics")[0]
+        self._http = command.http
         self._check: Any = health_pb2_grpc.HealthStub(channel).Check
 
     def health(self, service: str) -> int:
@@ -82,18 +78,16 @@ def command(start_command: Start, tmp_path: Path) -> Command:
 
 @pytest.fixture
 def outside(command: Command) -> Iterator[Outside]:
-    health = re.search(r"gRPC health on (\S+)", command.banner)
-    assert health is not None
-    with grpc.insecure_channel(health[1]) as channel:
+    with grpc.insecure_channel(command.health) as channel:
         yield Outside(command, channel)
 
 
 @pytest.fixture
 def held_put(command: Command, eventually: Eventually) -> Iterator[HeldPut]:
     """A call that holds up the end, so that there is somebody left to ask."""
-    unix, _ = addresses_of(command)
+    unix, _ = command.addresses
     with connect(unix) as client, grpc.insecure_channel(unix) as channel:
-        client.register_partition("p", ["x"], 0, [])
+        client.register_partition("p", ["x"], 0, ["train"])
         register(client)
         before = client.server_status().memory_used_bytes
         put = HeldPut(channel)
@@ -115,7 +109,7 @@ def test_sigterm_under_load_fails_no_call_that_was_accepted(
     eventually: Eventually,
     tmp_path: Path,
 ) -> None:
-    unix, tcp = addresses_of(command)
+    unix, tcp = command.addresses
     assert (outside.health("readiness"), outside.health("liveness"), outside.healthz()) == (SERVING, SERVING, 200)
     with load((unix, "shm"), (unix, "grpc"), (tcp, "grpc")) as clients:
         eventually(lambda: all(is_busy(tally) for tally in clients.tallies()))
@@ -152,7 +146,7 @@ def test_sigterm_under_load_fails_no_call_that_was_accepted(
 def test_clients_of_a_server_that_is_killed_under_load_go_on_with_the_next_one(
     command: Command, start_command: Start, eventually: Eventually, tmp_path: Path
 ) -> None:
-    unix, tcp = addresses_of(command)
+    unix, tcp = command.addresses
     with connect(unix) as client:
         register(client)
     with load((unix, "shm"), (unix, "grpc"), (tcp, "grpc"), patient=True) as clients:

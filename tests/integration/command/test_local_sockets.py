@@ -20,7 +20,6 @@ SIZE = 1 << 20
 
 
 class Command(Protocol):
-    banner: str
     log: str
 
     def end(self, number: signal.Signals = ...) -> int: ...

@@ -29,7 +29,7 @@ Eventually = Callable[[Callable[[], object]], None]
 
 
 class Command(Protocol):
-    banner: str
+    http: str
     log: str
 
     def end(self, number: signal.Signals = ...) -> int: ...
@@ -114,9 +114,9 @@ def test_healthz_says_draining_while_calls_finish(
 ) -> None:
     listen = f"unix://{tmp_path}/drained.sock"
     command = start_command("--listen", listen, "--http", "127.0.0.1:0", "--grace", "10")
-    http = command.banner.partition("health on ")[2].splitlines()[0]
+    http = f"{command.http}/healthz"
     with connect(listen) as client, grpc.insecure_channel(listen) as channel:
-        client.register_partition("p", ["x"], 0, [])
+        client.register_partition("p", ["x"], 0, ["train"])
         put = HeldPut(channel)
         eventually(lambda: client.server_status().memory_used_bytes == 2 * SIZE)
         ended = threads.submit(command.end)
@@ -158,7 +158,7 @@ def test_a_call_that_outlasts_the_grace_is_cut_and_the_end_is_still_clean(
     listen = f"unix://{tmp_path}/short.sock"
     command = start_command("--listen", listen, "--grace", "0.2")
     with connect(listen) as client, grpc.insecure_channel(listen) as channel:
-        client.register_partition("p", ["x"], 0, [])
+        client.register_partition("p", ["x"], 0, ["train"])
         put = HeldPut(channel)
         eventually(lambda: client.server_status().memory_used_bytes == 2 * SIZE)
         assert command.end() == 0

@@ -55,7 +55,7 @@ IDS = [f"s{row}" for row in range(8)]
 def test_a_put_cut_in_mid_chunk_is_repeated_and_arrives_whole(
     client: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy
 ) -> None:
-    client.register_partition("p", ["a"], 0, [])
+    client.register_partition("p", ["a"], 0, ["train"])
     proxy.cut_after, proxy.cuts_left = {"requests": 3 * MIB + 1000}, 2
     shaky.put_samples(IDS, "p", values(8))
     assert proxy.cuts_left == 0
@@ -66,7 +66,7 @@ def test_a_put_cut_in_mid_chunk_is_repeated_and_arrives_whole(
 def test_a_put_that_is_cut_again_and_again_leaves_nothing_behind(
     client: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, eventually: Eventually
 ) -> None:
-    client.register_partition("p", ["a"], 0, [])
+    client.register_partition("p", ["a"], 0, ["train"])
     proxy.cut_after, proxy.cuts_left = {"requests": 3 * MIB + 1000}, 1_000_000
     began = time.monotonic()
     with pytest.raises(UnavailableError):
@@ -79,7 +79,7 @@ def test_a_put_that_is_cut_again_and_again_leaves_nothing_behind(
 def test_a_read_cut_in_mid_chunk_is_repeated_and_arrives_whole(
     client: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, eventually: Eventually
 ) -> None:
-    client.register_partition("p", ["a"], 0, [])
+    client.register_partition("p", ["a"], 0, ["train"])
     client.put_samples(IDS, "p", values(8))
     proxy.cut_after, proxy.cuts_left = {"answers": 3 * MIB + 1000}, 2
     assert torch.equal(shaky.get_samples(IDS, "p", ["a"])["a"], values(8)["a"])
@@ -168,7 +168,11 @@ def test_a_claim_into_a_black_hole_ends_a_little_after_its_deadline(
 REFUSED: dict[str, tuple[str, Callable[[DataPlaneClient], object], type[DataPlaneError]]] = {
     "INVALID_ARGUMENT": ("PutSamples", lambda c: c.put_samples(["a", "a"], "p"), InvalidArgumentError),
     "NOT_FOUND": ("GetPartition", lambda c: c.partition("nope"), NotFoundError),
-    "RESOURCE_EXHAUSTED": ("RegisterPartition", lambda c: c.register_partition("q", ["a"], 0, []), OutOfSpaceError),
+    "RESOURCE_EXHAUSTED": (
+        "RegisterPartition",
+        lambda c: c.register_partition("q", ["a"], 0, ["train"]),
+        OutOfSpaceError,
+    ),
 }
 
 
@@ -177,7 +181,7 @@ def test_a_refused_call_is_made_once(start_server: Callable[..., ServerThread], 
     verb, call, kind = REFUSED[code]
     server = start_server(http="127.0.0.1:0", max_partitions=1)
     with connect(server.addresses[0], transport="grpc") as client:
-        client.register_partition("p", ["a"], 0, [])
+        client.register_partition("p", ["a"], 0, ["train"])
         with pytest.raises(kind):
             call(client)
     assert ended_calls(server, verb, code) == 1

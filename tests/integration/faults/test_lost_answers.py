@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dataplane_client import aio
-from dataplane_client.client import DataPlaneClient
+from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError
 
 T = TypeVar("T")
@@ -107,13 +107,13 @@ def test_a_claim_gets_the_same_rows(
 ) -> None:
     with pytest.raises(ClaimTimeoutError):
         shaky.claim("p", "train", ["b"], 1, timeout_s=0)  # opens the session, whose answer is not to be lost
-    claimed: list[list[str]] = []
+    claims: list[Claim] = []
     lose_answer(
-        lambda: claimed.append(shaky.claim("p", "train", ["a"], 2).meta.sample_ids),
+        lambda: claims.append(shaky.claim("p", "train", ["a"], 2)),
         lambda: flow.partition("p").task("train").claimed_rows == 2,
-        lambda: claimed.append(flow.claim("p", "train", ["a"], 2).meta.sample_ids),
+        lambda: claims.append(flow.claim("p", "train", ["a"], 2)),
     )
-    assert claimed == [["y", "z"], ["w", "x"]]
+    assert [claim.meta.sample_ids for claim in claims] == [["y", "z"], ["w", "x"]]
     assert flow.partition("p").task("train").claimed_rows == 4
 
 
@@ -147,10 +147,11 @@ def test_a_release_is_applied_once(
     flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
 ) -> None:
     claim = shaky.claim("p", "train", ["a"], 2)
+    later: list[Claim] = []
     released = lose_answer(
         claim.release,
         lambda: flow.partition("p").task("train").untaken_rows == 4,
-        lambda: flow.claim("p", "train", ["a"], 2),
+        lambda: later.append(flow.claim("p", "train", ["a"], 2)),
     )
     assert (released, claim.state) == (2, "released")
     assert flow.partition("p").task("train").claimed_rows == 2
@@ -171,10 +172,11 @@ def test_a_clear_does_not_hit_rows_that_were_put_meanwhile(
 def test_a_registration_does_not_reset_cursors_twice(
     flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
 ) -> None:
+    later: list[Claim] = []
     lose_answer(
         lambda: shaky.register_partition("p", ["a", "b"], 99, ["train"]),
         lambda: flow.partition("p").num_samples == 99,
-        lambda: flow.claim("p", "train", ["a"], 3),
+        lambda: later.append(flow.claim("p", "train", ["a"], 3)),
     )
     assert flow.partition("p").task("train").claimed_rows == 3
 
@@ -185,7 +187,7 @@ def test_a_drop_does_not_hit_a_partition_that_was_registered_meanwhile(
     dropped = lose_answer(
         lambda: shaky.drop_partition("p"),
         lambda: flow.partitions() == [],
-        lambda: flow.register_partition("p", ["a"], 0, []),
+        lambda: flow.register_partition("p", ["a"], 0, ["train"]),
     )
     assert dropped == 4
     assert [partition.partition_id for partition in flow.partitions()] == ["p"]

@@ -39,7 +39,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         )
     try:
         assert process.stdout is not None
-        assert any("register_partition" in line for line in process.stdout), log.read_text()
+        assert '"event": "serving"' in process.stdout.readline(), log.read_text()
         yield ServerProcess(listen, process.pid)
         process.terminate()
         assert process.wait(60) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 PARTITION = "p"
 TASKS = ("rows", "groups", "shards")
@@ -34,7 +35,7 @@ class Settings:
         facts = json.loads(text)
         return cls(**facts | {"folder": Path(facts["folder"])})
 
-    def options(self, slot: int, process: str) -> dict[str, float | str]:
+    def options(self, slot: int, process: str) -> dict[str, Any]:
         """How the client of a process connects; half of them use shared memory."""
         transport = "shm" if slot // 4 % 2 == 0 else "grpc"
         return {

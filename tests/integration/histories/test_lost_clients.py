@@ -17,6 +17,7 @@ import torch
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.options import TransportChoice
 
 PROMISED_S = 0.1
 """How much later than its grace the rows of a client that is gone are with others, at most."""
@@ -87,7 +88,9 @@ def zygote() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def hold(flow: DataPlaneClient, address: str, transport: str, zygote: subprocess.Popen[str]) -> Iterator[Hold]:
+def hold(
+    flow: DataPlaneClient, address: str, transport: TransportChoice, zygote: subprocess.Popen[str]
+) -> Iterator[Hold]:
     """Have a client with such a grace claim the row."""
     holders: list[Holder] = []
 

@@ -127,6 +127,63 @@ def test_without_until_consumed_a_loop_waits_for_more_rows(fill: Rows, put: Put,
     assert next(rows).meta.size == 4
 
 
+@pytest.mark.parametrize("until_consumed", [True, False])
+def test_a_loop_ends_with_the_rest_when_its_partition_is_closed(
+    announce: Rows, put: Put, loader: Loader, client: DataPlaneClient, until_consumed: bool
+) -> None:
+    announce(100)
+    put(range(6))
+    rows = iter(loader(4, until_consumed=until_consumed))
+    assert next(rows).meta.size == 4
+    client.close_partition("p")
+    assert [batch.meta.size for batch in rows] == [2]
+    assert client.check_consumption_status("p", ["train"])
+
+
+@pytest.mark.parametrize("until_consumed", [True, False])
+def test_a_loop_that_waits_ends_when_its_partition_is_closed(
+    announce: Rows,
+    loader: Loader,
+    client: DataPlaneClient,
+    threads: ThreadPoolExecutor,
+    eventually: Eventually,
+    until_consumed: bool,
+) -> None:
+    announce(100)
+    batches = threads.submit(lambda: list(loader(4, until_consumed=until_consumed)))
+    eventually(lambda: has_waiting_claim(client))
+    client.close_partition("p")
+    assert batches.result(20) == []
+
+
+def test_a_dead_letter_does_not_keep_a_loop_from_its_end_once_the_partition_is_closed(
+    client: DataPlaneClient, put: Put, loader: Loader
+) -> None:
+    fields = ["tokens", "number", "text"]
+    client.register_partition("p", fields, 9, ["train"], per_token_fields=["tokens"], max_deliveries=1)
+    put(range(3))
+    client.claim("p", "train", [], 1).release(reason="bad")
+    client.close_partition("p")
+    assert [batch.meta.sample_ids for batch in loader(4)] == [["s1", "s2"]]
+
+
+def test_a_loop_waits_for_rows_that_others_hold_in_a_closed_partition(
+    fill: Rows, loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor
+) -> None:
+    fill(3)
+    client.close_partition("p")
+    other = client.claim("p", "train", [], 2)
+    rows = iter(loader(2, until_consumed=False))
+    assert next(rows).meta.sample_ids == ["s2"]
+    last = threads.submit(next, rows, None)
+    assert not last.done()
+    other.release()
+    batch = last.result(20)
+    assert batch is not None
+    assert batch.meta.sample_ids == ["s0", "s1"]
+    assert next(rows, None) is None
+
+
 def test_max_batches_ends_the_loop_with_its_batches_committed_and_nothing_else_claimed(
     fill: Rows, loader: Loader, client: DataPlaneClient
 ) -> None:
@@ -200,7 +257,7 @@ def test_whole_groups_come_together_and_say_which_weights_made_them(client: Data
 
 
 def test_a_task_that_does_not_exist_is_an_error(client: DataPlaneClient, loader: Loader) -> None:
-    client.register_partition("p", ["tokens", "number", "text"], 1, [])
+    client.register_partition("p", ["tokens", "number", "text"], 1, ["other"], replace=True)
     with pytest.raises(NotFoundError, match="'train'"):
         next(iter(loader(1)))
 

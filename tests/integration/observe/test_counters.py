@@ -13,13 +13,14 @@ from prometheus_client import CollectorRegistry
 from dataplane_client import aio, observe
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError, NotFoundError
+from dataplane_client.options import TransportChoice
 from dataplane_server.testing import ServerThread
 
 Start = Callable[..., ServerThread]
 Eventually = Callable[[Callable[[], object]], None]
 
 
-def counted(registry: CollectorRegistry, verb: str, transport: str, code: str = "OK") -> float:
+def counted(registry: CollectorRegistry, verb: str, transport: TransportChoice, code: str = "OK") -> float:
     labels = {"verb": verb, "transport": transport, "code": code}
     return registry.get_sample_value("dataplane_client_calls_total", labels) or 0
 
@@ -29,7 +30,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 
 
 def test_calls_are_counted_by_verb_transport_and_code(
-    registry: CollectorRegistry, client: DataPlaneClient, transport: str
+    registry: CollectorRegistry, client: DataPlaneClient, transport: TransportChoice
 ) -> None:
     client.register_partition("p", ["x"], 2, ["train"])
     client.put_samples(["a", "b"], "p", {"x": torch.zeros(2, 10)})
@@ -54,7 +55,7 @@ def test_calls_are_counted_by_verb_transport_and_code(
 @pytest.mark.parametrize("layout", ["jagged", "padded"])
 @pytest.mark.parametrize("tokens", [10, 100_000])
 def test_bytes_are_those_of_the_values_in_either_layout(
-    registry: CollectorRegistry, client: DataPlaneClient, transport: str, layout: str, tokens: int
+    registry: CollectorRegistry, client: DataPlaneClient, transport: TransportChoice, layout: str, tokens: int
 ) -> None:
     client.register_partition("p", ["x"], 1, ["train"])
     meta = client.put_samples(["a"], "p", {"x": torch.zeros(1, tokens)})
@@ -64,7 +65,7 @@ def test_bytes_are_those_of_the_values_in_either_layout(
 
 
 async def test_clients_of_one_process_share_their_counters(
-    registry: CollectorRegistry, client: DataPlaneClient, address: str, transport: str
+    registry: CollectorRegistry, client: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     observe.count_calls(registry)  # a second call has no effect
     before = counted(registry, "GetServerStatus", transport)
@@ -74,7 +75,9 @@ async def test_clients_of_one_process_share_their_counters(
     assert counted(registry, "GetServerStatus", transport) == before + 3
 
 
-def test_threads_lose_no_count(registry: CollectorRegistry, client: DataPlaneClient, transport: str) -> None:
+def test_threads_lose_no_count(
+    registry: CollectorRegistry, client: DataPlaneClient, transport: TransportChoice
+) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: client.partitions(), range(200)))
     assert counted(registry, "ListPartitions", transport) == 200

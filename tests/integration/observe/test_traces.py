@@ -17,6 +17,7 @@ from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.columns import write_columns
 from dataplane_client.errors import NotFoundError
 from dataplane_client.meta import Tag
+from dataplane_client.options import TransportChoice
 from dataplane_server.testing import ServerThread
 
 Spans = Callable[..., list[ReadableSpan]]
@@ -24,7 +25,7 @@ TRACER = trace.get_tracer("test")
 
 
 @pytest.fixture
-def traced(tracing_server: ServerThread, transport: str, spans: Spans) -> Iterator[DataPlaneClient]:
+def traced(tracing_server: ServerThread, transport: TransportChoice, spans: Spans) -> Iterator[DataPlaneClient]:
     """A client that traces, of a server that traces, with partition p."""
     with connect(tracing_server.addresses[0], transport=transport, timeout_s=20.0) as client:
         client.register_partition("p", ["x", "y"], 4, ["train"])
@@ -46,7 +47,7 @@ def parent_of(span: ReadableSpan) -> tuple[int, int]:
 
 @pytest.mark.parametrize("verb", ["PutSamples", "ClaimSamples", "ReadColumns", "CommitClaim", "GetPartition"])
 def test_the_server_continues_the_trace_of_the_caller(
-    traced: DataPlaneClient, spans: Spans, transport: str, verb: str
+    traced: DataPlaneClient, spans: Spans, transport: TransportChoice, verb: str
 ) -> None:
     with TRACER.start_as_current_span("caller") as caller:
         put(traced, "a", "b")
@@ -69,7 +70,9 @@ def test_the_server_continues_the_trace_of_the_caller(
     assert abs(server_span.start_time - client_span.start_time) < 1e9
 
 
-def test_a_span_has_the_attributes_of_its_call(traced: DataPlaneClient, spans: Spans, transport: str) -> None:
+def test_a_span_has_the_attributes_of_its_call(
+    traced: DataPlaneClient, spans: Spans, transport: TransportChoice
+) -> None:
     put(traced, "a", "b", tokens=10)
     traced.claim("p", "train", ["x"], 2)
     common = {
@@ -87,7 +90,7 @@ def test_a_span_has_the_attributes_of_its_call(traced: DataPlaneClient, spans: S
 
 
 def test_a_put_through_shared_memory_is_one_client_span_and_two_server_spans(
-    traced: DataPlaneClient, spans: Spans, transport: str
+    traced: DataPlaneClient, spans: Spans, transport: TransportChoice
 ) -> None:
     put(traced, "a", tokens=100_000)
     (client_span,) = spans("PutSamples")
@@ -184,7 +187,7 @@ def test_tags_of_the_caller_stay_including_its_own_traceparent(traced: DataPlane
 
 
 def test_rows_of_an_untraced_client_have_no_mark_and_the_server_begins_the_trace(
-    tracing_server: ServerThread, transport: str, spans: Spans
+    tracing_server: ServerThread, transport: TransportChoice, spans: Spans
 ) -> None:
     observe.remove(observe.trace_calls())
     with connect(tracing_server.addresses[0], transport=transport) as client:
@@ -197,7 +200,7 @@ def test_rows_of_an_untraced_client_have_no_mark_and_the_server_begins_the_trace
     assert server_span.parent is None
 
 
-def test_an_untraced_server_serves_traced_clients(address: str, transport: str, spans: Spans) -> None:
+def test_an_untraced_server_serves_traced_clients(address: str, transport: TransportChoice, spans: Spans) -> None:
     with connect(address, transport=transport) as client:
         client.register_partition("p", ["x"], 1, ["train"])
         put(client, "a")
@@ -218,7 +221,7 @@ def test_rows_of_an_unsampled_trace_are_not_marked(client: DataPlaneClient) -> N
 
 
 async def test_concurrent_tasks_keep_their_traces_separate(
-    tracing_server: ServerThread, transport: str, spans: Spans
+    tracing_server: ServerThread, transport: TransportChoice, spans: Spans
 ) -> None:
     async with await aio.connect(tracing_server.addresses[0], transport=transport) as client:
 

@@ -14,6 +14,7 @@ import torch
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import PreconditionError
+from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread, running_server
@@ -43,7 +44,8 @@ def test_a_client_may_be_told_to_use_grpc(server: ServerThread, listen: str) -> 
 
 
 async def test_the_asynchronous_client_chooses_alike(server: ServerThread, listen: str) -> None:
-    for transport, expected in (("auto", "shm"), ("shm", "shm"), ("grpc", "grpc")):
+    choices: list[tuple[TransportChoice, str]] = [("auto", "shm"), ("shm", "shm"), ("grpc", "grpc")]
+    for transport, expected in choices:
         async with await aio.connect(listen, transport=transport) as client:
             assert client.transport == expected
 

@@ -23,7 +23,7 @@ def test_killed_clients_leave_no_byte_behind_and_spoil_no_row(
 ) -> None:
     server = start_server(memory_bytes=64 << 20)
     with connect(server.addresses[0], transport="shm") as client:
-        client.register_partition("p", ["tokens", "score"], 0, [], per_token_fields=["tokens"])
+        client.register_partition("p", ["tokens", "score"], 0, ["train"], per_token_fields=["tokens"])
         command = [sys.executable, str(SCRIPT), server.addresses[0], str(kills), str(kills)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
         ends = json.loads(ended.stdout or "{}")

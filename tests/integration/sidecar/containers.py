@@ -90,7 +90,7 @@ class ServerContainer:
     def started(self) -> ServerContainer:
         """When it serves. Raises AssertionError with its log when it ends instead."""
         deadline = time.monotonic() + _ENOUGH_S
-        while "register_partition" not in self.log:
+        while '"event": "serving"' not in self.log:
             assert self.process.is_alive(), self.log
             assert time.monotonic() < deadline, self.log
             time.sleep(0.005)

@@ -173,5 +173,5 @@ def test_a_server_of_another_user_does_not_take_over_the_socket_of_a_living_one(
     other = ServerContainer(replace(pod, user=65533, fs_group=None), folder / "other.log")
     other.process.join(60)
     assert other.process.exitcode == 1
-    assert "dataplane-server: [Errno 13] No permission to connect: another user's socket" in other.log
+    assert "dataplane.sock: no permission to connect to what is there: another user's socket" in other.log
     assert pod.of(*TRAINER).run(work, "unharmed", "shm").right

@@ -9,6 +9,7 @@ import torch
 from tests.integration.sidecar.containers import ADDRESS
 
 from dataplane_client.client import connect
+from dataplane_client.options import TransportChoice
 
 SIZE = 1 << 20
 
@@ -17,7 +18,7 @@ SIZE = 1 << 20
 class Work:
     """How a client's work went: by which way, whether all values were right, and what it logged."""
 
-    transport: str
+    transport: TransportChoice
     right: bool
     log: list[str] = field(default_factory=list, compare=False)
 
@@ -33,7 +34,7 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def work(partition: str, transport: str = "auto", connect_timeout_s: float = 20.0) -> Work:
+def work(partition: str, transport: TransportChoice = "auto", connect_timeout_s: float = 20.0) -> Work:
     """Put rows, claim, read and commit them."""
     log, logger = _Lines(), logging.getLogger("dataplane_client")
     logger.setLevel(logging.INFO)

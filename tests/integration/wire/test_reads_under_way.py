@@ -58,7 +58,7 @@ def test_a_dropped_partition_is_read_to_the_end(
     client: DataPlaneClient, slow_read: Any, eventually: Eventually
 ) -> None:
     client.drop_partition("p")
-    client.register_partition("p", ["x"], 0, [])
+    client.register_partition("p", ["x"], 0, ["train"])
     client.put_samples(["a"], "p", {"x": torch.zeros(1, SIZE, dtype=torch.uint8)})
     assert rest_is_as_it_was(slow_read)
     eventually(lambda: client.server_status().memory_used_bytes == SIZE)

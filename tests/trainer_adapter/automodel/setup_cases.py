@@ -47,10 +47,15 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 32,
     "initializer_range": 0.3,
 }
-LOGITS_ONLY = {"lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
+LOGITS_ONLY: Any = {"lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
 """A plan of one's own."""
 MODELS = {"llama": False, "qwen2": True, "qwen3": True}
 """Types of models, and whether their embeddings are tied."""
+
+
+def logits_only() -> Any:
+    """The same, found by its dotted path."""
+    return LOGITS_ONLY
 
 
 def save_models(folder: Path) -> None:
@@ -228,7 +233,7 @@ CASES: dict[str, Callable[[int, Path, str], Any]] = {
     "llama_offloaded": stepped("llama", cpu_offload=True),
     "qwen2_dp_tied": stepped("qwen2"),
     "llama_tp": stepped("llama", tensor_parallel_size=2),
-    "llama_tp_logits_only": stepped("llama", tensor_parallel_size=2, custom_parallel_plan=LOGITS_ONLY),
+    "llama_tp_logits_only": stepped("llama", tensor_parallel_size=2, custom_parallel_plan=f"{__name__}.logits_only"),
     "qwen2_tp_tied": stepped("qwen2", tensor_parallel_size=2),
     "qwen3_tp_tied": stepped("qwen3", tensor_parallel_size=2, activation_checkpointing=True),
     "checkpointed": checkpointed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from trainer_adapter.losses import LossType
 ANY_LOSS: Any = SimpleNamespace()
 TOKEN_LOSS: Any = SimpleNamespace(loss_type=LossType.TOKEN_LEVEL)
 SEQUENCE_LOSS: Any = SimpleNamespace(loss_type=LossType.SEQUENCE_LEVEL)
+FOREIGN = enum.Enum("FOREIGN", {"TOKEN_LEVEL": "token_level"})
 SAMPLE_MASK = [1, 0, 1, 1]
 Batch = BatchedDataDict[Any]
 TOKEN_MASK = [[1, 0, 1], [1, 1, 1], [0, 1, 1], [1, 1, 0]]
@@ -92,7 +94,10 @@ def test_of_packed_data_the_plan_says_which_rows_form_the_batch() -> None:
     ("missing", "loss_fn", "complaint"),
     [
         ("sample_mask", ANY_LOSS, "sample_mask must be present"),
-        ("token_mask", TOKEN_LOSS, "token_mask must be present"),
+        *(
+            ("token_mask", SimpleNamespace(loss_type=unit), "token_mask must be present")
+            for unit in (LossType.TOKEN_LEVEL, "token_level", *FOREIGN)
+        ),
     ],
 )
 def test_a_mask_that_is_needed_and_missing_is_named(missing: str, loss_fn: Any, complaint: str) -> None:

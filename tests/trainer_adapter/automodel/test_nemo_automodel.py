@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.trainer_adapter.automodel import nemo_automodel_cases, setup_cases
+from tests.trainer_adapter.automodel import nemo_automodel_cases, setup_cases, tiny_policy
 from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from trainer_adapter.automodel.models.automodel_model import _adapter_config, _model_kwargs
+from trainer_adapter.automodel.config import DistributedContext
+from trainer_adapter.automodel.data import sequence_bounds
+from trainer_adapter.automodel.models.automodel_model import _adapter_config, _model_kwargs, load_automodel
 from trainer_adapter.automodel.models.backend import resolve_model_class, reward_model_class
 from trainer_adapter.automodel.packages import from_package, is_installed
 from trainer_adapter.automodel.setup import _maybe_set_force_hf, get_tokenizer, validate_and_prepare_config
+from trainer_adapter.automodel.train import extract_logits, model_forward
 
 pytestmark = [
     pytest.mark.usefixtures("only_rank"),
@@ -33,6 +37,7 @@ OWN_LINEAR = {"_target_": "nemo_automodel.components.models.common.BackendConfig
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     nemo_automodel_cases.save_models(folder)
+    AutoConfig.for_model("glm4_moe", architectures=["Glm4MoeForCausalLM"]).save_pretrained(folder / "glm4moe")
     return folder
 
 
@@ -123,6 +128,73 @@ def test_the_packages_own_models_need_a_gpu(folder: Path) -> None:
     config = policy_config(folder / "llama", **BACKEND, automodel_kwargs={"force_hf": False})
     with pytest.raises(RuntimeError, match="force_hf=False needs device=cuda"), set_up(config):
         pass
+
+
+# --- packed sequences ---
+
+
+def own_model(monkeypatch: pytest.MonkeyPatch, kind: str, architecture: str, **settings: Any) -> Any:
+    """One of the package's own models on the CPU."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)  # some name a CUDA device as they are made
+    shape = {**setup_cases.SHAPE, **settings, "head_dim": 8, "architectures": [architecture], "dtype": torch.float32}
+    config = AutoConfig.for_model(kind, **shape, tie_word_embeddings=False)
+    backend = from_package("components.models.common", "BackendConfig")
+    own: Any = from_package("_transformers.registry", "ModelRegistry").model_arch_name_to_cls[architecture]
+    model = own(config, backend=backend(attn="sdpa", linear="torch", rms_norm="torch", rope_fusion=False)).eval()
+    if hasattr(model.model.rotary_emb, "device"):
+        model.model.rotary_emb.device = torch.device("cpu")
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "settings"),
+    [
+        ("llama", "LlamaForCausalLM", {}),
+        ("qwen2", "Qwen2ForCausalLM", {}),
+        ("qwen3", "Qwen3ForCausalLM", {}),
+        ("qwen3_moe", "Qwen3MoeForCausalLM", nemo_automodel_cases.EXPERTS),
+    ],
+)
+def test_packed_sequences_of_the_packages_own_models_have_the_logits_that_they_have_alone(
+    monkeypatch: pytest.MonkeyPatch, kind: str, architecture: str, settings: dict[str, Any]
+) -> None:
+    model = own_model(monkeypatch, kind, architecture, **settings)
+    assert type(model).__module__.startswith("nemo_automodel.")
+    batch = tiny_policy.batch_of(nemo_automodel_cases.LENGTHS)
+    microbatch = tiny_policy.processed(batch, packed=True)
+    bounds = sequence_bounds(microbatch).tolist()
+    with torch.no_grad():
+        packed = extract_logits(model, model_forward(model, microbatch.processed_inputs))[0]
+        for row, (start, end) in enumerate(pairwise(bounds)):
+            alone = tiny_policy.logits_of_row(model, batch, row)
+            torch.testing.assert_close(packed[start:end], alone, rtol=1e-5, atol=1e-5)
+    assert packed.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "advice"),
+    [
+        ("qwen3moe", {"attn": "flex"}, r"Qwen3MoeForCausalLM with attention 'flex' .*, or its backend\.attn=sdpa, or"),
+        ("glm4moe", {"attn": "sdpa"}, r"Glm4MoeForCausalLM with attention 'sdpa' .*force_hf=true, or sequence_packing"),
+    ],
+)
+def test_packing_with_an_own_model_that_may_mix_sequences_is_refused_before_it_is_loaded(
+    folder: Path, kind: str, backend: dict[str, Any], advice: str
+) -> None:
+    own = {"backend": {**OWN_LINEAR, **backend}}
+    config = policy_config(folder / kind, **{**BACKEND, "device": "cuda"}, automodel_kwargs=own)
+    config["sequence_packing"]["enabled"] = True
+    runtime = validate_and_prepare_config(config, None, 0)
+    none: Any = None
+    alone = DistributedContext(none, none, none, none, dp_size=1, tp_size=1, cp_size=1)
+    with pytest.raises(NotImplementedError, match=advice):
+        load_automodel(config, runtime, alone)
+
+
+# --- adapters and tokenizers ---
 
 
 def test_adapters_are_the_packages_in_float32() -> None:

@@ -179,10 +179,15 @@ def test_a_model_of_other_modules_needs_a_plan_of_its_own() -> None:
         parallelize_tensors(model, THREE_RANKS, None)
 
 
-@pytest.mark.parametrize("plan", ["package.plan", {"lm_head": "colwise"}])
+@pytest.mark.parametrize("plan", ["torch.optim.Adam", {"lm_head": "colwise"}])
 def test_a_plan_of_ones_own_is_made_of_styles(plan: Any) -> None:
     with pytest.raises(TypeError, match="custom_parallel_plan must map patterns"):
         parallelize_tensors(torch.nn.Linear(1, 1), THREE_RANKS, plan)
+
+
+def test_a_plan_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match=r"custom_parallel_plan: no attribute 'package\.plan' found"):
+        parallelize_tensors(torch.nn.Linear(1, 1), THREE_RANKS, "package.plan")
 
 
 def test_the_optimizer_gets_what_needs_a_gradient_and_values_of_torch_by_name() -> None:

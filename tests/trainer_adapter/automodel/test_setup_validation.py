@@ -22,6 +22,7 @@ from trainer_adapter.automodel.setup import STRING_TO_DTYPE, validate_and_prepar
 PACKED = {"sequence_packing": {"enabled": True}}
 REWARD = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
 GENERATION = {"colocated": {"enabled": True}, "top_k": None, "top_p": 0.9, "temperature": 0.7}
+ASKS = r"only NeMo Automodel can do this\. Set dtensor_cfg\.model_backend=automodel, or remove"
 PROCESSOR: Any = SimpleNamespace()
 
 
@@ -74,6 +75,10 @@ def test_a_plain_configuration_determines_everything(model: Path) -> None:
     ("changes", "dtensor_cfg", "error", "text"),
     [
         ({"precision": "int8"}, {}, ValueError, "Unknown precision: int8"),
+        *(
+            ({"max_grad_norm": limit}, {}, ValueError, f"max_grad_norm must be positive or null, not {limit!r}")
+            for limit in (0, -1.0, float("nan"), "1e-3")
+        ),
         ({"hf_config_overrides": {"rope_scaling": {"rope_type": "yarn"}}}, {}, AssertionError, "YaRN is not supported"),
         ({**PACKED, **REWARD}, {}, NotImplementedError, "Sequence packing is not supported for reward models"),
         (
@@ -97,6 +102,11 @@ def test_a_plain_configuration_determines_everything(model: Path) -> None:
         ({}, {"context_parallel_attention": "torch"}, ValueError, "context_parallel_attention=torch needs device=cuda"),
         ({}, {"device": "tpu"}, ValueError, "dtensor_cfg.device must be one of cuda, cpu, not 'tpu'"),
         ({}, {"model_backend": "jax"}, ValueError, "dtensor_cfg.model_backend must be one of transformers, automodel"),
+        *(
+            ({}, {"automodel_kwargs": {key: value}}, ValueError, rf"^dtensor_cfg\.automodel_kwargs\.{key}: {ASKS}")
+            for key, value in (("backend", {"attn": "te"}), ("force_hf", False), ("use_liger_kernel", True))
+        ),
+        ({"dequantize_base_checkpoint": True}, {}, ValueError, f"^dequantize_base_checkpoint: {ASKS}"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(
@@ -104,6 +114,11 @@ def test_what_cannot_be_done_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=text):
         validated(model, changes, **dtensor_cfg)
+
+
+def test_settings_of_the_other_backend_that_change_nothing_are_accepted(model: Path) -> None:
+    other = {"force_hf": True, "use_liger_kernel": False, "backend": None}
+    assert validated(model, {"dequantize_base_checkpoint": False}, automodel_kwargs=other).model_config is not None
 
 
 def test_sequence_packing_is_refused_for_vision_language_models(model: Path) -> None:
@@ -175,6 +190,7 @@ def test_attention_follows_packing_context_parallelism_and_device(
         (PACKED, {}, "[Rank 3] Using SDPA for sequence packing"),
         (PACKED, {"device": "cuda"}, "[Rank 3] Using FlashAttention2 for sequence packing"),
         (PACKED, {}, "[Rank 3] Sequence packing is enabled for model "),
+        ({"precision": "float16"}, {}, "WARNING: precision=float16 scales no losses, so small gradients become 0"),
         ({}, {"sequence_parallel": True}, "sequence_parallel=True has no effect with tp_size=1"),
         (REWARD, {}, "model_config.num_labels is 2; set to 1"),
     ],

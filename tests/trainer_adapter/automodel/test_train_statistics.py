@@ -16,8 +16,8 @@ def with_gradient(values: list[float], dtype: torch.dtype = torch.float32) -> to
     return parameter
 
 
-@pytest.mark.parametrize(("max_norm", "scale"), [(2.5, 0.5), (5.0, 1.0), (6.0, 1.0)])
-def test_gradients_are_scaled_down_to_the_largest_norm_and_never_up(max_norm: float, scale: float) -> None:
+@pytest.mark.parametrize(("max_norm", "scale"), [(2.5, 0.5), (5.0, 1.0), (6.0, 1.0), (None, 1.0)])
+def test_gradients_are_scaled_down_to_the_largest_norm_and_never_up(max_norm: float | None, scale: float) -> None:
     one, other = with_gradient([3.0]), with_gradient([0.0, 4.0], torch.float64)
     norm = clip_grad_norm([one, other], max_norm)
     assert (norm.item(), norm.dtype, norm.shape) == (5.0, torch.float32, ())

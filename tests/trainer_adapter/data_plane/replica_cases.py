@@ -331,6 +331,12 @@ def too_few_rows(here: Rank, name: str) -> Any:
     return raised(lambda: here.claim(name, 16, timeout_s=0.3)).partition(":")[0]
 
 
+def end_of_data(here: Rank, name: str) -> Any:
+    if here.client is not None:
+        here.client.close_partition(name)
+    return raised(lambda: here.claim(name, 16)).partition(":")[0]
+
+
 # --- exchange ---
 
 
@@ -394,7 +400,7 @@ def layouts(here: Rank, _name: str) -> Any:
 FETCHES = [fetched, some_fields, minted, unknown_lengths, unaligned, independent, jagged, preprocessed, planned]
 FETCHES += [plan_of_other_rows, unreadable, unreadable_by_one, preprocess_fails, without_client]
 WRITES = [written, written_by_input_lengths, unwritable, put_again]
-CLAIMS = [claimed, left_clean, one_rank_fails, ranks_disagree, fenced, cleared, too_few_rows]
+CLAIMS = [claimed, left_clean, one_rank_fails, ranks_disagree, fenced, cleared, too_few_rows, end_of_data]
 EXCHANGES = [exchanged, gathered, refused, make_fails, layouts]
 CASES: dict[str, Callable[[Rank, str], Any]] = {
     case.__name__: case for case in [*FETCHES, *WRITES, *CLAIMS, *EXCHANGES]

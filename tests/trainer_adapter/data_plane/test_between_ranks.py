@@ -252,6 +252,10 @@ def test_a_claim_that_times_out_does_so_on_all_ranks(played: Played) -> None:
     assert played.seen("too_few_rows") == ["ClaimTimeoutError"] * WORLD
 
 
+def test_the_end_of_data_is_told_to_all_ranks(played: Played) -> None:
+    assert played.seen("end_of_data") == ["EndOfDataError"] * WORLD
+
+
 # --- exchange ---
 
 

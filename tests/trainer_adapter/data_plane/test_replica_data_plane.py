@@ -82,6 +82,7 @@ def test_the_fields_of_a_stage_are_those_of_the_schema() -> None:
         ({"fetch_policy": "leader_broadcast"}, RuntimeError, "needs a replica of several ranks"),
         ({"layout": "packed"}, ValueError, "layout must be one of"),
         ({"fields": []}, ValueError, "fetch from 'p': no fields"),
+        ({"fields": "tokens"}, TypeError, "field names must be a sequence of str, got the str 'tokens'"),
         ({"fields": ["nonsense"]}, InvalidArgumentError, "nonsense"),
         ({"fields": ["prev_logprobs"]}, NotFoundError, "prev_logprobs"),
     ],

@@ -5,6 +5,7 @@ back, and train on them. Every number is that of one process with a plain model.
 from __future__ import annotations
 
 import random
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from scripts.page_blocks import ADDRESS, ROOT, programs_of
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.plain_policy import grpo_loss, logits_alone, logprobs_of, model_alone
 from tests.trainer_adapter.worker.worker_cases import LENGTHS, TEMPERATURE, Layout, batch
@@ -21,7 +23,7 @@ from torch import Tensor
 from dataplane_client import kv_first_write
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_server.config import ServerConfig
-from dataplane_server.testing import ServerThread
+from dataplane_server.testing import ServerThread, running_server
 from trainer_adapter.losses import ClippedPolicyGradientLoss
 from trainer_adapter.policy import DataPlanePolicy
 from trainer_adapter.worker import AutomodelPolicyWorker
@@ -70,6 +72,7 @@ def played(folder: Path, ray_cluster: None) -> Iterator[Played]:
 
 
 def play(folder: Path, client: DataPlaneClient, server: ServerThread) -> Played:
+    register_rollouts(client)
     put_rollouts(client)
     config = worker_cases.config(folder / "model", LAYOUT, "sequence")
     options = RayGroupOptions(num_workers=LAYOUT.ranks, gpus_per_worker=0, start_timeout_s=90, call_timeout_s=60)
@@ -90,10 +93,13 @@ def play(folder: Path, client: DataPlaneClient, server: ServerThread) -> Played:
     return Played({sample_id: columns_of(client, sample_id) for sample_id in IDS}, reports, counts, consumed)
 
 
-def put_rollouts(client: DataPlaneClient) -> None:
-    """In an order of their own, so that no position in a batch is by chance the row's own number."""
+def register_rollouts(client: DataPlaneClient) -> None:
     tasks = ["prev_lp", "ref_lp", "train"]
     client.register_partition("train", TRAIN_FIELDS, len(IDS), tasks, per_token_fields=PER_TOKEN)
+
+
+def put_rollouts(client: DataPlaneClient) -> None:
+    """In an order of their own, so that no position in a batch is by chance the row's own number."""
     rows = batch().select_indices(SHUFFLED)
     rows.truncate_tensors(dim=1, truncated_len=max(LENGTHS))
     kept = {name: rows[name] for name in (*ROLLOUT_FIELDS, "advantages")}
@@ -146,3 +152,21 @@ def test_losses_are_those_of_one_process(folder: Path, played: Played) -> None:
         optimizer.step()
         assert report["loss"].tolist() == pytest.approx([loss.item()], rel=1e-4, abs=1e-6)
         assert float(report["grad_norm"]) == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_the_program_of_the_guide_trains_as_it_stands_on_another_model(
+    folder: Path, ray_cluster: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "".join(code for code, _ in programs_of(ROOT / "docs" / "trainer.md")[0])
+    with running_server() as address, connect(address) as client:
+        names: dict[str, Any] = {"__name__": "page"}
+        there = {ADDRESS: address, "Qwen/Qwen3-0.6B": str(folder / "model"), "    ray.init()\n": ""}  # ray runs already
+        for told, here in there.items():
+            assert told in program
+            program = program.replace(told, here)
+        exec(compile(program, "<docs/trainer.md>", "exec"), names)  # noqa: S102  # ours
+        names["register_rollouts"](client)
+        put_rollouts(client)
+        names["main"]()
+        assert client.partition("train").task("train").consumed_rows_total == len(IDS)
+    assert len(re.findall(r"^loss -?\d\.\d{3}, gradient norm \d+\.\d{3}$", capsys.readouterr().out, re.MULTILINE)) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from transformers import AutoModelForCausalLM
 
 
 @cache
-def trained_alone(folder: Path) -> tuple[float, float, dict[str, Tensor]]:
+def trained_alone(folder: Path, max_grad_norm: float) -> tuple[float, float, dict[str, Tensor]]:
     """Loss, gradient norm before clipping, and weights after one step of SGD."""
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     loss = grpo_loss(logprobs_of(logits_alone(model, TEMPERATURE)), batch())
     loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), worker_cases.MAX_GRAD_NORM)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     torch.optim.SGD(model.parameters(), lr=worker_cases.LEARNING_RATE).step()
     return loss.item(), norm.item(), model.state_dict()
 
@@ -47,12 +48,19 @@ def assert_logprobs(folder: Path, case: str, layout: Layout, temperature: float 
     torch.testing.assert_close(whole(folder, case, layout, "logprobs"), expected, rtol=1e-5, atol=1e-5)
 
 
-def assert_one_step(folder: Path, case: str, layout: Layout) -> None:
+def assert_one_step(folder: Path, case: str, layout: Layout, max_grad_norm: float = worker_cases.MAX_GRAD_NORM) -> None:
     """Loss, gradient norm before clipping, and weights afterwards."""
-    loss, norm, weights = trained_alone(folder)
+    loss, norm, weights = trained_alone(folder, max_grad_norm)
     for rank in seen(folder, case, layout.ranks):
         assert rank["loss"] == pytest.approx([loss], rel=1e-5)
         assert rank["grad_norm"] == pytest.approx(norm, rel=1e-5)
     after = load_file(folder / f"{case}.0.safetensors")
     for name, value in weights.items():
         torch.testing.assert_close(after[name], value, rtol=1e-5, atol=1e-6)
+
+
+def assert_only_the_sound_step_was_applied(folder: Path, case: str, layout: Layout) -> None:
+    for rank in seen(folder, case, layout.ranks):
+        assert math.isnan(rank["skipped"])
+        assert rank["unchanged"]
+    assert_one_step(folder, case, layout, max_grad_norm=math.inf)

@@ -180,10 +180,14 @@ def test_evaluation_needs_no_optimizer_and_changes_nothing(make_worker: MakeWork
         worker.train(batch(), ClippedPolicyGradientLoss())
 
 
+@pytest.mark.parametrize("limit", [0.05, None])
 def test_a_gradient_that_is_not_finite_is_not_applied(
-    make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
+    make_worker: MakeWorker, caplog: pytest.LogCaptureFixture, limit: float | None
 ) -> None:
-    worker = make_worker()
+    """Nor does it reach the optimizer's state or the schedule."""
+    adam = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
+    schedule = {"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}
+    worker = make_worker(changes={"max_grad_norm": limit, "optimizer": adam, "scheduler": schedule})
     before = weights(worker)
     rows = batch()
     rows["advantages"][0, 1] = float("nan")
@@ -191,14 +195,12 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
     assert not report["grad_norm"].isfinite()
     assert "this optimizer step is skipped" in caplog.text
     assert_equal(weights(worker), before)
-
-
-def test_without_a_limit_gradients_are_applied_as_they_are(make_worker: MakeWorker) -> None:
-    worker = make_worker(changes={"max_grad_norm": None})
-    before = weights(worker)
-    report = worker.train(batch(), NLLLoss())
-    assert report["grad_norm"].item() == 0.0
-    assert not torch.equal(weights(worker)["model.norm.weight"], before["model.norm.weight"])
+    after = worker.train(batch(), ClippedPolicyGradientLoss())
+    assert set(after["all_mb_metrics"]["lr"]) == {0.01}
+    trained = weights(worker)
+    fresh = make_worker(changes={"max_grad_norm": limit, "optimizer": adam, "scheduler": schedule})
+    fresh.train(batch(), ClippedPolicyGradientLoss())
+    assert_equal(weights(fresh), trained)
 
 
 def test_microbatches_without_a_valid_sample_add_no_metrics(make_worker: MakeWorker) -> None:
@@ -222,6 +224,33 @@ def test_a_global_batch_that_the_rows_do_not_fill_is_refused(
 def test_rows_behind_the_last_whole_global_batch_are_not_used(make_worker: MakeWorker) -> None:
     report = make_worker("sequence").train(batch(), ClippedPolicyGradientLoss(), gbs=3)
     assert report["global_loss"].shape == (2,)
+
+
+# --- packed rows ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        pytest.param("afmoe", {"num_dense_layers": 2}, id="attention without bounds"),
+        pytest.param(
+            "falcon_h1",
+            {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16},
+            id="a recurrent state",
+        ),
+    ],
+)
+def test_a_model_whose_packed_sequences_see_each_other_is_refused(
+    make_worker: MakeWorker, tmp_path: Path, kind: str, settings: dict[str, int]
+) -> None:
+    worker_cases.save_model(tmp_path, kind, **settings)
+    changes = {"model_name": str(tmp_path), "tokenizer": {"name": str(tmp_path)}}
+    message = r"sequence_packing.enabled: \w+ForCausalLM does not keep the sequences of a packed row apart"
+    try:
+        with pytest.raises(NotImplementedError, match=message):
+            make_worker("sequence", changes)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 # --- batches ---

@@ -11,8 +11,14 @@ import torch
 from safetensors.torch import load_file
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.plain_policy import IS_TOKEN, logits_alone, model_alone
-from tests.trainer_adapter.worker.played_cases import assert_logprobs, assert_one_step, seen, whole
-from tests.trainer_adapter.worker.worker_cases import EVERYWHERE, SLOW, TEMPERATURE, Layout
+from tests.trainer_adapter.worker.played_cases import (
+    assert_logprobs,
+    assert_one_step,
+    assert_only_the_sound_step_was_applied,
+    seen,
+    whole,
+)
+from tests.trainer_adapter.worker.worker_cases import EVERYWHERE, SLOW, TEMPERATURE, TWO_RANKS, Layout
 from torch import Tensor
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -78,6 +84,11 @@ def test_the_largest_logits_are_those_of_a_plain_forward(where: Path, layout: La
 @pytest.mark.parametrize(("layout", "packing"), PLACES)
 def test_one_step_is_that_of_a_single_process(where: Path, layout: Layout, packing: str) -> None:
     assert_one_step(where, f"{layout}_{packing}", layout)
+
+
+@pytest.mark.parametrize("layout", TWO_RANKS, ids=str)
+def test_without_a_limit_too_a_step_that_is_not_finite_changes_nothing(folder: Path, layout: Layout) -> None:
+    assert_only_the_sound_step_was_applied(folder, f"unlimited_{layout}", layout)
 
 
 def test_ranks_may_have_different_numbers_of_packed_microbatches(folder: Path) -> None:

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.trainer_adapter.worker import worker_cases
-from tests.trainer_adapter.worker.played_cases import assert_logprobs, assert_one_step
-from tests.trainer_adapter.worker.worker_cases import OVER_AUTOMODEL, Layout
+from tests.trainer_adapter.worker.played_cases import (
+    assert_logprobs,
+    assert_one_step,
+    assert_only_the_sound_step_was_applied,
+)
+from tests.trainer_adapter.worker.worker_cases import OVER_AUTOMODEL, TWO_RANKS, Layout
 
 pytestmark = [
     pytest.mark.automodel,
@@ -25,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("automodel_worker")
     worker_cases.save_model(folder / "model")
     names = [f"automodel_{layout}_{packing}" for layout, packing in OVER_AUTOMODEL]
+    names += [f"automodel_unlimited_{layout}" for layout in TWO_RANKS if layout.cp == 1]
     worker_cases.play_cases(folder, names, warning="default", timeout_s=280)
     return folder
 
@@ -37,3 +42,8 @@ def test_logprobs_are_those_of_a_plain_forward(folder: Path, layout: Layout, pac
 @pytest.mark.parametrize(("layout", "packing"), OVER_AUTOMODEL, ids=str)
 def test_one_step_is_that_of_a_single_process(folder: Path, layout: Layout, packing: str) -> None:
     assert_one_step(folder, f"automodel_{layout}_{packing}", layout)
+
+
+@pytest.mark.parametrize("layout", [layout for layout in TWO_RANKS if layout.cp == 1], ids=str)
+def test_without_a_limit_too_a_step_that_is_not_finite_changes_nothing(folder: Path, layout: Layout) -> None:
+    assert_only_the_sound_step_was_applied(folder, f"automodel_unlimited_{layout}", layout)

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from tests.ranks import WarningAction, environment, free_port, run_ranks
 from tests.trainer_adapter.automodel.setup_cases import SHAPE, whole_weights
 from tokenizers import Tokenizer, models
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
@@ -59,14 +60,17 @@ LAYOUTS = (
 )
 
 
+TWO_RANKS = (Layout(dp=2), Layout(tp=2), Layout(cp=2))
+
+
 # --- a model and its rows ---
 
 
-def save_model(folder: Path, kind: str = "qwen3") -> None:
+def save_model(folder: Path, kind: str = "qwen3", **settings: Any) -> None:
     """Random weights far from uniform, and a tokenizer."""
     disable_progress_bar()
     torch.manual_seed(1)
-    config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=True)
+    config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=True, **settings)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     words = {"<unk>": 0, "<eos>": EOS, "<pad>": PAD} | {f"w{n}": n for n in range(3, SHAPE["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106  # a token, not a secret
@@ -184,6 +188,36 @@ def asked_and_trained(layout: Layout, packing: str, backend: str = "transformers
     return play
 
 
+def trained_without_limit(layout: Layout, backend: str = "transformers") -> Case:
+    """A step in which one data-parallel rank has a gradient that is not finite, then a sound one; no limit."""
+
+    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+        given = config(folder / "model", layout, backend=backend, max_grad_norm=None)
+        with worker(given, init_reference_model=False) as made:
+            broken = shard(rank, layout)
+            if broken["input_lengths"][0] == LENGTHS[0]:
+                broken["advantages"][0, 1] = float("nan")
+            before = local_weights(made)
+            skipped = made.train(broken, ClippedPolicyGradientLoss())
+            unchanged = all(map(torch.equal, local_weights(made), before))
+            trained = made.train(shard(rank, layout), ClippedPolicyGradientLoss())
+            seen = {
+                "skipped": skipped["grad_norm"].item(),
+                "unchanged": unchanged,
+                "loss": trained["global_loss"].tolist(),
+                "grad_norm": trained["grad_norm"].item(),
+            }
+            return whole_weights(made._policy.model), seen
+
+    return play
+
+
+def local_weights(made: AutomodelPolicyWorker) -> list[torch.Tensor]:
+    """This rank's part of every parameter."""
+    parameters = [parameter.detach() for parameter in made._policy.model.parameters()]
+    return [(part.to_local() if isinstance(part, DTensor) else part).clone() for part in parameters]
+
+
 def without_temperature(layout: Layout) -> Case:
     def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
         with worker(config(folder / "model", layout, generation=None)) as made:
@@ -283,6 +317,7 @@ CASES: dict[str, tuple[int, Case]] = {
     **{f"resumed_{layout}": (layout.ranks, resumed(layout)) for layout in (Layout(dp=2), Layout(tp=2), Layout())},
     **{f"{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing)) for layout, packing in EVERYWHERE},
     **{f"plain_{layout}": (layout.ranks, without_temperature(layout)) for layout in (Layout(), Layout(tp=2))},
+    **{f"unlimited_{layout}": (layout.ranks, trained_without_limit(layout)) for layout in TWO_RANKS},
 }
 """Ranks that play, and the case."""
 
@@ -294,6 +329,11 @@ OVER_AUTOMODEL = [(layout, packing) for layout, packing in EVERYWHERE if layout.
 CASES |= {
     f"automodel_{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing, "automodel"))
     for layout, packing in OVER_AUTOMODEL
+}
+CASES |= {
+    f"automodel_unlimited_{layout}": (2, trained_without_limit(layout, "automodel"))
+    for layout in TWO_RANKS
+    if layout.cp == 1
 }
 
 

@@ -119,7 +119,7 @@ class SequencePackingConfig(_RequiredSequencePackingConfig, total=False):
 
 
 class AutomodelKwargs(TypedDict, total=False):
-    """Arguments of from_pretrained.
+    """Arguments of NeMo Automodel's from_pretrained; others than force_hf=True need model_backend=automodel.
 
     backend: a `_target_` and its arguments.
     force_hf: use the Hugging Face implementation of the model.
@@ -142,16 +142,14 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     Sizes are numbers of ranks and default to 1; the rest of the world is data-parallel. clear_cache_every_n_steps
     counts microbatches.
 
-    device: "cuda" (default) or "cpu"; never changed silently.
-    model_backend: the package that loads and shards the model, "transformers" (default) or "automodel".
-    custom_parallel_plan: torch's parallel styles by patterns of module names.
-    sequence_parallel: between attention and MLP each tensor-parallel rank computes its own tokens only.
-    tensor_parallel_size must divide the tokens of a row.
-    context_parallel_size: ranks that share a sequence, each with an early and a late stretch of it. Twice this number
-    must divide the tokens of a row.
-    context_parallel_attention: how a rank's tokens attend to those of other ranks. "torch" (default on "cuda", not
-    available on "cpu") is torch's context_parallel, which passes keys and values around. With "gathered" (default on
-    "cpu") every rank gathers them. Packed sequences need an explicit "gathered".
+    device: "cuda" (default) or "cpu"; never changed silently. model_backend: the package that loads and shards the
+    model, "transformers" (default) or "automodel". custom_parallel_plan: torch's parallel styles by patterns of module
+    names, or the dotted path of such a mapping or of a function that returns one. sequence_parallel: between attention
+    and MLP each tensor-parallel rank computes its own tokens only. tensor_parallel_size must divide the tokens of a
+    row. context_parallel_size: ranks that share a sequence, each with an early and a late stretch of it. Twice this
+    number must divide the tokens of a row. context_parallel_attention: how a rank's tokens attend to those of other
+    ranks. "torch" (default on "cuda", not available on "cpu") is torch's context_parallel, which passes keys and values
+    around. With "gathered" (default on "cpu") every rank gathers them. Packed sequences need an explicit "gathered".
     lora_cfg: adapters are trained instead of whole weights. The keys are `enabled` and the fields of
     adapters.config.PeftConfig.
     """
@@ -164,7 +162,7 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     context_parallel_size: int
     expert_parallel_size: int
     dp_replicate_size: int
-    custom_parallel_plan: Mapping[str, Any] | None
+    custom_parallel_plan: Mapping[str, Any] | str | None
     defer_fsdp_grad_sync: bool
     moe_parallelizer: dict[str, Any]
     lora_cfg: dict[str, Any]
@@ -191,11 +189,12 @@ class PolicyConfig(_RequiredPolicyConfig, total=False):
 
     model_name: name or path of pretrained weights.
     precision: of the forward pass; weights are kept in float32.
-    max_grad_norm: gradients are clipped to this L2 norm; None: no clipping.
+    max_grad_norm: gradients are clipped to this L2 norm, which is positive; None: no clipping.
     batch_size: of scoring.
     logprob_chunk_size: positions whose logits are normalised at once; None: all.
     scheduler: one learning-rate schedule, or a list of them with milestones; absent: a constant rate.
     optimizer: may be absent if nothing is trained.
+    dequantize_base_checkpoint: the weights are quantized. Needs model_backend=automodel, which dequantizes them.
     """
 
     batch_size: int

@@ -88,7 +88,8 @@ class ReplicaDataPlane:
         carries.
 
         fields: None: the meta's own.
-        layout: "padded": (N,S,...), ids padded with the pad token, all else with 0; "jagged": nested tensors.
+        layout: "padded": (N,S,...), ids padded with the pad token, all else with 0; "jagged": nested tensors; "auto":
+            nested tensors, but dense ones for fields whose rows have one length.
         preprocess: applied once, by the rank that reads, to the batch on this device; it must keep the rows.
 
         S is the width that the driver chose (`with_pad_target`). Without one it is the longest row, rounded up to
@@ -106,7 +107,7 @@ class ReplicaDataPlane:
         fields, and for a width or a plan that does not fit the rows; RuntimeError for "leader_broadcast" on a single
         rank.
         """
-        names = meta.fields if fields is None else list(fields)
+        names = meta.fields if fields is None else fields
         self._check(meta, names, layout, fetch_policy)
 
         def read() -> BatchedDataDict[Any]:
@@ -140,8 +141,8 @@ class ReplicaDataPlane:
     def _read(
         self, meta: KVBatchMeta, names: Sequence[str], layout: Layout, dp_group: ProcessGroup | None
     ) -> BatchedDataDict[Any]:
-        if layout == "jagged":
-            return self.require_client().read_columns(meta, names, layout="jagged", device=self._device)
+        if layout != "padded":
+            return self.require_client().read_columns(meta, names, layout=layout, device=self._device)
         width = pad_target(meta)
         if width is None and meta.sequence_lengths is not None:
             width = self._width(max(meta.sequence_lengths, default=0), dp_group)

@@ -32,6 +32,7 @@ from trainer_adapter.microbatch_args import width_multiple
 from trainer_adapter.refit import WeightPublisher
 from trainer_adapter.worker import _inference
 from trainer_adapter.worker._loaded_policy import LoadedPolicy, load_policy
+from trainer_adapter.worker._packed_rows import check_packed_rows
 from trainer_adapter.worker._training import finish_steps, train
 from trainer_adapter.worker._training_step import TrainingStep
 from trainer_adapter.worker._weights import move_model, move_optimizer, swap_weights
@@ -43,6 +44,9 @@ _LOGPROB_INPUTS = ("input_ids", "input_lengths")
 
 class AutomodelPolicyWorker:
     """Sets up the rank: see load_policy for its arguments, and trainer_adapter.automodel.setup for its errors.
+
+    With sequence packing it also tries one packed row, and raises NotImplementedError if the model's sequences see each
+    other.
 
     RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, with GPUs, LOCAL_RANK come from the environment. data_plane: address
     of the data plane's server; None: methods that take a meta or a partition raise RuntimeError.
@@ -65,6 +69,7 @@ class AutomodelPolicyWorker:
             weights_path=weights_path,
             optimizer_path=optimizer_path,
         )
+        check_packed_rows(self._policy)
         replica = replica_group(self._policy.context)
         self._client = connect(data_plane) if data_plane is not None and replica.is_leader else None
         self._columns = ReplicaDataPlane(
@@ -171,9 +176,9 @@ class AutomodelPolicyWorker:
         Gradients are clipped to max_grad_norm. A step whose norm is not finite is skipped and logged. The learning-rate
         schedule advances by one step.
 
-        Returns `global_loss` (float32, one entry for each global batch), `grad_norm` of the last one (0-d float32; 0
-        without max_grad_norm, None in eval_mode), `rank`, `gpu_name`, `model_dtype`, and `all_mb_metrics`, a list for
-        each metric.
+        Returns `global_loss` (float32, one entry for each global batch), `grad_norm` of the last one, before clipping
+        (0-d float32; None in eval_mode), `rank`, `gpu_name`, `model_dtype`, and `all_mb_metrics`, a list for each
+        metric.
         """
         self._check_no_step("train")
         return train(self._policy, data, loss_fn, eval_mode, gbs, mbs)

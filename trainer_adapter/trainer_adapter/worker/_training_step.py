@@ -5,8 +5,8 @@
 Every loss is a share of a mean over the step. So its divisors, the valid samples and tokens of the whole step over all
 ranks, are given when it begins. All ranks call the same methods in the same order.
 
-A step whose gradients are not finite changes nothing, because applying it would ruin the weights. All ranks know the
-norm; the report contains it, and an error is logged.
+A step whose gradients are not finite changes nothing, because applying it would ruin the weights. So the norm is
+computed without max_grad_norm too. All ranks know it; the report contains it, and an error is logged.
 """
 
 from __future__ import annotations
@@ -104,16 +104,14 @@ class TrainingStep:
     def update(self) -> Tensor | None:
         """Clip and apply the gradients.
 
-        Returns their norm before clipping, 0-d float32 on the CPU, 0 without max_grad_norm; None if nothing is
-        differentiated.
+        Returns their norm before clipping, 0-d float32 on the CPU; None if nothing is differentiated.
         """
         if not self._differentiates:
             return None
-        norm, limit = torch.zeros(()), self._policy.runtime.max_grad_norm
         optimizer = _optimizer(self._policy)
         prepare_gradients(self._policy.model, self._policy.context)
-        if limit is not None:
-            norm = clip_grad_norm((p for p in self._policy.model.parameters() if p.requires_grad), limit)
+        trained = (parameter for parameter in self._policy.model.parameters() if parameter.requires_grad)
+        norm = clip_grad_norm(trained, self._policy.runtime.max_grad_norm)
         if bool(norm.isfinite()):
             optimizer.step()
             self.is_applied = True

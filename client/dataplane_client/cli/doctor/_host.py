@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import resource
-from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from dataplane_client.cli._text import size_text
 from dataplane_client.cli.doctor._report import Check
 from dataplane_client.descriptions import ServerStatus
 from dataplane_client.row_kernels import kernel_name
+from rl_dataplane.group_memory import GroupMemory, read_group_memory
 
 _ENOUGH_DESCRIPTORS = 1024
 """The default of Linux: enough for about 900 concurrent calls, beside the files that Python keeps open."""
 
-_NO_LIMIT = 1 << 60
 _TIMEX_BYTES = 512  # struct timex has 208; filled with zeros, it reads the state and changes nothing
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
@@ -25,14 +24,6 @@ _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 #
 # Pages of the arena are charged to the control group of the process that first writes them, which may be a client. The
 # kernel ends a client whose limit is smaller than the arena for memory that it never allocated.
-
-
-@dataclass(frozen=True)
-class GroupMemory:
-    """The memory of a control group. limit_bytes: None without a limit. used_bytes: None if unknown."""
-
-    limit_bytes: int | None
-    used_bytes: int | None
 
 
 def check_memory_limit(budget_bytes: int, group: GroupMemory | None = None) -> Check:
@@ -47,47 +38,6 @@ def check_memory_limit(budget_bytes: int, group: GroupMemory | None = None) -> C
     found += ", whose pages are charged to the process that first writes them"
     advice = "raise the container's memory limit to its own needs plus the arena's size, or lower the server's --memory"
     return Check("memory limit", "warning", found, advice)
-
-
-def read_group_memory(proc: Path = Path("/proc"), mounts: Path = Path("/sys/fs/cgroup")) -> GroupMemory:
-    """The memory of this process's control group: the smallest limit on the path to the root.
-
-    Version 2 has "max" for no limit, version 1 a number near 2**63. In a container the path in /proc/self/cgroup may be
-    that of the host, of which the container sees only its own group, as the root. Files that do not exist are skipped.
-    """
-    for root, path, limit_file, usage_file in _hierarchies(proc, mounts):
-        folders = [root.joinpath(*part.parts[1:]) for part in (path, *path.parents)]
-        limits = [limit for folder in folders if (limit := _read_number(folder / limit_file)) is not None]
-        usages = [usage for folder in folders if (usage := _read_number(folder / usage_file)) is not None]
-        if limits or usages:
-            smallest = min((limit for limit in limits if limit < _NO_LIMIT), default=None)
-            return GroupMemory(smallest, usages[0] if usages else None)
-    return GroupMemory(None, None)
-
-
-def _hierarchies(proc: Path, mounts: Path) -> list[tuple[Path, PurePosixPath, str, str]]:
-    """The hierarchies that may have a limit: mount, path of our group below it, names of the files."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            v1 = mounts / "memory"
-            found.append((v1, PurePosixPath(path), "memory.limit_in_bytes", "memory.usage_in_bytes"))
-        elif not controllers:
-            found.append((mounts, PurePosixPath(path), "memory.max", "memory.current"))
-    return found
-
-
-def _read_number(file: Path) -> int | None:
-    """The number in a file; None if the file does not exist or contains "max"."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def check_host_memory(status: ServerStatus, meminfo: Path = Path("/proc/meminfo")) -> Check:

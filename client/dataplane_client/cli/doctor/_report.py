@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dataplane_client.cli._output import plain_table, print_text
+from dataplane_client.cli._output import BAD, GOOD, WARNING, print_text
+from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural
 
 Outcome = Literal["ok", "warning", "problem"]
 
-_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_STYLES = {"ok": GOOD, "warning": WARNING, "problem": BAD}
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Check:
 def print_report(address: str, checks: Sequence[Check]) -> None:
     from rich.text import Text
 
-    table = plain_table("", "check", "found")
+    table = Table("", "check", "found", sentences=True)
     for check in checks:
-        table.add_row(Text(check.outcome, _STYLES[check.outcome]), check.name, check.found)
+        table.add_row(check.outcome, check.name, check.found, style=_STYLES[check.outcome])
         if check.advice:
             table.add_row("", "", f"-> {check.advice}")
     problems, warnings = (sum(check.outcome == kind for check in checks) for kind in ("problem", "warning"))

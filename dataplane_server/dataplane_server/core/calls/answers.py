@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -86,7 +87,9 @@ class GroupPart:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Granted rows. claim_id is empty if delivery was consumption. groups: only if whole groups were requested."""
+    """Granted rows. claim_id is empty if delivery was consumption. groups: only if whole groups were requested.
+    tag_bytes: memory of the tags.
+    """
 
     claim_id: str
     sample_ids: tuple[str, ...]
@@ -95,6 +98,7 @@ class Grant:
     generations: Int64Array = field(default_factory=_no_rows, compare=False)
     deliveries: Int64Array = field(default_factory=_no_rows, compare=False)
     groups: tuple[GroupPart, ...] = ()
+    tag_bytes: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +246,22 @@ class PartitionInfo:
     written_bytes_total: int = field(default=0, compare=False)
     read_bytes_total: int = field(default=0, compare=False)
     read_rows_total: int = field(default=0, compare=False)
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A partition after its registration, and what that did."""
+
+    partition: PartitionInfo
+    outcome: Literal["created", "unchanged", "extended", "replaced"]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseResult:
+    """How many queued calls ended because too few rows are left for them."""
+
+    ended_claims: int
 
 
 @dataclass(frozen=True, slots=True)

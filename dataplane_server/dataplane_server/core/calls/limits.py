@@ -45,6 +45,16 @@ class Limits:
     """Answers that are remembered, for callers that repeat a call."""
     remember_s: float = 600.0
     """How long an answer is remembered."""
+    bookkeeping_bytes: int = 2304 << 20
+    """Memory beside values: rows and their ids, tags, views, groups, definitions, writes under way; an eighth of it for
+    remembered answers. See `rows.bookkeeping`.
+    """
+    max_enum_names: int = 4096
+    """Names in all enums of a partition."""
+    max_claims: int = 100_000
+    """Claims that are open."""
+    max_read_rows: int = 16_777_216
+    """Rows of all reads under way, leases included; a read of fewer than 64 rows counts as 64."""
 
     def validate(self) -> None:
         """Raises ValueError that names the bound and the rule."""
@@ -63,6 +73,8 @@ class Limits:
             "max_group_rows",
             "remembered_claims",
             "remembered_steps",
+            "bookkeeping_bytes",
+            "max_claims",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -8,6 +8,8 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 
+MAX_DELIVERIES = (1 << 16) - 1
+"""Deliveries of a row are counted up to this number."""
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -61,9 +63,10 @@ def check_generations(sample_ids: Sequence[str], generations: Int64Array | None)
 
 
 def check_definition(definition: Definition, limits: Limits) -> None:
+    """An open partition may begin without fields."""
     check_name("partition id", definition.partition_id, limits)
     for what, names, least, most in (
-        ("field", definition.fields, 1, limits.max_fields),
+        ("field", definition.fields, 0 if definition.open else 1, limits.max_fields),
         ("task", definition.tasks, 0, limits.max_tasks),
     ):
         if not least <= len(names) <= most:
@@ -77,23 +80,58 @@ def check_definition(definition: Definition, limits: Limits) -> None:
         name = min(undeclared)
         message = f"partition {definition.partition_id!r}: per-token field {name!r} is not among its fields"
         raise Refusal(Reason.FIELD_NOT_DECLARED, message, partition_id=definition.partition_id, field=name)
+    if not 0 <= definition.max_deliveries <= MAX_DELIVERIES:
+        message = (
+            f"partition {definition.partition_id!r}: max_deliveries must be 0 to {MAX_DELIVERIES}, "
+            f"got {definition.max_deliveries}"
+        )
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=definition.partition_id)
+    if definition.clear_when_consumed and not definition.tasks:
+        message = f"partition {definition.partition_id!r} has no task, so no row would ever be cleared when consumed"
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=definition.partition_id)
+    _check_enums(definition, limits)
 
 
-def check_tags(sample_ids: Sequence[str], tags: Sequence[Tags] | None, limits: Limits) -> None:
-    """None, or a dict of scalars for each row."""
+def _check_enums(definition: Definition, limits: Limits) -> None:
+    """At most max_fields enums, with at most max_enum_names names together."""
+    where = f"partition {definition.partition_id!r}"
+    if len(definition.enums) > limits.max_fields:
+        message = f"{where} has {len(definition.enums)} enums; the limit is {limits.max_fields} (max_fields)"
+        raise Refusal(Reason.INVALID_REQUEST, message, max_fields=limits.max_fields)
+    count = sum(map(len, definition.enums.values()))
+    if count > limits.max_enum_names:
+        message = f"{where} has {count} names in its enums; the limit is {limits.max_enum_names} (max_enum_names)"
+        raise Refusal(Reason.INVALID_REQUEST, message, max_enum_names=limits.max_enum_names)
+    for field, names in definition.enums.items():
+        check_name("field name", field, limits)
+        for name in names:
+            if len(name.encode()) > limits.max_id_bytes:
+                message = f"{where}, enum of field {field!r}: a name has at most {limits.max_id_bytes} bytes"
+                raise Refusal(Reason.INVALID_REQUEST, message, field=field, max_id_bytes=limits.max_id_bytes)
+
+
+def check_tags(sample_ids: Sequence[str], tags: Sequence[Tags] | None, limits: Limits) -> int:
+    """None, or a dict of scalars for each row. Returns an estimate of their memory, from above."""
     if tags is None:
-        return
+        return 0
     if len(tags) != len(sample_ids):
         message = f"the call has tags for {len(tags)} rows but names {len(sample_ids)} samples"
         raise Refusal(Reason.ROW_COUNT_MISMATCH, message, rows=len(tags), samples=len(sample_ids))
+    size = 0
+    short = limits.max_tag_bytes // 4  # characters, which surely have few enough bytes
     for sample_id, row_tags in zip(sample_ids, tags, strict=True):
+        size += 240 + 140 * len(row_tags)
         for key, value in row_tags.items():
-            if not _is_tag(key, value, limits):
+            kind = type(value)
+            plain = kind is float or kind is bool or value is None
+            if not (plain and type(key) is str and 0 < len(key) <= short) and not _is_tag(key, value, limits):
                 message = (
                     f"sample {sample_id!r}, tag {str(key)[:40]!r}: a key must be a str of 1 to {limits.max_tag_bytes} "
                     f"bytes, a value None, bool, int of 64 bits, float, or str of at most {limits.max_tag_bytes} bytes"
                 )
                 raise Refusal(Reason.INVALID_REQUEST, message, sample_id=sample_id)
+            size += 4 * len(key) + (56 + 4 * len(value) if isinstance(value, str) else 0)
+    return size
 
 
 def _is_tag(key: object, value: object, limits: Limits) -> bool:

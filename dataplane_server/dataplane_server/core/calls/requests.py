@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from dataplane_server.core.calls.answers import (
     ClearResult,
+    CloseResult,
     CommitResult,
     DropResult,
     Grant,
@@ -23,6 +24,7 @@ from dataplane_server.core.calls.answers import (
     PartitionInfo,
     PutResult,
     ReadPlan,
+    Registered,
     ReleaseResult,
     Reservation,
     Reserved,
@@ -54,14 +56,38 @@ class RepeatableCall(Call[Answer]):
 
 
 @dataclass(frozen=True, slots=True)
-class RegisterPartition(RepeatableCall[PartitionInfo]):
-    """Create a partition, or replace its definition, keep its rows and reset its cursors.
+class RegisterPartition(RepeatableCall[Registered]):
+    """Create a partition, or add to its definition what this one declares beyond it. replace: put this definition in
+    its place, reset the cursors, and open the partition again. Rows stay in any case.
 
     The answer describes the partition before queued claims are served.
     """
 
     request_id: str
     definition: Definition
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPartition(RepeatableCall[PartitionInfo]):
+    """Add fields and tasks to a partition, and announce more rows. per_token_fields: those of the fields that are."""
+
+    request_id: str
+    partition_id: str
+    fields: tuple[str, ...] = ()
+    per_token_fields: frozenset[str] = frozenset()
+    tasks: tuple[str, ...] = ()
+    num_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePartition(RepeatableCall[CloseResult]):
+    """Announce the end of data: from now on only groups that are reserved get new rows. Queued claims for which too few
+    rows are left end.
+    """
+
+    request_id: str
+    partition_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +244,14 @@ class ClaimShard(RepeatableCall[Grant | Waiting]):
     whole_groups: bool = False
     session_id: str = ""
     unit: BatchUnit | None = None
+
+
+ClaimCall = ClaimSamples | ClaimShard
+
+
+def unit_of(call: ClaimCall) -> BatchUnit:
+    """What the sizes of a claim count."""
+    return call.unit or ("groups" if call.whole_groups else "rows")
 
 
 @dataclass(frozen=True, slots=True)

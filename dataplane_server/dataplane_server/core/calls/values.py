@@ -39,7 +39,9 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a partition holds, and for which tasks. max_deliveries: 0 for no limit."""
+    """What a partition holds, and for which tasks. max_deliveries: 0 for no limit. open: a call that names a field
+    which is not declared declares it. clear_when_consumed: a row goes as soon as every task has consumed it.
+    """
 
     partition_id: str
     fields: tuple[str, ...]
@@ -49,3 +51,5 @@ class Definition:
     grpo_group_size: int | None = None
     enums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     max_deliveries: int = 0
+    open: bool = False
+    clear_when_consumed: bool = False

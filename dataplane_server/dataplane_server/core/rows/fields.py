@@ -5,13 +5,16 @@ All per-token fields of a row have as many entries as the row has tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from dataplane_server.core.calls.columns import MAX_ENTRIES, Column, Columns, Shape
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.names import check_name
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
+from dataplane_server.core.calls.values import BoolArray, Definition, Int64Array, Slots
+from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.rows.row_table import RowTable
 
 
@@ -40,6 +43,12 @@ class Field:
         if self.per_token and column.shape.kind == "object":
             message = f"partition {partition_id!r}, field {self.name!r}: a per-token field cannot hold objects"
             raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
+        if self.per_token and column.shape.kind == "dense" and not column.shape.row_shape:
+            message = (
+                f"partition {partition_id!r}, field {self.name!r}: the put has one value a row, but the rows of a "
+                "per-token field have the shape (tokens, ...)"
+            )
+            raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
         if self.shape is None or self.shape == column.shape:
             return column.shape
         widened = self.shape.widened(column.shape)
@@ -66,6 +75,41 @@ class Field:
         return offsets[0], entries[0]
 
 
+def check_may_declare(partition_id: str, fields: Mapping[str, Field], new: Sequence[str], limits: Limits) -> None:
+    """Refuse new fields of an open partition that are malformed or too many."""
+    for name in new:
+        check_name("field name", name, limits)
+    if len(fields) + len(new) > limits.max_fields:
+        message = (
+            f"partition {partition_id!r} has {len(fields)} fields and may have {limits.max_fields}: field {new[0]!r} "
+            "cannot be declared"
+        )
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id, field=new[0])
+
+
+def check_may_replace(
+    partition_id: str, fields: Mapping[str, Field], reserved: Collection[Group], definition: Definition
+) -> None:
+    """Refuse a definition in place of the present one that contradicts values of rows, or values that the rows of
+    reserved groups share.
+    """
+    for field in fields.values():
+        if field.name not in definition.fields:
+            change = "does not declare"
+        elif field.name in definition.per_token_fields and not field.per_token:
+            change = "newly declares per-token"  # rows were put without comparing their lengths
+        else:
+            continue
+        sharing = sum(field.name in group.shared for group in reserved)
+        if field.rows or sharing:
+            holders = f"{field.rows} rows" if field.rows else f"{sharing} reserved groups"
+            message = (
+                f"partition {partition_id!r}: {holders} hold values of field {field.name!r}, which the new "
+                f"definition {change}; clear them first"
+            )
+            raise Refusal(Reason.FIELD_HOLDS_VALUES, message, partition_id=partition_id, field=field.name)
+
+
 def check_sequence_lengths(
     partition_id: str,
     fields: Mapping[str, Field],
@@ -76,29 +120,57 @@ def check_sequence_lengths(
 ) -> None:
     """Compare the lengths in a put with each other and with those of its rows. slots: -1 for new rows.
 
-    A put that replaces all per-token fields of a row may change the row's length. Refusal LENGTH_MISMATCH names the
-    first row that differs, and both sources.
+    A put that replaces all per-token fields of a row may change the row's length. A dense column may be padded, so it
+    does not say its rows' lengths: something else must. Refusal LENGTH_MISMATCH names the first row that differs, and
+    both sources; its metadata names a dense field of the put, if there is one.
     """
     per_token = [column for column in columns.each if fields[column.name].per_token]
-    when = "" if columns.kept is None else " after the append"
-    sources = [(f"field {column.name!r}{when}", column.entries) for column in per_token]
-    if given is not None:
-        sources.append(("sequence_lengths", given))
-    if not sources:
+    if not per_token and given is None:
         return
+    when = "" if columns.kept is None else " after the append"
+    known = [(f"field {column.name!r}{when}", column.entries) for column in per_token if column.shape.kind != "dense"]
+    if given is not None:
+        known.append(("sequence_lengths", given))
     replaced = {column.name for column in per_token}
     kept = [field for field in fields.values() if field.per_token and field.name not in replaced]
-    sources.extend((f"field {field.name!r} as stored", _stored(field, slots)) for field in kept)
+    known.extend((f"field {field.name!r} as stored", _stored(field, slots)) for field in kept)
+    dense = [column for column in per_token if column.shape.kind == "dense"]
+    metadata = {"partition_id": partition_id}
+    if dense:
+        metadata["field"] = dense[0].name
+    _check_equal([(f"field {column.name!r}", column.entries) for column in dense] + known, sample_ids, metadata)
+    if dense:
+        _check_known(dense[0], [lengths for _, lengths in known], sample_ids, metadata)
+
+
+def _check_equal(
+    sources: Sequence[tuple[str, Int64Array]], sample_ids: Sequence[str], metadata: Mapping[str, str]
+) -> None:
     first_source, expected = sources[0]
     for source, lengths in sources[1:]:
         differ = lengths != expected
         if differ.any() and (differ := differ & (lengths >= 0) & (expected >= 0)).any():
             row = int(differ.argmax())
             message = (
-                f"partition {partition_id!r}, sample {sample_ids[row]!r}: {first_source} has {expected[row]} tokens, "
-                f"{source} has {lengths[row]}; all per-token fields of a row must have the same length"
+                f"partition {metadata['partition_id']!r}, sample {sample_ids[row]!r}: {first_source} has "
+                f"{expected[row]} tokens, {source} has {lengths[row]}; all per-token fields of a row must have the "
+                "same length"
             )
-            raise Refusal(Reason.LENGTH_MISMATCH, message, partition_id=partition_id, sample_id=sample_ids[row])
+            raise Refusal(Reason.LENGTH_MISMATCH, message, sample_id=sample_ids[row], **metadata)
+
+
+def _check_known(
+    column: Column, known: Sequence[Int64Array], sample_ids: Sequence[str], metadata: Mapping[str, str]
+) -> None:
+    unknown = np.logical_and.reduce([lengths < 0 for lengths in known]) if known else np.ones(len(sample_ids), bool)
+    if unknown.any():
+        sample_id = sample_ids[int(unknown.argmax())]
+        message = (
+            f"partition {metadata['partition_id']!r}, sample {sample_id!r}: field {column.name!r} is per-token, and "
+            f"the put has {column.shape.dense_entries} tokens for every row, padding included; nothing says how many "
+            "of them this row has"
+        )
+        raise Refusal(Reason.LENGTH_MISMATCH, message, sample_id=sample_id, **metadata)
 
 
 def check_given_lengths(sample_ids: Sequence[str], given: Int64Array | None) -> None:

@@ -15,7 +15,10 @@ import numpy as np
 from dataplane_server.core.calls.answers import GroupPart
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.values import Slots
-from dataplane_server.core.rows.row_table import RowTable
+from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, NAME_BYTES, text_bytes
+from dataplane_server.core.rows.row_table import VERSION_TAG, RowTable
+
+END_VERSION_TAG = "end_weight_version"
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +40,10 @@ class Group:
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
+def _kept_bytes(group: Group) -> int:
+    return GROUP_BYTES + text_bytes(group.group_id) + group.slots.nbytes + NAME_BYTES * len(group.shared)
+
+
 class GroupTable:
     """The groups of one partition. `reserved` are those that are not finished, by reservation."""
 
@@ -56,6 +63,11 @@ class GroupTable:
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._number_of
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the groups."""
+        return sum(map(_kept_bytes, self))
+
     def add(
         self, group_id: str, slots: Slots, reservation_id: str, session_id: str, weight_version: int | None
     ) -> None:
@@ -63,17 +75,24 @@ class GroupTable:
         number = self._unused.pop() if self._unused else len(self._groups) + 1
         group = Group(number, group_id, slots[:0], 0, reservation_id, session_id, weight_version)
         self._groups[number] = self.reserved[reservation_id] = group
+        self._rows.keep(_kept_bytes(group))
         self._number_of[group_id] = number
         self.join(group, slots)
 
     def join(self, group: Group, slots: Slots) -> None:
         """New rows become rows of a reserved group, and are hidden."""
+        before = _kept_bytes(group)
         group.slots = np.concatenate([self.members(group.number), slots])  # a slot of a row that is gone may come again
+        self._rows.keep(_kept_bytes(group) - before)
         group.size = len(group.slots)
         self._rows["group"][slots] = group.number
         self._rows["hidden"][slots] = True
-        if group.start_weight_version is not None:
-            self._rows.set_weight_version(slots, group.start_weight_version)
+        self.tag_version(slots, VERSION_TAG, group.start_weight_version)
+
+    def tag_version(self, slots: Slots, tag: str, weight_version: int | None) -> None:
+        """Tag rows of a group with its weight version (None: no tag), so that every claim sees it."""
+        for slot in slots.tolist() if weight_version is not None else ():
+            self._rows.merge_tags(slot, {tag: weight_version})
 
     def of_reservation(self, reservation_id: str) -> Group:
         """The group of a reservation. Refusal GROUP_FENCED if the reservation has ended."""
@@ -133,6 +152,7 @@ class GroupTable:
         slots = self.members(group.number)
         self._rows["hidden"][slots] = False
         group.end_weight_version = weight_version
+        self.tag_version(slots, END_VERSION_TAG, weight_version)
         if weight_version is not None:
             self._rows.see_weight_version(weight_version)
         self.end_reservation(group)
@@ -159,5 +179,6 @@ class GroupTable:
         if group.reservation_id:
             self.end_reservation(group)
         del self._groups[group.number]
+        self._rows.keep(-_kept_bytes(group))
         del self._number_of[group.group_id]
         self._unused.append(group.number)

@@ -27,14 +27,16 @@ import numpy.typing as npt
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import BoolArray, Epochs, Int64Array, Slots, Tags
+from dataplane_server.core.rows.bookkeeping import ROW_BYTES, Bookkeeping, id_bytes
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.places import Places
 from dataplane_server.core.rows.shared_payloads import SharedPayloads
 from dataplane_server.core.rows.space import Space
-from dataplane_server.core.rows.tags import TagPool
+from dataplane_server.core.rows.tags import PooledTags, TagPool
 
 _NO_TAGS: Tags = {}
 _LONGEST_STEP = 1 << 16
+_PLACE_BYTES = 12
 _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "alive": np.bool_,
     "epoch": np.uint32,
@@ -47,22 +49,34 @@ _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "group": np.int32,  # number of the row's group; 0 if it has none
     "hidden": np.bool_,  # its group is still reserved
     "shared": np.uint64,  # bit i: the row shares the value of the field of index i, see rows.shared_payloads
+    "tag_bytes": np.int32,  # memory of tags that no other row has
 }
 _OUTLIVE_THE_ROW = ("epoch", "pins")
-_VERSION_TAG = "weight_version"
+VERSION_TAG = "weight_version"
 UNKNOWN_VERSION = int(np.iinfo(np.int32).max)
 _VERSIONS = range(UNKNOWN_VERSION)
 
 
 class RowTable:
-    """The rows of one partition. space: gets the bytes of removed rows. generations: shared by all tables of a server
-    (None: this is the only table).
+    """The rows of one partition. space: gets the bytes of removed rows. generations, bookkeeping: shared by all tables
+    of a server (None: this is the only table). kept_bytes: what it has counted in `bookkeeping`.
     """
 
-    def __init__(self, partition_id: str, space: Space, generations: GenerationClock | None = None) -> None:
+    def __init__(
+        self,
+        partition_id: str,
+        space: Space,
+        generations: GenerationClock | None = None,
+        bookkeeping: Bookkeeping | None = None,
+    ) -> None:
+        self.bookkeeping = bookkeeping or Bookkeeping(1 << 62)
+        self.kept_bytes = 0
+        self.slot_bytes = ROW_BYTES
         self.places = Places(space.capacity)
         self.payloads = SharedPayloads(space)
         self.newest_weight_version: int | None = None  # that a row or group has ever had
+        self.closed = False  # no call creates rows any more, except in reserved groups
+        self.clear_when_consumed = False  # as the partition is defined, to say where a missing row may be
         self._clock = generations or GenerationClock()
         self._partition_id = partition_id
         self._space = space
@@ -86,12 +100,37 @@ class RowTable:
 
     # -- columns -------------------------------------------------------------------------------------------------------
 
-    def add_column(self, name: str, dtype: npt.DTypeLike) -> None:
-        """Add a zero-filled column. It grows with the table, so get it again after rows were created."""
+    def add_column(self, name: str, dtype: npt.DTypeLike, beside: int = 0) -> None:
+        """Add a zero-filled column. It grows with the table, so get it again after rows were created. beside: bytes
+        that its owner keeps for each row elsewhere.
+        """
         self._columns[name] = np.zeros(self._capacity, dtype)
+        self._change_slot_bytes(self._columns[name].itemsize + beside)
 
-    def drop_column(self, name: str) -> None:
-        del self._columns[name]
+    def drop_column(self, name: str, beside: int = 0) -> None:
+        self._change_slot_bytes(-self._columns.pop(name).itemsize - beside)
+
+    def check_column(self, beside: int) -> None:
+        """Refusal LIMIT_REACHED if there is no memory for another column of bytes."""
+        self.bookkeeping.check(self._capacity * (1 + beside), urgent=True)
+
+    def set_width(self, width: int) -> None:
+        """Make room for field indexes below `width`; see `Places.set_width`."""
+        self._change_slot_bytes(_PLACE_BYTES * (width - self.places.width))
+        self.places.set_width(width)
+
+    def _change_slot_bytes(self, more: int) -> None:
+        self.slot_bytes += more
+        self.keep(more * self._capacity)
+
+    def growth_bytes(self, new_rows: int) -> int:
+        """Memory of the slots that this many more rows need beyond those there are."""
+        return max(0, len(self._ids) + max(0, new_rows - len(self._free)) - self._capacity) * self.slot_bytes
+
+    def keep(self, size_bytes: int) -> None:
+        """Count memory that the partition keeps (below 0: that it has freed)."""
+        self.kept_bytes += size_bytes
+        self.bookkeeping.add(size_bytes)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self._columns[name]
@@ -105,7 +144,8 @@ class RowTable:
             missing = np.flatnonzero(slots < 0)
             first = sample_ids[int(missing[0])]
             more = f" (and {missing.size - 1} more of the call)" if missing.size > 1 else ""
-            message = f"partition {self._partition_id!r} has no sample {first!r}{more}"
+            why = "; it clears rows as soon as every task has consumed them" if self.clear_when_consumed else ""
+            message = f"partition {self._partition_id!r} has no sample {first!r}{more}{why}"
             raise Refusal(Reason.SAMPLE_NOT_FOUND, message, partition_id=self._partition_id, sample_id=first)
         return slots
 
@@ -121,6 +161,15 @@ class RowTable:
             )
             raise Refusal(Reason.ROW_REPLACED, message, partition_id=self._partition_id, sample_id=first)
 
+    def check_may_create(self, sample_ids: Sequence[str], slots: Slots) -> None:
+        """Refusal PARTITION_CLOSED if the partition is closed and a sample is new (slot -1)."""
+        new = np.flatnonzero(slots < 0) if self.closed else slots[:0]
+        if new.size:
+            first = sample_ids[int(new[0])]
+            more = f" (and {new.size - 1} more of the call)" if new.size > 1 else ""
+            message = f"partition {self._partition_id!r} is closed to new rows; sample {first!r}{more} would be one"
+            raise Refusal(Reason.PARTITION_CLOSED, message, partition_id=self._partition_id, sample_id=first)
+
     def find_existing(self, sample_ids: Sequence[str]) -> Slots:
         """Slots of samples; -1 for each that does not exist."""
         return np.fromiter(map(self._slot_of.get, sample_ids, repeat(-1)), np.int64, len(sample_ids))
@@ -135,6 +184,7 @@ class RowTable:
         for slot, sample_id in zip(taken, ids, strict=True):
             self._ids[slot] = sample_id
         self._slot_of.update(zip(ids, taken, strict=True))
+        self.keep(id_bytes(ids))
         created = np.array(taken, np.int64)
         slots[new] = created
         self._columns["alive"][created] = True
@@ -159,12 +209,13 @@ class RowTable:
     def remove(self, slots: Slots) -> None:
         """Remove rows whose bytes are already released. A pinned slot stays in limbo until it is unpinned."""
         gone = slots.tolist()
-        _run(map(self._slot_of.__delitem__, map(self._ids.__getitem__, gone)))
+        ids = self.ids(slots)
+        _run(map(self._slot_of.__delitem__, ids))
+        self.keep(-id_bytes(ids))
         for slot in gone:
             self._ids[slot] = ""
-        for slot in gone if self._tags else ():
-            if slot < len(self._tags):
-                self._tags[slot] = _NO_TAGS
+        if self._tags:
+            self._drop_tags(slots)
         for name, column in self._columns.items():
             if name not in _OUTLIVE_THE_ROW:
                 column[slots] = 0
@@ -216,17 +267,38 @@ class RowTable:
             return (_NO_TAGS,) * len(slots)
         return tuple(map(self.tags, slots.tolist()))
 
+    def tags_bytes(self, slots: Slots) -> int:
+        """Memory of the tags of rows."""
+        if not self._tags:
+            return 0
+        pooled = {id(tags): tags.size_bytes for tags in self.tags_of(slots) if isinstance(tags, PooledTags)}
+        return int(self._columns["tag_bytes"][slots].sum()) + sum(pooled.values())
+
     def merge_tags(self, slot: int, tags: Tags) -> None:
         if tags:
             self._tags.extend(repeat(_NO_TAGS, slot + 1 - len(self._tags)))
-            self._tags[slot] = self._tag_pool.own({**self._tags[slot], **tags} if self._tags[slot] else tags)
-            if _VERSION_TAG in tags and type(tags[_VERSION_TAG]) is int:
-                self.set_weight_version(slot, tags[_VERSION_TAG])
+            before, pooled_bytes = self._tags[slot], self._tag_pool.size_bytes
+            self._tags[slot], size = self._tag_pool.own({**before, **tags} if before else tags)
+            self._tag_pool.release(before)
+            of_rows = self._columns["tag_bytes"]
+            self.keep(size - int(of_rows[slot]) + self._tag_pool.size_bytes - pooled_bytes)
+            of_rows[slot] = size
+            if VERSION_TAG in tags and type(tags[VERSION_TAG]) is int:
+                self._set_weight_version(slot, tags[VERSION_TAG])
 
-    def set_weight_version(self, slots: Slots | int, version: Any) -> None:
-        """Note which weights made rows. Ignores a version that is negative or does not fit into an int32."""
+    def _drop_tags(self, slots: Slots) -> None:
+        """The rows, which are about to be removed, have no tags any more."""
+        before = self._tag_pool.size_bytes
+        for slot in slots.tolist():
+            if slot < len(self._tags) and self._tags[slot]:
+                self._tag_pool.release(self._tags[slot])
+                self._tags[slot] = _NO_TAGS
+        self.keep(self._tag_pool.size_bytes - before - int(self._columns["tag_bytes"][slots].sum()))
+
+    def _set_weight_version(self, slot: int, version: Any) -> None:
+        """Note which weights made a row. Ignores a version that is negative or does not fit into an int32."""
         if version in _VERSIONS:
-            self._columns["weight_version"][slots] = version
+            self._columns["weight_version"][slot] = version
             self.see_weight_version(version)
 
     def see_weight_version(self, version: int) -> None:
@@ -267,6 +339,13 @@ class RowTable:
                 self._space.release_rows(np.concatenate(offsets), np.concatenate(sizes))
 
     @property
+    def counted_bytes(self) -> int:
+        """The part of `kept_bytes` that is of rows, computed anew."""
+        slots = self.all_slots()
+        tags = self._tag_pool.size_bytes + int(self._columns["tag_bytes"][slots].sum())
+        return self._capacity * self.slot_bytes + id_bytes(self.ids(slots)) + tags
+
+    @property
     def owed_bytes(self) -> int:
         """Bytes of removed or overwritten rows that readers still pin."""
         owed = sum(int(sizes.sum()) for pieces in self._owed.values() for _, sizes in pieces)
@@ -291,7 +370,12 @@ class RowTable:
         self.places.grow(capacity)
         for column in self._columns.values():
             column.resize(capacity, refcheck=False)
+        self.keep((capacity - self._capacity) * self.slot_bytes)
         self._capacity = capacity
+
+    def close(self) -> None:
+        """The table is dropped; its rows are removed."""
+        self.keep(-self.kept_bytes)
 
 
 def _run(calls: map[Any]) -> None:

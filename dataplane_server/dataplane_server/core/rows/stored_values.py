@@ -12,6 +12,7 @@ import numpy as np
 
 from dataplane_server.core.calls.columns import Columns, Shape
 from dataplane_server.core.calls.values import Int64Array, Slots
+from dataplane_server.core.rows.bookkeeping import NAME_BYTES
 from dataplane_server.core.rows.fields import Field
 from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.rows.row_table import RowTable
@@ -78,6 +79,7 @@ class StoredValues:
         for field, column, shape, offset in zip(fields, columns.each, shapes, offsets[:, 0].tolist(), strict=True):
             field.shape = shape
             field.size_bytes += column.size_bytes
+            self._rows.keep(NAME_BYTES)
             group.shared[field.name] = (offset, int(column.entries[0]))
             if column.size_bytes:
                 self._rows.payloads.add(offset, column.size_bytes, 1)
@@ -104,6 +106,7 @@ class StoredValues:
                 disowned = self._rows.payloads.disown(offset)
                 fields[name].size_bytes -= disowned
                 lost += disowned
+        self._rows.keep(-NAME_BYTES * len(group.shared))
         group.shared.clear()
         return lost
 

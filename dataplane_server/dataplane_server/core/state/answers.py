@@ -1,26 +1,34 @@
 """Remembered answers, for callers that repeat a call.
 
 A caller whose connection broke repeats its call with the same request_id. If the first attempt was applied, the answer
-is repeated and nothing else happens. Answers are kept for a time and up to a number. A caller retries within its own
-deadline, which is far shorter.
+is repeated and nothing else happens. Answers are kept for a time, up to a number, and up to their memory together. A
+caller retries within its own deadline, which is far shorter.
 
 The answer to a put has a generation for every row. Rows that one put created have consecutive generations, so these are
-kept as ranges: 16,384 answers of 512 rows take 0.3 MB and not 67.
+kept as ranges: 16,384 answers of 512 rows take 0.3 MB and not 67. The answer to a claim has the ids of its rows too; a
+row takes about 50 bytes with an id of 36, and not 140.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
-from dataplane_server.core.calls.answers import PutResult
+from dataplane_server.core.calls.answers import Grant, PartitionInfo, PutResult, Reserved
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Int64Array
+from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, id_bytes, text_bytes
+from dataplane_server.core.state.partition import definition_bytes
 
 MAX_REQUEST_ID_BYTES = 64
+_ANSWER_BYTES = 600
+_MANY_ROWS = 64
+_NONE: Int64Array = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,7 @@ class _Answer:
     verb: str
     value: object
     at: float
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,10 +54,23 @@ class _PackedPut:
     lengths: Int64Array
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _PackedGrant:
+    """A Grant of many rows: ids joined, generations as ranges, small numbers in small arrays."""
+
+    grant: Grant
+    joined_ids: str
+    id_lengths: npt.NDArray[np.uint16]
+    sequence_lengths: npt.NDArray[np.int32]
+    generations: tuple[Int64Array, Int64Array]
+    deliveries: npt.NDArray[np.uint16]
+
+
 class Answers:
-    """Answers by request_id. `now` is monotonic, in seconds."""
+    """Answers by request_id. `now` is monotonic, in seconds. size_bytes: an estimate of their memory, from above."""
 
     def __init__(self, limits: Limits) -> None:
+        self.size_bytes = 0
         self._limits = limits
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
 
@@ -67,31 +89,95 @@ class Answers:
         if answer.verb != verb:
             message = f"request_id {request_id!r} was used for {answer.verb} and cannot be used for {verb}"
             raise Refusal(Reason.INVALID_REQUEST, message, request_id=request_id)
-        return _unpack(answer.value) if isinstance(answer.value, _PackedPut) else answer.value
+        return _unpack(answer.value)
 
     def remember(self, request_id: str, verb: str, value: object, now: float) -> None:
         """Keep an answer. It replaces, and is younger than, an earlier one to the same request."""
-        self._answers.pop(request_id, None)
-        self._answers[request_id] = _Answer(verb, _pack(value) if isinstance(value, PutResult) else value, now)
-        if len(self._answers) > self._limits.remembered_requests:
-            self._answers.popitem(last=False)
+        before = self._answers.pop(request_id, None)
+        if before is not None:
+            self.size_bytes -= before.size_bytes
+        packed = _pack(value)
+        answer = self._answers[request_id] = _Answer(verb, packed, now, _size_bytes(packed))
+        self.size_bytes += answer.size_bytes
+        limits = self._limits
+        while len(self._answers) > limits.remembered_requests or self.size_bytes > limits.bookkeeping_bytes // 8:
+            self._forget_oldest()
 
     def _expire(self, now: float) -> None:
         while self._answers and next(iter(self._answers.values())).at < now - self._limits.remember_s:
-            self._answers.popitem(last=False)
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, answer = self._answers.popitem(last=False)
+        self.size_bytes -= answer.size_bytes
 
 
-def _pack(put: PutResult) -> _PackedPut:
-    generations = put.generations
+def _size_bytes(packed: object) -> int:
+    """Memory of an answer and its place, from above."""
+    if isinstance(packed, _PackedPut):
+        return _ANSWER_BYTES + packed.starts.nbytes + packed.lengths.nbytes
+    if isinstance(packed, _PackedGrant):
+        arrays = (packed.id_lengths, packed.sequence_lengths, *packed.generations, packed.deliveries)
+        return _of_grant(packed.grant) + text_bytes(packed.joined_ids) + sum(array.nbytes for array in arrays)
+    if isinstance(packed, Grant):
+        return _of_grant(packed) + id_bytes(packed.sample_ids) + 32 * len(packed.sample_ids)
+    if isinstance(packed, Reserved):
+        return _ANSWER_BYTES + packed.generations.nbytes
+    if isinstance(packed, PartitionInfo):
+        return _ANSWER_BYTES + 2 * definition_bytes(packed.definition)
+    return _ANSWER_BYTES
+
+
+def _of_grant(grant: Grant) -> int:
+    """Memory of a grant without ids and numbers of rows."""
+    groups = GROUP_BYTES * len(grant.groups) + sum(text_bytes(part.group_id) for part in grant.groups)
+    return 2 * _ANSWER_BYTES + grant.tag_bytes + 8 * len(grant.tags) + groups
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+
+def _pack(value: object) -> object:
+    if isinstance(value, PutResult):
+        return _PackedPut(value.created_rows, value.size_bytes, *_ranges(value.generations))
+    if isinstance(value, Grant) and len(value.sample_ids) >= _MANY_ROWS:
+        return _PackedGrant(
+            replace(value, sample_ids=(), sequence_lengths=_NONE, generations=_NONE, deliveries=_NONE),
+            "".join(value.sample_ids),
+            np.fromiter(map(len, value.sample_ids), np.uint16, len(value.sample_ids)),
+            value.sequence_lengths.astype(np.int32),
+            _ranges(value.generations),
+            value.deliveries.astype(np.uint16),
+        )
+    return value
+
+
+def _unpack(packed: object) -> object:
+    if isinstance(packed, _PackedPut):
+        return PutResult(packed.created_rows, packed.size_bytes, _from_ranges(packed.starts, packed.lengths))
+    if isinstance(packed, _PackedGrant):
+        ends = np.cumsum(packed.id_lengths, dtype=np.int64).tolist()
+        return replace(
+            packed.grant,
+            sample_ids=tuple([packed.joined_ids[begin:end] for begin, end in pairwise([0, *ends])]),
+            sequence_lengths=packed.sequence_lengths.astype(np.int64),
+            generations=_from_ranges(*packed.generations),
+            deliveries=packed.deliveries.astype(np.int64),
+        )
+    return packed
+
+
+def _ranges(generations: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Starts and lengths of runs of consecutive numbers."""
     begins = (generations[1:] - generations[:-1] != 1).nonzero()[0] + 1
     starts, lengths = generations[:1].copy(), np.array([len(generations)])  # of one range, or none
     if len(begins):
         begins = np.concatenate([[0], begins])
         starts, lengths = generations[begins], np.diff(begins, append=len(generations))
-    return _PackedPut(put.created_rows, put.size_bytes, starts, lengths[: len(starts)])
+    return starts, lengths[: len(starts)]
 
 
-def _unpack(put: _PackedPut) -> PutResult:
-    before = np.cumsum(put.lengths) - put.lengths
-    generations: Int64Array = np.arange(put.lengths.sum()) + np.repeat(put.starts - before, put.lengths)
-    return PutResult(put.created_rows, put.size_bytes, generations)
+def _from_ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
+    before = np.cumsum(lengths) - lengths
+    generations: Int64Array = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+    return generations

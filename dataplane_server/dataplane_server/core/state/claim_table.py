@@ -7,9 +7,9 @@ server life with a fence up to that one was granted once, and has ended.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Epochs, Slots
@@ -23,13 +23,15 @@ _WHY: dict[How, str] = {
     "released": "was released",
     "abandoned": "was abandoned by its caller",
     "expired": "ended because its session expired",
-    "reset": "ended because its task was reset or its partition was registered again",
+    "reset": "ended because its task was reset or its partition's definition was replaced",
 }
 
 
 @dataclass(slots=True, eq=False)
 class OpenClaim:
-    """An open claim: its rows and the sessions that hold it (none for a caller without a session)."""
+    """An open claim: its rows and the sessions that hold it (none for a caller without a session). since: when it was
+    granted (monotonic, s). shard: step and rank of a shard.
+    """
 
     claim_id: str
     partition: Partition
@@ -37,6 +39,8 @@ class OpenClaim:
     slots: Slots
     epochs: Epochs
     sample_ids: tuple[str, ...]
+    since: float
+    shard: tuple[int, int] | None = None
     sessions: dict[str, None] = field(default_factory=dict)
     of_step: bool = False
 
@@ -64,6 +68,8 @@ class ClaimTable:
         self._state = state
         self._open: dict[str, OpenClaim] = {}
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._told: deque[tuple[str, int]] = deque()  # ended claims with sample ids, and how many
+        self._told_rows = 0
         self._forgotten = 0  # the highest fence among ended claims that are no longer remembered
 
     def __len__(self) -> int:
@@ -71,6 +77,13 @@ class ClaimTable:
 
     def __iter__(self) -> Iterator[OpenClaim]:
         return iter(list(self._open.values()))
+
+    def check_room(self) -> None:
+        """Refusal LIMIT_REACHED if no more claims may be open."""
+        most = self._state.limits.max_claims
+        if len(self._open) >= most:
+            message = f"{most} claims are open, which is the limit (max_claims); commit or release some"
+            raise Refusal(Reason.LIMIT_REACHED, message, max_claims=most)
 
     def add(self, claim: OpenClaim) -> None:
         self._open[claim.claim_id] = claim
@@ -94,6 +107,18 @@ class ClaimTable:
         if len(self._ended) > self._state.limits.remembered_claims:
             forgotten, _ = self._ended.popitem(last=False)
             self._forgotten = max(self._forgotten, self._fence(forgotten))
+        if ids:
+            self._told.append((claim.claim_id, len(ids)))
+            self._told_rows += len(ids)
+            self._forget_ids()
+
+    def _forget_ids(self) -> None:
+        """Keep as many sample ids of ended claims as the history keeps rows."""
+        while self._told_rows > self._state.limits.remembered_events:
+            claim_id, rows = self._told.popleft()
+            self._told_rows -= rows
+            if claim_id in self._ended:
+                self._ended[claim_id] = replace(self._ended[claim_id], sample_ids=())
 
     def _fence(self, claim_id: str) -> int:
         """The number of a claim of this server life; 0 for anything else."""
@@ -148,10 +173,13 @@ class ClaimTable:
                 return claim.claim_id
         return ""
 
+    def open_on(self, partition: Partition, task: str) -> list[OpenClaim]:
+        """The open claims of a task."""
+        return [claim for claim in self._open.values() if claim.partition is partition and claim.task == task]
+
     def owned(self, partition: Partition, task: str) -> list[int]:
         """Existing rows that open claims of a task hold."""
-        claims = [claim for claim in self._open.values() if claim.partition is partition and claim.task == task]
-        return [slot for claim in claims for slot in claim.left().tolist()]
+        return [slot for claim in self.open_on(partition, task) for slot in claim.left().tolist()]
 
     def holds(self) -> set[tuple[str, str]]:
         """Every open claim with every session that holds it."""

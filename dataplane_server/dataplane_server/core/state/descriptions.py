@@ -25,6 +25,7 @@ def describe_partition(partition: Partition, now: float) -> PartitionInfo:
         written_bytes_total=counters.put_bytes + commit_bytes,
         read_bytes_total=counters.read_bytes,
         read_rows_total=counters.read_rows,
+        closed=partition.rows.closed,
     )
 
 

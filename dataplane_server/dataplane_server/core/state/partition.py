@@ -9,8 +9,8 @@ refused call leaves no trace. A method that changes figures adds the partition t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,8 @@ from dataplane_server.core.calls.columns import Column, Columns, Kept, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Definition, Int64Array, Run, Slots, Tags
-from dataplane_server.core.rows.fields import Field, check_sequence_lengths
+from dataplane_server.core.rows.bookkeeping import NAME_BYTES, PARTITION_BYTES, Bookkeeping, id_bytes, text_bytes
+from dataplane_server.core.rows.fields import Field, check_may_declare, check_sequence_lengths
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.group_table import Group, GroupTable
 from dataplane_server.core.rows.row_table import RowTable
@@ -67,6 +68,7 @@ class Partition:
         definition: Definition,
         space: Space,
         generations: GenerationClock,
+        bookkeeping: Bookkeeping,
         changed: dict[Partition, None],
         changed_tasks: dict[Task, None],
     ) -> None:
@@ -76,7 +78,8 @@ class Partition:
         self.figures: tuple[float | None, ...] | None = None
         self._changed = changed
         self._changed_tasks = changed_tasks
-        self.rows = RowTable(definition.partition_id, space, generations)
+        self.rows = RowTable(definition.partition_id, space, generations, bookkeeping)
+        self.rows.keep(definition_bytes(definition))
         self.groups = GroupTable(self.rows)
         self.values = StoredValues(self.rows)
         self.fields: dict[str, Field] = {}
@@ -91,27 +94,11 @@ class Partition:
 
     # -- definition ----------------------------------------------------------------------------------------------------
 
-    def check_redefine(self, definition: Definition) -> None:
-        """Refuse a definition that contradicts values of rows."""
-        for field in self.fields.values():
-            if field.name not in definition.fields:
-                change = "does not declare"
-            elif field.name in definition.per_token_fields and not field.per_token:
-                change = "newly declares per-token"  # rows were put without comparing their lengths
-            else:
-                continue
-            sharing = sum(field.name in group.shared for group in self.groups.reserved.values())
-            if field.rows or sharing:
-                holders = f"{field.rows} rows" if field.rows else f"{sharing} reserved groups"
-                message = (
-                    f"partition {self.partition_id!r}: {holders} hold values of field {field.name!r}, which "
-                    f"the new definition {change}; clear them first"
-                )
-                metadata = {"partition_id": self.partition_id, "field": field.name}
-                raise Refusal(Reason.FIELD_HOLDS_VALUES, message, **metadata)
-
     def redefine(self, definition: Definition) -> None:
-        """Replace the definition and reset every task. Drops the views of tasks and fields that are gone."""
+        """Replace the definition, reset every task, and open the partition again. Drops the views of tasks and fields
+        that are gone.
+        """
+        self.rows.closed = False
         for name in self.tasks.keys() - set(definition.tasks):
             self.tasks.pop(name).close()
         gone = self.mask(self.fields.keys() - set(definition.fields))
@@ -123,8 +110,28 @@ class Partition:
         for task in self.tasks.values():
             task.reset()
 
+    def extend(self, definition: Definition) -> None:
+        """Take a definition that declares more. New tasks have taken no row; views, cursors and claims stay."""
+        new = [name for name in definition.tasks if name not in self.tasks]
+        self._adopt(definition)
+        for name in new:
+            self._changed_tasks[self.tasks[name]] = None
+
+    def declare(self, names: Iterable[str]) -> None:
+        """Declare the fields that are not yet, in an open partition."""
+        new = tuple(name for name in names if name not in self.fields)
+        if new:
+            self.extend(replace(self.definition, fields=(*self.definition.fields, *new)))
+
+    def close(self) -> None:
+        """No call creates rows any more, except in reserved groups."""
+        self.rows.closed = True
+        self._changed[self] = None
+
     def _adopt(self, definition: Definition) -> None:
+        self.rows.keep(definition_bytes(definition) - definition_bytes(self.definition))
         self.definition = definition
+        self.rows.clear_when_consumed = definition.clear_when_consumed
         self._changed[self] = None
         used = {field.index for field in self.fields.values()}
         indexes = iter(index for index in range(64) if index not in used)
@@ -134,13 +141,28 @@ class Partition:
             per_token = name in definition.per_token_fields
             self.fields[name] = kept.get(name) or Field(name, next(indexes), per_token, self.rows)
             self.fields[name].per_token = per_token
-        self.rows.places.set_width(1 + max(field.index for field in self.fields.values()))
+        self.rows.set_width(1 + max((field.index for field in self.fields.values()), default=-1))
         self.tasks = {
             name: self.tasks.get(name) or Task(name, self.rows, self.groups, self._changed_tasks)
             for name in definition.tasks
         }
 
+    def known_fields(self, names: Iterable[str], limits: Limits) -> Mapping[str, Field]:
+        """All fields, and those that the names would declare. Refusal for a name that is not declared and may not
+        be.
+        """
+        new = [name for name in names if name not in self.fields]
+        if not new:
+            return self.fields
+        if not self.definition.open:
+            self.field(new[0])
+        check_may_declare(self.partition_id, self.fields, new, limits)
+        return self.fields | {name: Field(name, 0, False, self.rows) for name in new}
+
     def field(self, name: str) -> Field:
+        if name not in self.fields and self.definition.open:
+            message = f"partition {self.partition_id!r}: no row has produced field {name!r}; the first put declares it"
+            raise Refusal(Reason.FIELD_NOT_PRODUCED, message, partition_id=self.partition_id, field=name)
         if name not in self.fields:
             message = (
                 f"partition {self.partition_id!r} does not declare field {name!r}; declared: {', '.join(self.fields)}"
@@ -170,15 +192,20 @@ class Partition:
         limits: Limits,
     ) -> Checked:
         """Refuse a put that contradicts its rows. slots: of the samples; -1 for new ones."""
-        shapes = self._check_columns(columns)
-        check_sequence_lengths(self.partition_id, self.fields, sample_ids, slots, columns, sequence_lengths)
-        for sample_id, slot, row_tags in zip(sample_ids, slots.tolist() if tags else (), tags or (), strict=False):
+        fields = self.known_fields([column.name for column in columns.each], limits)
+        shapes = [fields[column.name].check(column, self.partition_id) for column in columns.each]
+        check_sequence_lengths(self.partition_id, fields, sample_ids, slots, columns, sequence_lengths)
+        if tags:
+            self.check_tags(sample_ids, slots, tags, limits.max_tags_per_row)
+        return Checked(slots, shapes)
+
+    def check_tags(self, sample_ids: Sequence[str], slots: Slots, tags: Iterable[Tags], most: int) -> None:
+        """Refuse more than `most` tags of a row."""
+        for sample_id, slot, row_tags in zip(sample_ids, slots.tolist(), tags, strict=False):
             kept = self.rows.tags(slot)
-            most = limits.max_tags_per_row
             if len(kept) + len(row_tags) > most and len(kept.keys() | row_tags.keys()) > most:
                 message = f"partition {self.partition_id!r}: sample {sample_id!r} would have more than {most} tags"
                 raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, sample_id=sample_id)
-        return Checked(slots, shapes)
 
     def kept(self, slots: Slots, columns: Columns) -> Kept:
         """What rows (-1: new) have of the columns of an append."""
@@ -211,11 +238,12 @@ class Partition:
             )
             raise Refusal(Reason.APPEND_CONFLICT, message, partition_id=self.partition_id, sample_id=first)
 
-    def check_shared(self, group: Group, columns: Columns) -> Checked:
+    def check_shared(self, group: Group, columns: Columns, limits: Limits) -> Checked:
         """Refuse fields that the rows of a group cannot share: per-token fields, and fields that one of them has."""
-        shapes = self._check_columns(columns)
+        fields = self.known_fields([column.name for column in columns.each], limits)
+        shapes = [fields[column.name].check(column, self.partition_id) for column in columns.each]
         slots = self.groups.members(group.number)
-        for field in (self.field(column.name) for column in columns.each):
+        for field in (self.fields[column.name] for column in columns.each if column.name in self.fields):
             held = slots[field.holds(slots)]
             if field.per_token:
                 rule = "is per-token"
@@ -232,9 +260,6 @@ class Partition:
             metadata = {"partition_id": self.partition_id, "group_id": group.group_id, "field": field.name}
             raise Refusal(Reason.INVALID_REQUEST, message, **metadata)
         return Checked(slots, shapes)
-
-    def _check_columns(self, columns: Columns) -> list[Shape]:
-        return [self.field(column.name).check(column, self.partition_id) for column in columns.each]
 
     def create(self, sample_ids: Sequence[str]) -> Slots:
         """Create rows without values for samples that do not exist. Views are not notified: the caller must keep the
@@ -265,6 +290,7 @@ class Partition:
         """Apply a put that was just checked and whose values are at the offsets (an array row for each column). Returns
         how many rows are new. group: the reserved group that new rows join.
         """
+        self.declare(column.name for column in columns.each)
         slots = checked.slots
         is_new = slots < 0
         created = self._create(sample_ids, slots)
@@ -283,6 +309,7 @@ class Partition:
     def put_shared(self, group: Group, checked: Checked, columns: Columns, offsets: Int64Array) -> None:
         """Point all rows of a group, which were just checked, to the one value of each column, and those that join."""
         self._changed[self] = None
+        self.declare(column.name for column in columns.each)
         self.values.store_shared(group, checked.slots, self._named(columns), checked.shapes, columns, offsets)
 
     def _join(self, group: Group, slots: Slots, columns: Columns) -> None:
@@ -362,7 +389,7 @@ class Partition:
     def _clear(self, slots: Slots, why: str | None) -> int:
         self._changed[self] = None
         self._count_removed(slots, why)
-        released = self.values.release(slots, list(self.fields.values()))
+        released = self.values.release(slots, list(self.fields.values())) if self.fields else 0
         for group in self.groups.shrink(slots):  # before the views check: the remaining rows may be a complete group
             released += self._forget_group(group)
         for task in self.tasks.values():
@@ -376,6 +403,7 @@ class Partition:
         self.clear(self.groups.members(group.number), "rolled_back")
         if group.reservation_id:  # it never had a row
             self._forget_group(group)
+            self._changed_tasks.update(dict.fromkeys(self.tasks.values()))  # it may have been what a claim waited for
 
     def _forget_group(self, group: Group) -> int:
         """A group without rows is gone. Returns the bytes of the values that it held."""
@@ -429,3 +457,10 @@ class Partition:
         """How far a weight version is behind the newest one of the partition; None if either is unknown."""
         newest = self.rows.newest_weight_version
         return None if newest is None or oldest is None else newest - oldest
+
+
+def definition_bytes(definition: Definition) -> int:
+    """Memory of a partition without rows."""
+    names = [*definition.fields, *definition.tasks, *definition.enums]
+    in_enums = [name for enum in definition.enums.values() for name in enum]
+    return PARTITION_BYTES + NAME_BYTES * len(names) + sum(map(text_bytes, names)) + id_bytes(in_enums)

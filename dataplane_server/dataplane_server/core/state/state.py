@@ -8,6 +8,8 @@ from typing import NamedTuple
 from dataplane_server.core.calls.answers import Effect, Failed
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.bookkeeping import Bookkeeping
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.delays import Delays
@@ -33,7 +35,8 @@ class Changes:
     """What the current turn has changed, for `core.turn` to act on. Empty between turns.
 
     tasks: whose rows, views or queue changed. partitions: whose figures changed. facts: for the history. writes_left: a
-    write left its queue, so the one behind it may fit.
+    write left its queue, so the one behind it may fit. consumed: rows that a task has consumed, of partitions that
+    clear rows when every task has.
     """
 
     def __init__(self) -> None:
@@ -41,9 +44,10 @@ class Changes:
         self.partitions: dict[Partition, None] = {}
         self.facts: list[Fact] = []
         self.writes_left = False
+        self.consumed: list[tuple[Partition, Slots]] = []
 
     def __bool__(self) -> bool:
-        return bool(self.tasks or self.partitions or self.facts or self.writes_left)
+        return bool(self.tasks or self.partitions or self.facts or self.writes_left or self.consumed)
 
 
 class State:
@@ -57,6 +61,7 @@ class State:
         self.delays = Delays()
         self.generations = GenerationClock(first_generation)
         self.space = Space(limits.memory_bytes)
+        self.bookkeeping = Bookkeeping(limits.bookkeeping_bytes)
         self.partitions: dict[str, Partition] = {}
         self.changes = Changes()
         self.effects: list[Effect] = []

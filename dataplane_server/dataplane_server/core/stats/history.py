@@ -4,7 +4,8 @@ Each fact has one record, and one cell of a ring for each of its rows: the hash 
 kept, and looking the row up has already computed its hash, so a call with many rows costs one array operation. The
 history of a sample is a search through the ring for its hash. The ring has a fixed number of cells; a record is dropped
 when its first cell is reused. A record takes at least eight cells, so calls with one row each cannot fill the memory
-with records. Facts that differ only in time and claim share one topic (fields, task, caller).
+with records. Facts that differ only in time and claim share one topic (fields, task, caller), which lives as long as
+one of its records; the memory of topics is bounded too.
 
 A fact that concerns every row of a partition has one cell, for the partition. It is in the history of each sample that
 is known to have existed at the time.
@@ -26,6 +27,7 @@ import numpy as np
 
 from dataplane_server.core.calls.answers import ResidentSample, SampleEvent, SampleHistory, SampleTask
 from dataplane_server.core.calls.values import Int64Array, Slots
+from dataplane_server.core.rows.bookkeeping import text_bytes
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact
@@ -34,7 +36,8 @@ from dataplane_server.core.tasks.task import Task
 _LEAST_CELLS = 8
 _MOST_EVENTS = 1024
 """Most events of one history, the last ones. The search takes a few milliseconds."""
-_MOST_TOPICS = 4096
+_MOST_TOPIC_BYTES = 64 << 20
+"""Memory of all topics; facts with the oldest ones are forgotten beyond it."""
 _BEGINNINGS = ("put", "appended", "reserved")
 _ENDS = ("cleared", "rolled_back")
 
@@ -48,6 +51,18 @@ class _Topic(NamedTuple):
     task: str
     fields: tuple[str, ...]
     reason: str
+
+
+class _Known:
+    """A topic and the number of its records."""
+
+    __slots__ = ("records", "size_bytes", "topic")
+
+    def __init__(self, topic: _Topic) -> None:
+        self.topic = topic._replace(fields=tuple(map(sys.intern, topic.fields)))
+        self.records = 0
+        texts = (topic.partition_id, topic.who, topic.task, topic.reason, *topic.fields)
+        self.size_bytes = 400 + sum(64 + text_bytes(text) for text in texts)
 
 
 class _Record(NamedTuple):
@@ -72,7 +87,8 @@ class History:
         self._cells: Int64Array = np.zeros(limit, np.int64)
         self._end = 0  # cells ever taken
         self._records: deque[_Record] = deque()
-        self._topics: dict[_Topic, _Topic] = {}
+        self._topics: dict[_Topic, _Known] = {}
+        self._topic_bytes = 0
 
     def note(self, fact: Fact, now: float) -> None:
         """Remember a fact. If it has more than `limit` samples, only the last ones are remembered."""
@@ -104,16 +120,26 @@ class History:
         begin, size = self._end, len(self._cells)
         self._write(begin % size, hashes)
         self._end = begin + max(len(hashes), _LEAST_CELLS)
-        self._records.append(_Record(begin, rows, now, claim_id, self._topics.get(topic) or self._kept(topic)))
-        while self._records and self._records[0].begin < self._end - size:
-            self._records.popleft()
+        self._records.append(_Record(begin, rows, now, claim_id, self._kept(topic)))
+        while self._records and (self._records[0].begin < self._end - size or self._topic_bytes > _MOST_TOPIC_BYTES):
+            self._release(self._records.popleft().topic)
 
     def _kept(self, topic: _Topic) -> _Topic:
-        if len(self._topics) >= _MOST_TOPICS:
-            self._topics.clear()
-        kept = topic._replace(fields=tuple(map(sys.intern, topic.fields)))
-        self._topics[kept] = kept
-        return kept
+        """The topic for one more record."""
+        known = self._topics.get(topic)
+        if known is None:
+            known = _Known(topic)
+            self._topics[known.topic] = known
+            self._topic_bytes += known.size_bytes
+        known.records += 1
+        return known.topic
+
+    def _release(self, topic: _Topic) -> None:
+        known = self._topics[topic]
+        known.records -= 1
+        if not known.records:
+            del self._topics[topic]
+            self._topic_bytes -= known.size_bytes
 
     def _write(self, at: int, hashes: Int64Array) -> None:
         head = len(self._cells) - at

@@ -6,15 +6,15 @@ import itertools
 
 import numpy as np
 
-from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.calls.values import BatchUnit, Slots
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.claim_table import ClaimTable
-from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.partition import Partition, definition_bytes
 from dataplane_server.core.state.state import State
 from dataplane_server.core.stats.figures import compute_figures, compute_task_figures
 from dataplane_server.core.tasks.group_view import GroupView
 from dataplane_server.core.tasks.task import AnyView, Task
-from dataplane_server.core.tasks.task_states import CLAIMED, STATE_NAMES, UNTAKEN
+from dataplane_server.core.tasks.task_states import CLAIMED, CONSUMED, STATE_NAMES, UNTAKEN
 from dataplane_server.core.verbs.verbs import Verbs
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -31,14 +31,33 @@ def check(state: State, verbs: Verbs) -> None:
         _check_payloads(partition)
         _check_groups(partition)
     for partition in state.partitions.values():
+        _check_definition(partition)
         for task in partition.tasks.values():
             _check_task(partition, task, verbs.table)
         _check_figures(partition)
     _check_generations(state)
     _check_sessions(state, verbs.table)
+    kept = sum(partition.rows.kept_bytes for partition in state.partitions.values())
+    for partition in state.partitions.values():
+        _check_bookkeeping(partition, verbs.steps.kept_bytes(partition.partition_id))
+    _law(state.bookkeeping.used_bytes == kept + verbs.writes.kept_bytes, "bookkeeping is of partitions and writes")
     _check_bytes(state.space, list(partitions), verbs.admission.reserved_bytes)
     waits_for_nothing = state.space.free and verbs.admission.waiting and not state.space.used
     _law(not waits_for_nothing, "no put waits for an empty arena")
+
+
+def _check_definition(partition: Partition) -> None:
+    definition, fields = partition.definition, partition.fields.values()
+    _law(tuple(partition.fields) == definition.fields, "fields are as defined")
+    _law(tuple(partition.tasks) == definition.tasks, "tasks are as defined")
+    indexes = {field.index for field in fields}
+    _law(len(indexes) == len(fields), "no two fields have the same index")
+    _law(partition.rows.places.width > max(indexes, default=-1), "every field has a place")
+    per_token = {field.name for field in fields if field.per_token}
+    _law(per_token == definition.per_token_fields, "per-token fields are as defined")
+    consumed = [task.states[partition.rows.all_slots()] == CONSUMED for task in partition.tasks.values()]
+    through = bool(np.logical_and.reduce(consumed).any()) if consumed else False
+    _law(not (through and definition.clear_when_consumed), "a row that every task has consumed is cleared")
 
 
 def _check_rows(partition: Partition) -> None:
@@ -60,6 +79,13 @@ def _check_rows(partition: Partition) -> None:
         holding = slots[field.holds(slots)]
         same = field.entries(holding) == rows["sequence_length"][holding]
         _law(bool(np.all(same)), f"per-token field {field.name!r} has its row's length")
+
+
+def _check_bookkeeping(partition: Partition, of_steps: int) -> None:
+    of_tasks = sum(task.kept_bytes for task in partition.tasks.values())
+    of_rows = partition.rows.counted_bytes + partition.groups.kept_bytes
+    counted = definition_bytes(partition.definition) + of_rows + of_tasks + of_steps
+    _law(partition.rows.kept_bytes == counted, f"bookkeeping of partition {partition.partition_id!r} is counted")
 
 
 def _check_payloads(partition: Partition) -> None:
@@ -115,6 +141,15 @@ def _check_task(partition: Partition, task: Task, claims: ClaimTable) -> None:
     _law(not task.states[hidden].any(), f"task {task.name!r}: hidden rows are untaken")
     for view in task.views:
         _check_view(partition, task, view)
+        if task.is_ending:
+            _law(_may_be_served(task, view), f"task {task.name!r}: no claim waits for rows that will not come")
+
+
+def _may_be_served(task: Task, view: AnyView) -> bool:
+    grouped = isinstance(view, GroupView)
+    amounts = [waiter.amount for waiter in view.waiters.values()]
+    units: list[BatchUnit] = ["groups" if grouped and not amount.counts_rows else "rows" for amount in amounts]
+    return all(task.left(grouped, unit) >= amount.min_size for amount, unit in zip(amounts, units, strict=True))
 
 
 def _check_view(partition: Partition, task: Task, view: AnyView) -> None:

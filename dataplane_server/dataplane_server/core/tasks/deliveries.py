@@ -14,11 +14,14 @@ from typing import Literal
 
 import numpy as np
 
+from dataplane_server.core.calls.names import MAX_DELIVERIES
 from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
+from dataplane_server.core.rows.bookkeeping import DEAD_BYTES, text_bytes
 from dataplane_server.core.rows.row_table import RowTable
 
+CLAIMED_BYTES = 24
+"""Of a row in an open claim: its slot, its epoch, its id's place."""
 How = Literal["committed", "released", "expired", "reset", "cleared", "abandoned"]
-MAX_DELIVERIES = (1 << 16) - 1
 
 
 class Deliveries:
@@ -30,7 +33,7 @@ class Deliveries:
         self._rows = rows
         self._column = f"deliveries:{task}"
         self._reasons: dict[int, str] = {}  # slot of a dead row -> why its last delivery failed
-        rows.add_column(self._column, np.uint16)
+        rows.add_column(self._column, np.uint16, CLAIMED_BYTES)
 
     @property
     def open(self) -> int:
@@ -63,6 +66,7 @@ class Deliveries:
     def bury(self, slots: Slots, reason: str) -> None:
         """Record why rows are dead."""
         self._reasons.update(dict.fromkeys(slots.tolist(), reason))
+        self._rows.keep(len(slots) * _kept_bytes(reason))
 
     def reason(self, slot: int) -> str:
         return self._reasons.get(slot, "")
@@ -71,11 +75,23 @@ class Deliveries:
         """Reset the rows, because they start again or are removed."""
         self._rows[self._column][slots] = 0
         for slot in slots.tolist() if self._reasons else ():
-            self._reasons.pop(slot, None)
+            if slot in self._reasons:
+                self._rows.keep(-_kept_bytes(self._reasons.pop(slot)))
 
     def forget_all(self) -> None:
         self._rows[self._column][:] = 0
+        self._rows.keep(-self.kept_bytes)
         self._reasons.clear()
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the reasons."""
+        return sum(map(_kept_bytes, self._reasons.values()))
+
     def close(self) -> None:
-        self._rows.drop_column(self._column)
+        self.forget_all()
+        self._rows.drop_column(self._column, CLAIMED_BYTES)
+
+
+def _kept_bytes(reason: str) -> int:
+    return DEAD_BYTES + text_bytes(reason)

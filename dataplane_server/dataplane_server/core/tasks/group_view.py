@@ -22,6 +22,8 @@ from dataplane_server.core.tasks.view import mark_ready, within_tokens
 
 _MOST_ROWS = 1 << 16
 """Most rows in one grant; a grant has at least one group, however large."""
+GROUPED_BYTES = 100
+"""Of a row without a group in the queue."""
 
 
 class GroupView:
@@ -37,7 +39,7 @@ class GroupView:
         self._queue: OrderedDict[int, None] = OrderedDict()
         self._ready_rows: dict[int, int] = {}  # by group number, if there are any
         self._column = f"ready in groups:{state_column}:{mask}"
-        rows.add_column(self._column, np.bool_)
+        rows.add_column(self._column, np.bool_, GROUPED_BYTES)
         self.add(rows.all_slots())
 
     @property
@@ -110,7 +112,7 @@ class GroupView:
         return [slot for key in self._queue for slot in self._rows_of(key).tolist()]
 
     def close(self) -> None:
-        self._rows.drop_column(self._column)
+        self._rows.drop_column(self._column, GROUPED_BYTES)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -22,11 +22,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import BatchUnit, Slots
+from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
 from dataplane_server.core.tasks.deliveries import Deliveries, How
-from dataplane_server.core.tasks.group_view import GroupView
+from dataplane_server.core.tasks.group_view import GROUPED_BYTES, GroupView
 from dataplane_server.core.tasks.task_states import (
     CLAIMED,
     CONSUMED,
@@ -39,9 +41,10 @@ from dataplane_server.core.tasks.task_states import (
     TaskState,
     Waiter,
 )
-from dataplane_server.core.tasks.view import View
+from dataplane_server.core.tasks.view import QUEUED_BYTES, View
 
 MAX_VIEWS = 32
+"""Views of a task that are kept; so many may have waiting claims at the same time."""
 
 AnyView = View | GroupView
 ViewKey = tuple[int, bool]
@@ -146,6 +149,18 @@ class Task:
     def views(self) -> Iterator[AnyView]:
         return iter(self._views.values())
 
+    def check_view(self, mask: int, whole_groups: bool = False) -> None:
+        """Refusal LIMIT_REACHED if claims wait at all views, and this would be one more, or if it takes too much."""
+        if (mask, whole_groups) in self._views:
+            return
+        if len(self._views) >= MAX_VIEWS and all(view.waiters for view in self._views.values()):
+            message = (
+                f"task {self.name!r}: claims wait for {MAX_VIEWS} other sets of required fields, which is the most "
+                "at the same time (max_views)"
+            )
+            raise Refusal(Reason.LIMIT_REACHED, message, task=self.name, max_views=MAX_VIEWS)
+        self._rows.check_column(GROUPED_BYTES if whole_groups else QUEUED_BYTES)
+
     def view(self, mask: int, whole_groups: bool = False) -> AnyView:
         """The view of a field set, built on first use by one scan of the rows."""
         key = (mask, whole_groups)
@@ -179,6 +194,27 @@ class Task:
         """Rows that a claim could take now, by the view that was used last; None before the first claim."""
         view = next(reversed(self._views.values()), None)
         return None if view is None else view.ready_rows
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no more rows will come: the partition is closed, and no group is reserved."""
+        return self._rows.closed and not self._groups.reserved
+
+    def left(self, whole_groups: bool, unit: BatchUnit) -> int:
+        """How many rows the task may still get: they are neither consumed nor dead. whole_groups: how many groups of
+        such rows only, or how many rows of such groups, in O(rows); a row outside of groups counts as a group.
+        """
+        untaken, claimed, _, delayed, _ = self.counts()
+        if not whole_groups:
+            return untaken + claimed + delayed
+        slots = self._rows.all_slots()
+        gone = np.isin(self.states[slots], (CONSUMED, DEAD))
+        numbers = self._rows["group"][slots]
+        broken = np.unique(numbers[gone & (numbers > 0)])
+        alone = int(np.count_nonzero(~gone & (numbers == 0)))
+        if unit == "rows":
+            return alone + int(np.count_nonzero((numbers > 0) & ~np.isin(numbers, broken)))
+        return alone + len(self._groups) - len(broken)
 
     def next_waiter(self) -> tuple[AnyView, Waiter] | None:
         """The longest queued claim among those that are first at their view and can be served."""
@@ -264,6 +300,7 @@ class Task:
         over = [slot for slot in slots.tolist() if self._held_until.get(slot) == at]
         for slot in over:
             del self._held_until[slot]
+        self._rows.keep(-DELAY_BYTES * len(over))
         self._return(np.array(over, np.int64))
 
     @property
@@ -285,6 +322,11 @@ class Task:
         """Rows that the task has given up."""
         return np.flatnonzero((self.states == DEAD) & self._rows["alive"])
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of delays and of reasons of dead rows."""
+        return DELAY_BYTES * len(self._held_until) + self.deliveries.kept_bytes
+
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def forget(self, slots: Slots) -> None:
@@ -300,6 +342,7 @@ class Task:
         """Make every row untaken, as a new definition does."""
         self.deliveries.end(int(self._counts[CLAIMED]), "reset")
         self.deliveries.forget_all()
+        self._rows.keep(-DELAY_BYTES * len(self._held_until))
         self._held_until.clear()
         self.states[:] = UNTAKEN
         self._counts[:] = 0
@@ -313,6 +356,7 @@ class Task:
         for view in self._views.values():
             view.close()
         self.deliveries.close()
+        self._rows.keep(-DELAY_BYTES * len(self._held_until))
         self._rows.drop_column(self._column)
 
     # -- who waits for whom --------------------------------------------------------------------------------------------
@@ -347,10 +391,13 @@ class Task:
     def _hold(self, slots: Slots, until: float) -> None:
         self._move(slots, DELAYED)
         self._held_until.update(dict.fromkeys(slots.tolist(), until))
+        self._rows.keep(DELAY_BYTES * len(slots))
 
     def _release_hold(self, slots: Slots) -> None:
-        for slot in slots.tolist() if self._held_until else ():
+        before = len(self._held_until)
+        for slot in slots.tolist() if before else ():
             self._held_until.pop(slot, None)
+        self._rows.keep(DELAY_BYTES * (len(self._held_until) - before))
 
     def _leave_views(self, slots: Slots) -> None:
         for view in self._views.values():

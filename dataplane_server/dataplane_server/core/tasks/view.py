@@ -23,6 +23,8 @@ from dataplane_server.core.tasks.task_states import UNTAKEN, Amount, Waiter
 _COMPACT_ABOVE = 1024
 _PEEKED = 16
 _SPARE = 64
+QUEUED_BYTES = 20
+"""Of a row in a queue, with its slack."""
 _SLOT_BITS = 31
 _SLOT = (1 << _SLOT_BITS) - 1
 
@@ -86,7 +88,7 @@ class View:
         self._state_column = state_column
         self._queue = ReadyQueue()  # epoch and slot of each row in one int; rows that are no longer ready are skipped
         self._column = f"ready:{state_column}:{mask}"
-        rows.add_column(self._column, np.bool_)
+        rows.add_column(self._column, np.bool_, QUEUED_BYTES)
         self.add(rows.all_slots())
 
     def add(self, slots: Slots) -> None:
@@ -161,7 +163,7 @@ class View:
         return slots
 
     def close(self) -> None:
-        self._rows.drop_column(self._column)
+        self._rows.drop_column(self._column, QUEUED_BYTES)
 
     def _positions_ready(self, entries: Int64Array, most: int) -> Int64Array:
         """Positions of the first `most` entries whose rows are still ready, each row once."""

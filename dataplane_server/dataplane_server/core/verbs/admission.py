@@ -69,10 +69,11 @@ class Admission:
         budget = self._state.limits.memory_bytes
         if padded + columns.kept_bytes > budget:
             needed = sum(sizes)
-            beside = f", beside the {columns.kept_bytes} bytes that its rows have" if columns.kept_bytes else ""
+            beside = f", beside the {_size(columns.kept_bytes)} that its rows have" if columns.kept_bytes else ""
             message = (
-                f"the {_what(columns)} holds {needed} bytes of values, {padded} with each column aligned to {ALIGNMENT}"
-                f"{beside}; the whole memory budget is {budget}"
+                f"the {_what(columns)} holds {_size(needed)} of values, {_size(padded)} with each column aligned to "
+                f"{ALIGNMENT} bytes{beside}; the whole memory budget is {_size(budget)}: put fewer rows at a time or "
+                "raise the budget"
             )
             raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
 
@@ -87,9 +88,9 @@ class Admission:
         needed = columns.size_bytes if columns is not None else 0
         space = self._state.space
         message = (
-            f"the {_what(columns)} holds {needed} bytes of values, {space.free} of the memory budget of "
-            f"{space.capacity} bytes are free, {self.waiting - 1} other puts wait; "
-            "clear consumed rows or raise the budget"
+            f"the {_what(columns)} holds {_size(needed)} of values, {_size(space.free)} of the memory budget of "
+            f"{_size(space.capacity)} are free, {self.waiting - 1} other puts wait; clear consumed rows or raise the "
+            "budget"
         )
         metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
         return Refusal(Reason.NO_SPACE, message, **metadata)
@@ -148,3 +149,11 @@ class Admission:
 def _what(columns: Columns | None) -> str:
     """What a write is called in refusals."""
     return "put" if columns is None or columns.kept is None else "append, with what its rows have,"
+
+
+def _size(size_bytes: int) -> str:
+    """A size for people, in the largest unit that it has one of."""
+    for unit, in_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= in_bytes:
+            return f"{size_bytes / in_bytes:.4g} {unit}"
+    return f"{size_bytes} bytes"

@@ -7,20 +7,23 @@ queue: the rows of a step are granted to all ranks together.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
-from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard
-from dataplane_server.core.calls.values import BatchUnit, Slots
+from dataplane_server.core.calls.requests import ClaimCall, ClaimSamples, ClaimShard, unit_of
+from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.tasks.task import AnyView, Task
-from dataplane_server.core.tasks.task_states import UNTAKEN, Amount, Waiter
+from dataplane_server.core.tasks.task_states import Amount, Waiter
+from dataplane_server.core.verbs.unserved import claim_timeout, end_of_data
 
-ClaimCall = ClaimSamples | ClaimShard
+_NEW_VIEW = -1
+"""No mask of fields."""
+
 StepKey = tuple[str, str, int]
 """Partition, task and number of a step."""
 
@@ -41,8 +44,9 @@ class QueuedClaim:
 class ClaimQueue:
     """All queued claims of a server."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, table: ClaimTable) -> None:
         self._state = state
+        self._table = table
         self._queued: dict[int, QueuedClaim] = {}  # by number
         self._of_ticket: dict[int, QueuedClaim] = {}
         self._ticket_of: dict[str, int] = {}  # by request_id
@@ -53,10 +57,17 @@ class ClaimQueue:
         """Calls that wait."""
         return len(self._of_ticket)
 
+    def queued_on(self, partition_id: str, task: str) -> Iterator[QueuedClaim]:
+        """The queued claims of a task (empty names: of all), the longest queued first."""
+        for queued in self._queued.values():
+            wanted = queued.wanted
+            if partition_id in ("", wanted.partition_id) and task in ("", wanted.task):
+                yield queued
+
     # -- claims that come ----------------------------------------------------------------------------------------------
 
-    def check(self, call: ClaimCall) -> tuple[Partition, int]:
-        """The partition, and the required fields as a mask. Refusal for a claim that can never be served."""
+    def check(self, call: ClaimCall) -> Partition:
+        """The partition. Refusal for a claim that it cannot serve, whatever rows come."""
         most = self._state.limits.max_rows_per_call
         if not 1 <= call.min_size <= call.batch_size <= most:
             message = (
@@ -69,27 +80,43 @@ class ClaimQueue:
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
         check_distinct("required field", call.required_fields)
         partition = self._state.partition(call.partition_id)
-        partition.task(call.task)
-        return partition, partition.mask(call.required_fields)
+        task = partition.task(call.task)
+        partition.known_fields(call.required_fields, self._state.limits)
+        declared = all(name in partition.fields for name in call.required_fields)
+        task.check_view(partition.mask(call.required_fields) if declared else _NEW_VIEW, call.whole_groups)
+        if partition.definition.clear_when_consumed and isinstance(call, ClaimSamples) and call.consume:
+            message = (
+                f"partition {call.partition_id!r} clears rows as soon as every task has consumed them: a claim that "
+                "consumes on delivery would lose them before they are read; use a claim that is committed"
+            )
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
+        return partition
 
-    def take(self, partition: Partition, call: ClaimCall, mask: int) -> Slots | None:
+    def take(self, partition: Partition, call: ClaimCall) -> Slots | None:
         """Pop ready rows from their view; None if the claim has to wait."""
-        view, amount = partition.task(call.task).view(mask, call.whole_groups), _amount(call)
+        if any(name not in partition.fields for name in call.required_fields):
+            return None  # no row has produced what an open partition has yet to declare
+        view = partition.task(call.task).view(partition.mask(call.required_fields), call.whole_groups)
+        amount = _amount(call)
         return None if view.waiters or not view.has(amount) else view.pop(amount)
 
-    def wait(self, partition: Partition, call: ClaimCall, mask: int, now: float) -> int:
-        """Queue a call, beside the others of its step if there are any. Returns its ticket. Refusal if nothing may
-        wait, or nothing more.
+    def wait(self, partition: Partition, call: ClaimCall, now: float) -> int:
+        """Queue a call, beside the others of its step if there are any. Returns its ticket. Declares the fields that it
+        requires, in an open partition. Refusal if nothing may wait, or nothing more, or at the end of data.
         """
         if self._state.draining:
             raise draining()
         limit = self._state.limits.max_waiting_claims
         if len(self._of_ticket) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} claims are queued already", max_waiting_claims=limit)
+        task = partition.task(call.task)
+        if task.is_ending and task.left(call.whole_groups, unit_of(call)) < call.min_size:
+            raise end_of_data(task, call)
+        partition.declare(call.required_fields)
         ticket = self._state.ticket()
         queued = self._of_step.get(_step_key(call)) if isinstance(call, ClaimShard) else None
         if queued is None:
-            queued = self._add(partition.task(call.task), call, mask, ticket, now)
+            queued = self._add(task, call, partition.mask(call.required_fields), ticket, now)
         queued.callers[ticket] = call
         self._of_ticket[ticket] = queued
         self._ticket_of[call.request_id] = ticket
@@ -121,10 +148,14 @@ class ClaimQueue:
 
     # -- waits that end ------------------------------------------------------------------------------------------------
 
-    def give_up(self, ticket: int) -> Refusal | None:
+    def give_up(self, ticket: int, now: float) -> Refusal | None:
         """End a wait at its deadline. Returns what to tell the caller; None for an unknown ticket."""
-        queued = self.leave(ticket)
-        return None if queued is None else self._timeout(queued.wanted)
+        queued = self._of_ticket.get(ticket)
+        if queued is None:
+            return None
+        call = queued.callers[ticket]
+        self.leave(ticket)
+        return claim_timeout(self._state, self._table, call, now)
 
     def leave(self, ticket: int) -> QueuedClaim | None:
         """A caller stops waiting. Returns where it was queued; None for an unknown ticket."""
@@ -146,15 +177,31 @@ class ClaimQueue:
 
     def fail_waiting_on(self, partition_id: str, refusal: Refusal) -> None:
         """Fail the claims on a partition that is gone."""
-        for queued in self._waiting_on(partition_id):
+        for queued in list(self.queued_on(partition_id, "")):
             self._fail_all(queued, refusal)
 
     def fail_orphans(self, partition_id: str) -> None:
         """Fail the claims for tasks and fields that the partition no longer has."""
-        for queued in self._waiting_on(partition_id):
+        for queued in list(self.queued_on(partition_id, "")):
             refusal = self._why_refused(queued.wanted)
             if refusal is not None:
                 self._fail_all(queued, refusal)
+
+    def end_hopeless(self, task: Task) -> int:
+        """Fail the claims of a task for which too few rows are left, if no more rows will come. Returns the number of
+        calls.
+        """
+        if not task.is_ending:
+            return 0
+        numbers = sorted(number for view in task.views for number in view.waiters)
+        waiting = [self._queued[number] for number in numbers]
+        kinds = [(queued.wanted.whole_groups, unit_of(queued.wanted)) for queued in waiting]
+        left = {kind: task.left(*kind) for kind in set(kinds)}
+        ended = [each for each, kind in zip(waiting, kinds, strict=True) if left[kind] < each.wanted.min_size]
+        calls = sum(len(queued.callers) for queued in ended)
+        for queued in ended:
+            self._fail_all(queued, end_of_data(task, queued.wanted))
+        return calls
 
     def fail_session(self, session_id: str) -> None:
         """Fail the claims of a session that has ended."""
@@ -170,40 +217,12 @@ class ClaimQueue:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _timeout(self, call: ClaimCall) -> Refusal:
-        """Why a claim was not served in time."""
-        partition = self._state.partition(call.partition_id)
-        task = partition.task(call.task)
-        untaken = partition.rows["alive"] & (task.states == UNTAKEN)
-        produced = partition.rows["produced"][untaken]
-        lacking = {
-            name: int(np.count_nonzero((produced & partition.field(name).bit) == 0)) for name in call.required_fields
-        }
-        reasons = [f"{count} of them lack field {name!r}" for name, count in lacking.items() if count]
-        hidden = int(np.count_nonzero(partition.rows["hidden"][untaken]))
-        if hidden:
-            reasons.append(f"{hidden} of them belong to groups that are still reserved")
-        if task.delayed:
-            reasons.append(f"{task.delayed} more are delayed by a release")
-        others = task.waiting()
-        message = (
-            f"partition {call.partition_id!r}, task {call.task!r}: {call.min_size} ready "
-            f"{unit_of(call)} wanted; "
-            f"{len(produced)} of {len(partition.rows)} resident rows are untaken"
-            + "".join(f", {reason}" for reason in reasons)
-            + (f"; {others} other claims of the task are queued, first come first served" if others else "")
-        )
-        return Refusal(Reason.CLAIM_TIMEOUT, message, partition_id=call.partition_id, task=call.task)
-
     def _why_refused(self, call: ClaimCall) -> Refusal | None:
         try:
             self.check(call)
         except Refusal as refusal:
             return refusal
         return None
-
-    def _waiting_on(self, partition_id: str) -> list[QueuedClaim]:
-        return [queued for queued in self._queued.values() if queued.wanted.partition_id == partition_id]
 
     def _fail_all(self, queued: QueuedClaim, refusal: Refusal) -> None:
         for ticket in list(queued.callers):
@@ -222,11 +241,6 @@ class ClaimQueue:
         if isinstance(queued.wanted, ClaimShard):
             del self._of_step[_step_key(queued.wanted)]
         queued.task.remove_waiter(queued.view, queued.number)
-
-
-def unit_of(call: ClaimCall) -> BatchUnit:
-    """What the sizes of a claim count."""
-    return call.unit or ("groups" if call.whole_groups else "rows")
 
 
 def _amount(call: ClaimCall) -> Amount:

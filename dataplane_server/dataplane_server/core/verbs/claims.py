@@ -8,7 +8,7 @@ again under the same id, is never mistaken for its own.
     open ──commit──────────────────────────> committed   rows are consumed
       │ ──release, caller gone─────────────> released, abandoned   rows return to the queue
       └ ──last holder's session expired────> expired     rows return to the queue, or are dead letters
-        ──reset, partition redefined───────> reset       rows return to the queue
+        ──reset, definition replaced───────> reset       rows return to the queue
 
 A claim is held by a session. A shard of a step is held by the sessions of all callers that asked for it, and ends with
 the last. Its rows do not return to the queue but stay with their step; see `verbs.steps`.
@@ -24,15 +24,16 @@ import numpy as np
 from dataplane_server.core.calls.answers import Grant, ReleaseResult, Waiting
 from dataplane_server.core.calls.names import check_reason
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import AdoptClaim, ClaimSamples, ReleaseClaim
+from dataplane_server.core.calls.requests import AdoptClaim, ClaimCall, ClaimSamples, ClaimShard, ReleaseClaim
 from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
 from dataplane_server.core.state.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.state.delays import Due
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.sessions import Session
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.tasks.deliveries import How
-from dataplane_server.core.verbs.claim_queue import ClaimCall, ClaimQueue
+from dataplane_server.core.verbs.claim_queue import ClaimQueue
 
 
 class Claims:
@@ -46,15 +47,16 @@ class Claims:
     # -- grant ---------------------------------------------------------------------------------------------------------
 
     def claim(self, call: ClaimSamples, now: float) -> Grant | Waiting:
-        partition, mask = self._queue.check(call)
+        partition = self._queue.check(call)
+        self._table.check_room()
         if call.session_id:
             self._state.sessions.find(call.session_id)
-        slots = self._queue.take(partition, call, mask)
+        slots = self._queue.take(partition, call)
         if slots is None:
-            return Waiting(self._queue.wait(partition, call, mask, now))
-        return self.grant(partition, call, slots)
+            return Waiting(self._queue.wait(partition, call, now))
+        return self.grant(partition, call, slots, now)
 
-    def grant(self, partition: Partition, call: ClaimCall, slots: Slots, *, of_step: bool = False) -> Grant:
+    def grant(self, partition: Partition, call: ClaimCall, slots: Slots, now: float) -> Grant:
         """Grant rows that are in no view. A call that consumes on delivery gets no claim."""
         task, rows = partition.task(call.task), partition.rows
         consume = isinstance(call, ClaimSamples) and call.consume
@@ -64,7 +66,10 @@ class Claims:
         claim_id = who = ""
         if not consume:
             claim_id = f"{self._state.incarnation}-{self._state.ticket()}"
-            claim = OpenClaim(claim_id, partition, call.task, slots, rows.epochs(slots), sample_ids, of_step=of_step)
+            shard = (call.step, call.dp_rank) if isinstance(call, ClaimShard) else None
+            claim = OpenClaim(
+                claim_id, partition, call.task, slots, rows.epochs(slots), sample_ids, now, shard, of_step=bool(shard)
+            )
             self._table.add(claim)
             if call.session_id:
                 self._table.hold(claim, call.session_id)
@@ -79,6 +84,7 @@ class Claims:
             rows.generations(slots),
             task.deliveries.counts(slots),
             partition.groups.parts(slots) if call.whole_groups else (),
+            rows.tags_bytes(slots),
         )
 
     # -- commit --------------------------------------------------------------------------------------------------------
@@ -124,6 +130,8 @@ class Claims:
         left = claim.left()
         task = claim.partition.tasks[claim.task]
         task.consume(left)
+        if claim.partition.definition.clear_when_consumed:
+            self._state.changes.consumed.append((claim.partition, left))
         task.counters.commits += 1
         task.counters.commit_bytes += size_bytes
         self._table.report("committed", claim, left)
@@ -135,6 +143,8 @@ class Claims:
     def release(self, call: ReleaseClaim, now: float) -> ReleaseResult:
         self._check_release(call.delay_s, call.reason)
         claim = self._table.find(call.claim_id)
+        if call.delay_s:
+            self._state.bookkeeping.check(DELAY_BYTES * len(claim.slots), urgent=True)
         held_until = now + call.delay_s if call.delay_s else None
         left = self._release([claim], "released", call.reason, held_until)
         if held_until is not None and not claim.of_step:

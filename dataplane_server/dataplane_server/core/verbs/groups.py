@@ -7,14 +7,17 @@ Either way the reservation has ended, and a put that names it is refused.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 
 from dataplane_server.core.calls.answers import GroupAborted, GroupFinished, Reserved
 from dataplane_server.core.calls.names import check_name, check_reason, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup, ReserveGroup
-from dataplane_server.core.calls.values import Slots
-from dataplane_server.core.rows.group_table import Group
+from dataplane_server.core.calls.values import Slots, Tags
+from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, id_bytes
+from dataplane_server.core.rows.group_table import END_VERSION_TAG, Group
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
 
@@ -47,6 +50,11 @@ class Groups:
         """Refusal GROUP_INCOMPLETE for a group without rows, or names the first row that has no value yet."""
         partition, group = self._find(call.reservation_id)
         _check_complete(partition, group)
+        if call.weight_version is not None:
+            slots = partition.groups.members(group.number)
+            tags: Tags = {END_VERSION_TAG: call.weight_version}
+            most = self._state.limits.max_tags_per_row
+            partition.check_tags(partition.rows.ids(slots), slots, repeat(tags), most)
         who = self._holder(group)
         slots = partition.show_group(group, call.weight_version)
         self._report("ready", partition, slots, who)
@@ -83,12 +91,17 @@ class Groups:
         if call.group_id in partition.groups:
             message = f"{where} has a group {call.group_id!r} already"
             raise Refusal(Reason.SAMPLE_EXISTS, message, partition_id=partition.partition_id, group_id=call.group_id)
+        if partition.rows.closed:
+            message = f"{where} is closed to new rows; group {call.group_id!r} would have some"
+            raise Refusal(Reason.PARTITION_CLOSED, message, partition_id=partition.partition_id, group_id=call.group_id)
         existing = np.flatnonzero(partition.rows.find_existing(call.sample_ids) >= 0)
         if existing.size:
             first = call.sample_ids[int(existing[0])]
             message = f"{where}: sample {first!r} of group {call.group_id!r} exists already"
             raise Refusal(Reason.SAMPLE_EXISTS, message, partition_id=partition.partition_id, sample_id=first)
         self._state.check_new_rows(len(call.sample_ids))
+        of_rows = partition.rows.growth_bytes(len(call.sample_ids)) + id_bytes(call.sample_ids)
+        self._state.bookkeeping.check(GROUP_BYTES + of_rows)
 
     def _find(self, reservation_id: str) -> tuple[Partition, Group]:
         for partition in self._state.partitions.values():

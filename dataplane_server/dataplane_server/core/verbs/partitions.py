@@ -1,4 +1,4 @@
-"""Partitions: registered, cleared, reset and dropped.
+"""Partitions: registered, extended, closed, cleared, reset and dropped.
 
 A reset ends every claim and step that holds any of the rows as a whole, and all rows that these held return to the
 queue: a claim on half of its rows would surprise its holder. Rows return first in the queue, in order of arrival.
@@ -6,18 +6,36 @@ queue: a claim on half of its rows would surprise its holder. Rows return first 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from dataplane_server.core.calls.answers import ClearResult, DropResult, PartitionInfo, ResetResult
+from dataplane_server.core.calls.answers import (
+    ClearResult,
+    CloseResult,
+    DropResult,
+    PartitionInfo,
+    Registered,
+    ResetResult,
+)
+from dataplane_server.core.calls.definitions import merged, with_fields_of
 from dataplane_server.core.calls.names import check_definition, check_generations, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import ClearSamples, DropPartition, RegisterPartition, ResetTask
+from dataplane_server.core.calls.requests import (
+    ClearSamples,
+    ClosePartition,
+    DropPartition,
+    ExtendPartition,
+    RegisterPartition,
+    ResetTask,
+)
 from dataplane_server.core.calls.values import Definition, Slots
+from dataplane_server.core.rows.fields import check_may_replace
 from dataplane_server.core.state.descriptions import describe_partition
-from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.partition import Partition, definition_bytes
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.tasks.task import Task
-from dataplane_server.core.tasks.task_states import CLAIMED, DELAYED, UNTAKEN
+from dataplane_server.core.tasks.task_states import CLAIMED, CONSUMED, DELAYED, UNTAKEN
 from dataplane_server.core.verbs.claim_queue import ClaimQueue
 from dataplane_server.core.verbs.claims import Claims
 from dataplane_server.core.verbs.steps import Steps
@@ -34,26 +52,81 @@ class Partitions:
         self._steps = steps
         self._writes = writes
 
-    def register(self, call: RegisterPartition, now: float) -> PartitionInfo:
+    def register(self, call: RegisterPartition, now: float) -> Registered:
         check_definition(call.definition, self._state.limits)
         partition = self._state.partitions.get(call.definition.partition_id)
         if partition is None:
-            return describe_partition(self._create(call.definition), now)
-        partition.check_redefine(call.definition)
+            return Registered(describe_partition(self._create(call.definition), now), "created")
+        if call.replace:
+            self._replace(partition, call.definition)
+            return Registered(describe_partition(partition, now), "replaced")
+        extended = self._extend(partition, call.definition)
+        return Registered(describe_partition(partition, now), "extended" if extended else "unchanged")
+
+    def extend(self, call: ExtendPartition, now: float) -> PartitionInfo:
+        partition = self._state.partition(call.partition_id)
+        held = partition.definition
+        wanted = replace(
+            held,
+            fields=call.fields,
+            tasks=call.tasks,
+            num_samples=call.num_samples,
+            per_token_fields=call.per_token_fields,
+            open=True,  # or it would need a field
+            clear_when_consumed=False,  # or a task
+        )
+        check_definition(wanted, self._state.limits)
+        self._extend(partition, replace(wanted, open=held.open, clear_when_consumed=held.clear_when_consumed))
+        return describe_partition(partition, now)
+
+    def close(self, call: ClosePartition) -> CloseResult:
+        partition = self._state.partition(call.partition_id)
+        partition.close()
+        return CloseResult(sum(self._queue.end_hopeless(task) for task in partition.tasks.values()))
+
+    def clear_consumed(self, partition: Partition, slots: Slots) -> None:
+        """Remove those of the rows that every task has consumed."""
+        by_each = [task.states[slots] == CONSUMED for task in partition.tasks.values()]
+        gone: Slots = slots[np.logical_and.reduce(by_each)]
+        if len(gone):
+            ids = partition.rows.ids(gone)
+            self._state.report(Fact("cleared", partition.partition_id, ids, reason="every task has consumed it"))
+            partition.clear(gone)
+
+    def _extend(self, partition: Partition, wanted: Definition) -> bool:
+        """Declare what is wanted beyond the definition. Returns whether there is anything."""
+        definition = merged(partition.definition, wanted)
+        check_definition(definition, self._state.limits)
+        if definition == partition.definition:
+            return False
+        self._check_room(definition, partition.definition)
+        partition.extend(definition)
+        return True
+
+    def _check_room(self, definition: Definition, before: Definition) -> None:
+        self._state.bookkeeping.check(definition_bytes(definition) - definition_bytes(before))
+
+    def _replace(self, partition: Partition, definition: Definition) -> None:
+        if definition.open:
+            definition = with_fields_of(partition.definition, definition)
+            check_definition(definition, self._state.limits)
+        self._check_room(definition, partition.definition)
+        check_may_replace(partition.partition_id, partition.fields, partition.groups.reserved.values(), definition)
         self._claims.void(partition)
         self._steps.forget(partition)
-        partition.redefine(call.definition)
-        self._state.report(Fact("reset", partition.partition_id, None, reason="registered again"))
+        partition.redefine(definition)
+        self._state.report(Fact("reset", partition.partition_id, None, reason="the definition was replaced"))
         self._queue.fail_orphans(partition.partition_id)
-        return describe_partition(partition, now)
 
     def _create(self, definition: Definition) -> Partition:
         state, limit = self._state, self._state.limits.max_partitions
         if len(state.partitions) >= limit:
             message = f"the server holds {limit} partitions, which is its limit; drop one first"
             raise Refusal(Reason.LIMIT_REACHED, message, max_partitions=limit)
+        state.bookkeeping.check(definition_bytes(definition))
         changes = state.changes
-        partition = Partition(definition, state.space, state.generations, changes.partitions, changes.tasks)
+        shared = (state.space, state.generations, state.bookkeeping)
+        partition = Partition(definition, *shared, changes.partitions, changes.tasks)
         state.partitions[definition.partition_id] = partition
         return partition
 
@@ -68,6 +141,7 @@ class Partitions:
         for group in list(partition.groups.reserved.values()):  # those without rows
             partition.roll_back(group)
         self._state.report(Fact("cleared", call.partition_id, None, reason="the partition was dropped"))
+        partition.rows.close()
         del self._state.partitions[call.partition_id]
         gone = Refusal(
             Reason.PARTITION_NOT_FOUND, f"partition {call.partition_id!r} was dropped", partition_id=call.partition_id

@@ -12,6 +12,8 @@ from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 
+_LEAST_ROWS = 64
+
 
 class Reads:
     """Reads that have begun and not ended, by ticket. Tickets of reads are numbers of their own."""
@@ -19,6 +21,7 @@ class Reads:
     def __init__(self, state: State) -> None:
         self._state = state
         self._begun = 0
+        self._rows = 0
         self._pinned: dict[int, tuple[Partition, Slots]] = {}
 
     def begin(self, call: BeginRead) -> ReadPlan:
@@ -35,10 +38,12 @@ class Reads:
         slots = partition.rows.find(call.sample_ids)
         if call.generations is not None:
             partition.rows.check_same(call.sample_ids, slots, call.generations)
+        self._check_room(len(slots))
         columns, runs = partition.plan_read(slots, call.fields, tokens)
         partition.rows.pin(slots)
         self._begun += 1
         self._pinned[self._begun] = (partition, slots)
+        self._rows += max(len(slots), _LEAST_ROWS)
         lengths = partition.rows["sequence_length"][slots].astype("int64")
         size_bytes = sum([run.size_bytes for run in runs])
         partition.count_read(len(slots), size_bytes)
@@ -50,6 +55,14 @@ class Reads:
         if pinned is not None:
             partition, slots = pinned
             partition.rows.unpin(slots)
+            self._rows -= max(len(slots), _LEAST_ROWS)
+
+    def _check_room(self, rows: int) -> None:
+        """Refusal LIMIT_REACHED if reads under way, leases included, have too many rows."""
+        most = self._state.limits.max_read_rows
+        if self._rows + max(rows, _LEAST_ROWS) > most:
+            message = f"{len(self._pinned)} reads are under way; together they may have {most} rows (max_read_rows)"
+            raise Refusal(Reason.LIMIT_REACHED, message, max_read_rows=most)
 
     def partitions(self) -> list[Partition]:
         """Partitions with pinned rows, each once. They may have been dropped."""

@@ -23,14 +23,14 @@ import numpy as np
 
 from dataplane_server.core.calls.answers import Grant, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import ClaimShard
+from dataplane_server.core.calls.requests import ClaimShard, unit_of
 from dataplane_server.core.calls.values import Epochs, Int64Array, Slots
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.tasks.task_states import DELAYED
 from dataplane_server.core.verbs.balance import split_by_weight, split_in_order
-from dataplane_server.core.verbs.claim_queue import ClaimQueue, unit_of
+from dataplane_server.core.verbs.claim_queue import ClaimQueue
 from dataplane_server.core.verbs.claims import Claims
 
 MAX_DP_WORLD = 65_536
@@ -60,6 +60,15 @@ class _Step:
         left = [partition.rows.left(shard.slots, shard.epochs) for shard in self.shards]
         return np.concatenate([_NO_ROWS, *left])
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory, also of ids and arrays in its grants."""
+        return _kept_bytes(len(self.shards), sum(len(shard.slots) for shard in self.shards))
+
+
+def _kept_bytes(shards: int, rows: int) -> int:
+    return 1024 + 1024 * shards + 200 * rows
+
 
 class Steps:
     """Steps that have their rows, by partition, task and number. Steps that wait for rows are in the claim queue."""
@@ -74,14 +83,14 @@ class Steps:
     # -- claim ---------------------------------------------------------------------------------------------------------
 
     def claim(self, call: ClaimShard, now: float) -> Grant | Waiting:
-        partition, mask = self._check(call)
+        partition = self._check(call)
         if self._find(call) is None:
             waits = self._queue.waiting_step(call) is not None
-            slots = None if waits else self._queue.take(partition, call, mask)
+            slots = None if waits else self._queue.take(partition, call)
             if slots is None:
-                return Waiting(self._queue.wait(partition, call, mask, now))
+                return Waiting(self._queue.wait(partition, call, now))
             self.begin(partition, call, slots)
-        return self.grant(partition, call)
+        return self.grant(partition, call, now)
 
     def begin(self, partition: Partition, call: ClaimShard, slots: Slots) -> None:
         """Split rows that have just left their view. From now on they are held for the step."""
@@ -93,16 +102,17 @@ class Steps:
             chosen = [np.arange(*units[unit]) for unit in part]
             mine = slots[np.concatenate([_NO_ROWS, *chosen])]
             shards.append(_Shard(mine, rows.epochs(mine)))
-        self._steps.setdefault(_key(call), OrderedDict())[call.step] = _Step(call, shards)
+        step = self._steps.setdefault(_key(call), OrderedDict())[call.step] = _Step(call, shards)
+        rows.keep(step.kept_bytes)
         self._forget_old(partition, _key(call))
 
-    def grant(self, partition: Partition, call: ClaimShard) -> Grant:
+    def grant(self, partition: Partition, call: ClaimShard, now: float) -> Grant:
         """Grant a rank its shard of a step that has its rows."""
         shard = self._steps[_key(call)][call.step].shards[call.dp_rank]
         grant = self._current_grant(shard, call.session_id)
         if grant is None:
             slots = self._held_rows(partition, call.task, shard)
-            grant = shard.grant = self._claims.grant(partition, call, slots, of_step=True)
+            grant = shard.grant = self._claims.grant(partition, call, slots, now)
         return grant
 
     def _find(self, call: ClaimShard) -> _Step | None:
@@ -128,7 +138,7 @@ class Steps:
         held: Slots = slots[partition.task(task).states[slots] == DELAYED]
         return held
 
-    def _check(self, call: ClaimShard) -> tuple[Partition, int]:
+    def _check(self, call: ClaimShard) -> Partition:
         where = {"partition_id": call.partition_id, "task": call.task}
         if not 0 <= call.dp_rank < call.dp_world <= MAX_DP_WORLD:
             message = (
@@ -142,7 +152,8 @@ class Steps:
         if call.balance == "groups" and not call.whole_groups:
             message = "a split by groups needs whole groups (whole_groups)"
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
-        partition, mask = self._queue.check(call)
+        partition = self._queue.check(call)
+        self._table.check_room()
         if call.session_id:
             self._state.sessions.find(call.session_id)
         step = self._find(call)
@@ -153,7 +164,9 @@ class Steps:
                 f"{_common(before)}, and now with {_common(call)}"
             )
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
-        return partition, mask
+        if step is None:
+            self._state.bookkeeping.check(_kept_bytes(call.dp_world, call.min_size), urgent=True)
+        return partition
 
     # -- steps that end ------------------------------------------------------------------------------------------------
 
@@ -167,20 +180,27 @@ class Steps:
                 rows = step.slots(partition)
                 if slots is None or np.isin(rows, slots).any():
                     gone.append(rows)
-                    self._drop(step)
+                    self._drop(partition, step)
         return np.concatenate(gone)
 
     def _forget_old(self, partition: Partition, key: _Key) -> None:
         """Forget the oldest steps above the limit; rows that are held for them return to the queue."""
         for step in list(self._steps[key].values())[: -self._state.limits.remembered_steps]:
-            self._drop(step)
+            self._drop(partition, step)
             for shard in step.shards:
                 claim = None if shard.grant is None else self._table.get(shard.grant.claim_id)
                 if claim is not None:
                     claim.of_step = False
             partition.task(key[1]).end_delay(step.slots(partition), math.inf)
 
-    def _drop(self, step: _Step) -> None:
+    def kept_bytes(self, partition_id: str) -> int:
+        """Memory of the steps of a partition."""
+        return sum(
+            step.kept_bytes for key, steps in self._steps.items() if key[0] == partition_id for step in steps.values()
+        )
+
+    def _drop(self, partition: Partition, step: _Step) -> None:
+        partition.rows.keep(-step.kept_bytes)
         steps = self._steps[_key(step.wanted)]
         del steps[step.wanted.step]
         if not steps:

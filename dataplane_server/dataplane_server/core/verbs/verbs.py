@@ -20,7 +20,7 @@ class Verbs:
 
     def __init__(self, state: State) -> None:
         self.table = ClaimTable(state)
-        self.queue = ClaimQueue(state)
+        self.queue = ClaimQueue(state, self.table)
         self.admission = Admission(state)
         self.claims = Claims(state, self.queue, self.table)
         self.steps = Steps(state, self.queue, self.table, self.claims)

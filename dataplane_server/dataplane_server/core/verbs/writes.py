@@ -31,6 +31,7 @@ from dataplane_server.core.calls.names import (
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
 from dataplane_server.core.calls.values import Int64Array, Slots
+from dataplane_server.core.rows.bookkeeping import WRITE_BYTES, id_bytes
 from dataplane_server.core.rows.fields import check_given_lengths
 from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.state.partition import Checked, Partition
@@ -41,12 +42,17 @@ from dataplane_server.core.verbs.claims import Claims
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """revisions: of the rows of an append when it began."""
+    """kept_bytes: memory that it takes meanwhile. revisions: of the rows of an append when it began."""
 
     call: PutSamples | CommitClaim
     partition_id: str
     columns: Columns
+    kept_bytes: int
     revisions: Int64Array | None = None
+
+
+def _write_bytes(columns: Columns) -> int:
+    return WRITE_BYTES + 4 * columns.entries.nbytes
 
 
 class Writes:
@@ -63,31 +69,36 @@ class Writes:
     # -- begin ---------------------------------------------------------------------------------------------------------
 
     def put(self, call: PutSamples, now: float) -> Reservation | Waiting:
-        _check_form(call, self._state.limits)
+        tag_bytes = _check_form(call, self._state.limits)
         columns = _columns(call.columns, 1 if call.shared else len(call.sample_ids), self._state.limits)
         revisions = None
         if call.append:
             partition = self._state.partition(call.partition_id)
             slots = partition.rows.find_existing(call.sample_ids)
             columns, revisions = columns.appended_to(partition.kept(slots, columns)), partition.rows.revisions(slots)
-        self._check_put(call, columns, revisions)
-        return self._reserve(_UnderWay(call, call.partition_id, columns, revisions), now, urgent=bool(call.claim_id))
+        checked = self._check_put(call, columns, revisions)
+        rows = self._state.partition(call.partition_id).rows
+        kept = _write_bytes(columns) + tag_bytes + id_bytes(call.sample_ids) + rows.growth_bytes(checked.new_rows)
+        urgent = bool(call.claim_id)
+        return self._reserve(_UnderWay(call, call.partition_id, columns, kept, revisions), now, urgent=urgent)
 
     def commit(self, call: CommitClaim, now: float) -> Reservation | Waiting | CommitResult:
         if not call.columns:
             return CommitResult(self._claims.commit(call.claim_id))
         columns = _columns(call.columns, self._claims.size(call.claim_id), self._state.limits)
         partition, _, _ = self._check_commit(call, columns)
-        return self._reserve(_UnderWay(call, partition.partition_id, columns), now, urgent=True)
+        return self._reserve(_UnderWay(call, partition.partition_id, columns, _write_bytes(columns)), now, urgent=True)
 
     def _reserve(self, begun: _UnderWay, now: float, *, urgent: bool) -> Reservation | Waiting:
         self._admission.check_can_fit(begun.columns)
+        self._state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
         ticket = self._state.ticket()
         reservation = self._admission.admit(ticket, begun.columns, now, urgent=urgent)
         if reservation is None and self._state.draining:
             self._admission.release(ticket)
             raise draining()
         self._under_way[ticket] = begun
+        self._state.bookkeeping.add(begun.kept_bytes)
         self._ticket_of[begun.call.request_id] = ticket
         return reservation or Waiting(ticket)
 
@@ -144,16 +155,18 @@ class Writes:
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def _check_put(self, put: PutSamples, columns: Columns, revisions: Int64Array | None) -> Checked:
-        partition = self._state.partition(put.partition_id)
+        partition, limits = self._state.partition(put.partition_id), self._state.limits
         if put.shared:
-            return partition.check_shared(partition.groups.of_reservation(put.reservation_id), columns)
+            group = partition.groups.of_reservation(put.reservation_id)
+            return partition.check_shared(group, columns, limits)
         slots = partition.rows.find_existing(put.sample_ids)
         self._check_access(put, partition, slots)
         if revisions is not None:
             partition.check_per_token(columns)
             partition.check_unchanged(put.sample_ids, slots, revisions)
-        limits = self._state.limits
         checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
+        if not put.reservation_id:
+            partition.rows.check_may_create(put.sample_ids, slots)
         self._state.check_new_rows(checked.new_rows)
         return checked
 
@@ -243,10 +256,16 @@ class Writes:
         under_way = self._under_way.pop(ticket, None)
         if under_way is not None:
             del self._ticket_of[under_way.call.request_id]
+            self._state.bookkeeping.add(-under_way.kept_bytes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of all writes under way."""
+        return sum(under_way.kept_bytes for under_way in self._under_way.values())
 
 
-def _check_form(put: PutSamples, limits: Limits) -> None:
-    """Refuse what is malformed in any state of the server."""
+def _check_form(put: PutSamples, limits: Limits) -> int:
+    """Refuse what is malformed in any state of the server. Returns the memory of the tags."""
     check_caller(put.caller, limits)
     certain = put.claim_id or put.shared or put.generations is not None
     if put.add_to_group and (certain or not put.reservation_id):
@@ -257,14 +276,14 @@ def _check_form(put: PutSamples, limits: Limits) -> None:
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if not put.shared:
         check_sample_ids(put.sample_ids, limits)
-        check_tags(put.sample_ids, put.tags, limits)
         check_given_lengths(put.sample_ids, put.sequence_lengths)
         check_generations(put.sample_ids, put.generations)
-        return
+        return check_tags(put.sample_ids, put.tags, limits)
     of_rows = any(given is not None for given in (put.tags, put.sequence_lengths, put.generations))
     if put.sample_ids or not put.reservation_id or put.claim_id or of_rows or not put.columns:
         message = "a shared put names a reservation and at least one column, and neither samples nor tags nor a claim"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
+    return 0
 
 
 def _columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:

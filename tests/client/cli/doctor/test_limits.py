@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from dataplane_client.cli.doctor._host import (
-    GroupMemory,
     check_descriptors,
     check_host_memory,
     check_memory_limit,
-    read_group_memory,
 )
 from dataplane_client.cli.doctor._server import check_versions
 from dataplane_client.descriptions import ServerStatus
+from rl_dataplane.group_memory import GroupMemory, read_group_memory
 
 GIB = 1 << 30
 V1_NONE = "9223372036854771712"

@@ -38,7 +38,9 @@ def process_global_batch(
     counts = to_compute_device(_count_valid(batch))
     if dp_group is not None:
         torch.distributed.all_reduce(counts, group=dp_group)
-    if getattr(loss_fn, "loss_type", None) == LossType.TOKEN_LEVEL and "token_mask" not in batch:
+    # Compare values: a loss may use another package's enumeration with the same names.
+    unit = getattr(loss_fn, "loss_type", None)
+    if getattr(unit, "value", unit) == LossType.TOKEN_LEVEL.value and "token_mask" not in batch:
         raise AssertionError("token_mask must be present in the data when the loss is token-level")
     seqs, toks = counts.float() if counts.is_floating_point() else counts
     return {"batch": batch, "global_valid_seqs": seqs, "global_valid_toks": toks}

@@ -18,6 +18,7 @@ from trainer_adapter.automodel.choices import device_type
 from trainer_adapter.automodel.config import DistributedContext, PolicyConfig, RuntimeConfig
 from trainer_adapter.automodel.models.automodel_ranks import mark_norms_of_heads
 from trainer_adapter.automodel.models.force_hf import _maybe_set_force_hf, force_hf_with_tensor_parallelism
+from trainer_adapter.automodel.models.packed_sequences import check_own_packing
 from trainer_adapter.automodel.packages import from_package, require_transformers
 from trainer_adapter.automodel.rank import fail_together, report
 
@@ -30,8 +31,9 @@ def load_automodel(
 
     Base weights are frozen with adapters. A collective call of all ranks.
 
-    Raises NotImplementedError for context parallelism and, on the CPU, for expert parallelism; RuntimeError for
-    force_hf=False with a model that cannot be trained so; ValueError for invalid settings of adapters.
+    Raises NotImplementedError for context parallelism, for packing with an own model of the package that is not known
+    to keep sequences apart, and, on the CPU, for expert parallelism; RuntimeError for force_hf=False with a model that
+    cannot be trained so; ValueError for invalid settings of adapters.
     """
     on_cpu = device_type(config) == "cpu"
     _check_sizes(config["dtensor_cfg"], context, on_cpu)
@@ -40,6 +42,8 @@ def load_automodel(
     is_hf_model = from_package("_transformers.model_init", "get_is_hf_model")(
         runtime_config.model_config, bool(arguments.get("force_hf"))
     )
+    if runtime_config.enable_seq_packing and not is_hf_model:
+        check_own_packing(runtime_config.model_config, arguments.get("backend"))
     load = _load_on_cpu if on_cpu else _load_on_gpu
     model = load(config["model_name"], runtime_config, context, adapters, arguments)
     if context.tp_size > 1 and is_hf_model:

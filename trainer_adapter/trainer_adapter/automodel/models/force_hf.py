@@ -29,7 +29,7 @@ def _maybe_set_force_hf(automodel_kwargs: dict[str, Any], model_config: Any) -> 
     """
     if automodel_kwargs.get("force_hf") is True:
         return
-    architecture = _architecture(model_config)
+    architecture = architecture_of(model_config)
     registered = _registered_classes()
     if architecture not in registered or _translates(_adapter_module(registered[architecture])):
         return
@@ -47,7 +47,7 @@ def force_hf_with_tensor_parallelism(automodel_kwargs: dict[str, Any], model_con
 
     Raises RuntimeError if the user set force_hf=False for such a model.
     """
-    architecture = _architecture(model_config)
+    architecture = architecture_of(model_config)
     if automodel_kwargs.get("force_hf") is True or architecture not in _WRONG_WITH_TENSOR_PARALLELISM:
         return
     if automodel_kwargs.get("force_hf") is False:
@@ -62,7 +62,8 @@ def force_hf_with_tensor_parallelism(automodel_kwargs: dict[str, Any], model_con
     automodel_kwargs["force_hf"] = True
 
 
-def _architecture(model_config: Any) -> str | None:
+def architecture_of(model_config: Any) -> str | None:
+    """The name of the model's class; None if its configuration names none."""
     return next(iter(getattr(model_config, "architectures", None) or []), None)
 
 

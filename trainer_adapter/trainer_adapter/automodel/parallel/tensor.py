@@ -13,6 +13,7 @@ the model sees S tokens and makes masks for S.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -30,19 +31,21 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from trainer_adapter.automodel.dotted_path import import_named
+
 Plan = Mapping[str, ParallelStyle]
 
 
 def parallelize_tensors(
-    model: torch.nn.Module, mesh: DeviceMesh, custom_plan: Plan | None, sequence_parallel: bool = False
+    model: torch.nn.Module, mesh: DeviceMesh, custom_plan: Plan | str | None, sequence_parallel: bool = False
 ) -> None:
     """Divide the model in place.
 
-    custom_plan: styles by patterns of module names; replaces the built-in rules, including those of sequence
-    parallelism.
+    custom_plan: styles by patterns of module names, or the dotted path of such a mapping or of a function that returns
+    one; replaces the built-in rules, including those of sequence parallelism.
 
-    Raises ValueError for a model without matching rules and for sizes that mesh.size() does not divide, TypeError for a
-    custom plan of another kind.
+    Raises ValueError for a model without matching rules, for sizes that mesh.size() does not divide and for a path
+    where nothing is, TypeError for a custom plan of another kind.
     """
     plan = _built_in_plan(model, mesh.size(), sequence_parallel) if custom_plan is None else _check_plan(custom_plan)
     parallelize_module(model, mesh, plan)
@@ -53,8 +56,14 @@ def parallelize_tensors(
 
 
 def _check_plan(plan: object) -> dict[str, ParallelStyle]:
+    if isinstance(plan, str):
+        plan = import_named(plan, "dtensor_cfg.custom_parallel_plan")
+        plan = plan() if inspect.isfunction(plan) else plan
     if not isinstance(plan, Mapping) or not all(isinstance(style, ParallelStyle) for style in plan.values()):
-        raise TypeError("dtensor_cfg.custom_parallel_plan must map patterns of module names to ParallelStyle objects")
+        raise TypeError(
+            "dtensor_cfg.custom_parallel_plan must map patterns of module names to ParallelStyle objects, or be the "
+            f"dotted path of such a mapping or of a function that returns one, not {plan!r}"
+        )
     return dict(plan)
 
 

@@ -6,13 +6,14 @@ optimizer over those would train tensors that are never read again.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
+
+from trainer_adapter.automodel.dotted_path import import_named
 
 
 def build_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> Optimizer:
@@ -23,7 +24,7 @@ def build_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> Optimi
     """
     kwargs = {key: _resolve(value) for key, value in config.get("kwargs", {}).items()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer: Optimizer = _import_class(config["name"], "optimizer.name")(trained, **kwargs)
+    optimizer: Optimizer = import_named(config["name"], "optimizer.name")(trained, **kwargs)
     return optimizer
 
 
@@ -53,7 +54,7 @@ def build_scheduler(
 
 
 def _build_scheduler(optimizer: Optimizer, config: Mapping[str, Any]) -> LRScheduler:
-    scheduler: LRScheduler = _import_class(config["name"], "scheduler.name")(optimizer, **config.get("kwargs", {}))
+    scheduler: LRScheduler = import_named(config["name"], "scheduler.name")(optimizer, **config.get("kwargs", {}))
     return scheduler
 
 
@@ -61,15 +62,7 @@ def _constant(_step: int) -> float:
     return 1.0
 
 
-def _import_class(path: str, field: str) -> Any:
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{field}: no attribute {path!r} found") from error
-
-
 def _resolve(value: Any) -> Any:
     if not (isinstance(value, str) and value.startswith("torch.")):
         return value
-    return _import_class(value, "optimizer.kwargs")
+    return import_named(value, "optimizer.kwargs")

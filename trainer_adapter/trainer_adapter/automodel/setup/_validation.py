@@ -32,14 +32,13 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
     if not colocated:
         os.environ["NCCL_CUMEM_ENABLE"] = "1"
     _disable_shared_autotuning()
-    if config["precision"] not in STRING_TO_DTYPE:
-        raise ValueError(f"Unknown precision: {config['precision']}; it must be one of {', '.join(STRING_TO_DTYPE)}")
+    _check_precision(config["precision"])
     cpu_offload = bool(required(config, "dtensor_cfg.cpu_offload"))
-    max_grad_norm = required(config, "max_grad_norm")
+    max_grad_norm = _check_max_grad_norm(required(config, "max_grad_norm"))
     packing = bool(required(config, "sequence_packing.enabled"))
     _check_packing(config, packing, processor is not None, rank)
     overrides = _check_overrides(config.get("hf_config_overrides"))
-    require_model_backend(config)
+    _check_backend_settings(config, require_model_backend(config))
     context_parallel_attention(config)
     attn_impl = _choose_attention(config, packing)
     model_config = _read_model_config(config["model_name"], attn_impl if packing else None, overrides)
@@ -79,6 +78,20 @@ def _disable_shared_autotuning() -> None:
     inductor.autotune_local_cache = False
 
 
+def _check_precision(name: str) -> None:
+    if name not in STRING_TO_DTYPE:
+        raise ValueError(f"Unknown precision: {name}; it must be one of {', '.join(STRING_TO_DTYPE)}")
+    if name == "float16":
+        report("WARNING: precision=float16 scales no losses, so small gradients become 0; bfloat16 needs no scaling")
+
+
+def _check_max_grad_norm(limit: object) -> float | None:
+    """0 would train nothing, and a negative limit would turn every gradient around."""
+    if limit is None or (isinstance(limit, int | float) and limit > 0):
+        return limit
+    raise ValueError(f"max_grad_norm must be positive or null, not {limit!r}")
+
+
 def _check_packing(config: PolicyConfig, packing: bool, is_vlm: bool, rank: int) -> None:
     if not packing:
         return
@@ -95,6 +108,26 @@ def _check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
         if (checked.get(key) or {}).get("rope_type") == "yarn":
             raise AssertionError(f"hf_config_overrides.{key}: YaRN is not supported")
     return checked
+
+
+def _check_backend_settings(config: PolicyConfig, backend: str) -> None:
+    """Refuse what the transformers backend would ignore."""
+    if backend == "automodel":
+        return
+    given = dict(config["dtensor_cfg"].get("automodel_kwargs") or {})
+    meant = {"force_hf": True, "use_liger_kernel": False}  # as this backend does anyway
+    asked = [
+        f"dtensor_cfg.automodel_kwargs.{key}"
+        for key, value in given.items()
+        if value is not None and not (key in meant and value is meant[key])
+    ]
+    if config.get("dequantize_base_checkpoint"):
+        asked.append("dequantize_base_checkpoint")
+    if asked:
+        raise ValueError(
+            f"{', '.join(asked)}: only NeMo Automodel can do this. Set dtensor_cfg.model_backend=automodel, or remove "
+            "the setting to train the transformers implementation of the model"
+        )
 
 
 def _choose_attention(config: PolicyConfig, packing: bool) -> str | None:

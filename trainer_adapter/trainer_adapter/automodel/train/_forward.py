@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainer_adapter.automodel.config import TrainingSamplingParams
 from trainer_adapter.automodel.data import ProcessedInputs
+from trainer_adapter.automodel.models.packed_sequences import packing_arguments
 
 
 def model_forward(
@@ -24,8 +25,8 @@ def model_forward(
 ) -> Any:
     """Call the model with processed_inputs and return its output.
 
-    flash_attn_kwargs are passed for packed inputs, unless the model is multimodal, a reward model, or does not accept
-    them (allow_flash_attn_args=False).
+    Arguments that keep packed sequences apart are passed for packed inputs, unless the model is multimodal, a reward
+    model, or does not accept them (allow_flash_attn_args=False).
     """
     arguments: dict[str, Any] = {
         "input_ids": processed_inputs.input_ids,
@@ -36,7 +37,7 @@ def model_forward(
     }
     takes_bounds = allow_flash_attn_args and not is_reward_model and not processed_inputs.is_multimodal
     if processed_inputs.has_flash_attention and takes_bounds:
-        arguments["flash_attn_kwargs"] = processed_inputs.flash_attn_kwargs
+        arguments |= packing_arguments(model, processed_inputs)
     if _needs_token_types(model):
         arguments.setdefault("token_type_ids", torch.zeros_like(processed_inputs.input_ids))
     return model(**arguments)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> Tensor:
-    """Scale all gradients in place so that their L2 norm is at most max_norm; a collective call.
+def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float | None) -> Tensor:
+    """Scale all gradients in place so that their L2 norm is at most max_norm, None: any; a collective call.
 
     Returns the norm before scaling, 0-d float32 on the CPU; 0 without gradients. If it is not finite, nothing is scaled
     and the gradients must not be used.
@@ -24,7 +24,7 @@ def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float) ->
     norm: Tensor = torch.linalg.vector_norm(
         torch.stack([torch.zeros(()), *(_norm_of_group(grads) for grads in groups)])
     )
-    if norm > max_norm and bool(norm.isfinite()):
+    if max_norm is not None and norm > max_norm and bool(norm.isfinite()):
         for gradients in groups:
             torch._foreach_mul_(gradients, max_norm / float(norm))
     return norm

@@ -1,0 +1,151 @@
+"""`dataplane samples`, `claims` and `sessions`: what a partition holds, who holds rows, and who waits for which."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import typer
+
+from dataplane_client.cli._options import Format
+from dataplane_client.cli._output import print_json, print_text
+from dataplane_client.cli._server import Server, server_or_exit
+from dataplane_client.cli._table import Table
+from dataplane_client.cli._text import age_text, count_text, plural, tags_text
+from dataplane_client.listings import (
+    ClaimDescription,
+    SamplePage,
+    SessionDescription,
+    WaitingClaim,
+    claim_list,
+    sample_page,
+    session_list,
+)
+from dataplane_client.meta import Tag
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_LARGEST_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """sequence_length: None if unknown. state: None if no task was named."""
+
+    sample_id: str
+    sequence_length: int | None
+    state: str | None
+    generation: int | None
+    tags: Mapping[str, Tag]
+
+
+def show_samples(request: pb.ListSamplesRequest, most: int, address: str, output: Format, timeout_s: float) -> None:
+    """Show at most so many rows that the request asks for, page by page."""
+    rows: list[SampleRow] = []
+    with server_or_exit(address, timeout_s) as server:
+        more = True
+        while more and len(rows) < most:
+            request.page_size = min(_LARGEST_PAGE, most - len(rows))
+            page = _take_page(server, request)
+            rows += _rows_of(page)
+            request.page_token, more = page.next_page or 0, page.next_page is not None
+    if output == "json":
+        print_json(rows)
+        return
+    print_text(_sample_table(rows, bool(request.task)) if rows else "no samples")
+    if more:
+        print_text(f"there are more than {most:,}: see --limit")
+
+
+def samples_request(
+    partition_id: str, task: str | None, states: Sequence[str], tags: Sequence[str]
+) -> pb.ListSamplesRequest:
+    """tags: KEY=VALUE each. Wrong flags end the command with exit code 2."""
+    if states and task is None:
+        raise typer.BadParameter("--state needs --task: a row has one state for each task")
+    packed = b""
+    if tags:
+        import msgpack
+
+        packed = msgpack.packb(dict(map(_parsed_tag, tags)))
+    return pb.ListSamplesRequest(partition_id=partition_id, task=task or "", states=states, where_tags=packed)
+
+
+def _parsed_tag(text: str) -> tuple[str, Tag]:
+    """A number, true, false and null as in JSON; any other text is a str, also in quotation marks."""
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise typer.BadParameter(f"--tag takes KEY=VALUE, got {text!r}")
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return key, value
+    return key, parsed if isinstance(parsed, str | int | float | bool | None) else value
+
+
+def _take_page(server: Server, request: pb.ListSamplesRequest) -> SamplePage:
+    return sample_page(server.call("ListSamples", request), request.partition_id, request.task or None)
+
+
+def _rows_of(page: SamplePage) -> Iterable[SampleRow]:
+    meta, unknown = page.meta, [None] * page.meta.size
+    columns = (meta.sequence_lengths or unknown, page.states or unknown, meta.generations or unknown, meta.tags or [])
+    return map(SampleRow, meta.sample_ids, *columns)
+
+
+def _sample_table(rows: Sequence[SampleRow], with_states: bool) -> Table:
+    table = Table("sample", ">tokens", *(["state"] if with_states else []), "tags", sentences=True)
+    for row in rows:
+        state = [row.state or ""] if with_states else []
+        table.add_row(row.sample_id, count_text(row.sequence_length), *state, tags_text(row.tags))
+    return table
+
+
+def show_claims(partition_id: str | None, task: str | None, address: str, output: Format, timeout_s: float) -> None:
+    with server_or_exit(address, timeout_s) as server:
+        answer = server.call("ListClaims", pb.ListClaimsRequest(partition_id=partition_id or "", task=task or ""))
+    listed = claim_list(answer)
+    if output == "json":
+        print_json(listed)
+        return
+    print_text(_claim_table(listed.open) if listed.open else "no open claims", "")
+    print_text(_wait_table(listed.waiting) if listed.waiting else "no claim waits")
+
+
+def _claim_table(claims: Iterable[ClaimDescription]) -> Table:
+    table = Table("client", "partition", "task", ">rows", ">held for", "claim", "shard", spare=("shard", "claim"))
+    for claim in claims:
+        shard = "" if claim.step is None else f"step {claim.step}, rank {claim.dp_rank}"
+        held = (f"{claim.rows:,}", age_text(claim.age_s))
+        table.add_row(", ".join(claim.clients), claim.partition_id, claim.task_name, *held, claim.claim_id, shard)
+    return table
+
+
+def _wait_table(claims: Iterable[WaitingClaim]) -> Table:
+    table = Table("client", "partition", "task", ">waits", ">wants", ">ready", "missing", sentences=True)
+    for claim in claims:
+        counts = (age_text(claim.age_s), f"{claim.min_size:,}", f"{claim.ready:,}")
+        table.add_row(claim.client, claim.partition_id, claim.task_name, *counts, _missing_text(claim))
+    return table
+
+
+def _missing_text(claim: WaitingClaim) -> str:
+    lacking = (f"{field} in {plural(rows, 'row')}" for field, rows in claim.lacking_rows.items())
+    return ", ".join(lacking) or "untaken rows"
+
+
+def show_sessions(address: str, output: Format, timeout_s: float) -> None:
+    with server_or_exit(address, timeout_s) as server:
+        listed = session_list(server.call("ListSessions", pb.ListSessionsRequest()))
+    if output == "json":
+        print_json(listed)
+        return
+    print_text(_session_table(listed) if listed else "no open sessions")
+
+
+def _session_table(sessions: Iterable[SessionDescription]) -> Table:
+    table = Table("client", ">claims", ">rows", ">groups", ">silent for", ">grace", "session", spare=("session",))
+    for session in sessions:
+        held = (f"{count:,}" for count in (session.claims, session.rows, session.groups))
+        table.add_row(session.client, *held, age_text(session.silent_s), age_text(session.grace_s), session.session_id)
+    return table

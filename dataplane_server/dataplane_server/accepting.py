@@ -1,0 +1,47 @@
+"""Accepts connections by hand, one at a time.
+
+When the process is out of descriptors, asyncio's own servers try 128 times for each connection that waits, each with a
+log entry and a timer that tries again. Here a failure is followed by a pause, and logged once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+from dataplane_server.observe.log import get_log
+
+_PAUSE_S = 0.1
+_LOG_EVERY_S = 60.0
+
+
+Serve = Callable[[socket.socket], Awaitable[None]]
+"""Takes a connection over, before the next one is accepted."""
+
+
+async def accept_forever(listener: socket.socket, event: str, serve: Serve) -> None:
+    """Accept connections of a non-blocking listener, and close it when this is cancelled. event: the log's name for
+    failures.
+    """
+    log, failures, logged = get_log(), 0, -_LOG_EVERY_S
+    with listener:
+        while True:
+            peer = await _accepted(listener)
+            if isinstance(peer, socket.socket):
+                await serve(peer)
+                continue
+            failures += 1
+            if time.monotonic() - logged >= _LOG_EVERY_S:
+                log.warning(event, error=str(peer), failures=failures)
+                failures, logged = 0, time.monotonic()
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _accepted(listener: socket.socket) -> socket.socket | OSError:
+    """The next connection, or why there is none: mostly, no descriptor is left until another connection closes."""
+    try:
+        return (await asyncio.get_running_loop().sock_accept(listener))[0]
+    except OSError as error:
+        return error

@@ -1,0 +1,69 @@
+"""What queries about many rows, claims or sessions answer with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane_server.core.calls.values import Int64Array, Tags
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePage:
+    """Rows in order of arrival, one entry a row in each attribute. states: of the task, as indexes of STATE_NAMES; None
+    without a task. next_page: where the next page begins; 0 if there is none.
+    """
+
+    sample_ids: tuple[str, ...]
+    generations: Int64Array
+    sequence_lengths: Int64Array
+    tags: tuple[Tags, ...]
+    states: npt.NDArray[np.uint8] | None
+    next_page: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimInfo:
+    """An open claim, with the sessions that hold it and the names of their clients. step, dp_rank: of a shard."""
+
+    claim_id: str
+    partition_id: str
+    task: str
+    rows: int
+    age_s: float
+    session_ids: tuple[str, ...]
+    client_names: tuple[str, ...]
+    step: int | None = None
+    dp_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitInfo:
+    """A queued claim. ready: rows or groups, as min_size. lacking: rows of the task that lack a required field, by
+    field.
+    """
+
+    partition_id: str
+    task: str
+    required_fields: tuple[str, ...]
+    min_size: int
+    age_s: float
+    client_name: str
+    ready: int
+    lacking: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSessionInfo:
+    """An open session. silent_s: since its last heartbeat."""
+
+    session_id: str
+    client_name: str
+    grace_s: float
+    silent_s: float
+    claims: int
+    rows: int
+    groups: int

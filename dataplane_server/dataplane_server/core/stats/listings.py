@@ -1,0 +1,154 @@
+"""Lists of rows, claims and sessions, for queries. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import numpy as np
+
+from dataplane_server.core.calls.listings import ClaimInfo, OpenSessionInfo, SamplePage, WaitInfo
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Slots, Tags
+from dataplane_server.core.state.claim_table import ClaimTable
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.state import State
+from dataplane_server.core.tasks.task_states import STATE_NAMES
+from dataplane_server.core.verbs.claim_queue import ClaimQueue, QueuedClaim
+from dataplane_server.core.verbs.unserved import untaken_rows
+
+MOST_CLAIMS = 10_000
+_COMPARED_ROWS = 1 << 16
+"""Rows of one page whose tags are compared."""
+
+_EXPLAINED_WAITS = 16
+"""Field sets whose missing rows are counted; each takes a scan of the rows."""
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def list_samples(
+    partition: Partition, task: str, states: Collection[str], where: Tags, page_size: int, page: int
+) -> SamplePage:
+    """Rows from generation `page` on, in order of arrival. states: names; empty for all. where: tags that rows have.
+    Costs O(rows).
+    """
+    rows = partition.rows
+    chosen = rows["alive"] & (rows["generation"] >= page)
+    if states:
+        chosen &= np.isin(partition.task(task).states, _numbers(partition, task, states))
+    most = _COMPARED_ROWS if where else page_size
+    oldest = _oldest(partition, np.flatnonzero(chosen), most + 1)
+    fitting = np.array([slot for slot in oldest[:most] if _has(rows.tags(slot), where)], np.int64) if where else oldest
+    listed, more = fitting[:page_size], fitting[page_size:] if len(fitting) > page_size else oldest[most:]
+    return SamplePage(
+        tuple(rows.ids(listed)),
+        rows.generations(listed),
+        rows["sequence_length"][listed].astype(np.int64),
+        rows.tags_of(listed),
+        partition.task(task).states[listed] if task else None,
+        int(rows["generation"][more[0]]) if len(more) else 0,
+    )
+
+
+def _numbers(partition: Partition, task: str, states: Collection[str]) -> list[int]:
+    unknown = set(states) - set(STATE_NAMES)
+    if unknown:
+        message = (
+            f"partition {partition.partition_id!r}, task {task!r}: {min(unknown)!r} is not a state of a row; "
+            f"it must be one of {', '.join(STATE_NAMES)}"
+        )
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition.partition_id, task=task)
+    return [STATE_NAMES.index(state) for state in states]
+
+
+def _oldest(partition: Partition, slots: Slots, count: int) -> Slots:
+    """Up to `count` of the rows, those that arrived first, in order of arrival."""
+    generations = partition.rows.generations(slots)
+    if len(slots) > count:
+        first = np.argpartition(generations, count - 1)[:count]
+        slots, generations = slots[first], generations[first]
+    return slots[np.argsort(generations)]
+
+
+def _has(tags: Tags, where: Tags) -> bool:
+    """Whether a row has all these tags. A bool equals no number."""
+    missing = object()
+    values = ((tags.get(key, missing), value) for key, value in where.items())
+    return all(held == value and isinstance(held, bool) == isinstance(value, bool) for held, value in values)
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+def list_claims(table: ClaimTable, state: State, partition_id: str, task: str, now: float) -> list[ClaimInfo]:
+    """Open claims, in the order in which they were granted. partition_id, task: of which; empty for all."""
+    chosen = (
+        claim for claim in table if partition_id in ("", claim.partition.partition_id) and task in ("", claim.task)
+    )
+    return [
+        ClaimInfo(
+            claim.claim_id,
+            claim.partition.partition_id,
+            claim.task,
+            len(claim.left()),
+            max(now - claim.since, 0.0),
+            tuple(claim.sessions),
+            tuple(map(state.sessions.name, claim.sessions)),
+            *(claim.shard or ()),
+        )
+        for _, claim in zip(range(MOST_CLAIMS), chosen, strict=False)
+    ]
+
+
+def list_waits(queue: ClaimQueue, state: State, partition_id: str, task: str, now: float) -> list[WaitInfo]:
+    """Queued claims, the longest queued first."""
+    explained: dict[tuple[str, str, tuple[str, ...]], dict[str, int]] = {}
+    return [
+        _wait(queued, state, explained, now)
+        for _, queued in zip(range(MOST_CLAIMS), queue.queued_on(partition_id, task), strict=False)
+    ]
+
+
+def _wait(
+    queued: QueuedClaim, state: State, explained: dict[tuple[str, str, tuple[str, ...]], dict[str, int]], now: float
+) -> WaitInfo:
+    wanted = queued.wanted
+    key = (wanted.partition_id, wanted.task, wanted.required_fields)
+    if key not in explained and len(explained) < _EXPLAINED_WAITS:
+        explained[key] = untaken_rows(state.partition(wanted.partition_id), wanted.task, wanted.required_fields).lacking
+    return WaitInfo(
+        *key,
+        wanted.min_size,
+        max(now - queued.view.waiters[queued.number].since, 0.0),
+        state.sessions.name(wanted.session_id),
+        queued.view.ready,
+        explained.get(key, {}),
+    )
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+def list_sessions(table: ClaimTable, state: State, now: float) -> list[OpenSessionInfo]:
+    """Open sessions, in the order in which they were opened."""
+    groups = Counter(
+        group.session_id for partition in state.partitions.values() for group in partition.groups.reserved.values()
+    )
+    rows = Counter[str]()
+    for claim in table:
+        left = len(claim.left())
+        rows.update(dict.fromkeys(claim.sessions, left))
+    return [
+        OpenSessionInfo(
+            session.session_id,
+            session.client_name,
+            session.grace_s,
+            max(now - (session.deadline - session.grace_s), 0.0),
+            len(session.claims),
+            rows[session.session_id],
+            groups[session.session_id],
+        )
+        for session in state.sessions
+    ]

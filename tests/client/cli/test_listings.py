@@ -1,0 +1,107 @@
+"""`dataplane samples`, `claims` and `sessions`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.client.cli.reading import read, run, run_json
+
+from dataplane_client import DataPlaneClient, connect
+from dataplane_client.meta import Tag
+from dataplane_server.testing import running_server
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[DataPlaneClient]:
+    """A server with partition p: of rows 0 to 4 the task `train` has consumed row 0 and holds rows 1 and 2."""
+    with running_server(memory_bytes=1 << 20) as address, connect(address, client_name="trainer-3") as client:
+        client.register_partition("p", ["x", "y"], 5, ["train"])
+        tags: list[dict[str, Tag]] = [{"weight_version": row % 2, "note": f"row {row}"} for row in range(5)]
+        ids = [f"s{row}" for row in range(5)]
+        client.put_samples(ids, "p", {"x": torch.zeros(5)}, tags, sequence_lengths=[3, 4, 5, 6, 7])
+        client.claim("p", "train", ["x"], 1).commit()
+        held = client.claim("p", "train", ["x"], 2)
+        yield client
+        held.release()
+
+
+def test_samples_are_listed_with_lengths_states_and_tags(client: DataPlaneClient) -> None:
+    code, text = run("samples", "p", "--task", "train", "--limit", "2", "-s", client.target)
+    assert (code, read(text)) == (
+        0,
+        [
+            "sample  tokens  state  tags",
+            "s0  3  consumed  weight_version=0, note='row 0'",
+            "s1  4  claimed  weight_version=1, note='row 1'",
+            "there are more than 2: see --limit",
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "ids"),
+    [
+        (["--tag", "weight_version=1"], ["s1", "s3"]),
+        (["--tag", "weight_version=1", "--tag", "note=row 3"], ["s3"]),
+        (["--task", "train", "--state", "untaken", "--state", "consumed"], ["s0", "s3", "s4"]),
+        (["--tag", 'weight_version="1"'], []),
+    ],
+    ids=["tag", "tags", "states", "text"],
+)
+def test_samples_are_chosen_by_tags_and_states(client: DataPlaneClient, flags: list[str], ids: list[str]) -> None:
+    rows = run_json("samples", "p", *flags, "-s", client.target)
+    assert [row["sample_id"] for row in rows] == ids
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [(["--state", "untaken"], "--state needs --task"), (["--tag", "x"], "KEY=VALUE")],
+)
+def test_wrong_flags_are_named(client: DataPlaneClient, flags: list[str], rule: str) -> None:
+    code, text = run("samples", "p", *flags, "-s", client.target)
+    assert (code, rule in text) == (2, True)
+
+
+def test_claims_show_who_holds_rows_and_who_waits_for_what(client: DataPlaneClient) -> None:
+    wait = threading.Thread(target=_claim_in_vain, args=(client,))
+    wait.start()
+    try:
+        while not (listed := client.claims()).waiting:
+            assert listed.open
+        code, text = run("claims", "p", "train", "-s", client.target)
+    finally:
+        wait.join()
+    assert (code, read(text, r"[0-9a-f]{12}-\d+")) == (
+        0,
+        [
+            "client  partition  task  rows  held for  claim  shard",
+            "trainer-3  p  train  2  ~  ~",
+            "",
+            "client  partition  task  waits  wants  ready  missing",
+            "trainer-3  p  train  ~  9  0  y in 2 rows",
+        ],
+    )
+
+
+def _claim_in_vain(client: DataPlaneClient) -> None:
+    with pytest.raises(TimeoutError):
+        client.claim("p", "train", ["x", "y"], 9, timeout_s=2.0)
+
+
+def test_without_claims_and_sessions_the_lists_say_so() -> None:
+    with running_server() as address:
+        assert run("claims", "-s", address) == (0, "no open claims\n\nno claim waits\n")
+        assert run("sessions", "-s", address) == (0, "no open sessions\n")
+
+
+def test_sessions_show_what_each_client_holds(client: DataPlaneClient) -> None:
+    code, text = run("sessions", "-s", client.target)
+    assert (code, read(text, r"[0-9a-f]{12}-s\d+")) == (
+        0,
+        ["client  claims  rows  groups  silent for  grace  session", "trainer-3  1  2  0  ~  ~  ~"],
+    )
+    (session,) = run_json("sessions", "-s", client.target)
+    assert (session["client"], session["rows"], session["grace_s"]) == ("trainer-3", 2, 10.0)

@@ -1,0 +1,88 @@
+"""What objects show in a terminal and in a notebook: short, without values, with every name escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nested import nested_tensor_from_jagged
+
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.client import connect
+from dataplane_client.loader import ClaimLoader, LoadedBatch
+from dataplane_client.meta import KVBatchMeta
+from dataplane_client.packed_tensor import PackedTensor
+from dataplane_server.testing import running_server
+
+HOSTILE = "<img src=x onerror=alert('1')>&"
+ESCAPED = "&lt;img src=x onerror=alert(&#x27;1&#x27;)&gt;&amp;"
+
+
+def batch(**more: object) -> BatchedDataDict[Any]:
+    return BatchedDataDict({"tokens": torch.zeros(3, 512, dtype=torch.int64), **more})
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (torch.zeros(3, 2, dtype=torch.bfloat16), "bfloat16 (3, 2)"),
+        (torch.tensor(1.0), "float32 ()"),
+        (torch.zeros(3, device="meta"), "float32 on meta (3)"),
+        (nested_tensor_from_jagged(torch.zeros(5, 4), torch.tensor([0, 2, 2, 5])), "float32 (3, *, 4)"),
+        (np.empty(3, object), "object (3,)"),
+        (["a", "b", "c"], "list (3)"),
+        (PackedTensor([torch.zeros(1), None], 0), "PackedTensor (2)"),
+        (7, "int ()"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_batch_shows_type_and_shape_of_each_column(value: object, shown: str) -> None:
+    assert repr(batch(x=value)) == f"<BatchedDataDict tokens int64 (3, 512), x {shown}>"
+
+
+def test_a_batch_without_columns_shows_itself() -> None:
+    assert repr(BatchedDataDict()) == "<BatchedDataDict >"
+    assert repr(batch().slice(0, 2)) == "<SlicedDataDict tokens int64 (2, 512)>"
+
+
+def test_a_loaded_batch_is_as_short_as_its_parts() -> None:
+    loaded = LoadedBatch(batch(), KVBatchMeta("p", "t", ["a"]), "c-1", 1, [1], (), None)
+    assert repr(loaded).startswith("LoadedBatch(data=<BatchedDataDict tokens int64 (3, 512)>, meta=<KVBatchMeta p/t 1")
+
+
+def tables() -> dict[str, Callable[[], str]]:
+    """What has tables in a notebook, each with a hostile name."""
+    with running_server() as address, connect(address, client_name=HOSTILE) as client:
+        partition = client.register_partition(HOSTILE, [HOSTILE], 0, [HOSTILE])
+        meta = client.put_samples([HOSTILE], HOSTILE, {HOSTILE: torch.zeros(1)}, [{HOSTILE: HOSTILE}])
+        return {
+            "client": client._repr_html_,
+            "partition": partition._repr_html_,
+            "meta": meta._repr_html_,
+            "batch": client.read_columns(meta, [HOSTILE])._repr_html_,
+        }
+
+
+@pytest.mark.parametrize("name", ["client", "partition", "meta", "batch"])
+def test_a_table_escapes_every_name(name: str) -> None:
+    shown = tables()[name]()
+    assert shown.startswith("<table><caption>")
+    assert shown.endswith("</table>")
+    assert ESCAPED in shown
+    assert "<img" not in shown
+    assert "script" not in shown
+
+
+def test_descriptions_show_themselves_in_a_line() -> None:
+    with running_server() as address, connect(address) as client:
+        described = client.register_partition("rollouts", [f"field_{n}" for n in range(30)], 0, ["train", "eval"])
+        assert repr(described) == "<PartitionDescription rollouts 0 rows of field_0, field_1, … for train, eval>"
+        assert repr(client.server_status()).startswith(f"<ServerStatus {client.server_status().version} up ")
+        assert repr(client.server_status()).endswith(" 0 rows, 0 of 256 MiB used, 0 claims and 0 puts wait>")
+        assert len(repr(client.server_status())) <= 100
+        assert repr(ClaimLoader(address, "rollouts", "train", ["x"], 8)) == (
+            f"<ClaimLoader {address} rollouts/train batches of 8 with x>"
+        )

@@ -1,0 +1,148 @@
+"""Partitions that clear a row as soon as every task has consumed it, in the turn in which the last one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls.answers import Admitted, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import CommitClaim, EndRead
+
+
+@pytest.fixture
+def clearing(new_caller: Callable[..., Caller]) -> Caller:
+    """Partition p with tasks train and score, rows s1 and s2."""
+    caller = new_caller(memory_bytes=256)
+    caller.register(tasks=("train", "score"), clear_when_consumed=True, max_deliveries=1)
+    caller.put_rows(["s1", "s2"], "a", size=50)
+    return caller
+
+
+def consume(caller: Caller, task: str, batch_size: int = 1) -> None:
+    caller.commit(caller.take("a", task=task, batch_size=batch_size).claim_id)
+
+
+def events(caller: Caller, sample_id: str) -> list[tuple[str, str]]:
+    return [(event.what, event.task or event.reason) for event in caller.plane.sample("p", sample_id).events]
+
+
+def test_a_row_goes_when_the_last_task_consumes_it_and_not_before(clearing: Caller) -> None:
+    consume(clearing, "train", 2)
+    assert clearing.plane.partition_info("p").rows == 2
+    consume(clearing, "score")
+    info = clearing.plane.partition_info("p")
+    assert (info.rows, info.size_bytes, info.removed_rows["consumed"], clearing.used) == (1, 50, 1, 50)
+    assert (clearing.task().consumed_rows, clearing.task().consumed_rows_total) == (1, 2)
+    assert events(clearing, "s1") == [
+        ("put", ""),
+        ("claimed", "train"),
+        ("committed", "train"),
+        ("claimed", "score"),
+        ("committed", "score"),
+        ("cleared", "every task has consumed it"),
+    ]
+
+
+def test_a_partition_is_consumed_when_its_rows_are_gone(clearing: Caller) -> None:
+    for task in ("train", "score"):
+        consume(clearing, task, 2)
+    assert clearing.plane.consumption("p", ["train", "score"]).consumed
+    assert clearing.used == 0
+
+
+def test_columns_of_the_last_commit_are_written_and_go_with_their_rows(clearing: Caller) -> None:
+    consume(clearing, "train", 2)
+    claim_id = clearing.take("a", task="score").claim_id
+    call = clearing.commit_call(claim_id, {"b": [9]})
+    reservation = clearing.apply(call)
+    assert isinstance(reservation, Reservation)
+    result = clearing.finish(reservation.ticket)
+    assert not isinstance(result, PutResult)
+    assert result.consumed_rows == 1
+    assert clearing.used == 50
+    assert clearing.apply(call) == result  # repeated by a caller that got no answer
+
+
+def test_the_space_of_a_consumed_row_goes_to_a_put_that_waits(clearing: Caller) -> None:
+    consume(clearing, "train", 2)
+    put = clearing.apply(clearing.put_call(["s3"], {"a": [230]}))
+    assert isinstance(put, Waiting)
+    consume(clearing, "score")
+    assert clearing.plane.take_effects() == []
+    consume(clearing, "score")
+    (effect,) = clearing.plane.take_effects()
+    assert isinstance(effect, Admitted)
+    assert effect.ticket == put.ticket
+
+
+def test_a_reader_keeps_the_bytes_and_a_late_one_is_told_where_the_row_is(clearing: Caller) -> None:
+    consume(clearing, "train", 2)
+    plan = clearing.read(["s1"], "a")
+    consume(clearing, "score")
+    assert clearing.used == 100
+    with clearing.refuses(Reason.SAMPLE_NOT_FOUND, "'s1'", "clears rows as soon as every task has consumed them"):
+        clearing.read(["s1"], "a")
+    clearing.apply(EndRead(plan.ticket))
+    assert clearing.used == 50
+
+
+def test_all_ranks_of_a_step_commit_a_shard_whose_rows_are_gone(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller()
+    caller.register(clear_when_consumed=True)
+    caller.put_rows(["s1", "s2", "s3", "s4"], "a")
+    sessions = [caller.open_session() for _ in range(2)]
+    claims = [caller.take_shard("a", session_id=session_id).claim_id for session_id in sessions]
+    assert claims[0] == claims[1]
+    first = caller.apply(CommitClaim(caller.request_id(), claims[0]))
+    assert caller.plane.partition_info("p").rows == 2
+    assert caller.apply(CommitClaim(caller.request_id(), claims[1])) == first
+    assert caller.take_shard("a").sample_ids == ("s1", "s2")  # a slow rank learns what its step had
+    assert caller.take_shard("a", dp_rank=1).sample_ids == ("s3", "s4")
+
+
+def test_a_group_of_which_rows_were_consumed_is_claimed_with_those_that_are_left(
+    new_caller: Callable[..., Caller],
+) -> None:
+    caller = new_caller()
+    caller.register(clear_when_consumed=True)
+    caller.put_group("g", ["s1", "s2"], "a")
+    whole = caller.apply(caller.claim_call("a", "b", whole_groups=True))
+    assert isinstance(whole, Waiting)
+    caller.put_rows(["s2"], "b")
+    consume(caller, "train")
+    (granted,) = caller.plane.take_effects()
+    assert granted.ticket == whole.ticket
+    assert granted.grant.sample_ids == ("s2",)  # type: ignore[union-attr]  # or the test fails
+
+
+def test_a_dead_letter_stays_until_its_task_is_reset_and_consumes_it(clearing: Caller) -> None:
+    clearing.release(clearing.take("a").claim_id, reason="bad")
+    consume(clearing, "train")
+    consume(clearing, "score", 2)
+    assert [letter.sample_id for letter in clearing.plane.dead_letters("p", "train")] == ["s1"]
+    assert clearing.plane.partition_info("p").rows == 1
+    clearing.reset(["s1"])
+    consume(clearing, "train")
+    assert clearing.plane.partition_info("p").rows == 0
+
+
+def test_a_task_that_is_added_gets_the_rows_that_are_left_before_they_go(clearing: Caller) -> None:
+    consume(clearing, "train", 2)
+    clearing.extend(tasks=("late",))
+    consume(clearing, "score", 2)
+    assert clearing.plane.partition_info("p").rows == 2
+    consume(clearing, "late", 2)
+    assert clearing.plane.partition_info("p").rows == 0
+
+
+def test_a_claim_that_consumes_on_delivery_is_refused(clearing: Caller) -> None:
+    with clearing.refuses(Reason.INVALID_REQUEST, "'p'", "lose them before they are read"):
+        clearing.apply(clearing.claim_call("a", consume=True))
+
+
+def test_a_partition_without_a_task_cannot_clear_what_is_consumed(clearing: Caller) -> None:
+    with clearing.refuses(Reason.INVALID_REQUEST, "'q'", "no task"):
+        clearing.register(tasks=(), partition_id="q", clear_when_consumed=True)

@@ -1,0 +1,83 @@
+"""A server that runs out of descriptors, and odd requests at its HTTP port: the log stays short, and JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.command.conftest import Command
+
+from dataplane_client.client import connect
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """Processes that are started meanwhile have a soft limit of 64."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_the_command_raises_its_limit_of_descriptors(start_command: Callable[..., Command]) -> None:
+    command = start_command("--listen", "127.0.0.1:0")
+    limits = Path(f"/proc/{command.process.pid}/limits").read_text()
+    found = re.search(r"Max open files\s+(\d+)\s+(\d+)", limits)
+    assert found is not None
+    assert found[1] == found[2] != "64"
+
+
+@pytest.fixture
+def serving(start_command: Callable[..., Command], tmp_path: Path) -> tuple[Command, str, int]:
+    """A server, its socket, and its port for HTTP."""
+    path = f"{tmp_path}/dataplane.sock"
+    command = start_command("--listen", f"unix://{path}", "--http", "127.0.0.1:0")
+    port = re.search(r"http://127.0.0.1:(\d+)/metrics", command.banner)
+    assert port is not None
+    return command, path, int(port[1])
+
+
+def test_a_server_without_descriptors_logs_once_and_serves_when_there_are_some(
+    serving: tuple[Command, str, int],
+) -> None:
+    command, path, port = serving
+    resource.prlimit(command.process.pid, resource.RLIMIT_NOFILE, (40, 40))
+    with contextlib.ExitStack() as opened:
+        for _ in range(40):
+            idle = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            idle.connect(f"{path}.local")
+        scrape = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+        scrape.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(1.0)
+        assert len(command.log) < 10_000
+        assert {json.loads(line)["event"] for line in command.log.splitlines()} >= {"local_accept_failed"}
+    with connect(f"unix://{path}", timeout_s=20.0) as client:
+        assert client.server_status().rows == 0
+    assert urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20.0).read() == b"ok\n"
+
+
+REQUESTS = {
+    "an unknown method": b"BREW /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "a bad header": b"GET /metrics HTTP/1.1\r\nHost x\r\n\r\n",
+    "a long line": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    "a bad length": b"GET /metrics HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+}
+
+
+def test_odd_requests_leave_no_more_than_a_line_of_json_in_the_log(serving: tuple[Command, str, int]) -> None:
+    command, _, port = serving
+    for request in REQUESTS.values():
+        with socket.create_connection(("127.0.0.1", port), timeout=20.0) as peer:
+            peer.sendall(request)
+            assert peer.recv(100).startswith(b"HTTP/1.")
+    assert all(json.loads(line)["event"] for line in command.log.splitlines())

@@ -1,0 +1,143 @@
+"""Lists of samples, claims and sessions, and what a claim that times out says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, NotFoundError
+
+Eventually = Callable[[Callable[[], object]], None]
+ROWS = [f"s{row}" for row in range(5)]
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    """Partition p with the fields a and b, the task train, and five rows that have produced a."""
+    client.register_partition("p", ["a", "b"], 5, ["train"])
+    tags = [{"weight_version": row % 2, "best": row == 0} for row in range(5)]
+    client.put_samples(ROWS, "p", {"a": torch.arange(5)}, tags, sequence_lengths=[1, 2, 3, 4, 5])
+    return client
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_listed_page_by_page_with_what_reads_them(flow: DataPlaneClient) -> None:
+    first = flow.list_samples("p", page_size=3)
+    rest = flow.list_samples("p", page_size=3, page=first.next_page)
+    assert (first.meta.sample_ids, rest.meta.sample_ids) == (ROWS[:3], ROWS[3:])
+    assert (first.states, rest.next_page) == (None, None)
+    assert first.meta.sequence_lengths == [1, 2, 3]
+    assert flow.get_data(rest.meta, ["a"])["a"].tolist() == [3, 4]
+    flow.clear_samples(ROWS[:3], "p")
+    assert flow.list_samples("p", page_size=3, page=first.next_page) == rest
+
+
+def test_rows_are_chosen_by_state_and_by_tags(flow: DataPlaneClient) -> None:
+    flow.claim("p", "train", ["a"], 2).commit()
+    assert flow.list_samples("p", task_name="train").states == ["consumed"] * 2 + ["untaken"] * 3
+    untaken = flow.list_samples("p", task_name="train", states=["untaken"], where={"weight_version": 1})
+    assert (untaken.meta.sample_ids, untaken.states) == (["s3"], ["untaken"])
+    assert flow.list_samples("p", where={"weight_version": 0, "best": False}).meta.sample_ids == ["s2", "s4"]
+    assert flow.list_samples("p", where={"best": 1}).meta.sample_ids == []  # a bool is no number
+
+
+def test_pages_of_rows_with_tags_leave_none_out(flow: DataPlaneClient) -> None:
+    listed: list[str] = []
+    page = flow.list_samples("p", where={"weight_version": 0}, page_size=2)
+    listed += page.meta.sample_ids
+    assert (listed, page.next_page is None) == (["s0", "s2"], False)
+    page = flow.list_samples("p", where={"weight_version": 0}, page_size=2, page=page.next_page)
+    assert (listed + page.meta.sample_ids, page.next_page) == (["s0", "s2", "s4"], None)
+
+
+def test_a_list_of_samples_is_refused_by_name(flow: DataPlaneClient) -> None:
+    with pytest.raises(InvalidArgumentError, match="states belong to a task"):
+        flow.list_samples("p", states=["untaken"])
+    with pytest.raises(InvalidArgumentError, match=r"'lost' is not a state of a row; it must be one of untaken, "):
+        flow.list_samples("p", task_name="train", states=["lost"])
+    with pytest.raises(InvalidArgumentError, match="a page must have 1 to 65536 rows, got 70000"):
+        flow.list_samples("p", page_size=70_000)
+    with pytest.raises(NotFoundError, match="no task 'nope'"):
+        flow.list_samples("p", task_name="nope")
+    with pytest.raises(NotFoundError, match="no partition 'q'"):
+        flow.list_samples("q")
+
+
+# -- claims and sessions -----------------------------------------------------------------------------------------------
+
+
+def test_claims_name_their_holders(flow: DataPlaneClient) -> None:
+    claim = flow.claim("p", "train", ["a"], 2)
+    shard = flow.claim_shard("p", "train", ["a"], 2, step=7, dp_rank=1, dp_world=2)
+    held = flow.claims("p", "train").open
+    assert [(entry.claim_id, entry.rows, entry.step, entry.dp_rank) for entry in held] == [
+        (claim.claim_id, 2, None, None),
+        (shard.claim_id, 1, 7, 1),
+    ]
+    (session,) = flow.sessions()
+    assert held[0].sessions == (session.session_id,)
+    assert held[0].clients == (session.client,)
+    assert (session.claims, session.rows, session.groups) == (2, 3, 0)
+    assert 0 <= session.silent_s < session.grace_s
+    assert flow.claims("p", "other").open == []
+    with pytest.raises(NotFoundError, match="no partition 'q'"):
+        flow.claims("q")
+
+
+def test_a_waiting_claim_says_what_it_waits_for(flow: DataPlaneClient, eventually: Eventually) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(flow.claim, "p", "train", ["a", "b"], 2, timeout_s=20.0)
+        eventually(lambda: flow.claims().waiting)
+        (wait,) = flow.claims().waiting
+        flow.put_samples(ROWS[:2], "p", {"b": torch.zeros(2)})
+        waiting.result()
+    assert (wait.partition_id, wait.task_name, wait.required_fields) == ("p", "train", ("a", "b"))
+    assert (wait.min_size, wait.ready, wait.lacking_rows) == (2, 0, {"b": 5})
+    assert wait.client == flow.sessions()[0].client
+    assert flow.claims().waiting == []
+
+
+def test_a_session_lists_its_reserved_groups(flow: DataPlaneClient) -> None:
+    with flow.reserve_group("p", "g", ["g0"]) as group:
+        assert [session.groups for session in flow.sessions()] == [1]
+        group.put(["g0"], {"a": torch.zeros(1, dtype=torch.int64)})
+
+
+def test_a_claim_that_times_out_names_who_holds_the_rows(flow: DataPlaneClient, address: str) -> None:
+    claim = flow.claim("p", "train", ["a"], 3)
+    with pytest.raises(ClaimTimeoutError) as timeout:
+        flow.claim("p", "train", ["a"], 3, timeout_s=0.0)
+    assert f"; 3 rows are held by this client (claim '{claim.claim_id}', for 0 s)" in str(timeout.value)
+    with connect(address, client_name="the other") as other:
+        theirs = other.claim("p", "train", ["a"], 2)
+        with pytest.raises(ClaimTimeoutError) as timeout:
+            flow.claim("p", "train", ["a"], 3, timeout_s=0.0)
+    assert f"; 2 rows are held by client 'the other' (claim '{theirs.claim_id}', for 0 s)" in str(timeout.value)
+
+
+# -- weight versions ---------------------------------------------------------------------------------------------------
+
+
+def test_every_claim_sees_the_weight_versions_of_a_group(flow: DataPlaneClient) -> None:
+    flow.clear_samples(None, "p")
+    group = flow.reserve_group("p", "g", ["g0", "g1"], weight_version=7)
+    group.put(["g0", "g1"], {"a": torch.arange(2)}, tags=[{"weight_version": 6}, {"std": 0.5}])
+    group.commit(weight_version=8)
+    assert flow.claim("p", "train", ["a"], 2).meta.tags == [
+        {"weight_version": 6, "end_weight_version": 8},
+        {"weight_version": 7, "end_weight_version": 8, "std": 0.5},
+    ]
+
+
+def test_a_group_whose_rows_have_no_room_for_its_weight_version_stays_reserved(flow: DataPlaneClient) -> None:
+    group = flow.reserve_group("p", "g", ["g0"])
+    group.put(["g0"], {"a": torch.arange(1)}, tags=[{f"tag{number}": number for number in range(64)}])
+    with pytest.raises(InvalidArgumentError, match="sample 'g0' would have more than 64 tags"):
+        group.commit(weight_version=8)
+    group.commit()

@@ -1,0 +1,113 @@
+"""Rectangles for per-token fields: their padding is cut off by the lengths of the call, and never stored unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.columns import write_columns
+from dataplane_client.errors import InvalidArgumentError
+
+IDS = ["a", "b"]
+LENGTHS = [2, 4]
+PADDED = torch.tensor([[1, 2, 0, 0, 0], [3, 4, 5, 6, 0]])
+FULL = torch.arange(6).reshape(2, 3)
+FIELDS = ["tokens", "logprobs", "image", "input_lengths"]
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    client.register_partition("p", FIELDS, 2, ["train"], per_token_fields=["tokens", "logprobs"])
+    return client
+
+
+def rows(client: DataPlaneClient, field: str) -> list[list[int]]:
+    return [row.tolist() for row in client.get_samples(IDS, "p", [field])[field].unbind()]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [LENGTHS, np.array(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32)],
+    ids=["list", "array", "tensor"],
+)
+@pytest.mark.parametrize("given", ["sequence_lengths", "input_lengths"])
+@pytest.mark.parametrize("value", [PADDED, PADDED.numpy(), PADDED.tolist()], ids=["tensor", "array", "lists"])
+def test_padding_is_cut_off_by_the_lengths_of_the_call(
+    flow: DataPlaneClient, value: object, given: str, lengths: object
+) -> None:
+    fields = {"tokens": value, "logprobs": PADDED.float(), "image": torch.ones(2, 5, 7)}
+    if given == "input_lengths":
+        meta = flow.put_samples(IDS, "p", {**fields, "input_lengths": lengths})
+    else:
+        meta = flow.put_samples(IDS, "p", fields, sequence_lengths=lengths)  # type: ignore[arg-type]
+    assert meta.sequence_lengths == LENGTHS
+    assert rows(flow, "tokens") == [[1, 2], [3, 4, 5, 6]]
+    assert rows(flow, "logprobs") == [[1, 2], [3, 4, 5, 6]]
+    assert flow.get_samples(IDS, "p", ["image"])["image"].shape == (2, 5, 7)
+    assert flow.claim_meta("p", "train", ["tokens"], 2).sequence_lengths == LENGTHS
+
+
+def test_padding_that_nothing_tells_apart_is_refused_and_nothing_is_stored(flow: DataPlaneClient) -> None:
+    told = (
+        "'p', sample 'a': field 'tokens' is per-token, and the put has 5 tokens for every row, padding included; .* "
+        r"pack_per_token_field\(value, lengths\), .* sequence_lengths= \(rows without padding: \[5\] \* 2\)"
+    )
+    with pytest.raises(InvalidArgumentError, match=told):
+        flow.put_samples(IDS, "p", {"tokens": PADDED})
+    assert flow.partition("p").rows == 0
+
+
+def test_rows_without_padding_are_put_with_their_lengths_or_beside_a_ragged_field(flow: DataPlaneClient) -> None:
+    flow.put_samples(IDS, "p", {"tokens": FULL}, sequence_lengths=[3, 3])
+    assert flow.partition("p").fields[0].kind == "dense"
+    flow.put_samples(IDS, "p", {"logprobs": FULL.float()})
+    flow.put_samples(IDS, "p", {"tokens": FULL, "logprobs": [[0.0, 1.0, 2.0]] * 2})
+    assert rows(flow, "tokens") == FULL.tolist()
+
+
+def test_a_rectangle_narrower_than_a_row_is_refused(flow: DataPlaneClient) -> None:
+    with pytest.raises(InvalidArgumentError, match="'tokens' has 3 tokens, sequence_lengths has 2"):
+        flow.put_samples(IDS, "p", {"tokens": FULL}, sequence_lengths=LENGTHS)
+    assert flow.partition("p").rows == 0
+
+
+def test_a_nested_tensor_of_other_lengths_is_not_cut(flow: DataPlaneClient) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(5), torch.ones(5)], layout=torch.jagged)
+    with pytest.raises(InvalidArgumentError, match="'tokens' has 5 tokens, sequence_lengths has 2"):
+        flow.put_samples(IDS, "p", {"tokens": nested, "image": torch.ones(2, 5)}, sequence_lengths=LENGTHS)
+
+
+def test_two_lengths_of_a_row_are_refused(flow: DataPlaneClient) -> None:
+    told = "sample 'b': sequence_lengths says 4 tokens, the field 'input_lengths' 3"
+    with pytest.raises(InvalidArgumentError, match=told):
+        flow.put_samples(IDS, "p", {"tokens": PADDED, "input_lengths": [2, 3]}, sequence_lengths=LENGTHS)
+
+
+WRITES: dict[str, Callable[[DataPlaneClient, torch.Tensor], object]] = {
+    "write": lambda client, value: client.claim("p", "train", [], 2).write({"logprobs": value}),
+    "commit": lambda client, value: client.claim("p", "train", [], 2).commit({"logprobs": value}),
+    "write_columns": lambda client, value: write_columns(
+        client, client.claim("p", "train", [], 2).meta, {"logprobs": value}
+    ),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_results_are_cut_to_the_lengths_of_the_claimed_rows(
+    flow: DataPlaneClient, write: Callable[[DataPlaneClient, torch.Tensor], object]
+) -> None:
+    flow.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
+    write(flow, torch.full((2, 9), 0.5))
+    assert rows(flow, "logprobs") == [[0.5] * 2, [0.5] * 4]
+
+
+async def test_the_asynchronous_client_cuts_padding_off_too(
+    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
+) -> None:
+    await async_client.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
+    assert rows(flow, "tokens") == [[1, 2], [3, 4, 5, 6]]

@@ -1,0 +1,234 @@
+"""Partitions as clients meet them: registered by every process, extended, closed, open to new fields, cleared by
+use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import EndOfDataError, InvalidArgumentError, NotFoundError, PreconditionError
+from dataplane_client.loader import ClaimLoader
+
+Eventually = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def other(address: str, transport: str) -> Iterator[DataPlaneClient]:
+    """A client of another process."""
+    with connect(address, timeout_s=20.0, transport=transport) as client:
+        yield client
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    """Partition p with fields a and b, and the tasks train and eval."""
+    client.register_partition("p", ["a", "b"], 4, ["train", "eval"])
+    return client
+
+
+def put(client: DataPlaneClient, ids: Sequence[str], *fields: str) -> None:
+    client.put_samples(ids, "p", {field: torch.zeros(len(ids)) for field in fields or ("a",)})
+
+
+# -- registered again --------------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_process_that_registers_as_before_changes_nothing(
+    flow: DataPlaneClient, other: DataPlaneClient
+) -> None:
+    put(flow, ["w", "x", "y"])
+    flow.claim("p", "train", ["a"], 1).commit()
+    held = flow.claim("p", "train", ["a"], 1)
+    described = other.register_partition("p", ["a", "b"], 4, ["train", "eval"])
+    assert described.outcome == "unchanged"
+    assert described == flow.partition("p")
+    assert described.task("train").consumed_rows == 1
+    assert held.commit() == 1
+    assert other.claim("p", "train", ["a"], 1).meta.sample_ids == ["y"]
+
+
+def test_what_a_registration_adds_is_there_at_once_and_progress_stays(
+    flow: DataPlaneClient, other: DataPlaneClient
+) -> None:
+    put(flow, ["x"])
+    held = flow.claim("p", "train", ["a"], 1)
+    added = other.register_partition("p", ["a", "c"], 9, ["train", "judge"], enums={"c": ["no", "yes"]})
+    assert added.outcome == "extended"
+    assert [field.name for field in added.fields] == ["a", "b", "c"]
+    assert [task.task for task in added.tasks] == ["train", "eval", "judge"]
+    assert (added.num_samples, added.enums) == (9, {"c": ("no", "yes")})
+    assert held.commit({"c": torch.ones(1)}) == 1
+    assert other.claim("p", "judge", ["a", "c"], 1).meta.sample_ids == ["x"]
+    extended = other.extend_partition("p", fields=["tokens"], per_token_fields=["tokens"], consumer_tasks=["late"])
+    assert (extended.fields[-1].name, extended.fields[-1].per_token, extended.num_samples) == ("tokens", True, 9)
+    assert other.extend_partition("p", num_samples=10).num_samples == 10
+    assert other.claim("p", "late", [], 1).meta.sample_ids == ["x"]
+    with pytest.raises(NotFoundError, match="'nowhere'"):
+        other.extend_partition("nowhere", fields=["x"])
+
+
+def test_a_registration_that_contradicts_is_refused_with_every_difference_unless_it_replaces(
+    flow: DataPlaneClient, other: DataPlaneClient
+) -> None:
+    put(flow, ["x"])
+    held = flow.claim("p", "train", ["a"], 1)
+    message = (
+        r"partition 'p' is defined differently: field 'b' is per-token in the registration, not in the partition; "
+        r"max_deliveries is 0 in the partition, 3 in the registration; pass replace=True .* which resets all tasks"
+    )
+    with pytest.raises(PreconditionError, match=message) as caught:
+        other.register_partition("p", ["a", "b"], 4, ["train"], per_token_fields=["b"], max_deliveries=3)
+    assert (caught.value.reason, caught.value.details["partition_id"]) == ("PARTITION_DIFFERS", "p")
+    assert held.commit() == 1
+    replaced = other.register_partition(
+        "p", ["a", "b"], 4, ["train"], per_token_fields=["b"], max_deliveries=3, replace=True
+    )
+    assert (replaced.outcome, replaced.max_deliveries, replaced.task("train").untaken_rows) == ("replaced", 3, 1)
+
+
+def test_a_partition_without_a_task_is_warned_of_where_it_is_registered(client: DataPlaneClient) -> None:
+    message = "partition 'p' has no task: nothing can claim its rows until extend_partition adds one"
+    with pytest.warns(UserWarning, match=message) as caught:
+        client.register_partition("p", ["a"], 0, [])
+    assert caught[0].filename == __file__
+    client.extend_partition("p", consumer_tasks=["train"])
+    client.register_partition("p", ["a"], 0, [])  # has one by now
+    put(client, ["x"])
+    assert client.claim("p", "train", ["a"], 1).meta.sample_ids == ["x"]
+
+
+async def test_the_asynchronous_client_warns_alike(async_client: aio.AsyncDataPlaneClient) -> None:
+    with pytest.warns(UserWarning, match="'p' has no task") as caught:
+        await async_client.register_partition("p", ["a"], 0, [])
+    assert caught[0].filename == __file__
+
+
+# -- closed ------------------------------------------------------------------------------------------------------------
+
+
+def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
+    flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    put(flow, ["x", "y", "z"])
+    flow.claim("p", "train", ["a"], 1).commit()
+    waiting = [
+        threads.submit(flow.claim, "p", "train", ["a"], 4),
+        threads.submit(flow.claim_meta, "p", "train", ["a"], 4),
+        threads.submit(flow.claim_shard, "p", "train", ["a"], 4, step=0, dp_rank=0, dp_world=2),
+    ]
+    eventually(lambda: flow.server_status().waiting_claims == 3)
+    began = time.monotonic()
+    assert flow.close_partition("p") == 3
+    for claim in waiting:
+        with pytest.raises(EndOfDataError, match="2 rows are left for task 'train', fewer than min_size 4") as caught:
+            claim.result(20)
+        assert isinstance(caught.value, EOFError)
+        assert caught.value.details["left"] == "2"
+    for blocking in (True, False):
+        with pytest.raises(EndOfDataError, match="min_size=2"):
+            flow.claim_meta("p", "train", ["a"], 4, blocking=blocking)
+    assert time.monotonic() - began < 20
+    assert flow.close_partition("p") == 0
+    assert flow.partition("p").closed
+    with flow.claim("p", "train", ["a"], 4, min_size=1) as rest:
+        assert rest.meta.sample_ids == ["y", "z"]
+    with pytest.raises(EndOfDataError, match="closed and no row is left for task 'train'"):
+        flow.claim("p", "train", ["a"], 1)
+    assert flow.check_consumption_status("p", ["train"])
+
+
+async def test_the_asynchronous_client_learns_of_the_end_of_data(
+    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient, eventually: Eventually
+) -> None:
+    waiting = asyncio.create_task(async_client.claim("p", "train", ["a"], 1))
+    await asyncio.to_thread(lambda: eventually(lambda: flow.server_status().waiting_claims == 1))
+    assert await async_client.close_partition("p") == 1
+    with pytest.raises(EndOfDataError, match="no row is left"):
+        await waiting
+
+
+def test_a_closed_partition_takes_no_new_rows_but_those_of_groups_that_are_reserved(
+    flow: DataPlaneClient, unchanged: Callable[..., object]
+) -> None:
+    put(flow, ["x"])
+    with flow.reserve_group("p", "g", ["g1", "g2"]) as group:
+        flow.close_partition("p")
+        for create in (lambda: put(flow, ["x", "y"]), lambda: flow.reserve_group("p", "h", ["y"])):
+            with pytest.raises(PreconditionError, match="'p' is closed to new rows; sample 'y'") as caught:
+                create()
+            assert caught.value.reason == "PARTITION_CLOSED"
+        put(flow, ["x"], "b")
+        group.put(["g1", "g2"], {"a": torch.zeros(2)})
+        group.commit()
+    assert flow.claim("p", "train", ["a"], 4, min_size=3).meta.sample_ids == ["x", "g1", "g2"]
+    with pytest.raises(NotFoundError, match="'nowhere'"):
+        flow.close_partition("nowhere")
+
+
+# -- open --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_partition_takes_fields_as_they_come(
+    client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    described = client.register_partition("p", [], 0, ["train"], open=True)
+    assert (described.open, described.fields) == (True, ())
+    claim = threads.submit(client.claim, "p", "train", ["tokens", "reward"], 2)
+    eventually(lambda: client.server_status().waiting_claims == 1)
+    client.put_samples(["x", "y"], "p", {"tokens": torch.arange(6).view(2, 3)})
+    client.put_samples(["x", "y"], "p", {"reward": torch.ones(2), "note": torch.zeros(2, 5)})
+    meta = claim.result(20).meta
+    assert client.get_data(meta, ["tokens", "note"])["note"].shape == (2, 5)
+    claim.result().commit({"advantage": torch.ones(2)})
+    fields = [field.name for field in client.partition("p").fields]
+    assert fields == ["tokens", "reward", "note", "advantage"]
+    with pytest.raises(NotFoundError, match="no row has produced field 'oops'"):
+        client.get_data(meta, ["oops"])
+
+
+def test_a_partition_is_strict_unless_it_says_otherwise(flow: DataPlaneClient) -> None:
+    with pytest.raises(InvalidArgumentError, match="'p' does not declare field 'typo'; declared: a, b"):
+        put(flow, ["x"], "typo")
+    with pytest.raises(InvalidArgumentError, match="'p' does not declare field 'typo'"):
+        flow.claim("p", "train", ["typo"], 1)
+    with pytest.raises(PreconditionError, match="open is False in the partition, True in the registration"):
+        flow.register_partition("p", ["a"], 4, ["train"], open=True)
+
+
+# -- cleared by use ----------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_cleared_when_the_last_task_commits_them(client: DataPlaneClient) -> None:
+    tasks = ["train", "eval"]
+    assert client.register_partition("p", ["a", "b"], 2, tasks, clear_when_consumed=True).clear_when_consumed
+    put(client, ["x", "y"])
+    metas = []
+    for task in tasks:
+        assert client.partition("p").rows == 2
+        claim = client.claim("p", task, ["a"], 2)
+        metas.append(claim.meta)
+        claim.commit({"b": torch.ones(2)})
+    partition = client.partition("p")
+    assert (partition.rows, partition.size_bytes, dict(partition.removed_rows)["consumed"]) == (0, 0, 2)
+    assert client.server_status().memory_used_bytes == 0
+    assert client.check_consumption_status("p", tasks)
+    with pytest.raises(NotFoundError, match=r"'x'.*clears rows as soon as every task has consumed them"):
+        client.get_data(metas[0], ["a"])
+    with pytest.raises(InvalidArgumentError, match="use a claim that is committed"):
+        client.claim_meta("p", "train", ["a"], 1)
+
+
+def test_a_loader_runs_through_a_partition_that_clears_what_it_consumed(address: str, client: DataPlaneClient) -> None:
+    client.register_partition("p", ["a"], 10, ["train"], clear_when_consumed=True)
+    put(client, [f"s{number}" for number in range(10)])
+    with ClaimLoader(address, "p", "train", ["a"], 4, idle_timeout_s=20.0) as loader:
+        assert sum(batch.meta.size for batch in loader) == 10
+    assert client.partition("p").rows == 0

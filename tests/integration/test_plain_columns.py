@@ -1,0 +1,183 @@
+"""Lists and arrays as columns: put as what they plainly are, by every call that puts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch.nested import nested_tensor
+
+from dataplane_client import kv_first_write, pack_jagged_fields, pack_per_token_field, write_columns
+from dataplane_client.client import Claim, DataPlaneClient, connect
+from dataplane_server.testing import running_server
+
+IDS = ["a", "b", "c"]
+GRID = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+
+
+@pytest.fixture(scope="module")
+def shared_client() -> Iterator[DataPlaneClient]:
+    with running_server() as address, connect(address) as client:
+        yield client
+
+
+@pytest.fixture
+def client(shared_client: DataPlaneClient) -> DataPlaneClient:
+    """A client with the empty partition p; its field `tokens` is per-token."""
+    shared_client.drop_partition("p")
+    shared_client.register_partition("p", ["x", "tokens", "note"], 3, ["train"], per_token_fields=["tokens"])
+    return shared_client
+
+
+def ragged(*arrays: object) -> object:
+    """An array of dtype object."""
+    return np.fromiter(arrays, object, len(arrays))
+
+
+COLUMNS: dict[str, tuple[object, str, str, tuple[int, ...], object]] = {
+    "floats": ([0.5, 1.0, 2.0], "dense", "float32", (), [0.5, 1.0, 2.0]),
+    "floats and ints": ([0, 0.5, 1], "dense", "float32", (), [0.0, 0.5, 1.0]),
+    "ints": ((1, 2, 3), "dense", "int64", (), [1, 2, 3]),
+    "bools": ([True, False, True], "dense", "bool", (), [True, False, True]),
+    "NumPy scalars": ([np.float64(1), np.float64(2), np.float64(3)], "dense", "float64", (), [1.0, 2.0, 3.0]),
+    "0-d tensors": ([torch.tensor(1)] * 3, "dense", "int64", (), [1, 1, 1]),
+    "an array": (GRID, "dense", "uint8", (2, 2), GRID.tolist()),
+    "a read-only array": (np.broadcast_to(np.int16(7), (3, 2)), "dense", "int16", (2,), [[7, 7]] * 3),
+    "an array of foreign byte order": (np.arange(3, dtype=">i4"), "dense", "int32", (), [0, 1, 2]),
+    "tensors": ([torch.arange(2), torch.arange(0), torch.arange(1)], "jagged", "int64", (), [[0, 1], [], [0]]),
+    "tensors of one length": ([torch.arange(2)] * 3, "jagged", "int64", (), [[0, 1]] * 3),
+    "tensors of two dimensions": (
+        [torch.ones(1, 2), torch.ones(2, 2), torch.ones(0, 2)], "jagged", "float32", (2,), [[[1, 1]], [[1, 1]] * 2, []],
+    ),
+    "arrays": ([np.ones(2, np.float16), np.ones(1, np.float16), np.ones(0, np.float16)], "jagged", "float16", (),
+               [[1, 1], [1], []]),
+    "an object array of arrays": (ragged(np.arange(2), np.arange(1), np.arange(2)), "jagged", "int64", (),
+                                  [[0, 1], [0], [0, 1]]),
+    "lists": ([[1, 2], [], [3]], "jagged", "int64", (), [[1, 2], [], [3]]),
+    "lists of one length": ([[1, 2], [3, 4], [5, 6]], "jagged", "int64", (), [[1, 2], [3, 4], [5, 6]]),
+    "lists of floats and ints": ([[1, 0.5], [2], [3]], "jagged", "float32", (), [[1.0, 0.5], [2.0], [3.0]]),
+    "lists of lists": ([[[1, 2], [3, 4]], [], [[5, 6]]], "jagged", "int64", (2,), [[[1, 2], [3, 4]], [], [[5, 6]]]),
+    "text": (["a", "", "c"], "object", "", (), ["a", "", "c"]),
+    "an array of text": (np.array(["a", "bc", "d"]), "object", "", (), ["a", "bc", "d"]),
+    "dicts": ([{"a": 1}, {}, None], "object", "", (), [{"a": 1}, {}, None]),
+    "lists of dicts": ([[{"role": "user"}], [], [{}]], "object", "", (), [[{"role": "user"}], [], [{}]]),
+    "lists of text": ([["a"], [], ["b", "c"]], "object", "", (), [["a"], [], ["b", "c"]]),
+    "an object array of numbers": (ragged(1, 2, 3), "object", "", (), [1, 2, 3]),
+    "an object array of lists": (ragged([1], [2], [3]), "object", "", (), [[1], [2], [3]]),
+    "an object array of an array and None": (ragged(None, (1,), None), "object", "", (), [None, (1,), None]),
+}  # fmt: skip
+"""What is put; the kind, the element type and the shape of the field; the values of the rows."""
+
+
+@pytest.mark.parametrize(("column", "kind", "dtype", "row_shape", "values"), COLUMNS.values(), ids=COLUMNS)
+def test_a_column_is_put_as_what_it_plainly_is(
+    client: DataPlaneClient, column: object, kind: str, dtype: str, row_shape: tuple[int, ...], values: object
+) -> None:
+    client.put_samples(IDS, "p", {"x": column})
+    field = client.partition("p").fields[0]
+    assert (field.kind, field.dtype or "", field.row_shape) == (kind, dtype, row_shape)
+    assert rows_of(client, "x") == values
+
+
+def rows_of(client: DataPlaneClient, field: str) -> list[object]:
+    stored = client.get_samples(IDS, "p", [field]).get(field)
+    return stored.tolist() if not getattr(stored, "is_nested", False) else [row.tolist() for row in stored.unbind()]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_strided_nested_tensor_is_a_jagged_column(client: DataPlaneClient) -> None:
+    client.put_samples(IDS, "p", {"x": nested_tensor([torch.arange(2), torch.arange(1), torch.arange(3)])})
+    assert rows_of(client, "x") == [[0, 1], [0], [0, 1, 2]]
+
+
+PLAIN: Mapping[str, object] = {"tokens": [[1, 2], [3], [4, 5, 6]], "x": [0.5, 1.0, 1.5], "note": ["a", "b", "c"]}
+
+
+def in_group(client: DataPlaneClient, fields: Mapping[str, object]) -> None:
+    with client.reserve_group("p", "g", IDS) as group:
+        group.put(IDS, fields)
+
+
+def in_parts(client: DataPlaneClient, fields: Mapping[str, object]) -> None:
+    with client.reserve_group("p", "g", IDS) as group:
+        for row, sample_id in enumerate(IDS):
+            group.put([sample_id], {name: column[row : row + 1] for name, column in fields.items()})  # type: ignore[index]
+
+
+def claimed(client: DataPlaneClient) -> Claim:
+    client.put_samples(IDS, "p")
+    return client.claim("p", "train", [], 3)
+
+
+WAYS: dict[str, Callable[[DataPlaneClient, Mapping[str, object]], object]] = {
+    "put_samples": lambda client, fields: client.put_samples(IDS, "p", fields),
+    "group.put": in_group,
+    "group.put of one row": in_parts,
+    "claim.write": lambda client, fields: claimed(client).write(fields),
+    "claim.commit": lambda client, fields: claimed(client).commit(fields),
+    "write_columns": lambda client, fields: write_columns(client, claimed(client).meta, fields),
+    "pack_jagged_fields": lambda client, fields: client.put_samples(
+        IDS, "p", pack_jagged_fields(fields, lengths=[2, 1, 3], token_aligned_fields={"tokens"})
+    ),
+}
+
+
+@pytest.mark.parametrize("put", WAYS.values(), ids=WAYS)
+def test_lists_are_taken_by_every_call_that_puts(
+    client: DataPlaneClient, put: Callable[[DataPlaneClient, Mapping[str, object]], object]
+) -> None:
+    put(client, PLAIN)
+    assert {name: rows_of(client, name) for name in PLAIN} == PLAIN
+
+
+def test_a_group_shares_a_value_given_as_a_list(client: DataPlaneClient) -> None:
+    with client.reserve_group("p", "g", IDS) as group:
+        group.put(IDS, {"tokens": [[1]] * 3})
+        group.put_shared({"x": [[1.5, 2.5]], "note": ["shared"]})
+    assert (rows_of(client, "x"), rows_of(client, "note")) == ([[1.5, 2.5]] * 3, ["shared"] * 3)
+
+
+def test_a_first_write_takes_padded_lists(client: DataPlaneClient) -> None:
+    client.register_partition("p", [*PLAIN, "input_lengths", "sample_mask"], 3, ["train"], per_token_fields=["tokens"])
+    padded = {"tokens": [[1, 2, 0], [3, 0, 0], [4, 5, 6]], "input_lengths": [2, 1, 3], "sample_mask": np.ones(3)}
+    meta = kv_first_write({**PLAIN, **padded}, sample_ids=IDS, dp_client=client, partition_id="p")
+    assert (rows_of(client, "tokens"), meta.sequence_lengths) == (PLAIN["tokens"], [2, 1, 3])
+
+
+def test_a_first_write_takes_lists_that_are_not_padded(client: DataPlaneClient) -> None:
+    client.register_partition("p", [*PLAIN, "input_lengths", "sample_mask"], 3, ["train"], per_token_fields=["tokens"])
+    batch = {**PLAIN, "input_lengths": [2, 1, 3], "sample_mask": [1.0, 1.0, 1.0]}
+    kv_first_write(batch, sample_ids=IDS, dp_client=client, partition_id="p")
+    assert rows_of(client, "tokens") == PLAIN["tokens"]
+
+
+@pytest.mark.parametrize("lengths", [[2, 1], (2, 1), np.array([2, 1]), torch.tensor([2, 1])], ids=repr)
+@pytest.mark.parametrize("value", [[[1, 2], [3, 0]], np.array([[1, 2], [3, 0]]), torch.tensor([[1, 2], [3, 0]])])
+def test_a_padded_field_is_packed_by_a_list_or_an_array_of_lengths(value: torch.Tensor, lengths: Sequence[int]) -> None:
+    assert [row.tolist() for row in pack_per_token_field(value, lengths).unbind()] == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([1.5, 2.0], TypeError, "lengths must be integers, got torch.float32"),
+        (["1", "2"], TypeError, "lengths must be integers, got list"),
+        ([[1], [2, 3]], ValueError, "lengths shape must be"),
+        (3, ValueError, "one int for all rows; give a list with one for each row"),
+    ],
+    ids=str,
+)
+def test_other_lengths_are_refused(lengths: Sequence[int], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        pack_per_token_field(torch.ones(2, 3), lengths)
+
+
+def test_tokens_of_one_sample_without_a_row_dimension_are_refused_with_what_to_give(client: DataPlaneClient) -> None:
+    hint = r"'tokens' has 5 rows, but the call names 1 sample; .* a list with one tensor, or shape \(1, 5\) and seq"
+    with pytest.raises(ValueError, match=hint):
+        client.put_samples(["a"], "p", {"tokens": torch.arange(5)})
+    client.put_samples(["a"], "p", {"tokens": [torch.arange(5)]})
+    client.put_samples(["b"], "p", {"tokens": torch.arange(5)[None]}, sequence_lengths=[5])
+    assert [len(row) for row in client.get_samples(["a", "b"], "p", ["tokens"])["tokens"].unbind()] == [5, 5]

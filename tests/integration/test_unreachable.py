@@ -1,0 +1,199 @@
+"""What a caller reads when no server answers: which address, what is wrong there, and what would be right."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+
+from dataplane_client import aio
+from dataplane_client.client import connect
+from dataplane_client.errors import DataPlaneError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
+from dataplane_client.options import TransportChoice
+from dataplane_server.config import ServerConfig
+from dataplane_server.testing import ServerThread
+
+GRPC_WORDS = re.compile(
+    r"failed to connect to all|last error|ipv4:|addr:|SETTINGS|HTTP/2|recvmsg|Stream removed|errno", re.I
+)
+
+
+@contextlib.contextmanager
+def listening(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A service of another kind, which does this with every connection; its address."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                answer(listener.accept()[0])
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+def greet(peer: socket.socket) -> None:
+    with peer:
+        peer.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def refused_port() -> Iterator[str]:
+    with socket.socket() as holder:  # bound, so that nobody else gets the port, and never listening
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def socket_path(kind: str) -> Iterator[str]:
+    folder = Path(f"/tmp/dataplane-{os.getpid()}-{kind}")  # noqa: S108  # short: a socket's path has at most 107 bytes
+    folder.mkdir()
+    path = folder / "a.sock"
+    if kind == "stale":
+        with socket.socket(socket.AF_UNIX) as former:
+            former.bind(str(path))
+    elif kind == "file":
+        path.touch()
+    yield f"unix://{path}"
+    path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+@contextlib.contextmanager
+def foreign_grpc() -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+START = 'Start a server with "dataplane-server --listen {address}"'
+DOCTOR = '"dataplane doctor --server {address}"'
+PLACES: dict[str, tuple[Callable[[], AbstractContextManager[str]], type[DataPlaneError], list[str]]] = {
+    "nothing listens": (refused_port, UnavailableError, ["nothing listens there", START]),
+    "no socket file": (lambda: socket_path("none"), UnavailableError, ["there is no socket file /tmp/", START]),
+    "stale socket file": (
+        lambda: socket_path("stale"),
+        UnavailableError,
+        ["nothing listens on the socket file /tmp/", "a server that was killed", START],
+    ),
+    "no socket": (lambda: socket_path("file"), UnavailableError, ["a.sock is not a socket", START]),
+    "no such host": (
+        lambda: contextlib.nullcontext("no-such-host.invalid:50051"),
+        UnavailableError,
+        ["its host name cannot be resolved", DOCTOR],
+    ),
+    "another service": (lambda: listening(greet), UnavailableError, ["is not a data plane server", "--listen", DOCTOR]),
+    "a service that is silent": (
+        lambda: listening(lambda peer: leaked.append(peer)),
+        UnavailableError,
+        ["what listens there does not answer", DOCTOR],
+    ),
+    "a service that hangs up": (
+        lambda: listening(lambda peer: peer.close()),
+        UnavailableError,
+        ["the connection broke", DOCTOR],
+    ),
+    "another gRPC server": (foreign_grpc, PreconditionError, ["the server does not know this call", "another service"]),
+}
+leaked: list[socket.socket] = []
+
+
+@pytest.fixture(autouse=True)
+def close_leaked() -> Iterator[None]:
+    yield
+    while leaked:
+        leaked.pop().close()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_connect_says_what_is_wrong_at_an_address_and_what_would_be_right(place: str) -> None:
+    make, kind, fragments = PLACES[place]
+    with make() as address, pytest.raises(DataPlaneError) as caught:
+        connect(address, connect_timeout_s=0.7)
+    assert type(caught.value) is kind
+    assert address in str(caught.value)
+    expected = [fragment.format(address=address) for fragment in fragments]
+    assert [fragment for fragment in expected if fragment not in str(caught.value)] == [], str(caught.value)
+    assert GRPC_WORDS.search(str(caught.value)) is None, str(caught.value)
+    assert caught.value.details["grpc"]
+
+
+async def test_the_asynchronous_client_says_the_same() -> None:
+    with socket_path("aio") as address, pytest.raises(UnavailableError, match="there is no socket file /tmp/"):
+        async with aio.connect(address, connect_timeout_s=0.2):
+            pass
+
+
+def test_the_port_of_the_metrics_is_told_from_that_of_the_calls(start_server: Callable[..., ServerThread]) -> None:
+    server = start_server(http="127.0.0.1:0")
+    with pytest.raises(
+        UnavailableError, match="not a data plane server: use the port of its --listen, not that of --http"
+    ):
+        connect(str(server.http_address), connect_timeout_s=0.3)
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_a_server_that_ends_during_a_call_is_named(tmp_path: Path, transport: TransportChoice) -> None:
+    address = f"unix://{tmp_path}/a.sock"
+    server = ServerThread(ServerConfig(listen=(address,)))
+    with connect(address, transport=transport) as client:
+        client.register_partition("p", ["x"], 0, ["train"])
+        timer = threading.Timer(0.1, server.stop, [0.0])
+        timer.start()
+        with pytest.raises(UnavailableError) as caught:
+            client.claim("p", "train", ["x"], 1, timeout_s=0.8)
+        timer.join()
+    assert f"ClaimSamples at {address}: " in str(caught.value)
+    assert START.format(address=address) in str(caught.value)
+    assert GRPC_WORDS.search(str(caught.value)) is None, str(caught.value)
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_a_server_that_hangs_is_given_up_at_the_deadline_and_by_verbs_that_wait_there_two_seconds_later(
+    start_server: Callable[..., ServerThread], transport: TransportChoice
+) -> None:
+    server = start_server()
+    with connect(server.addresses[0], transport=transport) as client:
+        client.register_partition("p", ["x"], 0, ["train"])
+        go_on = threading.Event()
+        server._loop.call_soon_threadsafe(go_on.wait, 10)
+        took = []
+        for call in (
+            lambda: client.partitions(timeout_s=0.1),
+            lambda: client.put_samples(["a"], "p", {"x": torch.zeros(1)}, timeout_s=0.1),
+        ):
+            began = time.monotonic()
+            with pytest.raises(DeadlineError, match=r": no answer before the deadline$"):
+                call()
+            took.append(time.monotonic() - began)
+        go_on.set()
+    assert 0.1 <= took[0] < 2.0
+    assert 2.1 <= took[1] < 4.0
+
+
+def test_a_session_that_the_server_refuses_is_refused_in_its_words(start_server: Callable[..., ServerThread]) -> None:
+    server = start_server(max_sessions=1)
+    with connect(server.addresses[0]) as first, connect(server.addresses[0]) as second:
+        first.register_partition("p", ["x"], 0, ["train"])
+        with first.reserve_group("p", "g", ["a"]) as group:
+            with pytest.raises(OutOfSpaceError, match="1 sessions are open already"):
+                second.claim("p", "train", ["x"], 1, timeout_s=0.2)
+            group.abort()

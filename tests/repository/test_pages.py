@@ -1,0 +1,51 @@
+"""The Python blocks of docs/*.md run and print what the pages say, and what the pages point at exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from scripts.page_blocks import ADDRESS, PAGES, ROOT, programs_of
+
+from dataplane_server.testing import running_server
+
+TESTED_ELSEWHERE = {"README.md", "observability.md"}  # in processes of their own
+PROGRAMS = [
+    pytest.param(program, id=f"{page.stem}-{number}")
+    for page in PAGES
+    if page.name not in TESTED_ELSEWHERE
+    for number, program in enumerate(programs_of(page))
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_blocks_of_a_page_print_what_it_says(
+    program: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, object] = {"__name__": "page"}
+    with running_server() as address:
+        for code, printed in program:
+            exec(compile(code.replace(ADDRESS, address), "<page>", "exec"), names)  # noqa: S102  # ours
+            assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_and_path_of_a_page_leads_somewhere(page: Path) -> None:
+    text = page.read_text()
+    links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    files = [(page.parent / file if file else page, anchor) for file, _, anchor in links]
+    assert [file for file, anchor in files if not file.exists() or (anchor and anchor not in anchors_of(file))] == []
+    folders = "tests|docs|proto|examples|benchmarks|deploy|scripts|client|dataplane_server|trainer_adapter"
+    paths = re.findall(rf"`((?:{folders})/[\w./-]+)`", text)
+    assert [path for path in paths if not any((root / path).exists() for root in (ROOT, *roots()))] == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def roots() -> list[Path]:
+    """Where the paths of the pages begin: in the repository, or in a folder that holds a package."""
+    return [ROOT / folder for folder in ("client", "dataplane_server", "trainer_adapter", "tests")]
