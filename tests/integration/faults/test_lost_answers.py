@@ -76,6 +76,32 @@ def test_a_put_of_a_new_row_is_counted_once(
     assert (flow.partition("p").rows, flow.partition("p").rows_put_total) == (4, 5)
 
 
+def test_an_append_is_applied_once(
+    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
+) -> None:
+    flow.register_partition("q", ["tokens"], 1, [], per_token_fields=["tokens"])
+    flow.append_tokens(["x"], "q", {"tokens": torch.tensor([[1, 2]])})
+    lose_answer(
+        lambda: shaky.append_tokens(["x"], "q", {"tokens": torch.tensor([[3]])}),
+        lambda: flow.sample("q", "x").sequence_length == 3,
+        lambda: flow.append_tokens(["x"], "q", {"tokens": torch.tensor([[4]])}),
+    )
+    assert flow.get_samples(["x"], "q", ["tokens"])["tokens"][0].tolist() == [1, 2, 3, 4]
+
+
+def test_rows_are_added_to_a_group_once(
+    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
+) -> None:
+    group = shaky.reserve_group("p", "g")
+    lose_answer(
+        lambda: group.add(["new"], {"a": torch.ones(1)}),
+        lambda: flow.partition("p").rows == 5,
+        lambda: flow.clear_samples(["w"], "p"),
+    )
+    assert (group.commit(), group.meta.sample_ids) == (1, ["new"])
+    assert flow.partition("p").rows_put_total == 5
+
+
 def test_a_claim_gets_the_same_rows(
     flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
 ) -> None:

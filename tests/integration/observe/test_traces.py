@@ -159,6 +159,16 @@ def test_later_writes_do_not_change_the_linked_producer(traced: DataPlaneClient,
     assert linked(spans("ClaimSamples")[-1]) == {context_of(producer): 2}
 
 
+def test_an_append_leaves_the_mark_of_the_producer(traced: DataPlaneClient, spans: Spans) -> None:
+    traced.register_partition("q", ["tokens"], 1, ["train"], per_token_fields=["tokens"])
+    tokens = torch.nested.nested_tensor([torch.tensor([1, 2])], layout=torch.jagged)
+    traced.put_samples(["a"], "q", {"tokens": tokens})
+    traced.append_tokens(["a"], "q", {"tokens": torch.tensor([[3]])})
+    traced.claim("q", "train", ["tokens"], 1)
+    producer, _ = spans("PutSamples")
+    assert linked(spans("ClaimSamples")[-1]) == {context_of(producer): 1}
+
+
 def test_tags_of_the_caller_stay_including_its_own_traceparent(traced: DataPlaneClient, spans: Spans) -> None:
     mark = f"00-{'1' * 32}-{'2' * 16}-01"
     tags: list[dict[str, Tag]] = [{"weight_version": 7}, {"traceparent": mark}, {"traceparent": "not one"}]
