@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -65,8 +66,7 @@ class HttpSide:
         await self._runner.setup()
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for family, *_, address in dict.fromkeys(found):
-            listener = socket.create_server((address[0], port), family=family, backlog=_BACKLOG)
-            listener.setblocking(False)
+            listener = _listener(family, (str(address[0]), port))
             port = listener.getsockname()[1]
             self._accepting.append(asyncio.create_task(accept_forever(listener, "http_accept_failed", self._serve)))
         return port
@@ -85,7 +85,7 @@ class HttpSide:
 
     async def _serve(self, peer: socket.socket) -> None:
         """Serve a connection. Returns when another one may be open beside it."""
-        loop, server = asyncio.get_running_loop(), self._runner and self._runner.server
+        loop, server = asyncio.get_running_loop(), None if self._runner is None else self._runner.server
         if server is None:
             return peer.close()
         transport, _ = await loop.connect_accepted_socket(server, peer)
@@ -104,6 +104,16 @@ class HttpSide:
 
         healthy = self._healthy()
         return _only(web.Response(text="ok\n" if healthy else "draining\n", status=200 if healthy else 503))
+
+
+def _listener(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
+    try:
+        listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+    except OSError as error:
+        text = f"cannot listen on {address}: {os.strerror(error.errno or 0).lower()}"
+        raise OSError(error.errno, text) from None
+    listener.setblocking(False)
+    return listener
 
 
 def _only(response: web.Response) -> web.Response:

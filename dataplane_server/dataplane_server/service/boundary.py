@@ -16,6 +16,7 @@ from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import DETAILS_KEY
+from dataplane_server.service.incoming import IncomingRequests
 from dataplane_server.service.messages import Messages
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -34,6 +35,7 @@ class Boundary(grpc.aio.ServerInterceptor):
     def __init__(self, metrics: Metrics, messages: Messages, tracing: Tracing | None = None) -> None:
         self._metrics = metrics
         self._messages = messages
+        self._incoming = IncomingRequests()
         self._tracing = tracing
 
     async def intercept_service(
@@ -45,25 +47,25 @@ class Boundary(grpc.aio.ServerInterceptor):
         service, _, verb = handler_call_details.method.removeprefix("/").partition("/")
         if handler is None or service != SERVICE:
             return cast("Handler | None", handler)
-        # Frames of streams stay bytes, see service.frames. All other requests are parsed within the call, which refuses
-        # what is malformed.
+        # Frames of streams stay bytes, see service.frames. Other requests are read and parsed within the call, which
+        # refuses what is malformed or late. So gRPC takes unary requests for streams; on the wire they are alike.
         if handler.request_streaming and handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(self._endless(verb, handler.stream_stream))
         if handler.response_streaming:
             stream = self._stream(verb, handler.unary_stream, _request_of(verb))
-            return grpc.unary_stream_rpc_method_handler(stream)
+            return grpc.stream_stream_rpc_method_handler(stream)
         serializer = handler.response_serializer
         if handler.request_streaming:
             return grpc.stream_unary_rpc_method_handler(self._single(verb, handler.stream_unary), None, serializer)
         unary = self._single(verb, handler.unary_unary, _request_of(verb))
-        return grpc.unary_unary_rpc_method_handler(unary, None, serializer)
+        return grpc.stream_unary_rpc_method_handler(unary, None, serializer)
 
     def _single(
         self, verb: str, method: Callable[[Any, Context], Awaitable[Any]], kind: type[Message] | None = None
     ) -> Callable[[Any, Any], Any]:
         async def behaviour(request: Any, context: Context) -> Any:
             with self._begin(verb, context) as call:
-                response = await method(request if kind is None else self._messages.parse(kind, request), context)
+                response = await method(request if kind is None else await self._request(kind, request), context)
                 call.end()
                 return response
             return await _abort(context, call)
@@ -73,9 +75,10 @@ class Boundary(grpc.aio.ServerInterceptor):
     def _stream(
         self, verb: str, method: Callable[[Any, Context], AsyncGenerator[Any, None]], kind: type[Message]
     ) -> Callable[[Any, Any], Any]:
-        async def behaviour(request: bytes, context: Context) -> AsyncIterator[Any]:
+        async def behaviour(stream: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             with self._begin(verb, context) as call:
-                async with contextlib.aclosing(method(self._messages.parse(kind, request), context)) as responses:
+                request = await self._request(kind, stream)
+                async with contextlib.aclosing(method(request, context)) as responses:
                     async for response in responses:
                         yield response
                 call.end()
@@ -100,6 +103,9 @@ class Boundary(grpc.aio.ServerInterceptor):
             await _abort(context, call)
 
         return behaviour
+
+    async def _request(self, kind: type[Message], stream: AsyncIterator[bytes]) -> Message:
+        return self._messages.parse(kind, await self._incoming.request(stream))
 
     def _begin(self, verb: str, context: Context) -> CallScope:
         traceparent = "" if self._tracing is None else _traceparent(context)

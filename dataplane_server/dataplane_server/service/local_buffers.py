@@ -7,7 +7,6 @@ fill the server's memory, and lose their own connections, not those of others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from dataplane_server.observe.log import get_log
@@ -17,9 +16,10 @@ MAX_BUFFERED_BYTES = 256 << 20
 
 
 class Holder(Protocol):
-    """A connection. close: at once."""
+    """A connection."""
 
-    close: Callable[[], None]
+    def close(self) -> None:
+        """Close at once."""
 
 
 class LocalBuffers:

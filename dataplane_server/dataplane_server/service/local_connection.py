@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 from google.protobuf.message import Message
 
@@ -68,7 +68,7 @@ class LocalConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]  # a socket's, so it can be written to
+        self._transport = cast("asyncio.Transport", transport)  # a socket's, so it can be written to
         self._transport.set_write_buffer_limits(0)
         self._endpoint.connections.add(self)
         self._note_stall(stalled=True)  # until there is a session

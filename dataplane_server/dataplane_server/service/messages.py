@@ -8,9 +8,9 @@ and the entries of its repeated fields before they are converted. The core check
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from dataplane_server.core.calls.limits import Limits
@@ -19,7 +19,7 @@ from rl_dataplane.v1.frames import MAX_PARTS, Nested, TooManyPartsError, check_p
 
 M = TypeVar("M", bound=Message)
 
-_SHORT_BYTES = 4096
+_SHORT_BYTES = 32 * 1024
 """A message of this size has too few parts to take a noticeable time."""
 _SCALARS = (str, bytes, int, float)
 _LIMIT_OF_FIELD = {
@@ -73,8 +73,8 @@ class Messages:
             raise Refusal(Reason.INVALID_REQUEST, text, **{limit: most})
 
 
-def _nested(descriptor: Descriptor) -> Nested:
-    """What `check_parts` looks into: messages and packed numbers."""
+def _nested(descriptor: Any) -> Nested:
+    """What `check_parts` looks into: messages and packed numbers. descriptor: protobuf has two classes of them."""
     texts = FieldDescriptor.CPPTYPE_STRING
     return {
         field.number: None if field.message_type is None else _nested(field.message_type)

@@ -28,8 +28,9 @@ chunk holds at most 4 MiB when this project sends it and is refused above 16 MiB
 header and the first chunk together, so that a small put or read is a single message.
 
 Retries. Every call that changes something carries a request_id of the caller's choice (1 to 64 bytes, unique per
-logical call). The server remembers the last 16,384 of them for up to 10 minutes: a repeated call is applied once and
-returns the first answer. If the earlier attempt is still under way, the repeated call ends it (SUPERSEDED) and takes
+logical call). The server remembers the answers of the last 16,384 of them for up to 10 minutes, as far as its memory
+for answers goes (288 MiB by default, claims of 3 million rows): a repeated call is applied once and returns the first
+answer. If the earlier attempt is still under way, the repeated call ends it (SUPERSEDED) and takes
 its place. A call without request_id is refused.
 
 Sessions. Claims and reserved groups belong to a session: one stream of heartbeats for each client. A session expires
@@ -244,7 +245,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_NO_SPACE: _ErrorReason.ValueType  # 15
     """RESOURCE_EXHAUSTED with RetryInfo: the memory budget had no space until the deadline."""
     ERROR_REASON_LIMIT_REACHED: _ErrorReason.ValueType  # 16
-    """RESOURCE_EXHAUSTED with RetryInfo: partitions, rows or waiting calls are at their configured limit."""
+    """RESOURCE_EXHAUSTED with RetryInfo: something that the server keeps is at its limit; the metadata names the limit."""
     ERROR_REASON_CLAIM_TIMEOUT: _ErrorReason.ValueType  # 17
     """DEADLINE_EXCEEDED: too few rows became ready before the deadline; none was taken."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 18
@@ -316,7 +317,7 @@ ERROR_REASON_FIELD_HOLDS_VALUES: ErrorReason.ValueType  # 14
 ERROR_REASON_NO_SPACE: ErrorReason.ValueType  # 15
 """RESOURCE_EXHAUSTED with RetryInfo: the memory budget had no space until the deadline."""
 ERROR_REASON_LIMIT_REACHED: ErrorReason.ValueType  # 16
-"""RESOURCE_EXHAUSTED with RetryInfo: partitions, rows or waiting calls are at their configured limit."""
+"""RESOURCE_EXHAUSTED with RetryInfo: something that the server keeps is at its limit; the metadata names the limit."""
 ERROR_REASON_CLAIM_TIMEOUT: ErrorReason.ValueType  # 17
 """DEADLINE_EXCEEDED: too few rows became ready before the deadline; none was taken."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 18
@@ -1001,7 +1002,7 @@ class RegisterPartitionRequest(_message.Message):
 
     @_builtins.property
     def enums(self) -> _containers.MessageMap[_builtins.str, Global___EnumNames]:
-        """Names for integer codes, by field; information for readers."""
+        """Names for integer codes, by field; information for readers. At most 4,096 names together, each of up to 256 bytes."""
 
     @_builtins.property
     def per_token_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -28,8 +28,9 @@ chunk holds at most 4 MiB when this project sends it and is refused above 16 MiB
 header and the first chunk together, so that a small put or read is a single message.
 
 Retries. Every call that changes something carries a request_id of the caller's choice (1 to 64 bytes, unique per
-logical call). The server remembers the last 16,384 of them for up to 10 minutes: a repeated call is applied once and
-returns the first answer. If the earlier attempt is still under way, the repeated call ends it (SUPERSEDED) and takes
+logical call). The server remembers the answers of the last 16,384 of them for up to 10 minutes, as far as its memory
+for answers goes (288 MiB by default, claims of 3 million rows): a repeated call is applied once and returns the first
+answer. If the earlier attempt is still under way, the repeated call ends it (SUPERSEDED) and takes
 its place. A call without request_id is refused.
 
 Sessions. Claims and reserved groups belong to a session: one stream of heartbeats for each client. A session expires

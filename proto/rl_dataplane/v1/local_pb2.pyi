@@ -10,8 +10,10 @@ that GetServerStatus names, for processes of its own user and root.
 Frames. A request is 8 bytes (size of the body as a little-endian uint32, LocalMethod as a uint16, two zero bytes)
 and the body, which is the method's request message. A response is 8 bytes (size of the body, LocalOutcome as a
 uint16, two zero bytes) and the body: the method's response message, or a google.rpc.Status with the same details as
-over gRPC. A body holds at most 20 MiB. A connection carries one call at a time; closing the connection cancels the
-call.
+over gRPC. A body holds at most 20 MiB, before ATTACH or JOIN 64 bytes. A connection carries one call at a time; closing
+the connection cancels the call. The server closes a connection that has no session after a minute, or whose request is
+not complete after a minute, and those that have held half-sent requests and unread responses for longest, when all
+connections together hold more than 256 MiB.
 
 Traces. If AttachResponse says that the server traces calls, a call may carry its trace context, as metadata does
 over gRPC: the highest bit of its method (32768) is set, and its body begins with 55 bytes of ASCII, the traceparent

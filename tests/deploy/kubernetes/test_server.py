@@ -91,7 +91,7 @@ def test_a_server_waits_before_it_drains_where_clients_find_it_by_an_endpoint(ov
 def test_the_memory_limit_covers_the_arena_and_what_comes_on_top(overlay: str) -> None:
     """The formula of docs/operations.md."""
     server, limits = server_of(overlay), config_of(overlay).limits
-    needed = limits.memory_bytes + 512 * MIB + 300 * limits.max_rows + 9 * MIB * STREAMS[overlay]
+    needed = limits.memory_bytes + limits.bookkeeping_bytes + 512 * MIB + 9 * MIB * STREAMS[overlay]
     assert needed <= server.memory("limits") <= needed + 1024 * MIB
     assert server.memory("requests") == server.memory("limits"), "the arena fills up: less would be taken from others"
     assert "cpu" not in server.fields["resources"]["limits"], "a throttled event loop is late for everybody"

@@ -1,0 +1,62 @@
+"""Requests of unary calls over gRPC, as they arrive.
+
+gRPC buffers a request of up to 20 MiB until its last byte is there. So each has a time to arrive in, and while many
+calls wait for the rest of theirs, those that have waited for longest are ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
+
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.service.frames import STALL_TIMEOUT_S
+
+MAX_HALF_SENT = 32
+_PATIENCE_S = 1.0
+
+Call = asyncio.Task[object]
+"""The task in which gRPC runs a call identifies it."""
+
+
+class IncomingRequests:
+    """The calls whose requests are on their way, the oldest first."""
+
+    def __init__(self, timeout_s: float = STALL_TIMEOUT_S, most: int = MAX_HALF_SENT) -> None:
+        self._timeout_s = timeout_s
+        self._most = most
+        self._since: dict[Call, float] = {}
+        self._ended: dict[Call, Refusal] = {}
+
+    async def request(self, stream: AsyncIterator[bytes]) -> bytes:
+        """The one message of a call. Refusal if it does not come, or not in time."""
+        loop, call = asyncio.get_running_loop(), cast("Call", asyncio.current_task())
+        self._since[call] = loop.time()
+        self._end_slow(loop.time())
+        late = Refusal(Reason.INVALID_REQUEST, f"the request did not arrive within {self._timeout_s:g} s")
+        timer = loop.call_later(self._timeout_s, self._end, call, late)
+        try:
+            return await stream.__anext__()
+        except StopAsyncIteration:
+            raise Refusal(Reason.INVALID_REQUEST, "the call ended without a request") from None
+        except asyncio.CancelledError:
+            if call in self._ended:
+                raise self._ended[call] from None
+            raise
+        finally:
+            timer.cancel()
+            del self._since[call]
+            self._ended.pop(call, None)
+
+    def _end_slow(self, now: float) -> None:
+        waiting = [call for call in self._since if call not in self._ended] if len(self._since) > self._most else []
+        for call in waiting[: max(0, len(waiting) - self._most)]:
+            if now - self._since[call] > _PATIENCE_S:
+                message = f"more than {self._most} calls wait for the rest of their requests (max_half_sent)"
+                self._end(call, Refusal(Reason.LIMIT_REACHED, message, max_half_sent=self._most))
+
+    def _end(self, call: Call, why: Refusal) -> None:
+        if call in self._since and call not in self._ended:
+            self._ended[call] = why
+            call.cancel()
