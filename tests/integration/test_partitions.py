@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
 ) -> None:
     put(flow, ["x", "y", "z"])
     flow.claim("p", "train", ["a"], 1).commit()
-    waiting = [
+    waiting: list[Future[Any]] = [
         threads.submit(flow.claim, "p", "train", ["a"], 4),
         threads.submit(flow.claim_meta, "p", "train", ["a"], 4),
         threads.submit(flow.claim_shard, "p", "train", ["a"], 4, step=0, dp_rank=0, dp_world=2),
