@@ -185,7 +185,7 @@ def test_generations_name_the_rows_that_grow(two: Caller) -> None:
             {"a": [2]}, {"sequence_lengths": [2]}, Reason.LENGTH_MISMATCH, ("has 5 tokens", "has 2"), id="length"
         ),
         pytest.param({"a": [(1 << 31) - 2]}, {}, Reason.INVALID_REQUEST, ("row 0", "2147483649"), id="too long"),
-        pytest.param({"a": [4091]}, {}, Reason.PUT_TOO_LARGE, ("append", "3.998 KiB", "beside the 3 bytes"), id="too large"),
+        pytest.param({"a": [4091]}, {}, Reason.PUT_TOO_LARGE, ("append", "3.998 KiB", "beside the 3"), id="too large"),
     ],
 )
 def test_an_append_that_cannot_be_is_refused(
