@@ -195,6 +195,12 @@ def test_an_append_that_cannot_be_is_refused(
         two.apply(two.put_call(["s1"], lengths, append=True, **more))  # type: ignore[arg-type]
 
 
+def test_an_append_does_not_declare_a_field_of_an_open_partition(caller: Caller) -> None:
+    caller.register(("t",), partition_id="q", per_token_fields=frozenset("t"), open=True)
+    with caller.refuses(Reason.INVALID_REQUEST, "'q'", "'new'", "is not declared"):
+        caller.apply(caller.put_call(["s1"], {"t": [1], "new": [1]}, partition_id="q", append=True))
+
+
 def test_an_append_must_carry_every_per_token_field_that_the_row_holds(caller: Caller) -> None:
     caller.put(caller.put_call(["s1", "s2"], {"a": [2, 2]}))
     caller.put(caller.put_call(["s2"], {"b": [2]}))

@@ -135,7 +135,7 @@ def test_readers_see_a_row_before_or_after_an_append(
 ) -> None:
     """A row's every field has the row's length, and its tokens count up."""
     steps, step = 30, 2000
-    flow.put_samples(["a"], "p", {name: torch.zeros(1, 0, dtype=torch.int64) for name in ("tokens", "logprobs")})
+    flow.append_tokens(["a"], "p", {name: torch.zeros(1, 0, dtype=torch.int64) for name in ("tokens", "logprobs")})
 
     def write() -> None:
         with connect(address, transport=transport) as writer:
@@ -248,16 +248,16 @@ def tight(small_server: ServerThread, transport: str) -> Iterator[DataPlaneClien
 def test_an_append_needs_space_for_old_and_new_tokens_for_a_moment(
     tight: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Callable[[Callable[[], object]], None]
 ) -> None:
-    tight.put_samples(["a", "b"], "p", {"tokens": torch.zeros(2, 20 << 10, dtype=torch.uint8)})
+    tight.append_tokens(["a", "b"], "p", {"tokens": torch.zeros(2, 20 << 10, dtype=torch.uint8)})
     more = {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)}
-    with pytest.raises(OutOfSpaceError, match="the append, with what its rows have, holds 30720 bytes"):
+    with pytest.raises(OutOfSpaceError, match="the append, with what its rows have, holds 30 KiB of values"):
         tight.append_tokens(["a"], "p", more, timeout_s=0.05)
     waiting = threads.submit(tight.append_tokens, ["a"], "p", more)
     eventually(lambda: tight.server_status().waiting_puts == 1)
     tight.clear_samples(["b"], "p")
     waiting.result(20)
     assert tight.server_status().memory_used_bytes == 30 << 10
-    with pytest.raises(InvalidArgumentError, match="beside the 30720 bytes that its rows have"):
+    with pytest.raises(InvalidArgumentError, match="beside the 30 KiB that its rows have"):
         tight.append_tokens(["a"], "p", {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)})
     tokens = tight.get_samples(["a"], "p", ["tokens"])["tokens"][0]
     assert tokens.tolist() == [0] * (20 << 10) + [1] * (10 << 10)

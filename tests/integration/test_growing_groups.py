@@ -81,7 +81,8 @@ def test_rows_vanish_with_the_client_that_added_them(flow: DataPlaneClient, addr
         group = other.reserve_group("p", "g")
         group.put_shared({"image": torch.zeros(1, 9)})
         group.add(["g0"], {"a": torch.zeros(1)})
-        other.reserve_group("p", "empty").put_shared({"image": torch.zeros(1, 9)})
+        empty = other.reserve_group("p", "empty")
+        empty.put_shared({"image": torch.zeros(1, 9)})
         assert (flow.partition("p").rows, flow.partition("p").open_groups) == (1, 2)
     assert (flow.partition("p").rows, flow.partition("p").size_bytes) == (0, 0)
     assert flow.partition("p").open_groups == 0

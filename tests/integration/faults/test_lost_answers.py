@@ -79,7 +79,7 @@ def test_a_put_of_a_new_row_is_counted_once(
 def test_an_append_is_applied_once(
     flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
 ) -> None:
-    flow.register_partition("q", ["tokens"], 1, [], per_token_fields=["tokens"])
+    flow.register_partition("q", ["tokens"], 1, ["train"], per_token_fields=["tokens"])
     flow.append_tokens(["x"], "q", {"tokens": torch.tensor([[1, 2]])})
     lose_answer(
         lambda: shaky.append_tokens(["x"], "q", {"tokens": torch.tensor([[3]])}),

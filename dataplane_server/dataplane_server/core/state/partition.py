@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dataplane_server.core.calls.answers import ReadColumn
-from dataplane_server.core.calls.columns import Column, Columns, Kept, Shape
+from dataplane_server.core.calls.columns import Column, Columns, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Definition, Int64Array, Run, Slots, Tags
@@ -206,37 +206,6 @@ class Partition:
             if len(kept) + len(row_tags) > most and len(kept.keys() | row_tags.keys()) > most:
                 message = f"partition {self.partition_id!r}: sample {sample_id!r} would have more than {most} tags"
                 raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, sample_id=sample_id)
-
-    def kept(self, slots: Slots, columns: Columns) -> Kept:
-        """What rows (-1: new) have of the columns of an append."""
-        self.check_per_token(columns)
-        existing = np.flatnonzero(slots >= 0)
-        offsets, entries = np.zeros((2, *columns.entries.shape), np.int64)
-        offsets[:, existing], entries[:, existing] = self.values.locate(slots[existing], self._named(columns))
-        return Kept(offsets, entries)
-
-    def check_per_token(self, columns: Columns) -> None:
-        """Refuse columns that cannot be appended: of fields that are not per-token, or not jagged."""
-        for field, column in ((self.field(column.name), column) for column in columns.each):
-            if field.per_token and column.shape.kind == "jagged":
-                continue
-            rule = f"its column is {column.shape.kind}" if field.per_token else "the field is not per-token"
-            message = (
-                f"partition {self.partition_id!r}, field {field.name!r}: entries can be appended to per-token fields "
-                f"only, in jagged columns; {rule}"
-            )
-            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, field=field.name)
-
-    def check_unchanged(self, sample_ids: Sequence[str], slots: Slots, revisions: Int64Array) -> None:
-        """Refusal APPEND_CONFLICT names the first row whose per-token values are others than at these revisions."""
-        changed = np.flatnonzero((self.rows.revisions(slots) != revisions).any(axis=0))
-        if changed.size:
-            first = sample_ids[int(changed[0])]
-            message = (
-                f"partition {self.partition_id!r}: the per-token values of sample {first!r} were changed while entries "
-                "for their end arrived; nothing was appended"
-            )
-            raise Refusal(Reason.APPEND_CONFLICT, message, partition_id=self.partition_id, sample_id=first)
 
     def check_shared(self, group: Group, columns: Columns, limits: Limits) -> Checked:
         """Refuse fields that the rows of a group cannot share: per-token fields, and fields that one of them has."""

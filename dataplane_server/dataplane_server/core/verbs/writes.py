@@ -3,10 +3,6 @@
 Between the steps the caller streams bytes into its reservation, where no other call sees them. FinishWrite checks
 again, since the partition may have changed meanwhile, and applies everything at one point in time.
 
-An append is a put of whole values: the reservation has space for what a row has and for its new entries, behind each
-other. The caller streams the new entries only. After FinishWrite the shell copies what the row has; see `Reservation`.
-So an append is refused if the row's per-token values have changed since it began. In all other respects it is a put.
-
 A put that names certain rows creates none: those of a claim (a write-back, refused once the claim has ended), those of
 a reserved group (refused once the group was finished or aborted), those of given generations. That is checked at both
 steps, since it may become false while the bytes arrive. Only a put with add_to_group creates rows of a group.
@@ -37,6 +33,7 @@ from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.state.partition import Checked, Partition
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.admission import Admission
+from dataplane_server.core.verbs.appends import begin_append, check_append
 from dataplane_server.core.verbs.claims import Claims
 
 
@@ -52,7 +49,7 @@ class _UnderWay:
 
 
 def _write_bytes(columns: Columns) -> int:
-    return WRITE_BYTES + 4 * columns.entries.nbytes
+    return WRITE_BYTES + (4 if columns.kept is None else 8) * columns.entries.nbytes
 
 
 class Writes:
@@ -74,8 +71,7 @@ class Writes:
         revisions = None
         if call.append:
             partition = self._state.partition(call.partition_id)
-            slots = partition.rows.find_existing(call.sample_ids)
-            columns, revisions = columns.appended_to(partition.kept(slots, columns)), partition.rows.revisions(slots)
+            columns, revisions = begin_append(partition, call.sample_ids, columns)
         checked = self._check_put(call, columns, revisions)
         rows = self._state.partition(call.partition_id).rows
         kept = _write_bytes(columns) + tag_bytes + id_bytes(call.sample_ids) + rows.growth_bytes(checked.new_rows)
@@ -162,8 +158,7 @@ class Writes:
         slots = partition.rows.find_existing(put.sample_ids)
         self._check_access(put, partition, slots)
         if revisions is not None:
-            partition.check_per_token(columns)
-            partition.check_unchanged(put.sample_ids, slots, revisions)
+            check_append(partition, put.sample_ids, slots, columns, revisions)
         checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
         if not put.reservation_id:
             partition.rows.check_may_create(put.sample_ids, slots)
