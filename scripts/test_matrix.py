@@ -155,7 +155,7 @@ def lower_bounds() -> Iterator[str]:
 
 def run(*command: str) -> None:
     """Raises NotHereError with the last line that the command wrote."""
-    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
         errors = [line for line in lines if "ERROR" in line] or lines
