@@ -58,7 +58,7 @@ def objects_in_a_per_token_field(world: World) -> None:
 
 def larger_than_the_memory_with_alignment(world: World) -> None:
     world.caller.register(("x", "y"), partition_id="q")
-    with world.caller.refuses(Reason.PUT_TOO_LARGE, "4096", str(ALIGNMENT + 4095)):
+    with world.caller.refuses(Reason.PUT_TOO_LARGE, " 4 KiB", f"{(ALIGNMENT + 4095) / 1024:.4g} KiB"):
         world.put({"x": [1], "y": [4095]}, "s", partition_id="q")
 
 
@@ -325,12 +325,12 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
         R.LENGTH_MISMATCH,
         ("'p'", "'s2'", "sequence_lengths has 5", "has 4"),
     ),
-    ("larger than the memory", lambda w: w.put({"c": [4097]}, "s1"), R.PUT_TOO_LARGE, ("4097", "4096")),
+    ("larger than the memory", lambda w: w.put({"c": [4097]}, "s1"), R.PUT_TOO_LARGE, ("4.001 KiB", "4 KiB")),
     (
         "too large to be counted in 64 bits",
         lambda w: w.put_call(ColumnSpec("c", Shape("jagged", "uint8", (1 << 20, 1 << 20)), int64([(1 << 31) - 1]))),
         R.PUT_TOO_LARGE,
-        (str(((1 << 31) - 1) << 40), "4096"),
+        ("2.199e+12 GiB", "4 KiB"),
     ),
     (
         "partition put to",

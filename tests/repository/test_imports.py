@@ -31,7 +31,10 @@ SOURCES = [(package, path) for package, root in PACKAGES.items() for path in sor
     ("module", "heavy"),
     [
         ("dataplane_server.service.server", "torch tensordict dataplane_client trainer_adapter ray"),
-        ("dataplane_server.service.server", "grpc_health.v1.health_pb2 grpc_reflection.v1alpha.reflection"),  # they fit one major version of protobuf
+        (
+            "dataplane_server.service.server",
+            "grpc_health.v1.health_pb2 grpc_reflection.v1alpha.reflection",
+        ),  # they fit one major version of protobuf
         ("dataplane_server.cli", "torch tensordict dataplane_client trainer_adapter ray"),
         ("dataplane_server.testing", "torch tensordict dataplane_client trainer_adapter ray"),
         (

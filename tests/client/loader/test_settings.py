@@ -55,11 +55,6 @@ def test_a_setting_of_another_type_is_refused_by_name(wrong: dict[str, Any], rul
         ClaimLoader(**settings)
 
 
-def test_one_field_may_be_named_alone() -> None:
-    loader = ClaimLoader("a:1", "p", "t", "tokens", 4, required_fields="ready")
-    assert (loader._settings.fields, loader._settings.required_fields) == (["tokens"], ["ready"])
-
-
 def test_a_loader_shows_itself_in_a_line() -> None:
     assert repr(ClaimLoader("a:1", "p", "t", ["x", "y"], 4)) == "<ClaimLoader a:1 p/t batches of 4 with x, y>"
 
