@@ -31,12 +31,14 @@ if TYPE_CHECKING:
         TaskStatus,
     )
     from dataplane_client.errors import (
+        AppendConflictError,
         ClaimFencedError,
         ClaimNotFoundError,
         ClaimTimeoutError,
         ClosedError,
         DataPlaneError,
         DeadlineError,
+        EndOfDataError,
         GroupFencedError,
         InternalError,
         InvalidArgumentError,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         UnsupportedTypeError,
     )
     from dataplane_client.grants import ClaimedGroup
+    from dataplane_client.listings import ClaimDescription, ClaimList, SamplePage, SessionDescription, WaitingClaim
     from dataplane_client.loader import ClaimIterator, ClaimLoader, LoadedBatch
     from dataplane_client.meta import KVBatchMeta, Tag
     from dataplane_client.options import ClientOptions, TransportChoice
@@ -71,6 +74,7 @@ _HOMES = {
         "TaskStatus",
     ],
     "grants": ["ClaimedGroup"],
+    "listings": ["ClaimDescription", "ClaimList", "SamplePage", "SessionDescription", "WaitingClaim"],
     "loader": ["ClaimIterator", "ClaimLoader", "LoadedBatch"],
     "meta": ["KVBatchMeta", "Tag"],
     "options": ["ClientOptions", "TransportChoice"],
@@ -79,10 +83,13 @@ _HOMES = {
 _MODULES = ["aio", "errors", "observe"]
 
 __all__ = [
+    "AppendConflictError",
     "BatchedDataDict",
     "Claim",
+    "ClaimDescription",
     "ClaimFencedError",
     "ClaimIterator",
+    "ClaimList",
     "ClaimLoader",
     "ClaimNotFoundError",
     "ClaimTimeoutError",
@@ -93,6 +100,7 @@ __all__ = [
     "DataPlaneError",
     "DeadLetter",
     "DeadlineError",
+    "EndOfDataError",
     "FieldDescription",
     "Group",
     "GroupFencedError",
@@ -107,7 +115,9 @@ __all__ = [
     "PreconditionError",
     "ReplacedError",
     "SampleDescription",
+    "SamplePage",
     "ServerStatus",
+    "SessionDescription",
     "SessionExpiredError",
     "SupersededError",
     "Tag",
@@ -115,6 +125,7 @@ __all__ = [
     "TransportChoice",
     "UnavailableError",
     "UnsupportedTypeError",
+    "WaitingClaim",
     "aio",
     "connect",
     "errors",

@@ -21,9 +21,9 @@ Serve = Callable[[socket.socket], Awaitable[None]]
 """Takes a connection over, before the next one is accepted."""
 
 
-async def accept_forever(listener: socket.socket, event: str, serve: Serve) -> None:
-    """Accept connections of a non-blocking listener, and close it when this is cancelled. event: the log's name for
-    failures.
+async def accept_forever(listener: socket.socket, name: str, serve: Serve) -> None:
+    """Accept connections of a non-blocking listener, and close it when this is cancelled. name: of the listener, in
+    the log.
     """
     log, failures, logged = get_log(), 0, -_LOG_EVERY_S
     with listener:
@@ -34,7 +34,7 @@ async def accept_forever(listener: socket.socket, event: str, serve: Serve) -> N
                 continue
             failures += 1
             if time.monotonic() - logged >= _LOG_EVERY_S:
-                log.warning(event, error=str(peer), failures=failures)
+                log.warning("accept_failed", listener=name, error=str(peer), failures=failures)
                 failures, logged = 0, time.monotonic()
             await asyncio.sleep(_PAUSE_S)
 

@@ -68,7 +68,7 @@ class HttpSide:
         for family, *_, address in dict.fromkeys(found):
             listener = _listener(family, (str(address[0]), port))
             port = listener.getsockname()[1]
-            self._accepting.append(asyncio.create_task(accept_forever(listener, "http_accept_failed", self._serve)))
+            self._accepting.append(asyncio.create_task(accept_forever(listener, "http", self._serve)))
         return port
 
     async def stop(self) -> None:

@@ -89,7 +89,7 @@ class LocalEndpoint:
             listener.close()
             raise
         serve = self._serve_own_user if own_user_only else self._serve
-        self._accepting.append(asyncio.create_task(accept_forever(listener, "local_accept_failed", serve)))
+        self._accepting.append(asyncio.create_task(accept_forever(listener, "local", serve)))
 
     async def _serve(self, peer: socket.socket) -> None:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: LocalConnection(self, peer), peer)
