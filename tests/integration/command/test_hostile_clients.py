@@ -242,7 +242,7 @@ def put_ids(client: DataPlaneClient, call: int) -> None:
 
 def register_enums(client: DataPlaneClient, call: int) -> None:
     names = [f"{call}-{number}-{'x' * 200}" for number in range(1000)]
-    client.register_partition(f"kept {call}", ["x"], 0, [], enums={"x": names})
+    client.register_partition(f"kept {call}", ["x"], 0, ["train"], enums={"x": names})
 
 
 KEPT = {"tags": put_tags, "ids": put_ids, "enums": register_enums}
