@@ -225,7 +225,7 @@ def test_arrays_and_tensors_in_objects_come_back_as_they_were(shared_client: Dat
     grid = np.arange(6, dtype=np.uint8).reshape(2, 3)
     sent = [{"pixels": torch.ones(2, 3, dtype=torch.bfloat16), "grid": (grid, [torch.tensor(1)])}, grid, torch.ones(2)]
     shared_client.drop_partition("p")
-    shared_client.register_partition("p", ["o"], 3, [])
+    shared_client.register_partition("p", ["o"], 3, ["t"])
     shared_client.put_samples(["a", "b", "c"], "p", {"o": NonTensorStack(*map(NonTensorData, sent))})
     got = shared_client.get_samples(["a", "b", "c"], "p", ["o"]).get("o").tolist()
     assert repr(got) == repr(sent)

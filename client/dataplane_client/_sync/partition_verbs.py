@@ -77,7 +77,7 @@ class PartitionVerbs:
         if not described.tasks:
             warnings.warn(
                 f"partition {partition_id!r} has no task: nothing can claim its rows until extend_partition adds one",
-                stacklevel=2,
+                stacklevel=3,  # of the caller of the verb, which `short_tracebacks` wraps
             )
         return described
 
