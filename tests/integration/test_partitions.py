@@ -163,7 +163,7 @@ def test_a_closed_partition_takes_no_new_rows_but_those_of_groups_that_are_reser
     with flow.reserve_group("p", "g", ["g1", "g2"]) as group:
         flow.close_partition("p")
         for create in (lambda: put(flow, ["x", "y"]), lambda: flow.reserve_group("p", "h", ["y"])):
-            with pytest.raises(PreconditionError, match="'p' is closed to new rows; (sample 'y'|group 'h')") as caught:
+            with pytest.raises(PreconditionError, match=r"'p' is closed to new rows; (sample 'y'|group 'h')") as caught:
                 create()
             assert caught.value.reason == "PARTITION_CLOSED"
         put(flow, ["x"], "b")
