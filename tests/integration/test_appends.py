@@ -24,6 +24,7 @@ from dataplane_client.errors import (
     ReplacedError,
     UnsupportedTypeError,
 )
+from dataplane_client.options import TransportChoice
 from dataplane_server.testing import ServerThread
 
 FIELDS = ["tokens", "logprobs", "experts", "reward"]
@@ -131,7 +132,7 @@ def test_a_view_of_a_row_stays_as_it_was_read(flow: DataPlaneClient) -> None:
 
 
 def test_readers_see_a_row_before_or_after_an_append(
-    flow: DataPlaneClient, threads: ThreadPoolExecutor, address: str, transport: str
+    flow: DataPlaneClient, threads: ThreadPoolExecutor, address: str, transport: TransportChoice
 ) -> None:
     """A row's every field has the row's length, and its tokens count up."""
     steps, step = 30, 2000
@@ -158,7 +159,7 @@ def test_readers_see_a_row_before_or_after_an_append(
 
 
 def test_appends_of_many_writers_to_their_own_rows_lose_nothing(
-    flow: DataPlaneClient, address: str, transport: str
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     async def main() -> None:
         async with await aio.connect(address, transport=transport) as client:
@@ -238,7 +239,7 @@ def test_generations_name_the_rows_that_grow(flow: DataPlaneClient) -> None:
 
 
 @pytest.fixture
-def tight(small_server: ServerThread, transport: str) -> Iterator[DataPlaneClient]:
+def tight(small_server: ServerThread, transport: TransportChoice) -> Iterator[DataPlaneClient]:
     """A client of a server with 64 KiB; partition p with one per-token field."""
     with connect(small_server.addresses[0], timeout_s=20.0, transport=transport) as client:
         client.register_partition("p", ["tokens"], 4, ["train"], per_token_fields=["tokens"])

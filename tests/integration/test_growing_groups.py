@@ -18,6 +18,7 @@ from dataplane_client.errors import (
     OutOfSpaceError,
     PreconditionError,
 )
+from dataplane_client.options import TransportChoice
 from dataplane_server.testing import ServerThread
 
 
@@ -76,7 +77,9 @@ def test_no_row_is_added_after_the_commit(flow: DataPlaneClient) -> None:
     assert flow.partition("p").rows == 1
 
 
-def test_rows_vanish_with_the_client_that_added_them(flow: DataPlaneClient, address: str, transport: str) -> None:
+def test_rows_vanish_with_the_client_that_added_them(
+    flow: DataPlaneClient, address: str, transport: TransportChoice
+) -> None:
     with connect(address, transport=transport) as other:
         group = other.reserve_group("p", "g")
         group.put_shared({"image": torch.zeros(1, 9)})
@@ -97,7 +100,7 @@ def test_a_row_of_somebody_else_is_not_added(flow: DataPlaneClient) -> None:
 
 
 def test_the_limits_of_rows_hold_for_rows_that_are_added(
-    start_server: Callable[..., ServerThread], transport: str
+    start_server: Callable[..., ServerThread], transport: TransportChoice
 ) -> None:
     server = start_server(max_group_rows=3, max_rows=4)
     with connect(server.addresses[0], transport=transport) as client:
@@ -112,7 +115,9 @@ def test_the_limits_of_rows_hold_for_rows_that_are_added(
         assert group.commit() == 2
 
 
-def test_the_asynchronous_client_adds_rows_at_once(flow: DataPlaneClient, address: str, transport: str) -> None:
+def test_the_asynchronous_client_adds_rows_at_once(
+    flow: DataPlaneClient, address: str, transport: TransportChoice
+) -> None:
     async def main() -> None:
         async with await aio.connect(address, transport=transport) as other:
             async with await other.reserve_group("p", "g") as group:

@@ -17,12 +17,13 @@ from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import EndOfDataError, InvalidArgumentError, NotFoundError, PreconditionError
 from dataplane_client.loader import ClaimLoader
+from dataplane_client.options import TransportChoice
 
 Eventually = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture
-def other(address: str, transport: str) -> Iterator[DataPlaneClient]:
+def other(address: str, transport: TransportChoice) -> Iterator[DataPlaneClient]:
     """A client of another process."""
     with connect(address, timeout_s=20.0, transport=transport) as client:
         yield client
