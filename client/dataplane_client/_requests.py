@@ -8,7 +8,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import ItemsView, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import msgpack
 import numpy as np
@@ -21,7 +20,6 @@ from dataplane_client._arguments import (
     checked_lengths,
     checked_name,
     checked_names,
-    checked_seconds,
 )
 from dataplane_client._column_messages import column_message, generations_of, int64_bytes
 from dataplane_client._padded_puts import carried_lengths
@@ -36,17 +34,8 @@ Fields = TensorDictBase | Mapping[str, object]
 GivenTag = Tag | np.generic | torch.Tensor
 """A tag as callers give it; NumPy scalars and 0-d tensors are stored as Python's values."""
 
-Balance = Literal["rows", "tokens", "groups"]
-"""What the data-parallel ranks of a step get about equally much of."""
-
 TokenRange = tuple[int, int | None]
 """The first token and the end, exclusive; None for the end of the row."""
-
-BatchUnit = Literal["rows", "groups"]
-"""What the sizes of a claim count."""
-
-_BALANCES = {"rows": pb.SHARD_BALANCE_ROWS, "tokens": pb.SHARD_BALANCE_TOKENS, "groups": pb.SHARD_BALANCE_GROUPS}
-_UNITS = {None: pb.BATCH_UNIT_UNSPECIFIED, "rows": pb.BATCH_UNIT_ROWS, "groups": pb.BATCH_UNIT_GROUPS}
 
 _UINT32 = (1 << 32) - 1
 _INT64 = (1 << 63) - 1
@@ -346,127 +335,3 @@ def clear_request(
         whole_partition=ids is None,
         generations=b"" if named is None else int64_bytes(named),
     )
-
-
-# -- claims and groups -------------------------------------------------------------------------------------------------
-
-
-def claim_request(
-    partition_id: str,
-    task_name: str,
-    required_fields: Sequence[str],
-    batch_size: int,
-    *,
-    mode: pb.ClaimMode.ValueType,
-    min_size: int | None = None,
-    whole_groups: bool = False,
-    max_tokens: int | None = None,
-    unit: BatchUnit | None = None,
-) -> pb.ClaimSamplesRequest:
-    """A claim without a request_id: each attempt gets one of its own."""
-    where = f"claim from {partition_id!r}"
-    return pb.ClaimSamplesRequest(
-        partition_id=checked_name("partition id", partition_id, where),
-        task=checked_name("task name", task_name, where),
-        required_fields=checked_names("field name", required_fields, where),
-        batch_size=checked_count("batch_size", batch_size, where, least=1, most=_UINT32),
-        min_size=_min_size(min_size, batch_size, where),
-        mode=mode,
-        whole_groups=whole_groups,
-        max_tokens=_max_tokens(max_tokens, where),
-        unit=_unit(unit, whole_groups, where),
-    )
-
-
-def shard_request(
-    partition_id: str,
-    task_name: str,
-    required_fields: Sequence[str],
-    batch_size: int,
-    *,
-    step: int,
-    dp_rank: int,
-    dp_world: int,
-    min_size: int | None,
-    balance: Balance,
-    max_tokens: int | None,
-    whole_groups: bool,
-    unit: BatchUnit | None,
-) -> pb.ClaimShardRequest:
-    where = f"claim_shard from {partition_id!r}"
-    if balance not in get_args(Balance):
-        raise InvalidArgumentError(f"{where}: balance must be one of {get_args(Balance)}, got {balance!r}")
-    if balance == "groups" and not whole_groups:
-        raise InvalidArgumentError(f"{where}: balance 'groups' needs whole_groups=True")
-    world = checked_count("dp_world", dp_world, where, least=1, most=_UINT32)
-    return pb.ClaimShardRequest(
-        partition_id=checked_name("partition id", partition_id, where),
-        task=checked_name("task name", task_name, where),
-        step=checked_count("step", step, where, least=0, most=(1 << 64) - 1),
-        dp_rank=checked_count("dp_rank", dp_rank, where, least=0, most=world - 1),
-        dp_world=world,
-        required_fields=checked_names("field name", required_fields, where),
-        batch_size=checked_count("batch_size", batch_size, where, least=1, most=_UINT32),
-        min_size=_min_size(min_size, batch_size, where),
-        balance=_BALANCES[balance],
-        max_tokens=_max_tokens(max_tokens, where),
-        whole_groups=whole_groups,
-        unit=_unit(unit, whole_groups, where),
-    )
-
-
-def _unit(unit: BatchUnit | None, whole_groups: bool, where: str) -> pb.BatchUnit.ValueType:
-    if unit not in _UNITS:
-        raise InvalidArgumentError(f"{where}: unit must be one of {get_args(BatchUnit)} or None, got {unit!r}")
-    if unit == "groups" and not whole_groups:
-        raise InvalidArgumentError(f"{where}: unit 'groups' needs whole_groups=True")
-    return _UNITS[unit]
-
-
-def _min_size(min_size: int | None, batch_size: int, where: str) -> int | None:
-    return None if min_size is None else checked_count("min_size", min_size, where, least=1, most=batch_size)
-
-
-def _max_tokens(max_tokens: int | None, where: str) -> int:
-    """0 means no limit in the message, so callers may not pass it."""
-    return 0 if max_tokens is None else checked_count("max_tokens", max_tokens, where, least=1, most=_INT64)
-
-
-def release_request(claim_id: str, delay_s: float, reason: str) -> pb.ReleaseClaimRequest:
-    where = f"release of claim {claim_id}"
-    delay_ns = checked_seconds("delay_s", delay_s, where)
-    request = pb.ReleaseClaimRequest(
-        request_id=new_request_id(), claim_id=claim_id, reason=checked_name("reason", reason, where)
-    )
-    if delay_ns:
-        request.delay.FromNanoseconds(delay_ns)
-    return request
-
-
-def reset_request(partition_id: str, task_name: str, sample_ids: Sequence[str] | None) -> pb.ResetTaskRequest:
-    where = f"reset of {task_name!r} in {partition_id!r}"
-    return pb.ResetTaskRequest(
-        request_id=new_request_id(),
-        partition_id=checked_name("partition id", partition_id, where),
-        task=checked_name("task name", task_name, where),
-        sample_ids=() if sample_ids is None else checked_names("sample id", sample_ids, where),
-        whole_task=sample_ids is None,
-    )
-
-
-def reserve_request(
-    partition_id: str, group_id: str, sample_ids: Sequence[str], weight_version: int | None
-) -> pb.ReserveGroupRequest:
-    where = f"reserve_group {group_id!r} in {partition_id!r}"
-    return pb.ReserveGroupRequest(
-        partition_id=checked_name("partition id", partition_id, where),
-        group_id=checked_name("group id", group_id, where),
-        sample_ids=checked_names("sample id", sample_ids, where),
-        weight_version=checked_version(weight_version, where),
-    )
-
-
-def checked_version(weight_version: int | None, where: str) -> int | None:
-    if weight_version is None:
-        return None
-    return checked_count("weight_version", weight_version, where, least=-_INT64 - 1, most=_INT64)

@@ -8,8 +8,9 @@ from dataplane_client._arguments import checked_name
 from dataplane_client._async.handle import AsyncHandle
 from dataplane_client._async.row_writes import write_rows
 from dataplane_client._async.session import AsyncSession
+from dataplane_client._claim_requests import release_request
 from dataplane_client._column_messages import column_message
-from dataplane_client._requests import Fields, new_request_id, put_request, release_request, wire_columns
+from dataplane_client._requests import Fields, new_request_id, put_request, wire_columns
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import ClaimFencedError, PreconditionError
 from dataplane_client.grants import ClaimedGroup, Grant

@@ -10,16 +10,16 @@ from dataplane_client._async.group import AsyncGroup
 from dataplane_client._async.runtime import opens
 from dataplane_client._async.session import AsyncSession
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._column_messages import generations_of
-from dataplane_client._requests import (
+from dataplane_client._claim_requests import (
     Balance,
     BatchUnit,
     claim_request,
-    new_request_id,
     reserve_request,
     reset_request,
     shard_request,
 )
+from dataplane_client._column_messages import generations_of
+from dataplane_client._requests import new_request_id
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.descriptions import DeadLetter, dead_letter
 from dataplane_client.errors import ClaimTimeoutError

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from dataplane_client._arguments import checked_name
+from dataplane_client._claim_requests import release_request
 from dataplane_client._column_messages import column_message
-from dataplane_client._requests import Fields, new_request_id, put_request, release_request, wire_columns
+from dataplane_client._requests import Fields, new_request_id, put_request, wire_columns
 from dataplane_client._sync.handle import Handle
 from dataplane_client._sync.row_writes import write_rows
 from dataplane_client._sync.session import Session

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dataplane_client._arguments import checked_name
-from dataplane_client._column_messages import generations_of
-from dataplane_client._requests import (
+from dataplane_client._claim_requests import (
     Balance,
     BatchUnit,
     claim_request,
-    new_request_id,
     reserve_request,
     reset_request,
     shard_request,
 )
+from dataplane_client._column_messages import generations_of
+from dataplane_client._requests import new_request_id
 from dataplane_client._sync.claim import Claim
 from dataplane_client._sync.group import Group
 from dataplane_client._sync.runtime import opens

@@ -9,15 +9,8 @@ from functools import partial
 from typing import Literal
 
 from dataplane_client._arguments import checked_name
-from dataplane_client._requests import (
-    Fields,
-    GivenTag,
-    Put,
-    checked_version,
-    new_request_id,
-    put_request,
-    shared_put_request,
-)
+from dataplane_client._claim_requests import checked_version
+from dataplane_client._requests import Fields, GivenTag, Put, new_request_id, put_request, shared_put_request
 from dataplane_client._sync.handle import Handle
 from dataplane_client._sync.row_writes import write_put
 from dataplane_client._sync.session import Session
