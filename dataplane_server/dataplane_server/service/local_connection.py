@@ -111,7 +111,7 @@ class LocalConnection(asyncio.Protocol):
         frame = self._next_frame()
         if frame is not None:
             self._take(*frame)
-            if not (self._received or self._unsent or self._held or self._stall):
+            if not any((self._received, self._unsent, self._held, self._stall)):
                 return None  # as usual: one request, whose response is sent or will be
         if frame is not None and self._received and not self._unsent:
             self._scheduled = True

@@ -29,7 +29,7 @@ from trainer_adapter.policy import DataPlanePolicy
 from trainer_adapter.worker import AutomodelPolicyWorker
 from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(400)]  # two Ray workers import torch on busy cores
 LAYOUT = Layout(tp=2)
 ROLLOUT_FIELDS = ("input_ids", "input_lengths", "token_mask", "sample_mask", "generation_logprobs")
 TRAIN_FIELDS = (*ROLLOUT_FIELDS, "prev_logprobs", "reference_policy_logprobs", "advantages")
@@ -75,7 +75,7 @@ def play(folder: Path, client: DataPlaneClient, server: ServerThread) -> Played:
     register_rollouts(client)
     put_rollouts(client)
     config = worker_cases.config(folder / "model", LAYOUT, "sequence")
-    options = RayGroupOptions(num_workers=LAYOUT.ranks, gpus_per_worker=0, start_timeout_s=90, call_timeout_s=60)
+    options = RayGroupOptions(num_workers=LAYOUT.ranks, gpus_per_worker=0, start_timeout_s=200, call_timeout_s=100)
     arguments = {"config": config, "data_plane": server.addresses[0]}
     policy = DataPlanePolicy(config, RayWorkerGroup(AutomodelPolicyWorker, arguments, options))
     try:
