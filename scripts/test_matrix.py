@@ -33,6 +33,7 @@ CUDA_BUILD_BYTES = 10 << 30
 class Environment:
     """python: its version, or "" for this interpreter's. packages: requirements beside our own, resolved with them.
     afterwards: packages installed over the resolved ones, as a user of the environment might. torch: "" for --torch.
+    oldest: each dependency at the lowest version that pyproject.toml allows.
     """
 
     name: str
@@ -48,7 +49,8 @@ ENVIRONMENTS = (
     Environment("tensordict-0.12.2", packages=("tensordict==0.12.2",)),
     Environment("newest"),
     Environment("protobuf-6.33", packages=("wandb", "mlflow"), afterwards=("protobuf==6.33.*",)),
-    Environment("python-3.10", "3.10", torch="torch==2.9.0", oldest=True),
+    # Our oldest dependencies, and the click of their time: a newer one warns of what that typer calls.
+    Environment("python-3.10", "3.10", packages=("click<8.3",), torch="torch==2.9.0", oldest=True),
     Environment("python-3.12", "3.12"),
     Environment("python-3.13", "3.13"),
 )
