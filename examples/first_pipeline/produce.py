@@ -7,7 +7,7 @@ import random
 
 import torch
 
-from dataplane_client import connect, pack_per_token_field
+from dataplane_client import connect
 from pipeline import PARTITION, register
 
 
@@ -29,9 +29,7 @@ def main() -> None:
             ids = [f"{prompt}-{sample}" for sample in range(options.samples)]
             with client.reserve_group(PARTITION, f"prompt-{prompt}", ids, weight_version=0) as group:
                 for sample, sample_id in enumerate(ids):  # each as soon as it is generated
-                    tokens = generate(prompt, sample)
-                    column = pack_per_token_field(tokens[None], torch.tensor([len(tokens)]))
-                    group.put([sample_id], {"input_ids": column})
+                    group.put([sample_id], {"input_ids": [generate(prompt, sample)]})
             print(f"prompt {prompt}: {len(ids)} samples", flush=True)
         client.close_partition(PARTITION)  # the end of the data: no row will come any more
 

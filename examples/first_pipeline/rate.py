@@ -6,8 +6,7 @@ import argparse
 
 import torch
 
-from dataplane_client import connect
-from dataplane_client.errors import EndOfDataError
+from dataplane_client import EndOfDataError, connect
 from pipeline import PARTITION, register
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from dataplane_client import connect
-from dataplane_client.errors import EndOfDataError
+from dataplane_client import EndOfDataError, connect
 from pipeline import PARTITION, register
 
 FIELDS = ["input_ids", "reward", "advantage"]

@@ -1,4 +1,4 @@
-"""Calls that mypy checks and nobody runs: what types the client has, and that wrong calls are found before they run."""
+"""Calls that mypy checks and no test runs: the client's types, and wrong calls that a type checker finds."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class SampleRow:
 
 
 def show_samples(request: pb.ListSamplesRequest, most: int, address: str, output: Format, timeout_s: float) -> None:
-    """Show at most so many rows that the request asks for, page by page."""
+    """Show the rows that the request asks for, at most `most` of them, page by page."""
     rows: list[SampleRow] = []
     with server_or_exit(address, timeout_s) as server:
         more = True

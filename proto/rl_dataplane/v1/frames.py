@@ -72,7 +72,7 @@ def keep_message_memory() -> None:
 
     malloc returns large blocks to the system and takes fresh pages for the next ones, whose faults cost more than the
     copy that fills them. glibc learns better from the largest block that was freed: from then on it keeps up to twice
-    its size. One block that nobody writes to teaches it that; other allocators are not affected.
+    its size. One untouched block teaches it that; other allocators are not affected.
     """
     bytearray(_KEPT_BYTES // 2)
 

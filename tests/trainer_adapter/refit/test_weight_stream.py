@@ -18,7 +18,7 @@ from tests.trainer_adapter.refit.refit_cases import CPU, expected_weights, mappi
 from tests.trainer_adapter.refit.streams import INFO, MODEL, both, parameters, taking
 from torch import Tensor
 
-from trainer_adapter.refit import WeightStream, receive_streamed_weights, stream_endpoint
+from trainer_adapter.refit import receive_streamed_weights, stream_endpoint, stream_weights
 from trainer_adapter.refit._channels import RequestChannel
 from trainer_adapter.refit._endpoints import own_folder
 from trainer_adapter.refit._shared_buffers import SharedBuffer
@@ -34,8 +34,8 @@ def endpoint() -> Iterator[str]:
 
 def sending(endpoint: str, items: Any = None, timeout_s: float = 10, buffer_bytes: int = 1000) -> Callable[[], None]:
     def send() -> None:
-        with closing(WeightStream(endpoint, CPU, timeout_s)) as stream:
-            stream.stream(INFO, parameters() if items is None else iter(items), buffer_bytes)
+        weights = parameters() if items is None else iter(items)
+        stream_weights(endpoint, INFO, weights, device=CPU, buffer_size_bytes=buffer_bytes, timeout_s=timeout_s)
 
     return send
 
@@ -50,14 +50,10 @@ def test_weights_arrive_bit_by_bit_whatever_the_size_of_the_buffers(endpoint: st
     assert all(torch.equal(got[name], value) and got[name].dtype == value.dtype for name, value in expected.items())
 
 
-def test_a_stream_serves_again_also_after_an_engine_that_refused(endpoint: str) -> None:
-    with closing(WeightStream(endpoint, CPU, 10)) as stream:
-
-        def send() -> None:
-            stream.stream(INFO, parameters(), 3000)
-
-        outcomes = [both(send, taking(endpoint, {}, info))[0][:12] for info in (INFO, {}, INFO, INFO)]
-    assert outcomes == ["done", "RuntimeError", "done", "done"]
+def test_an_endpoint_serves_again_at_once_also_after_an_engine_that_refused(endpoint: str) -> None:
+    engines = (INFO, {}, INFO, INFO) * 10
+    outcomes = [both(sending(endpoint), taking(endpoint, {}, info))[0][:12] for info in engines]
+    assert outcomes == ["done", "RuntimeError", "done", "done"] * 10
 
 
 def failing(endpoint: str, after: int) -> Callable[[], None]:
@@ -162,13 +158,12 @@ DYING = """if True:
 
 
 def test_a_trainer_whose_engine_is_killed_gives_up_in_time_and_serves_the_next_one(endpoint: str) -> None:
-    with closing(WeightStream(endpoint, CPU, 2)) as stream:
-        with subprocess.Popen([sys.executable, "-c", DYING, endpoint], stdout=subprocess.PIPE) as engine:
-            assert engine.stdout is not None
-            engine.stdout.readline()
-            with pytest.raises(TimeoutError, match="no answer from the engine at"):
-                stream.stream(INFO, parameters(), 3000)
-        assert both(lambda: stream.stream(INFO, parameters(), 3000), taking(endpoint, {})) == ("done", "done")
+    with subprocess.Popen([sys.executable, "-c", DYING, endpoint], stdout=subprocess.PIPE) as engine:
+        assert engine.stdout is not None
+        engine.stdout.readline()
+        with pytest.raises(TimeoutError, match="no answer from the engine at"):
+            sending(endpoint, timeout_s=2)()
+    assert both(sending(endpoint), taking(endpoint, {})) == ("done", "done")
 
 
 def test_an_engine_without_a_trainer_gives_up_in_time(endpoint: str) -> None:

@@ -12,16 +12,16 @@ from trainer_adapter.refit._loading import load_weights
 from trainer_adapter.refit._streamed_weights import receive_streamed_weights
 from trainer_adapter.refit._weight_collective import WeightCollective
 from trainer_adapter.refit._weight_publisher import WeightPublisher
-from trainer_adapter.refit._weight_stream import WeightStream
+from trainer_adapter.refit._weight_stream import stream_weights
 
 __all__ = [
     "RefitInfo",
     "WeightCollective",
     "WeightPublisher",
-    "WeightStream",
     "generation_parameters",
     "load_weights",
     "receive_streamed_weights",
     "refit_info",
     "stream_endpoint",
+    "stream_weights",
 ]

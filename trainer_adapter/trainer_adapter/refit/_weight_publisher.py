@@ -20,7 +20,7 @@ from trainer_adapter.refit._endpoints import stream_endpoint
 from trainer_adapter.refit._generation_parameters import RefitInfo, generation_parameters, refit_info
 from trainer_adapter.refit._weight_collective import WeightCollective
 from trainer_adapter.refit._weight_groups import default_buffer_bytes
-from trainer_adapter.refit._weight_stream import WeightStream
+from trainer_adapter.refit._weight_stream import stream_weights
 
 
 class WeightPublisher:
@@ -42,7 +42,6 @@ class WeightPublisher:
         """
         self._model, self._dtype, self._device, self._rank = model, dtype, device, rank
         self._timeout_s, self._folder = timeout_s, endpoint_folder
-        self._stream: WeightStream | None = None
         self._collective: WeightCollective | None = None
 
     def prepare_refit_info(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -56,16 +55,18 @@ class WeightPublisher:
 
         buffer_size_bytes: of both buffers together (0: 2 % of the GPU's memory, at most 5 GB; on the CPU 256 MiB).
 
-        Raises NotImplementedError for kv_scales, and what WeightStream.stream raises; RuntimeError if that happened on
+        Raises NotImplementedError for kv_scales, and what stream_weights raises; RuntimeError if that happened on
         another rank.
         """
         _refuse_scales(kv_scales)
         size = buffer_size_bytes or default_buffer_bytes(self._device)
-        if self._stream is None:
-            endpoint = stream_endpoint(self._device, self._rank, self._folder)
-            self._stream = WeightStream(endpoint, self._device, self._timeout_s)
-        stream = self._stream
-        self._send(lambda info, parameters: stream.stream(info, parameters, size))
+        endpoint = stream_endpoint(self._device, self._rank, self._folder)
+        device, timeout_s = self._device, self._timeout_s
+        self._send(
+            lambda info, parameters: stream_weights(
+                endpoint, info, parameters, device=device, buffer_size_bytes=size, timeout_s=timeout_s
+            )
+        )
 
     def init_collective(self, ip: str, port: int, world_size: int, *, train_world_size: int) -> None:
         """Join a group of world_size ranks that meets at ip:port: train_world_size trainers first, then engines.
@@ -93,9 +94,7 @@ class WeightPublisher:
         self._send(self._collective.broadcast)
 
     def close(self) -> None:
-        """Close the stream and the group; can be called again."""
-        if self._stream is not None:
-            self._stream.close()
+        """Leave the group; can be called again."""
         self._close_collective()
 
     def _close_collective(self) -> None:

@@ -33,59 +33,56 @@ ALIGNMENT = 512
 """Bytes; the alignment of CUDA's allocator."""
 
 
-class WeightStream:
-    """Sends to one engine, any number of times. Owns the socket at the endpoint; the caller closes the stream."""
+def stream_weights(
+    endpoint: str,
+    info: RefitInfo,
+    parameters: Iterator[tuple[str, Tensor]],
+    *,
+    device: torch.device,
+    buffer_size_bytes: int,
+    timeout_s: float = 120.0,
+) -> None:
+    """Send all weights to one engine; returns when the engine has them.
 
-    def __init__(self, endpoint: str, device: torch.device, timeout_s: float = 120.0) -> None:
-        """device: of the buffers; the engine must use the same one. timeout_s: for each answer of the engine."""
-        self._endpoint, self._device, self._timeout_s = endpoint, device, timeout_s
-        self._channel: RequestChannel | None = None
+    The socket lives as long as the call: in a socket that stayed, the first message could go to the connection of an
+    engine that has just left.
 
-    def stream(self, info: RefitInfo, parameters: Iterator[tuple[str, Tensor]], buffer_size_bytes: int) -> None:
-        """Send all weights; returns when the engine has them.
+    info: names, shapes and dtypes of parameters. device: of the buffers; the engine must use the same one.
+    buffer_size_bytes: of both buffers together; a weight larger than half of it gets its own buffer.
+    timeout_s: for each answer of the engine.
 
-        info: names, shapes and dtypes of parameters.
-        buffer_size_bytes: of both buffers together; a weight larger than half of it gets its own buffer.
-
-        Raises TimeoutError naming the endpoint if no engine answers in time, RuntimeError with the engine's reason if
-        it refuses, ValueError if parameters and info differ. Errors on this side are sent to the engine.
-        """
-        groups = plan_groups(info, buffer_size_bytes // 2, ALIGNMENT)
-        buffers = AlternateBuffers(groups, buffer_size_bytes // 2, lambda size: SharedBuffer(size, self._device))
-        if self._channel is None:
-            self._channel = RequestChannel(self._endpoint, self._timeout_s)
+    Raises TimeoutError naming the endpoint if no engine answers in time, RuntimeError with the engine's reason if it
+    refuses, ValueError if parameters and info differ. Errors on this side are sent to the engine.
+    """
+    groups = plan_groups(info, buffer_size_bytes // 2, ALIGNMENT)
+    buffers = AlternateBuffers(groups, buffer_size_bytes // 2, lambda size: SharedBuffer(size, device))
+    with contextlib.closing(RequestChannel(endpoint, timeout_s)) as channel:
         try:
-            self._send(self._channel, groups, buffers, parameters)
+            _send(channel, groups, buffers, parameters, device)
         except BaseException as error:
-            _send_failure(self._channel, error)
-            self.close()
+            _send_failure(channel, error)
             raise
 
-    def close(self) -> None:
-        """Close the socket; can be called again, and the stream can be used again."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
 
-    def _send(
-        self,
-        channel: RequestChannel,
-        groups: list[Group],
-        buffers: AlternateBuffers[SharedBuffer],
-        parameters: Iterator[tuple[str, Tensor]],
-    ) -> None:
-        stream = os.urandom(8)
-        for index, group in enumerate(groups):
-            buffer = buffers.of(index)
-            fill(buffer.tensor, group, parameters)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # another process reads it in another CUDA stream
-            channel.await_answer()
-            channel.send({"stream": stream, "index": index, **_describe_group(buffer, group, buffers.is_shared(group))})
-        expect_end(parameters)
+def _send(
+    channel: RequestChannel,
+    groups: list[Group],
+    buffers: AlternateBuffers[SharedBuffer],
+    parameters: Iterator[tuple[str, Tensor]],
+    device: torch.device,
+) -> None:
+    stream = os.urandom(8)
+    for index, group in enumerate(groups):
+        buffer = buffers.of(index)
+        fill(buffer.tensor, group, parameters)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # another process reads it in another CUDA stream
         channel.await_answer()
-        channel.send({"stream": stream, "index": len(groups), "complete": True})
-        channel.await_answer()
+        channel.send({"stream": stream, "index": index, **_describe_group(buffer, group, buffers.is_shared(group))})
+    expect_end(parameters)
+    channel.await_answer()
+    channel.send({"stream": stream, "index": len(groups), "complete": True})
+    channel.await_answer()
 
 
 def _describe_group(buffer: SharedBuffer, group: Group, used_again: bool) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """What the server keeps beside values, counted in bytes: rows and their ids, tags, views, groups, definitions, writes.
 
-The counts are estimates from above, by fixed sizes, so they are the same on every machine. A call that makes them grow
-is checked before. Puts, groups and registrations get six eighths of the limit. The seventh is for views of claims,
-commits and delays, without which a full server could not be emptied; the last is for remembered answers, see
-`state.answers`.
+The counts are estimates from above, by fixed sizes, so they are the same on every machine. A call that adds to them is
+checked before it changes anything. Puts, groups and registrations get six eighths of the limit. The seventh is for
+views of claims, commits and delays, without which a full server could not be emptied; the last is for remembered
+answers, see `state.answers`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Bookkeeping:
         self.used_bytes = 0
 
     def add(self, size_bytes: int) -> None:
-        """Count bytes more (or, below 0, less)."""
+        """Count size_bytes more; a negative size counts less."""
         self.used_bytes += size_bytes
 
     def check(self, size_bytes: int, *, urgent: bool = False) -> None:
-        """Refusal LIMIT_REACHED if so many more bytes do not fit. urgent: for a call that helps to empty the server."""
+        """Refusal LIMIT_REACHED if size_bytes more do not fit. urgent: for a call that helps to empty the server."""
         most = self.limit_bytes * (7 if urgent else 6) // 8
         if size_bytes > 0 and self.used_bytes + size_bytes > most:
             message = (

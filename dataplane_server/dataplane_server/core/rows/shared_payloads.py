@@ -45,7 +45,7 @@ class SharedPayloads:
         self._at[offset] = Payload(offset, size_bytes, owners)
 
     def share(self, offset: int, rows: int) -> None:
-        """So many more rows have a payload."""
+        """Add `rows` owners to a payload."""
         self._at[offset].owners += rows
 
     def disown(self, offset: int) -> int:

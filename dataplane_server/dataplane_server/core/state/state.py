@@ -81,7 +81,7 @@ class State:
             raise Refusal(Reason.PARTITION_NOT_FOUND, message, partition_id=partition_id) from None
 
     def check_new_rows(self, new: int) -> None:
-        """Refusal LIMIT_REACHED if the server cannot hold so many more rows."""
+        """Refusal LIMIT_REACHED if the server cannot hold `new` more rows."""
         held, most = self.total_rows, self.limits.max_rows
         if new and held + new > most:
             message = f"the server holds {held} rows and may hold at most {most}; clear some first"

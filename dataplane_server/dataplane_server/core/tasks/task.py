@@ -44,7 +44,7 @@ from dataplane_server.core.tasks.task_states import (
 from dataplane_server.core.tasks.view import QUEUED_BYTES, View
 
 MAX_VIEWS = 32
-"""Views of a task that are kept; so many may have waiting claims at the same time."""
+"""Views that a task keeps, and views that may have waiting claims at the same time."""
 
 AnyView = View | GroupView
 ViewKey = tuple[int, bool]

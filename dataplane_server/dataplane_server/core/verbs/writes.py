@@ -267,7 +267,7 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
         message = "a put that adds to a group names its reservation, and neither a claim nor generations"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if put.append and (put.shared or not put.columns):
-        message = "an append names at least one column, and samples of its own (not shared)"
+        message = "an append names at least one column, and sample ids; it cannot be shared"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if not put.shared:
         check_sample_ids(put.sample_ids, limits)
