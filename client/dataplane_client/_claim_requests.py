@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from dataplane_client._arguments import checked_count, checked_name, checked_names, checked_seconds
 from dataplane_client._requests import new_request_id
-from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Balance = Literal["rows", "tokens", "groups"]
@@ -44,7 +44,7 @@ def claim_request(
         batch_size=checked_count("batch_size", batch_size, where, least=1, most=_UINT32),
         min_size=_min_size(min_size, batch_size, where),
         mode=mode,
-        whole_groups=whole_groups,
+        whole_groups=_flag("whole_groups", whole_groups, where),
         max_tokens=_max_tokens(max_tokens, where),
         unit=_unit(unit, whole_groups, where),
     )
@@ -82,9 +82,15 @@ def shard_request(
         min_size=_min_size(min_size, batch_size, where),
         balance=_BALANCES[balance],
         max_tokens=_max_tokens(max_tokens, where),
-        whole_groups=whole_groups,
+        whole_groups=_flag("whole_groups", whole_groups, where),
         unit=_unit(unit, whole_groups, where),
     )
+
+
+def _flag(name: str, value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise UnsupportedTypeError(f"{where}: {name} must be True or False, got {value!r}")
+    return value
 
 
 def _unit(unit: BatchUnit | None, whole_groups: bool, where: str) -> pb.BatchUnit.ValueType:

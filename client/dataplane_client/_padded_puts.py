@@ -73,18 +73,25 @@ def may_be_padded(error: InvalidArgumentError, columns: Sequence[WireColumn], le
 
 
 def without_padding(
-    columns: Sequence[WireColumn], per_token: Collection[str], lengths: Sequence[int]
+    columns: Sequence[WireColumn], per_token: Collection[str], lengths: Sequence[int], where: str
 ) -> list[WireColumn] | None:
-    """The columns, with rectangles of per-token fields cut to the lengths; None if none can be cut."""
+    """The columns, with rectangles of per-token fields cut to the lengths; None if none can be cut.
+
+    Raises InvalidArgumentError for a rectangle that is narrower than a row's length.
+    """
     row_lengths = np.asarray(lengths, np.int64)
-    cut = [_cut(column, row_lengths) if column.name in per_token else column for column in columns]
+    cut = [_cut(column, row_lengths, where) if column.name in per_token else column for column in columns]
     return None if all(new is old for new, old in zip(cut, columns, strict=True)) else cut
 
 
-def _cut(column: WireColumn, lengths: Int64Array) -> WireColumn:
+def _cut(column: WireColumn, lengths: Int64Array, where: str) -> WireColumn:
     width = _width(column)
-    if width is None or lengths.max(initial=0) > width:
+    if width is None:
         return column
+    if lengths.max(initial=0) > width:
+        row = int((lengths > width).argmax())
+        message = f"the call says {lengths[row]} tokens, but the column is {width} wide"
+        raise InvalidArgumentError(f"{where}, field {column.name!r}, row {row}: {message}", reason="LENGTH_MISMATCH")
     if column.kind == "jagged":
         return column if (lengths == width).all() else replace(column, lengths=lengths)
     starts = np.arange(len(lengths), dtype=np.int64) * (width * column.entry_bytes)

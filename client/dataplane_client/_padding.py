@@ -6,6 +6,7 @@ is converted exactly, also beyond 2**53; for floating-point fields torch rounds 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,6 +52,8 @@ def pad_element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tenso
     if dtype.is_complex:
         return torch.tensor([pad_value, 0], dtype=dtype.to_real()).view(dtype)
     if dtype.is_floating_point and dtype is not _TWO_IN_A_BYTE:
+        if math.isfinite(pad_value) and abs(pad_value) > torch.finfo(dtype).max:
+            raise ValueError(f"field {field!r}: pad value {pad_value!r} is beyond the values of {dtype}")
         return torch.tensor([pad_value], dtype=dtype)
     low, high = _integer_range(dtype)
     if not low <= pad_value <= high or int(pad_value) != pad_value:

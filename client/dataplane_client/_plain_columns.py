@@ -5,12 +5,12 @@
 | a NumPy array of numbers (N, ...) | dense |
 | numbers, 0-d tensors or NumPy scalars | dense, (N,) |
 | tensors, arrays, or lists of numbers, each (length, ...) | jagged, whatever their lengths |
-| anything else: str, bytes, dict, None, lists of these | objects, one a row |
+| anything else: str, bytes, dict, None, lists and tuples that hold such | objects, one a row |
 
 Python numbers become torch's types for them: bool, int64, or the default type for floats (float32 unless it was
 changed). Tensors, arrays and NumPy scalars keep their element type. An array of dtype object is a ragged column if all
 its rows are tensors or arrays, and objects otherwise. What may be meant in more than one way is refused: rows that
-differ in element type or rank, and numbers beside other values.
+differ in element type or rank, and rows of numbers beside other rows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def plain_column(field: str, value: object, row_name: RowName = row_number) -> o
     if isinstance(value, (bool, int, float, np.generic)):
         raise ValueError(f"field {field!r}: one {type(value).__name__} for all rows; give a list with one for each row")
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"field {field!r}: unsupported value type {type(value).__name__}; give one value for each row")
+        got = type(value).__name__
+        raise TypeError(f"field {field!r}: unsupported value type {got}; give a list with one value for each row")
     if value.ndim == 0:
         raise ValueError(f"field {field!r}: a 0-d array; its first dimension must be the rows")
     if value.dtype.kind in "US":
@@ -81,12 +82,12 @@ def _of_rows(field: str, rows: Sequence[object], row_name: RowName) -> torch.Ten
     kinds = _leaf_kinds(rows)
     if not kinds:
         raise ValueError(f"field {field!r}: all rows are empty lists, which have no element type; give empty tensors")
-    numbers = {kind for kind in kinds if _is_number(kind)}
-    if not numbers:
+    numeric = all(map(_is_number, kinds))
+    if not numeric and not any(map(_is_numeric, rows)):
         return object_array(field, rows, len(rows))
-    if numbers != kinds or len(set(map(_is_list, rows))) > 1:
+    if not numeric or len(set(map(_is_list, rows))) > 1:
         raise ValueError(_mixed(field, rows, row_name))
-    return _of_numbers(field, rows, _element_type(field, rows, numbers, row_name), row_name)
+    return _of_numbers(field, rows, _element_type(field, rows, kinds, row_name), row_name)
 
 
 def _leaf_kinds(rows: Sequence[object]) -> set[type]:
@@ -109,22 +110,31 @@ def _is_number(kind: type) -> bool:
     return kind in _PYTHON_NUMBERS or (issubclass(kind, np.generic) and np.dtype(kind).kind in _NUMBERS)
 
 
+def _is_numeric(row: object) -> bool:
+    """Whether a row is a number, or a list of nothing but numbers (at least one)."""
+    kinds = _leaf_kinds([row])
+    return bool(kinds) and all(map(_is_number, kinds))
+
+
 def _mixed(field: str, rows: Sequence[object], row_name: RowName) -> str:
-    """The message for rows of which some, or some parts, are numbers."""
-    described = [(row, found) for row, found in enumerate(map(_described, rows)) if found]
-    first, expected = described[0]
-    for row, found in described[1:]:
-        if found != expected:
-            return (
-                f"field {field!r}, {row_name(row)}: {found}, but {row_name(first)} is {expected}; "
-                f"the rows of a column are of one kind ({_AS_OBJECTS})"
-            )
-    return f"field {field!r}, {row_name(first)}: {expected}; a row has either numbers or other values ({_AS_OBJECTS})"
+    """The message for rows of numbers beside other rows, and for numbers beside lists of numbers."""
+    known = [row for row, value in enumerate(rows) if _leaf_kinds([value])]
+    numeric = next(row for row in known if _is_numeric(rows[row]))
+    other = next(
+        row for row in known if not _is_numeric(rows[row]) or _is_list(rows[row]) is not _is_list(rows[numeric])
+    )
+    advice = "give a number, such as nan, or put only the rows that have one" if rows[other] is None else _AS_OBJECTS
+    return (
+        f"field {field!r}, {row_name(other)}: {_described(rows[other])}, but {row_name(numeric)} is "
+        f"{_described(rows[numeric])}; the rows of a column are of one kind ({advice})"
+    )
 
 
 def _described(row: object) -> str:
     kinds = " and ".join(sorted({"number" if _is_number(kind) else kind.__name__ for kind in _leaf_kinds([row])}))
-    return f"a list of {kinds}" if kinds and _is_list(row) else kinds
+    if row is None:
+        return "None"
+    return f"a {type(row).__name__} of {kinds}" if _is_list(row) else kinds
 
 
 def _element_type(field: str, rows: Sequence[object], kinds: set[type], row_name: RowName) -> np.dtype[Any] | None:

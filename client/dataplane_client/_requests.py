@@ -316,6 +316,10 @@ def _token_bound(what: str, given: TokenRange, where: str) -> tuple[int, int]:
         start, end = given
     except (TypeError, ValueError):
         raise UnsupportedTypeError(f"{where}: {what} must be (start, end), got {given!r}") from None
+    for which, bound in (("start", start), ("end", end)):
+        if isinstance(bound, int) and bound < 0:
+            text = f"{where}: the {which} of {what} must be at least 0, got {bound}; it cannot count from a row's end"
+            raise InvalidArgumentError(text)
     first = checked_count(f"the start of {what}", start, where, least=0, most=_INT64)
     last = _INT64 if end is None else checked_count(f"the end of {what}", end, where, least=first, most=_INT64)
     return first, last

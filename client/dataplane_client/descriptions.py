@@ -177,10 +177,10 @@ class ServerStatus:
     max_rows: int = 0
 
     def __repr__(self) -> str:
-        used, budget = self.memory_used_bytes >> 20, self.memory_budget_bytes >> 20
+        used, budget = self.memory_used_bytes / (1 << 20), self.memory_budget_bytes / (1 << 20)
         state = "draining" if self.draining else f"up {self.uptime_s:.0f} s"
         waiting = f"{self.waiting_claims} claims and {self.waiting_puts} puts wait"
-        return f"<ServerStatus {self.version} {state} {self.rows} rows, {used} of {budget} MiB used, {waiting}>"
+        return f"<ServerStatus {self.version} {state} {self.rows} rows, {used:.1f} of {budget:.1f} MiB used, {waiting}>"
 
 
 @dataclass(frozen=True)

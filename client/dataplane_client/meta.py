@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+from dataplane_client._arguments import checked_names
 from dataplane_client._displays import HTML_ROWS, html_table, short_list
 from dataplane_client.errors import UnsupportedTypeError
 
@@ -120,12 +121,12 @@ class KVBatchMeta:
 
     def without(self, sample_ids: Iterable[str]) -> KVBatchMeta:
         """The rows without the named ones; perhaps none. Ignores ids that the meta does not hold."""
-        gone = set(sample_ids)
+        gone = set(checked_names("sample id", sample_ids, "without"))
         return self.subset(index for index, sample_id in enumerate(self.sample_ids) if sample_id not in gone)
 
     def with_fields(self, fields: Iterable[str]) -> KVBatchMeta:
         """The same rows, with the fields merged into its own: those first, each once."""
-        merged = list(dict.fromkeys([*(self.fields or []), *fields]))
+        merged = list(dict.fromkeys([*(self.fields or []), *checked_names("field name", fields, "with_fields")]))
         return replace(self, fields=merged, extra_info=dict(self.extra_info))
 
     def concat(self, *others: KVBatchMeta) -> KVBatchMeta:

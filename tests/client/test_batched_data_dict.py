@@ -368,3 +368,11 @@ def test_multimodal_dict_of_text_is_empty() -> None:
 def test_packed_token_types_are_concatenated_like_any_packed_column() -> None:
     batch: Batch = BatchedDataDict(token_type_ids=PackedTensor([torch.zeros(1), torch.ones(2)], 0))
     assert batch.get_multimodal_dict(as_tensors=True)["token_type_ids"].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("b", "no column 'b'; the batch holds 'a'"), (0, "for rows use slice")], ids=["name", "row"]
+)
+def test_a_column_that_is_not_there_is_told_with_those_that_are(name: str, message: str) -> None:
+    with pytest.raises(KeyError, match=message):
+        BatchedDataDict({"a": torch.zeros(2)})[name]

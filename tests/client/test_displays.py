@@ -81,7 +81,7 @@ def test_descriptions_show_themselves_in_a_line() -> None:
         described = client.register_partition("rollouts", [f"field_{n}" for n in range(30)], 0, ["train", "eval"])
         assert repr(described) == "<PartitionDescription rollouts 0 rows of field_0, field_1, … for train, eval>"
         assert repr(client.server_status()).startswith(f"<ServerStatus {client.server_status().version} up ")
-        assert repr(client.server_status()).endswith(" 0 rows, 0 of 256 MiB used, 0 claims and 0 puts wait>")
+        assert repr(client.server_status()).endswith(" 0 rows, 0.0 of 256.0 MiB used, 0 claims and 0 puts wait>")
         assert len(repr(client.server_status())) <= 100
         assert repr(ClaimLoader(address, "rollouts", "train", ["x"], 8)) == (
             f"<ClaimLoader {address} rollouts/train batches of 8 with x>"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dataplane_client.errors import UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta
 
 
@@ -217,6 +218,12 @@ def test_tags_for_another_number_of_rows_are_refused(meta: KVBatchMeta, column: 
 )
 def test_with_fields_merges(meta: KVBatchMeta, own: list[str] | None, more: list[str], merged: list[str]) -> None:
     assert replace(meta, fields=own).with_fields(more).fields == merged
+
+
+@pytest.mark.parametrize("verb", ["without", "with_fields"])
+def test_one_str_is_no_list_of_names(meta: KVBatchMeta, verb: str) -> None:
+    with pytest.raises(UnsupportedTypeError, match=f"{verb}: .* must be a sequence of str, got the str 'abc'"):
+        getattr(meta, verb)("abc")
 
 
 # -- concat ------------------------------------------------------------------------------------------------------------

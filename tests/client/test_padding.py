@@ -165,6 +165,9 @@ def test_floating_point_fields_take_non_finite_pad_values(dtype: torch.dtype, pa
         (torch.uint64, -1),
         (torch.bool, 2),
         (torch.float4_e2m1fn_x2, 1),
+        (torch.float16, 70_000.0),
+        (torch.bfloat16, -1e39),
+        (torch.float8_e4m3fn, 1000),
     ],
     ids=str,
 )

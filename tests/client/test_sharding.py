@@ -191,6 +191,11 @@ def test_sizes_that_do_not_match_are_refused(shard: Callable[[], object], messag
             id="algorithm",
         ),
         pytest.param(
+            lambda: with_lengths(LENGTHS).shard_by_batch_size(2, sequence_packing_args={"max_tokens": 8}),  # type: ignore[call-overload]
+            "lacks 'input_key' and .* has an unknown key 'max_tokens'; its keys are algorithm, input_key",
+            id="keys",
+        ),
+        pytest.param(
             lambda: with_lengths([30, 33]).shard_by_batch_size(2, sequence_packing_args=PACKING),
             "Sequence length 36 exceeds bin capacity 32",
             id="longer_than_a_bin",

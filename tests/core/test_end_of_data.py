@@ -198,7 +198,7 @@ def test_whole_groups_are_counted_as_groups(caller: Caller) -> None:
     ticket = waits(caller, "b", batch_size=3, whole_groups=True)
     caller.commit(caller.take("a").claim_id)  # g1: its group cannot be claimed whole any more
     assert ended(caller) == [ticket]
-    with caller.refuses(Reason.END_OF_DATA, "2 groups are left", "min_size=2"):
+    with caller.refuses(Reason.END_OF_DATA, "2 groups are left", "min_size=2", "gets the 1 rows of groups of which"):
         caller.apply(caller.claim_call("a", batch_size=3, whole_groups=True))
     caller.clear(["g1"])
     assert caller.take("a", batch_size=3, whole_groups=True).sample_ids == ("h1", "h2", "s1", "g2")

@@ -115,6 +115,17 @@ def test_a_group_that_cannot_be_is_refused(
         caller.reserve(group_id, sample_ids)
 
 
+def test_a_group_that_exists_is_told_with_its_state_and_who_fills_it(caller: Caller) -> None:
+    reservation_id = caller.reserve("g", ["s1", "s2"], caller.open_session()).reservation_id
+    with caller.refuses(Reason.SAMPLE_EXISTS, "is being filled by client", "aborts it or dies"):
+        caller.reserve("g", [])
+    put_into(caller, reservation_id, "s1", "s2")
+    caller.finish_group(reservation_id)
+    with pytest.raises(Refusal, match="was committed; 2 of its rows are here") as caught:
+        caller.reserve("g", [])
+    assert caught.value.metadata["group_state"] == "committed"
+
+
 def test_a_group_in_a_partition_or_for_a_session_that_is_not_there_is_refused(caller: Caller) -> None:
     with caller.refuses(Reason.PARTITION_NOT_FOUND, "'nowhere'"):
         caller.apply(ReserveGroup(caller.request_id(), "nowhere", "g", ["s1"]))

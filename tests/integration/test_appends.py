@@ -313,7 +313,7 @@ def test_a_long_range_of_one_row_may_be_a_view(flow: DataPlaneClient) -> None:
     ("ranges", "kind", "text"),
     [
         ({"token_range": (3, 1)}, InvalidArgumentError, "the end of token_range must be 3 to"),
-        ({"token_range": (-1, 1)}, InvalidArgumentError, "the start of token_range must be 0 to"),
+        ({"token_range": (-1, 1)}, InvalidArgumentError, "the start of token_range must be at least 0, got -1"),
         ({"token_range": 5}, UnsupportedTypeError, r"token_range must be \(start, end\), got 5"),
         ({"token_range": (0.5, 1)}, UnsupportedTypeError, "the start of token_range must be an int"),
         ({"token_ranges": [(0, 1)]}, InvalidArgumentError, "token_ranges for 1 rows, but the call names 2 samples"),

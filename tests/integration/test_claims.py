@@ -11,7 +11,13 @@ from torch.nested import nested_tensor
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.errors import ClaimFencedError, ClaimTimeoutError, NotFoundError, PreconditionError
+from dataplane_client.errors import (
+    ClaimFencedError,
+    ClaimTimeoutError,
+    InvalidArgumentError,
+    NotFoundError,
+    PreconditionError,
+)
 from dataplane_client.options import TransportChoice
 
 Eventually = Callable[[Callable[[], object]], None]
@@ -219,6 +225,17 @@ def test_a_commit_with_columns_writes_and_consumes_in_one_step(flow: DataPlaneCl
     assert claim.commit({"b": torch.tensor([1.0, 2.0])}) == 2
     assert flow.get_samples(["y", "x"], "p", ["b"])["b"].tolist() == [2.0, 1.0]
     assert states(flow) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("columns", [None, {"b": torch.zeros(1)}], ids=["plain", "with columns"])
+def test_a_request_id_commits_one_claim(flow: DataPlaneClient, columns: dict[str, torch.Tensor] | None) -> None:
+    put(flow, ["x", "y"], "a")
+    first, second = (flow.claim("p", "train", ["a"], 1) for _ in range(2))
+    assert first.commit(columns, request_id="step-1") == 1
+    with pytest.raises(InvalidArgumentError, match=f"'step-1' was used for the commit of claim '{first.claim_id}'"):
+        second.commit(columns, request_id="step-1")
+    assert second.state == "open"
+    assert second.commit(columns, request_id="step-2") == 1
 
 
 def test_a_commit_with_columns_wakes_the_next_stage(

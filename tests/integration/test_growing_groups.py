@@ -94,7 +94,7 @@ def test_rows_vanish_with_the_client_that_added_them(
 def test_a_row_of_somebody_else_is_not_added(flow: DataPlaneClient) -> None:
     flow.put_samples(["other"], "p", {"a": torch.zeros(1)})
     group = flow.reserve_group("p", "g")
-    with pytest.raises(InvalidArgumentError, match="'other' is not one of the 0 rows of group 'g'"):
+    with pytest.raises(InvalidArgumentError, match="'other' exists, but is not one of the 0 rows of group 'g'"):
         group.add(["g0", "other"], {"a": torch.zeros(2)})
     assert (flow.partition("p").rows, group.meta.sample_ids) == (1, [])
 

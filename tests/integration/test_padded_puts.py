@@ -71,7 +71,10 @@ def test_rows_without_padding_are_put_with_their_lengths_or_beside_a_ragged_fiel
 
 
 def test_a_rectangle_narrower_than_a_row_is_refused(flow: DataPlaneClient) -> None:
-    with pytest.raises(InvalidArgumentError, match="'tokens' has 3 tokens, sequence_lengths has 2"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match="partition 'p', field 'tokens', row 1: the call says 4 tokens, but the column is 3 wide",
+    ):
         flow.put_samples(IDS, "p", {"tokens": FULL}, sequence_lengths=LENGTHS)
     assert flow.partition("p").rows == 0
 

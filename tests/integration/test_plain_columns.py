@@ -64,6 +64,7 @@ COLUMNS: dict[str, tuple[object, str, str, tuple[int, ...], object]] = {
     "dicts": ([{"a": 1}, {}, None], "object", "", (), [{"a": 1}, {}, None]),
     "lists of dicts": ([[{"role": "user"}], [], [{}]], "object", "", (), [[{"role": "user"}], [], [{}]]),
     "lists of text": ([["a"], [], ["b", "c"]], "object", "", (), [["a"], [], ["b", "c"]]),
+    "tuples of numbers and text": ([(1, "a"), (2, None), ()], "object", "", (), [(1, "a"), (2, None), ()]),
     "an object array of numbers": (ragged(1, 2, 3), "object", "", (), [1, 2, 3]),
     "an object array of lists": (ragged([1], [2], [3]), "object", "", (), [[1], [2], [3]]),
     "an object array of an array and None": (ragged(None, (1,), None), "object", "", (), [None, (1,), None]),

@@ -162,11 +162,11 @@ LISTS = [
     for name, field, column, fragments in (
         ("a list of other rows", "reward", [1.0, 2.0], ["2 rows", "3 samples"]),
         ("numbers and text", "reward", [1.0, "a", 2.0], ["row 1 (sample 'b')", "str", "number", "NonTensorStack"]),
-        ("numbers and None", "reward", [1.0, 2.0, None], ["row 2 (sample 'c')", "NoneType", "number"]),
+        ("numbers and None", "reward", [1.0, 2.0, None], ["row 2 (sample 'c')", "None, but", "number", "such as nan"]),
         ("bools and ints", "reward", [True, 1, 2], ["row 1 (sample 'b')", "bool, int"]),
         ("NumPy's and Python's floats", "reward", [0.5, np.float64(1), 1.5], ["row 1 (sample 'b')", "float, float64"]),
         ("numbers and lists", "reward", [[1], 1, [2]], ["row 1 (sample 'b')", "a list of number", "one kind"]),
-        ("a number and text in one row", "text", [[1, "a"], [2, "b"], []], ["row 0 (sample 'a')", "number and str"]),
+        ("a number beside rows of both", "text", [(1, "a"), 2, []], ["row 0 (sample 'a')", "tuple of number and str"]),
         ("lists of other depths", "logprobs", [[1.0], [[1.0]], [1.0]], ["row 1 (sample 'b')", "dimensions is 2", "1"]),
         ("other depths in a row", "logprobs", [[1.0], [1.0, [2.0]], [1.0]], ["row 1 (sample 'b')", "depth"]),
         ("lists ragged twice", "logprobs", [[[1], [2, 3]], [[1]], [[1]]], ["row 0 (sample 'a')", *FLAT]),

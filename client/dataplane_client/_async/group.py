@@ -77,8 +77,9 @@ class AsyncGroup(AsyncHandle):
     ) -> KVBatchMeta:
         """Write columns and tags of some rows of the group, as put_samples does. May be called any number of times.
 
-        Raises GroupFencedError when the group is no longer reserved, InvalidArgumentError for a row outside the group,
-        and the errors of put_samples.
+        Raises GroupFencedError when the group is no longer reserved, PreconditionError when this object has ended it,
+        NotFoundError for a row that does not exist (`add` creates rows), InvalidArgumentError for a row outside the
+        group, and the errors of put_samples.
         """
         where = f"put into group {self.group_id!r}"
         return await self._put(self._put_request(where, sample_ids, fields, tags, sequence_lengths), timeout_s)
@@ -97,8 +98,8 @@ class AsyncGroup(AsyncHandle):
         writes, before or after, is part of every row. Ids that are rows of the group already are written as by `put`.
 
         Raises InvalidArgumentError for a row outside the group, or more than 4,096 rows in it, OutOfSpaceError when the
-        server's limit of rows is reached, GroupFencedError when the group is no longer reserved, and the errors of
-        put_samples.
+        server's limit of rows is reached, GroupFencedError when the group is no longer reserved, PreconditionError when
+        this object has ended it, and the errors of put_samples.
         """
         put = self._put_request(f"add to group {self.group_id!r}", sample_ids, fields, tags, sequence_lengths)
         put.header.add_to_group = True
@@ -161,8 +162,8 @@ class AsyncGroup(AsyncHandle):
         """Show the rows to claims, all at once. Returns how many there are.
 
         weight_version: of the weights with which generation ended; claims with whole_groups return it. Raises
-        PreconditionError while the group has no row, or a row no field (the group stays reserved), GroupFencedError
-        when the group is no longer reserved.
+        PreconditionError while the group has no row, or a row no field (the group stays reserved), and when this object
+        has ended the group, GroupFencedError when the group is no longer reserved.
         """
         self._check_open()
         request = pb.FinishGroupRequest(

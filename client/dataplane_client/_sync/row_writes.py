@@ -45,7 +45,8 @@ def write_rows(
         refusal = error
     request = pb.GetPartitionRequest(partition_id=partition_id)
     fields = (transport.unary("GetPartition", request, timeout_s)).partition.fields
-    cut = without_padding(columns, {field.name for field in fields if field.per_token}, lengths or ())
+    per_token = {field.name for field in fields if field.per_token}
+    cut = without_padding(columns, per_token, lengths or (), f"partition {partition_id!r}")
     if cut is None:
         raise refusal
     del header.columns[:]

@@ -54,6 +54,11 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         self.elem_counts_per_gb: list[int] | None = None
         super().__init__(*args, **kwargs)
 
+    def __missing__(self, name: object) -> Any:
+        if isinstance(name, str):
+            raise KeyError(f"no column {name!r}; the batch holds {', '.join(map(repr, self.data)) or 'none'}")
+        raise KeyError(f"{name!r} is no column name; for rows use slice(start, end)")
+
     def __repr__(self) -> str:
         """Name, element type and shape of each column, without values."""
         columns = (f"{name} {' '.join(describe(value))}" for name, value in self.data.items())
@@ -267,11 +272,13 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         uneven = allow_uneven_shards and dynamic_batching_args is None
         chunks = _sharding.cut_into_chunks(total, shards, batch_size, uneven=uneven)
         if dynamic_batching_args is not None:
+            _check_keys("dynamic_batching_args", dynamic_batching_args, DynamicBatchingArgs)
             lengths = self._lengths(dynamic_batching_args["input_lengths_key"])
             width = self._width(dynamic_batching_args["input_key"])
             plans, order = _sharding.plan_dynamic(lengths, width, chunks, shards, dynamic_batching_args)
             return self._shards(plans), order
         if sequence_packing_args is not None:
+            _check_keys("sequence_packing_args", sequence_packing_args, SequencePackingArgs)
             lengths = self._lengths(sequence_packing_args["input_lengths_key"])
             plans, order = _sharding.plan_packed(lengths, chunks, shards, sequence_packing_args)
             return self._shards(plans), order
@@ -351,6 +358,15 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
 
 class SlicedDataDict(BatchedDataDict[SpecT]):
     """A part of another batch."""
+
+
+def _check_keys(what: str, given: Mapping[str, object], kind: type[DynamicBatchingArgs | SequencePackingArgs]) -> None:
+    """Raise ValueError for a dictionary of arguments that lacks one, or has another one."""
+    lacking = sorted(kind.__required_keys__ - given.keys())
+    unknown = sorted(given.keys() - kind.__required_keys__ - kind.__optional_keys__)
+    if lacking or unknown:
+        wrong = [*(f"lacks {name!r}" for name in lacking), *(f"has an unknown key {name!r}" for name in unknown)]
+        raise ValueError(f"{what} {' and '.join(wrong)}; its keys are {', '.join(sorted(kind.__annotations__))}")
 
 
 def _moved(packed: PackedTensor, device: torch.device | str | None) -> PackedTensor:

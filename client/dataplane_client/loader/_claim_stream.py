@@ -93,6 +93,7 @@ class ClaimStream:
             settings.batch_size,
             min_size=min_size,
             whole_groups=settings.whole_groups,
+            unit=settings.unit,
             max_tokens=settings.max_tokens,
             timeout_s=wait_s,
         )
@@ -110,7 +111,7 @@ class ClaimStream:
     def _min_size(self, partition: PartitionDescription, waited_s: float) -> int:
         if not _has_all_rows(partition):
             return self._settings.min_batch_size
-        group_rows = (partition.grpo_group_size or 1) if self._settings.whole_groups else 1
+        group_rows = (partition.grpo_group_size or 1) if self._settings.counts_groups else 1
         untaken = partition.task(self._settings.task_name).untaken_rows
         is_rest = untaken < self._settings.min_batch_size * group_rows or waited_s > self._settings.idle_timeout_s / 2
         return 1 if is_rest else self._settings.min_batch_size

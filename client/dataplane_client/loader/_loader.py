@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dataplane_client._arguments import checked_names
+from dataplane_client._claim_requests import BatchUnit
 from dataplane_client._displays import short_list
 from dataplane_client._reasons import reason_of
 from dataplane_client.client import connect
@@ -70,6 +71,7 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         pad_to_seqlen: int = 0,
         device: torch.device | str = "cpu",
         whole_groups: bool = False,
+        unit: BatchUnit | None = None,
         max_tokens: int | None = None,
         max_batches: int | None = None,
         until_consumed: bool = True,
@@ -83,8 +85,8 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
 
         batch_size: rows of a batch (with whole_groups: groups). min_size: the smallest batch (None: batch_size).
         Smaller batches come only at the end: when the partition's announced num_samples rows were put, or it was
-        closed, and too few are left, or after waiting for full ones for half of idle_timeout_s. max_tokens: tokens of a
-        batch in total; may make a batch smaller.
+        closed, and too few are left, or after waiting for full ones for half of idle_timeout_s. whole_groups, unit,
+        max_tokens: as in claim; unit="rows" makes the sizes count the rows of whole groups.
 
         prefetch: batches to claim before they are asked for. At most prefetch + 1 batches are claimed at a time.
         num_workers: must be 0. For worker processes use a torch DataLoader, as above.
@@ -122,6 +124,7 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
             pad_to_seqlen=pad_to_seqlen,
             device=str(device),
             whole_groups=whole_groups,
+            unit=unit,
             max_tokens=max_tokens,
             max_batches=max_batches,
             until_consumed=until_consumed,

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from dataplane_client._arguments import checked_number
 from dataplane_client._channel import checked_target
+from dataplane_client._claim_requests import BatchUnit
 from dataplane_client._read_batches import parsed_device
 from dataplane_client.columns_layout import Layout
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
@@ -31,6 +32,7 @@ class LoaderSettings:
     pad_to_seqlen: int
     device: str
     whole_groups: bool
+    unit: BatchUnit | None
     max_tokens: int | None
     max_batches: int | None
     until_consumed: bool
@@ -63,11 +65,16 @@ class LoaderSettings:
         ClientOptions.named(self.client_options, "ClaimLoader: client_options")
 
     @property
+    def counts_groups(self) -> bool:
+        """Whether batch_size and min_size count groups."""
+        return self.whole_groups and self.unit != "rows"
+
+    @property
     def flow(self) -> str:
         """Partition and task, for texts."""
         return f"{self.partition_id}/{self.task_name}"
 
     @property
     def min_batch_size(self) -> int:
-        """The least rows (with whole_groups: groups) of a batch while full batches can still come."""
+        """The least rows or groups of a batch while full batches can still come."""
         return self.batch_size if self.min_size is None else self.min_size

@@ -118,7 +118,8 @@ class Turn:
 
     def _once(self, call: RepeatableCall[Any], now: float) -> Any:
         """Carry out a call, unless the same request was carried out before."""
-        (name, change, supersede), request_id = self._repeatable[type(call)], call.request_id
+        (verb, change, supersede), request_id = self._repeatable[type(call)], call.request_id
+        name = _name(verb, call)
         remembered = self._answers.recall(request_id, name, now)
         if remembered is not None:
             if isinstance(remembered, Abandoned):
@@ -188,11 +189,11 @@ class Turn:
 
     def _finish_write(self, call: requests.FinishWrite, now: float) -> PutResult | CommitResult:
         """The answer belongs to the request that began the write."""
-        request_id = self._verbs.writes.request_of(call.ticket)
+        begun = self._verbs.writes.call_of(call.ticket)
         answer = self._verbs.writes.finish(call.ticket, now)
-        if request_id is not None:
-            verb = "put" if isinstance(answer, PutResult) else "commit"
-            self._answers.remember(request_id, verb, answer, now)
+        if begun is not None:
+            name = _name(self._repeatable[type(begun)].name, begun)
+            self._answers.remember(begun.request_id, name, answer, now)
         return answer
 
     def _abandon_request(self, call: requests.AbandonRequest, now: float) -> ReleaseResult:
@@ -224,3 +225,8 @@ class Turn:
         self._state.draining = True
         self._verbs.queue.drain()
         self._verbs.writes.drain()
+
+
+def _name(verb: str, call: RepeatableCall[Any]) -> str:
+    """Under which an answer is remembered. Callers choose the request_id of commits, perhaps twice the same one."""
+    return f"the commit of claim {call.claim_id!r}" if isinstance(call, requests.CommitClaim) else verb

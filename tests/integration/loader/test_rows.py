@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -240,7 +241,10 @@ def test_an_error_reaches_the_loop_and_its_rows_are_released(
     assert claimed() == 0
 
 
-def test_whole_groups_come_together_and_say_which_weights_made_them(client: DataPlaneClient, loader: Loader) -> None:
+@pytest.mark.parametrize("size", [{"batch_size": 1}, {"batch_size": 4, "unit": "rows"}], ids=["groups", "rows"])
+def test_whole_groups_come_together_and_say_which_weights_made_them(
+    client: DataPlaneClient, loader: Loader, size: dict[str, Any]
+) -> None:
     client.register_partition("p", ["tokens", "number", "text"], 6, ["train"], 3)
     columns = {name: torch.zeros(3) for name in ("tokens", "number", "text")}
     for group in ("g", "h"):
@@ -250,7 +254,7 @@ def test_whole_groups_come_together_and_say_which_weights_made_them(client: Data
             reserved.commit(weight_version=8)
     groups = [
         (group.group_id, group.rows, group.start_weight_version, group.end_weight_version, batch.meta.sample_ids)
-        for batch in loader(1, whole_groups=True)
+        for batch in loader(**size, whole_groups=True)
         for group in batch.groups
     ]
     assert sorted(groups) == [(group, 3, 7, 8, [f"{group}{number}" for number in range(3)]) for group in ("g", "h")]

@@ -60,8 +60,9 @@ class GroupTable:
     def __iter__(self) -> Iterator[Group]:
         return iter(self._groups.values())
 
-    def __contains__(self, group_id: str) -> bool:
-        return group_id in self._number_of
+    def find(self, group_id: str) -> Group | None:
+        """The group of this id, reserved or finished."""
+        return self._groups.get(self._number_of.get(group_id, 0))
 
     @property
     def kept_bytes(self) -> int:
@@ -106,7 +107,7 @@ class GroupTable:
         strange = slots[self._rows["group"][slots] != group.number]
         if strange.size:
             first = self._rows.ids(strange[:1])[0]
-            message = f"sample {first!r} is not one of the {group.size} rows of group {group.group_id!r}"
+            message = f"sample {first!r} exists, but is not one of the {group.size} rows of group {group.group_id!r}"
             raise Refusal(Reason.INVALID_REQUEST, message, sample_id=first, group_id=group.group_id)
 
     def check_free(self, slots: Slots) -> None:
@@ -115,7 +116,10 @@ class GroupTable:
         if reserved.size:
             first = self._rows.ids(reserved[:1])[0]
             group_id = self.id_of(int(reserved[0]))
-            message = f"sample {first!r} belongs to the reserved group {group_id!r}; the put must name the reservation"
+            message = (
+                f"sample {first!r} belongs to the reserved group {group_id!r}; the put must name the reservation, "
+                "as Group.put does in the client that reserved it"
+            )
             raise Refusal(Reason.ROW_RESERVED, message, sample_id=first, group_id=group_id)
 
     def members(self, number: int) -> Slots:

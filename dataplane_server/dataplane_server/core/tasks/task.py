@@ -216,6 +216,12 @@ class Task:
             return alone + int(np.count_nonzero((numbers > 0) & ~np.isin(numbers, broken)))
         return alone + len(self._groups) - len(broken)
 
+    def untaken_in_broken_groups(self) -> int:
+        """Untaken rows of groups of which the task has taken other rows. Costs O(rows)."""
+        slots = self._rows.all_slots()
+        numbers, untaken = self._rows["group"][slots], self.states[slots] == UNTAKEN
+        return int(np.count_nonzero(untaken & (numbers > 0) & np.isin(numbers, numbers[~untaken])))
+
     def next_waiter(self) -> tuple[AnyView, Waiter] | None:
         """The longest queued claim among those that are first at their view and can be served."""
         best: tuple[AnyView, Waiter] | None = None

@@ -87,10 +87,12 @@ class Admission:
         columns = self._urgent.get(ticket) or self._waiting.get(ticket)
         needed = columns.size_bytes if columns is not None else 0
         space = self._state.space
+        read = sum([partition.rows.owed_bytes for partition in self._state.partitions.values()])
+        held = f", {_size(read)} belong to cleared rows that clients still read or view" if read else ""
         message = (
             f"the {_what(columns)} holds {_size(needed)} of values, {_size(space.free)} of the memory budget of "
-            f"{_size(space.capacity)} are free, {self.waiting - 1} other puts wait; clear consumed rows or raise the "
-            "budget"
+            f"{_size(space.capacity)} are free{held}, {self.waiting - 1} other puts wait; clear consumed rows or raise "
+            "the budget"
         )
         metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
         return Refusal(Reason.NO_SPACE, message, **metadata)

@@ -79,6 +79,18 @@ class Groups:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
+    def _exists(self, partition: Partition, group: Group) -> Refusal:
+        """The refusal of a group that is there already; its metadata says in which state it is."""
+        state = "reserved" if group.reservation_id else "committed"
+        if state == "committed":
+            what = f"was committed; {group.size} of its rows are here"
+        else:
+            who = f"client {self._holder(group)!r}" if group.session_id else "a caller without a session"
+            what = f"is being filled by {who}; it is removed if that client aborts it or dies"
+        message = f"partition {partition.partition_id!r}: group {group.group_id!r} {what}"
+        metadata = {"partition_id": partition.partition_id, "group_id": group.group_id, "group_state": state}
+        return Refusal(Reason.SAMPLE_EXISTS, message, **metadata)
+
     def _check(self, call: ReserveGroup, partition: Partition) -> None:
         limits = self._state.limits
         check_name("group id", call.group_id, limits)
@@ -88,9 +100,9 @@ class Groups:
         if call.sample_ids:
             check_sample_ids(call.sample_ids, limits)
         where = f"partition {partition.partition_id!r}"
-        if call.group_id in partition.groups:
-            message = f"{where} has a group {call.group_id!r} already"
-            raise Refusal(Reason.SAMPLE_EXISTS, message, partition_id=partition.partition_id, group_id=call.group_id)
+        group = partition.groups.find(call.group_id)
+        if group is not None:
+            raise self._exists(partition, group)
         if partition.rows.closed:
             message = f"{where} is closed to new rows; group {call.group_id!r} would have some"
             raise Refusal(Reason.PARTITION_CLOSED, message, partition_id=partition.partition_id, group_id=call.group_id)

@@ -45,6 +45,8 @@ def claim_timeout(state: State, table: ClaimTable, call: ClaimCall, now: float) 
     reasons = [f"{count} of them lack field {name!r}" for name, count in untaken.lacking.items()]
     if untaken.hidden:
         reasons.append(f"{untaken.hidden} of them belong to groups that are still reserved")
+    if call.whole_groups and (broken := task.untaken_in_broken_groups()):
+        reasons.append(f"{broken} of them belong to groups of which other rows are taken, so they are no whole groups")
     if task.delayed:
         reasons.append(f"{task.delayed} more are delayed by a release")
     others = task.waiting()
@@ -66,6 +68,8 @@ def end_of_data(task: Task, call: ClaimCall) -> Refusal:
     message = f"partition {call.partition_id!r} is closed and {count} for task {call.task!r}"
     if left:
         message += f", fewer than min_size {call.min_size}; a claim with min_size={left} gets {what}s that are left"
+    if call.whole_groups and (broken := task.untaken_in_broken_groups()):
+        message += f"; without whole_groups a claim gets the {broken} rows of groups of which other rows were taken"
     return Refusal(Reason.END_OF_DATA, message, partition_id=call.partition_id, task=call.task, left=left)
 
 

@@ -100,10 +100,10 @@ class Writes:
 
     # -- finish --------------------------------------------------------------------------------------------------------
 
-    def request_of(self, ticket: int) -> str | None:
-        """The request_id of a write that is under way; None for an unknown ticket."""
+    def call_of(self, ticket: int) -> PutSamples | CommitClaim | None:
+        """The call that began a write which is under way; None for an unknown ticket."""
         under_way = self._under_way.get(ticket)
-        return None if under_way is None else under_way.call.request_id
+        return None if under_way is None else under_way.call
 
     def finish(self, ticket: int, now: float) -> PutResult | CommitResult:
         """Apply a write whose bytes have arrived. It ends even if it is refused, and then leaves nothing behind."""
@@ -267,7 +267,7 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
         message = "a put that adds to a group names its reservation, and neither a claim nor generations"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if put.append and (put.shared or not put.columns):
-        message = "an append names at least one column, and sample ids; it cannot be shared"
+        message = "an append names at least one column and is not shared"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if not put.shared:
         check_sample_ids(put.sample_ids, limits)
