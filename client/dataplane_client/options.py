@@ -18,6 +18,7 @@ TransportChoice = Literal["auto", "shm", "grpc"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_LEAST_GRACE_S, _LONGEST_GRACE_S = 0.1, 3600
 _MAX_CHUNK_BYTES = 16 << 20
 _MAX_NAME_BYTES = 256
 
@@ -56,6 +57,10 @@ class ClientOptions:
             raise UnsupportedTypeError(f"{name} must be a number, got {value!r}")
         if not 0 < value < math.inf:
             raise InvalidArgumentError(f"{name} must be positive and finite, got {value!r}")
+        if name == "session_grace_s" and not _LEAST_GRACE_S <= value <= _LONGEST_GRACE_S:
+            raise InvalidArgumentError(
+                f"session_grace_s must be {_LEAST_GRACE_S} to {_LONGEST_GRACE_S} seconds, got {value!r}"
+            )
         if name == "chunk_bytes" and not (isinstance(value, int) and value <= _MAX_CHUNK_BYTES):
             raise InvalidArgumentError(f"chunk_bytes must be an int of at most {_MAX_CHUNK_BYTES}, got {value!r}")
 
