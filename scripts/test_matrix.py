@@ -49,8 +49,7 @@ ENVIRONMENTS = (
     Environment("tensordict-0.12.2", packages=("tensordict==0.12.2",)),
     Environment("newest"),
     Environment("protobuf-6.33", packages=("wandb", "mlflow"), afterwards=("protobuf==6.33.*",)),
-    # Our oldest dependencies, and the click of their time: a newer one warns of what that typer calls.
-    Environment("python-3.10", "3.10", packages=("click<8.3",), torch="torch==2.9.0", oldest=True),
+    Environment("python-3.10", "3.10", torch="torch==2.9.0", oldest=True),
     Environment("python-3.12", "3.12"),
     Environment("python-3.13", "3.13"),
 )
