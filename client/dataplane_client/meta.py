@@ -195,5 +195,6 @@ def _common_fields(lists: Sequence[list[str] | None]) -> list[str] | None:
 
 def checked_meta(meta: KVBatchMeta, where: str) -> KVBatchMeta:
     if not isinstance(meta, KVBatchMeta):
-        raise UnsupportedTypeError(f"{where}: the meta must be a KVBatchMeta, got {type(meta).__name__}")
+        own = "; pass its .meta" if isinstance(getattr(meta, "meta", None), KVBatchMeta) else ""
+        raise UnsupportedTypeError(f"{where}: the meta must be a KVBatchMeta, got {type(meta).__name__}{own}")
     return meta

@@ -21,6 +21,7 @@ from dataplane_server.observe.log import get_log, now_text, show_on_stderr
 from dataplane_server.service.server import Server
 from dataplane_server.version import VERSION
 
+_LEAST_MEMORY = 1 << 20
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -139,7 +140,10 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
 
 def _limits(flags: argparse.Namespace) -> Limits:
     bookkeeping = 512 * flags.max_rows + (256 << 20) if flags.bookkeeping is None else parse_size(flags.bookkeeping)
-    return Limits(memory_bytes=parse_size(flags.memory), max_rows=flags.max_rows, bookkeeping_bytes=bookkeeping)
+    memory = parse_size(flags.memory)
+    if memory < _LEAST_MEMORY:
+        raise ValueError(f"--memory: {flags.memory!r} is {memory} bytes; a server needs at least 1MiB")
+    return Limits(memory_bytes=memory, max_rows=flags.max_rows, bookkeeping_bytes=bookkeeping)
 
 
 def _raise_descriptor_limit() -> None:

@@ -56,7 +56,7 @@ class ServerConfig:
             if not self.insecure and not is_loopback(host):
                 raise ValueError(
                     f"listen: {address!r} can be reached from other hosts, but the server neither encrypts nor "
-                    "authenticates; use a Unix socket or a loopback address, or set insecure"
+                    "authenticates; use a Unix socket or a loopback address, or pass --insecure (insecure=True)"
                 )
         if self.http is not None:
             host_and_port("http", self.http)
@@ -72,7 +72,8 @@ def host_and_port(setting: str, address: str) -> tuple[str, int]:
     """Split `host:port` or `[v6]:port`. Raises ValueError that names the setting."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{setting}: {address!r} is not host:port")
+        other = " or unix:///path" if setting == "listen" else ""
+        raise ValueError(f"{setting}: {address!r} is not host:port{other}")
     return host.strip("[]"), int(port)
 
 

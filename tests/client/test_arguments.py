@@ -158,3 +158,14 @@ def test_a_delay_is_finite_and_not_negative(client: DataPlaneClient, seconds: fl
 def test_a_timeout_is_finite_and_not_negative(client: DataPlaneClient, timeout_s: float) -> None:
     with pytest.raises(InvalidArgumentError, match="timeout_s must be 0 to 1000000000 seconds"):
         client.server_status(timeout_s=timeout_s)
+
+
+def test_arguments_in_each_others_place_are_told_by_what_would_be_right(client: DataPlaneClient) -> None:
+    with pytest.raises(UnsupportedTypeError, match="the sample ids come first, then the partition"):
+        client.put_samples("p", ["a"], {"x": torch.zeros(1)})  # type: ignore[arg-type]
+    client.put_samples(["a"], "p", {"x": torch.zeros(1)})
+    with client.claim("p", "t", ["x"], 1) as claim:
+        with pytest.raises(UnsupportedTypeError, match=r"must be a KVBatchMeta, got Claim; pass its \.meta"):
+            client.read_columns(claim, ["x"])  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedTypeError, match="whole_groups must be True or False, got 8"):
+            client.claim("p", "t", ["x"], 1, whole_groups=8)  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ def test_what_is_no_mode_is_refused_with_the_form(text: str) -> None:
     [
         (["--nope"], "unrecognized arguments: --nope"),
         (["--memory", "4XiB"], "'4XiB' is not a size"),
-        (["--memory", "0"], "memory_bytes must be positive"),
+        (["--memory", "64"], "'64' is 64 bytes; a server needs at least 1MiB"),
         (["--memory", "9000TiB"], "--memory: 9216000.0 GiB is more than the "),
         (["--max-rows", "0"], "max_rows must be at least 1"),
         (["--max-rows", "many"], "argument --max-rows: invalid int value: 'many'"),

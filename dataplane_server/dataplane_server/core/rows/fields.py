@@ -55,7 +55,7 @@ class Field:
         if widened is None:
             message = (
                 f"partition {partition_id!r}, field {self.name!r}: the put has {column.shape}, "
-                f"but the field holds {self.shape}; convert the column before the put"
+                f"but the field holds {self.shape}; convert or reshape the column before the put"
             )
             raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
         return widened

@@ -334,7 +334,10 @@ class Partition:
         lacking = np.flatnonzero(~field.holds(slots))
         first = self.rows.ids(slots[lacking[:1]])[0]
         more = f" (and {lacking.size - 1} more of the call)" if lacking.size > 1 else ""
-        message = f"partition {self.partition_id!r}: sample {first!r} has not produced field {field.name!r}{more}"
+        message = (
+            f"partition {self.partition_id!r}: sample {first!r} has not produced field {field.name!r}{more}; a "
+            "claim that requires the field waits for it"
+        )
         metadata = {"partition_id": self.partition_id, "sample_id": first, "field": field.name}
         return Refusal(Reason.FIELD_NOT_PRODUCED, message, **metadata)
 

@@ -17,6 +17,9 @@ from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.sessions import Sessions
 from dataplane_server.core.tasks.task import Task
 
+_NAMED = 8
+"""Partitions that a refusal names at most."""
+
 
 class Fact(NamedTuple):
     """Something that happened to samples (None: to every row of the partition), for the history."""
@@ -77,7 +80,8 @@ class State:
         try:
             return self.partitions[partition_id]
         except KeyError:
-            message = f"there is no partition {partition_id[:256]!r}; register it first"
+            known = ", ".join(map(repr, sorted(self.partitions)[:_NAMED])) or "none"
+            message = f"there is no partition {partition_id[:256]!r}; register it first (there are: {known})"
             raise Refusal(Reason.PARTITION_NOT_FOUND, message, partition_id=partition_id) from None
 
     def check_new_rows(self, new: int) -> None:

@@ -83,7 +83,7 @@ class Groups:
         """The refusal of a group that is there already; its metadata says in which state it is."""
         state = "reserved" if group.reservation_id else "committed"
         if state == "committed":
-            what = f"was committed; {group.size} of its rows are here"
+            what = f"was committed, so it can be skipped; {group.size} of its rows are here"
         else:
             who = f"client {self._holder(group)!r}" if group.session_id else "a caller without a session"
             what = f"is being filled by {who}; it is removed if that client aborts it or dies"

@@ -147,7 +147,10 @@ class Steps:
             )
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
         if call.min_size < call.dp_world:
-            message = f"a step of {call.dp_world} ranks needs min_size >= {call.dp_world}, got {call.min_size}"
+            message = (
+                f"a step of {call.dp_world} ranks needs min_size >= {call.dp_world}, got {call.min_size}: each rank "
+                "gets a row; a plain claim takes fewer"
+            )
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
         if call.balance == "groups" and not call.whole_groups:
             message = "a split by groups needs whole groups (whole_groups)"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import ClaimCall, unit_of
+from dataplane_server.core.calls.requests import ClaimCall, ClaimShard, unit_of
 from dataplane_server.core.state.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
@@ -67,7 +67,8 @@ def end_of_data(task: Task, call: ClaimCall) -> Refusal:
     count = f"{left or 'no'} {what}{' is' if left < 2 else 's are'} left"
     message = f"partition {call.partition_id!r} is closed and {count} for task {call.task!r}"
     if left:
-        message += f", fewer than min_size {call.min_size}; a claim with min_size={left} gets {what}s that are left"
+        kind = "plain claim" if isinstance(call, ClaimShard) and left < call.dp_world else "claim"
+        message += f", fewer than min_size {call.min_size}; a {kind} with min_size={left} gets {what}s that are left"
     if call.whole_groups and (broken := task.untaken_in_broken_groups()):
         message += f"; without whole_groups a claim gets the {broken} rows of groups of which other rows were taken"
     return Refusal(Reason.END_OF_DATA, message, partition_id=call.partition_id, task=call.task, left=left)
