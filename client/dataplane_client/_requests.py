@@ -146,7 +146,8 @@ def put_request(
     """A put of rows. where: the beginning of every error message, such as "put_samples into 'p'". append: the columns
     are added to the end of the rows' values.
     """
-    if isinstance(sample_ids, str) and isinstance(partition_id, (list, tuple)):
+    given_partition: object = partition_id
+    if isinstance(sample_ids, str) and isinstance(given_partition, (list, tuple)):
         raise UnsupportedTypeError(f"{where}: the sample ids come first, then the partition")
     ids = checked_names("sample id", sample_ids, where)
     given = checked_lengths(sequence_lengths, ids, where)

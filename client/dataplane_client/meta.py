@@ -193,7 +193,7 @@ def _common_fields(lists: Sequence[list[str] | None]) -> list[str] | None:
     return [name for name in known[0] if all(name in names for names in known)]
 
 
-def checked_meta(meta: KVBatchMeta, where: str) -> KVBatchMeta:
+def checked_meta(meta: object, where: str) -> KVBatchMeta:
     if not isinstance(meta, KVBatchMeta):
         own = "; pass its .meta" if isinstance(getattr(meta, "meta", None), KVBatchMeta) else ""
         raise UnsupportedTypeError(f"{where}: the meta must be a KVBatchMeta, got {type(meta).__name__}{own}")

@@ -360,8 +360,8 @@ class SlicedDataDict(BatchedDataDict[SpecT]):
     """A part of another batch."""
 
 
-def _check_keys(what: str, given: Mapping[str, object], kind: type[DynamicBatchingArgs | SequencePackingArgs]) -> None:
-    """Raise ValueError for a dictionary of arguments that lacks one, or has another one."""
+def _check_keys(what: str, given: Mapping[str, object], kind: Any) -> None:
+    """Raise ValueError for a dictionary of arguments that lacks one, or has another one. kind: its TypedDict."""
     lacking = sorted(kind.__required_keys__ - given.keys())
     unknown = sorted(given.keys() - kind.__required_keys__ - kind.__optional_keys__)
     if lacking or unknown:

@@ -18,7 +18,7 @@ from tests.trainer_adapter.refit.refit_cases import CPU, expected_weights, mappi
 from tests.trainer_adapter.refit.streams import INFO, MODEL, both, parameters, taking
 from torch import Tensor
 
-from trainer_adapter.refit import receive_streamed_weights, stream_endpoint, stream_weights
+from trainer_adapter.refit import RefitInfo, receive_streamed_weights, stream_endpoint, stream_weights
 from trainer_adapter.refit._channels import RequestChannel
 from trainer_adapter.refit._endpoints import own_folder
 from trainer_adapter.refit._shared_buffers import SharedBuffer
@@ -51,7 +51,7 @@ def test_weights_arrive_bit_by_bit_whatever_the_size_of_the_buffers(endpoint: st
 
 
 def test_an_endpoint_serves_again_at_once_also_after_an_engine_that_refused(endpoint: str) -> None:
-    engines = (INFO, {}, INFO, INFO) * 10
+    engines: tuple[RefitInfo, ...] = (INFO, {}, INFO, INFO) * 10
     outcomes = [both(sending(endpoint), taking(endpoint, {}, info))[0][:12] for info in engines]
     assert outcomes == ["done", "RuntimeError", "done", "done"] * 10
 

@@ -56,9 +56,10 @@ class RequestChannel:
             error = msgpack.unpackb(self._socket.recv())["error"]
         except self._zmq.Again:
             raise self._timeout_error("no answer from the engine at") from None
-        except self._zmq.ZMQError as error:  # EFSM: ZeroMQ dropped the request, because its connection ended meanwhile
-            if error.errno != self._zmq.EFSM:
+        except self._zmq.ZMQError as failed:
+            if failed.errno != int(self._zmq.EFSM):
                 raise
+            # ZeroMQ has dropped the request, because its connection ended meanwhile.
             self.usable = False
             raise RuntimeError(f"the engine at {self._endpoint} left before it answered") from None
         self._awaits_answer = False
