@@ -34,7 +34,9 @@ class Claims(Facts):
         if not self.may_take(partition, wish):
             self.check_may_wait(partition, wish)
             return None
-        return self._hand_out(partition, wish)
+        handed = self._hand_out(partition, wish)
+        self.serve(partition)  # those who wait for rows that were consumed now are told so
+        return handed
 
     def check_wish(self, wish: Wish) -> PartitionModel:
         partition = self.partition(wish.partition_id)
