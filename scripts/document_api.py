@@ -60,7 +60,7 @@ class Section:
 
 SECTIONS = (
     Section("Connect", "_sync/client.py", names=("connect",)),
-    Section("Settings of a client", "options.py", "ClientOptions", ("none",)),
+    Section("The client", "_sync/client.py", "DataPlaneClient", ("close",)),
     Section("Partitions and the server", "_sync/partition_verbs.py", "PartitionVerbs"),
     Section("Samples", "_sync/sample_verbs.py", "SampleVerbs"),
     Section("Listings", "_sync/listing_verbs.py", "ListingVerbs"),

@@ -219,9 +219,9 @@ class ClaimVerbs:
         committed. They vanish if this client dies before that.
 
         group_id: a name in the partition, such as that of the prompt. sample_ids: its rows as far as they are known;
-        `add` creates more. weight_version: of the weights with which generation begins; claims with whole_groups return
-        it. Raises PreconditionError when a row or the group exists already, InvalidArgumentError for more than 4,096
-        rows, NotFoundError for an unknown partition.
+        `add` creates more. weight_version: of the weights with which generation begins, a tag of each row. Raises
+        PreconditionError when a row or the group exists already, InvalidArgumentError for more than 4,096 rows,
+        NotFoundError for an unknown partition.
         """
         request = reserve_request(partition_id, group_id, sample_ids, weight_version)
         response = self._session.request_grant("ReserveGroup", request, timeout_s)

@@ -119,7 +119,7 @@ class ClaimStream:
 
 def _has_all_rows(partition: PartitionDescription) -> bool:
     """Whether no rows are expected any more."""
-    return partition.closed or partition.rows_put_total >= partition.num_samples
+    return partition.closed or partition.rows_put_total >= max(partition.num_samples, 1)
 
 
 def release_claims(claims: Iterable[Claim], reason: str = "") -> None:
