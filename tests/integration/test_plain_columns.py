@@ -53,6 +53,8 @@ COLUMNS: dict[str, tuple[object, str, str, tuple[int, ...], object]] = {
     ),
     "arrays": ([np.ones(2, np.float16), np.ones(1, np.float16), np.ones(0, np.float16)], "jagged", "float16", (),
                [[1, 1], [1], []]),
+    "reversed arrays": ([np.arange(2)[::-1], np.arange(1)[::-1], np.arange(0)[::-1]], "jagged", "int64", (),
+                        [[1, 0], [0], []]),
     "an object array of arrays": (ragged(np.arange(2), np.arange(1), np.arange(2)), "jagged", "int64", (),
                                   [[0, 1], [0], [0, 1]]),
     "lists": ([[1, 2], [], [3]], "jagged", "int64", (), [[1, 2], [], [3]]),
