@@ -13,8 +13,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
-from dataplane_server.config import ServerConfig
+from dataplane_server.config import Durability, ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.host_memory import check_memory
 from dataplane_server.observe.log import get_log, now_text, show_on_stderr
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, metavar=metavar, default=default, type=type(default), help=help_text)
     for flag, metavar, text in (
         ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
+        ("--data-dir", "DIR", "keep rows and claims there, for the next life of this server (default: nowhere)"),
         (
             "--bookkeeping",
             "SIZE",
@@ -103,6 +105,13 @@ def _parser() -> argparse.ArgumentParser:
         ("--reflection", "answer gRPC reflection, for tools such as grpcurl (default: do not)"),
     ):
         parser.add_argument(flag, action="store_true", help=text)
+    parser.add_argument(
+        "--durability",
+        metavar="KIND",
+        choices=get_args(Durability),
+        help="what rows survive: memory (nothing), process (the death of the process; needs --data-dir) (default: "
+        "process with --data-dir, otherwise memory)",
+    )
     parser.add_argument(
         "--no-share-memory",
         dest="share_memory",
@@ -131,6 +140,8 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         insecure=flags.insecure,
         tracing=flags.tracing,
         reflection=flags.reflection,
+        durability=flags.durability or ("memory" if flags.data_dir is None else "process"),
+        data_dir=None if flags.data_dir is None else Path(flags.data_dir),
         drain_grace_s=flags.grace,
         record=Path(recording) if (recording := os.environ.get("DATAPLANE_RECORD")) else None,
     )

@@ -6,8 +6,11 @@ import ipaddress
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 from dataplane_server.core.calls.limits import Limits
+
+Durability = Literal["memory", "process"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,10 @@ class ServerConfig:
     insecure: allow gRPC without encryption or authentication on addresses that other hosts can reach.
     tracing: create a span of every call with OpenTelemetry's global tracer provider, which the program sets up.
     reflection: answer gRPC reflection, for tools such as grpcurl; needs grpcio-reflection.
+    durability: "memory": rows live as long as the process. "process": they survive its death in data_dir, not that of
+        the machine.
+    data_dir: a directory of this server alone, on a volume that outlives the process; for "process".
+    checkpoint_calls: calls between two checkpoints. A recovery replays at most about as many, 50 us each.
     drain_grace_s: how long calls may take to finish when the server stops, in seconds.
     record: a file to write every call to, for `python -m dataplane_server.replay`; for development.
     """
@@ -37,12 +44,16 @@ class ServerConfig:
     insecure: bool = False
     tracing: bool = False
     reflection: bool = False
+    durability: Durability = "memory"
+    data_dir: Path | None = None
+    checkpoint_calls: int = 50_000
     drain_grace_s: float = 20.0
     record: Path | None = None
 
     def validate(self) -> None:
         """Raises ValueError that names the setting and the rule."""
         self.limits.validate()
+        self._validate_durability()
         if not self.listen:
             raise ValueError("listen: at least one address is required")
         if not 0 <= self.drain_grace_s < math.inf:
@@ -66,6 +77,12 @@ class ServerConfig:
             raise ValueError(
                 f"socket_mode must be 0600 to 0777, so that its owner may connect, got {self.socket_mode:04o}"
             )
+
+    def _validate_durability(self) -> None:
+        if self.durability not in get_args(Durability):
+            raise ValueError(f"durability must be one of {get_args(Durability)}, got {self.durability!r}")
+        if (self.durability == "memory") is not (self.data_dir is None):
+            raise ValueError(f"durability {self.durability!r} needs {'no' if self.data_dir else 'a'} data_dir")
 
 
 def host_and_port(setting: str, address: str) -> tuple[str, int]:

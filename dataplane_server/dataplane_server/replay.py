@@ -14,10 +14,12 @@ from typing import Any
 
 import msgpack
 
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.recording.codec import decode
-from dataplane_server.recording.recorder import FORMAT, LENGTH, outcome_hash
+from dataplane_server.core.stats.digest import digest
+from dataplane_server.durability.call_codec import decode_call
+from dataplane_server.recording.recorder import FORMAT, LENGTH
 from dataplane_server.version import VERSION
 
 _PROGRESS_CALLS = 50_000
@@ -83,13 +85,13 @@ def _fresh_plane(header: Any) -> DataPlane:
         made = f"version {header['version']}, format {header['format']}"
         raise ValueError(f"the recording was made by {made}; replay it with that version (this one is {VERSION})")
     return DataPlane(
-        decode(header["limits"]), incarnation=header["incarnation"], first_generation=header["first_generation"]
+        Limits(**header["limits"]), incarnation=header["incarnation"], first_generation=header["first_generation"]
     )
 
 
-def _replay_call(plane: DataPlane, record: tuple[float, bytes, bytes], found: Replay) -> None:
-    now, encoded, expected = record
-    call = decode(encoded)
+def _replay_call(plane: DataPlane, record: tuple[bytes, str], found: Replay) -> None:
+    encoded, expected = record
+    now, call = decode_call(encoded)
     outcome: object
     try:
         outcome = plane.apply(call, now)
@@ -98,7 +100,7 @@ def _replay_call(plane: DataPlane, record: tuple[float, bytes, bytes], found: Re
         found.refused += 1
     effects = plane.take_effects()
     found.calls += 1
-    if found.difference is None and outcome_hash(outcome, effects) != expected:
+    if found.difference is None and digest(outcome, effects) != expected:
         found.difference = (
             f"call {found.calls} at {now:.6f} s: {call!r}\nnow has another outcome: {outcome!r}, {effects!r}"
         )

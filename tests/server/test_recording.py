@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import msgpack
 import numpy as np
 import pytest
 
-from dataplane_server.core.calls import requests
 from dataplane_server.core.calls.answers import Grant, Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
@@ -31,7 +29,6 @@ from dataplane_server.core.calls.requests import (
     RegisterPartition,
 )
 from dataplane_server.core.calls.values import Definition
-from dataplane_server.recording.codec import decode, encode
 from dataplane_server.recording.recorder import LENGTH, RecordedPlane
 from dataplane_server.replay import replay
 
@@ -39,11 +36,6 @@ COLUMN = ColumnSpec("a", Shape("jagged", "uint8", (2,)), np.array([3, 1]))
 PUT = PutSamples(
     "r1", "p", ["s0", "s1"], [COLUMN], [{"weight_version": 3, "std": 0.5, "x": None}, {}], np.array([3, -1])
 )
-CALLS = [
-    kind
-    for kind in vars(requests).values()
-    if getattr(kind, "__module__", "") == requests.__name__ and dataclasses.is_dataclass(kind)
-]
 
 
 def recorded(path: Path, outside: Callable[[RecordedPlane], None] = lambda plane: None) -> None:
@@ -103,47 +95,6 @@ def changed(path: Path, number: int, change: Callable[[list[object]], None]) -> 
     return copy
 
 
-@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
-def test_every_call_can_be_encoded_and_decoded(kind: type) -> None:
-    samples = {
-        "request_id": "r",
-        "sample_ids": ("s0", "s1"),
-        "columns": (COLUMN,),
-        "definition": Definition("p", ("a",), ()),
-    }
-    values = [samples.get(field.name, f"<{field.name}>") for field in dataclasses.fields(kind)]
-    call = kind(*values)
-    again = decode(encode(call))
-    assert type(again) is kind
-    assert encode(again) == encode(call)
-    assert repr(again) == repr(call)
-
-
-def test_arrays_tags_and_sets_come_back_as_they_were() -> None:
-    again = decode(encode(PUT))
-    assert again.tags == tuple(PUT.tags or ())
-    assert again.sequence_lengths.tolist() == [3, -1]
-    assert again.columns[0].shape == COLUMN.shape
-    assert again.columns[0].lengths.dtype == np.int64
-    definition = Definition("p", ("a", "b"), ("t",), per_token_fields=frozenset("ab"), enums={"a": ("x",)})
-    assert decode(encode(RegisterPartition("r", definition))).definition == definition
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        msgpack.packb(msgpack.ExtType(3, msgpack.packb(["os.system", "true"]))),
-        msgpack.packb(msgpack.ExtType(3, msgpack.packb(["Grant", "c"]))),
-        msgpack.packb(msgpack.ExtType(2, msgpack.packb(["|O", [1], b"12345678"]))),
-        msgpack.packb(msgpack.ExtType(9, msgpack.packb([]))),
-    ],
-    ids=["a name of Python", "a record that is no call", "an array of objects", "an unknown extension"],
-)
-def test_nothing_but_calls_can_be_decoded(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"unknown record|OBJECT"):
-        decode(data)
-
-
 def test_a_recording_replays_with_equal_outcomes_and_an_equal_state(recording: Path) -> None:
     found = replay(recording)
     assert (found.calls, found.refused, found.difference, found.equal) == (10, 1, None, True)
@@ -165,7 +116,7 @@ def test_a_change_outside_of_the_door_is_found(tmp_path: Path) -> None:
 
 def test_the_first_outcome_that_differs_is_named(recording: Path) -> None:
     def forget(record: list[object]) -> None:
-        record[2] = b"0" * 16
+        record[1] = "0" * 32
 
     found = replay(changed(recording, 6, forget))
     assert not found.equal
@@ -174,7 +125,7 @@ def test_the_first_outcome_that_differs_is_named(recording: Path) -> None:
 
 
 def test_a_recording_without_its_end_is_replayed_as_far_as_it_goes(recording: Path) -> None:
-    recording.write_bytes(recording.read_bytes()[:-60])
+    recording.write_bytes(recording.read_bytes()[:-90])
     found = replay(recording)
     assert (found.calls, found.digests[0], found.equal) == (9, None, True)
     assert "did not stop in order" in run(recording).stdout

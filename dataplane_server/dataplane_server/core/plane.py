@@ -47,6 +47,7 @@ from dataplane_server.core.turn import Turn
 from dataplane_server.core.verbs.verbs import Verbs
 
 A = TypeVar("A")
+Parts = tuple[State, Verbs, Answers, History]
 
 
 class DataPlane:
@@ -55,12 +56,20 @@ class DataPlane:
     """
 
     def __init__(self, limits: Limits | None = None, *, incarnation: str = "c", first_generation: int = 1) -> None:
-        self.limits = limits or Limits()
-        self._state = State(self.limits, incarnation, first_generation)
-        self._verbs = Verbs(self._state)
-        self._answers = Answers(self.limits)
-        self._history = History(self.limits.remembered_events)
-        self._turn = Turn(self._state, self._verbs, self._answers, self._history)
+        limits = limits or Limits()
+        state = State(limits, incarnation, first_generation)
+        self.parts = state, Verbs(state), Answers(limits), History(limits.remembered_events)
+
+    @property
+    def parts(self) -> Parts:
+        """Its whole state. Setting it makes this the plane that had these parts."""
+        return self._state, self._verbs, self._answers, self._history
+
+    @parts.setter
+    def parts(self, parts: Parts) -> None:
+        self._state, self._verbs, self._answers, self._history = parts
+        self.limits = self._state.limits
+        self._turn = Turn(*parts)
 
     def apply(self, call: Call[A], now: float) -> A:
         """Carry out a call at a time (monotonic, s); see `core.calls.requests`. Raises Refusal if it cannot be
@@ -190,7 +199,7 @@ class DataPlane:
 
     def digest(self) -> str:
         """A hash of the whole state, equal for equal histories of calls on any machine. Costs O(rows)."""
-        return digest(self._state, self._verbs, self._answers, self._history)
+        return digest(*self.parts)
 
     def check_invariants(self) -> None:
         """Raise AssertionError that names the first law that does not hold. For tests. Costs O(rows)."""

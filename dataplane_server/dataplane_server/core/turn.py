@@ -33,7 +33,7 @@ from dataplane_server.core.calls.answers import (
     Reservation,
     Waiting,
 )
-from dataplane_server.core.calls.refusal import Reason, Refusal, superseded
+from dataplane_server.core.calls.refusal import Reason, Refusal, draining, server_ended, superseded
 from dataplane_server.core.calls.requests import Call, ClaimShard, RepeatableCall
 from dataplane_server.core.state.answers import Abandoned, Answers
 from dataplane_server.core.state.state import State
@@ -104,6 +104,8 @@ class Turn:
             requests.Advance: self._advance,
             requests.MergeFreeRanges: lambda call, now: self._state.space.merge_pending(_MERGED_AT_ONCE),
             requests.Drain: self._drain,
+            requests.Recover: self._recover,
+            requests.LetGo: self._let_go,
         }
         return repeatable, others
 
@@ -223,8 +225,19 @@ class Turn:
 
     def _drain(self, call: requests.Drain, now: float) -> None:
         self._state.draining = True
-        self._verbs.queue.drain()
+        self._verbs.queue.fail_all(draining())
         self._verbs.writes.drain()
+
+    def _recover(self, call: requests.Recover, now: float) -> None:
+        self._state.draining = False
+        self._verbs.queue.fail_all(server_ended())
+        self._verbs.writes.recover(server_ended(), held=call.held)
+        self._verbs.reads.recover(held=call.held)
+        self._state.sessions.renew(now)
+
+    def _let_go(self, call: requests.LetGo, now: float) -> None:
+        self._verbs.writes.let_go()
+        self._verbs.reads.let_go()
 
 
 def _name(verb: str, call: RepeatableCall[Any]) -> str:

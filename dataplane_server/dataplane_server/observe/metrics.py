@@ -58,9 +58,13 @@ class _Registry(CollectorRegistry):
 class Metrics:
     """The metrics of one server. serving: whether it accepts calls."""
 
-    def __init__(self, plane: DataPlane, serving: Callable[[], bool]) -> None:
+    def __init__(
+        self, plane: DataPlane, serving: Callable[[], bool], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """now: the time of the core's calls, in seconds."""
         self.attached_clients = 0
         self._plane = plane
+        self._now = now
         self._serving = serving
         self._scrape_s = 0.0
         self._exposition = Exposition(plane)
@@ -114,10 +118,10 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
-        began = time.monotonic()
+        began, now = time.monotonic(), self._now()
         with _no_collection():
-            ours = "".join(self._server_lines(began)).encode()
-            text = b"".join([ours, *self._exposition.pieces(began), generate_latest(self._registry)])
+            ours = "".join(self._server_lines(now)).encode()
+            text = b"".join([ours, *self._exposition.pieces(now), generate_latest(self._registry)])
         self._scrape_s = time.monotonic() - began
         return text
 

@@ -1,14 +1,14 @@
 """Writes every call of a core, with its outcome, to a file.
 
 A recording is a sequence of msgpack values, each after its length (4 bytes, little-endian): a header, one record a
-call, and a footer. A record has the time, the call, and a hash of its outcome: the answer or the refusal, and the
-effects that the call caused. The footer has the digest of the final state. A server that was killed leaves no footer,
-and may cut the last record short.
+call, and a footer. A record has the call with its time, as in a log, and a hash of its outcome: the answer or the
+refusal, and the effects that the call caused. The footer has the digest of the final state. A server that was killed
+leaves no footer, and may cut the last record short.
 """
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import struct
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -19,12 +19,13 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import Call
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.recording.codec import encode
+from dataplane_server.core.stats.digest import digest
+from dataplane_server.durability.call_codec import encode_call
 from dataplane_server.version import VERSION
 
 A = TypeVar("A")
 
-FORMAT = 1
+FORMAT = 2
 LENGTH = struct.Struct("<I")
 
 
@@ -38,7 +39,7 @@ class RecordedPlane(DataPlane):
             {
                 "format": FORMAT,
                 "version": VERSION,
-                "limits": encode(limits),
+                "limits": dataclasses.asdict(limits),
                 "incarnation": incarnation,
                 "first_generation": first_generation,
             }
@@ -53,7 +54,7 @@ class RecordedPlane(DataPlane):
             outcome = refusal
             raise
         finally:
-            self._write((now, encode(call), outcome_hash(outcome, self._state.effects[before:])))
+            self._write((encode_call(now, call), digest(outcome, self._state.effects[before:])))
         return answer
 
     def close(self) -> None:
@@ -66,8 +67,3 @@ class RecordedPlane(DataPlane):
         if not self._file.closed:
             data = msgpack.packb(value)
             self._file.write(LENGTH.pack(len(data)) + data)
-
-
-def outcome_hash(outcome: object, effects: object) -> bytes:
-    """16 bytes that are equal for equal outcomes."""
-    return hashlib.blake2b(encode((outcome, effects)), digest_size=16).digest()

@@ -98,9 +98,8 @@ class LocalCalls:
             return self._finish(reservation, applied)
 
     def _finish(self, reservation: Reservation, applied: Applied) -> pb.LocalWriteResponse:
-        result = self._shell.apply(FinishWrite(reservation.ticket))
         self._arena.copy(reservation.copies)
-        return applied(result, reservation.size_bytes)
+        return applied(self._shell.apply(FinishWrite(reservation.ticket)), reservation.size_bytes)
 
     def _fill(self, reservation: Reservation, values: bytes) -> None:
         if len(values) != reservation.size_bytes or len(values) > MAX_INLINE_BYTES:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
 import time
 import uuid
+from pathlib import Path
 
 import grpc
 
 from dataplane_server.config import ServerConfig, host_and_port
+from dataplane_server.core.calls.requests import LetGo
 from dataplane_server.core.plane import DataPlane
+from dataplane_server.durability.checkpointer import Checkpointer
+from dataplane_server.durability.life import Life, begin_life
 from dataplane_server.observe.http import HttpSide
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.loop_lag import LoopLag
@@ -44,22 +50,30 @@ _OPTIONS = (
 )
 
 
+_LOG_FAILED = 74
+"""Exit status of a process that could not write its log."""
+_FORMER_CLIENTS_S = 1.0
+
+
 class Server:
     """A server on the running event loop: `start`, then `stop` once."""
 
     def __init__(self, config: ServerConfig) -> None:
         config.validate()
         self.config = config
-        self.plane = _new_plane(config)
+        self._log = get_log()
+        self._life = None if config.data_dir is None else self._begin_life(config.data_dir)
+        self.plane: DataPlane = _new_plane(config) if self._life is None else self._life.plane
+        now = time.monotonic if self._life is None else self._life.now
         self.addresses: list[str] = []
         self.http_address: str | None = None
         self.health_address: str | None = None
-        self._log = get_log()
-        self._arena = Arena(config.limits.memory_bytes, shared=config.share_memory and can_share())
-        self._metrics = Metrics(self.plane, lambda: self._serving)
+        shared = config.share_memory and can_share()
+        self._arena = Arena(config.limits.memory_bytes, shared=shared) if self._life is None else self._life.arena
+        self._metrics = Metrics(self.plane, lambda: self._serving, now)
         tracing = Tracing() if config.tracing else None
         self._lag = LoopLag(self._metrics.lagged)
-        self._shell = shell = Shell(self.plane, self._metrics)
+        self._shell = shell = Shell(self.plane, self._metrics, now)
         self._servicer = DataPlaneServicer(shell, self._arena, self._metrics)
         self._local: LocalEndpoint | None = None
         if self._arena.shared:
@@ -70,6 +84,8 @@ class Server:
         self._probes = HealthListener()
         self._http = HttpSide(self._metrics, lambda: self._serving)
         self._serving = False
+        self._former: asyncio.Task[None] | None = None  # waits until clients of a former life are gone
+        self._checkpointer: Checkpointer | None = None
         boundary = Boundary(self._metrics, Messages(config.limits), tracing)
         self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
 
@@ -95,6 +111,10 @@ class Server:
             host, port = host_and_port("http", self.config.http)
             self.http_address = f"{host}:{await self._http.start(host, port)}"
         self._lag.start()
+        if self._life is not None:
+            self._checkpointer = Checkpointer(self._life.folder, self.config.checkpoint_calls)
+            if self._life.held:
+                self._former = asyncio.create_task(self._watch_former_clients())
         self._report(ready=True)
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -113,12 +133,39 @@ class Server:
             await self._local.close()  # after the last put over gRPC, which could reuse leased bytes
         await self._http.stop()
         self._lag.stop()
+        if self._former is not None:
+            self._former.cancel()
         self._arena.close()
         if isinstance(self.plane, RecordedPlane):
             self.plane.close()
+        if self._life is not None:
+            self._life.log.close()
+        if self._checkpointer is not None:
+            await asyncio.to_thread(self._checkpointer.close)
         await self._probes.stop()
         if served:
             self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
+
+    def _begin_life(self, folder: Path) -> Life:
+        life = begin_life(folder, self.config.limits, shared=self.config.share_memory, failed=self._log_failed)
+        found = life.recovery
+        if found is not None:
+            self._log.info("recovered", folder=str(folder), **dataclasses.asdict(found))
+        if not life.arena.guarded:
+            self._log.warning("arena_not_guarded", why="no Landlock in this kernel: a client can cut the arena short")
+        return life
+
+    def _log_failed(self, error: OSError) -> None:
+        """End the process: a call has changed the core and is not in the log. The next life does not know of it."""
+        self._log.critical("log_failed", why=str(error))
+        os._exit(_LOG_FAILED)
+
+    async def _watch_former_clients(self) -> None:
+        """Free what clients of the former life may still use, once none of them maps the arena."""
+        while self._arena.holders():  # noqa: ASYNC110  # the kernel tells, when it is asked
+            await asyncio.sleep(_FORMER_CLIENTS_S)
+        self._shell.apply(LetGo())
+        self._log.info("former_clients_gone")
 
     def _report(self, *, ready: bool) -> None:
         self._serving = ready

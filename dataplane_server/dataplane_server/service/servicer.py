@@ -80,21 +80,21 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return pb.DropPartitionResponse(dropped_rows=result.dropped_rows)
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:
-        info = self._plane.partition_info(request.partition_id, time.monotonic())
+        info = self._plane.partition_info(request.partition_id, self._shell.now())
         return pb.GetPartitionResponse(partition=translate.partition(info))
 
     async def ListPartitions(self, request: pb.ListPartitionsRequest, context: object) -> pb.ListPartitionsResponse:
-        infos = self._plane.partition_infos(time.monotonic())
+        infos = self._plane.partition_infos(self._shell.now())
         return pb.ListPartitionsResponse(partitions=[translate.partition(info) for info in infos])
 
     async def GetConsumptionStatus(
         self, request: pb.GetConsumptionStatusRequest, context: object
     ) -> pb.GetConsumptionStatusResponse:
-        info = self._plane.consumption(request.partition_id, list(request.tasks), time.monotonic())
+        info = self._plane.consumption(request.partition_id, list(request.tasks), self._shell.now())
         return pb.GetConsumptionStatusResponse(consumed=info.consumed, tasks=translate.task_statuses(info.tasks))
 
     async def GetServerStatus(self, request: pb.GetServerStatusRequest, context: object) -> pb.GetServerStatusResponse:
-        totals = self._plane.totals(time.monotonic())
+        totals = self._plane.totals(self._shell.now())
         return pb.GetServerStatusResponse(
             version=VERSION,
             memory_budget_bytes=totals.memory_budget_bytes,
@@ -144,9 +144,8 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         reservation = await self._shell.reservation(begun, wait_s)
         with self._shell.aborted_on_error(reservation.ticket):
             await self._receive(reservation, frames)
-            result = cast("R", self._shell.apply(FinishWrite(reservation.ticket)))  # a ticket finishes as it began
             self._arena.copy(reservation.copies)
-            return result
+            return cast("R", self._shell.apply(FinishWrite(reservation.ticket)))  # a ticket finishes as it began
 
     async def _receive(self, reservation: Reservation, frames: FrameReader[Header]) -> None:
         writer = RunWriter(self._arena, reservation.runs)
@@ -175,7 +174,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def GetSample(self, request: pb.GetSampleRequest, context: object) -> pb.GetSampleResponse:
         sample = self._plane.sample(request.partition_id, request.sample_id)
-        return translate_samples.history(sample, time.monotonic())
+        return translate_samples.history(sample, self._shell.now())
 
     async def ListSamples(self, request: pb.ListSamplesRequest, context: object) -> pb.ListSamplesResponse:
         page = self._plane.list_samples(
@@ -231,13 +230,13 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return pb.AbortGroupResponse(removed_rows=result.removed_rows)
 
     async def ListClaims(self, request: pb.ListClaimsRequest, context: object) -> pb.ListClaimsResponse:
-        claims, waits = self._plane.list_claims(request.partition_id, request.task, time.monotonic())
+        claims, waits = self._plane.list_claims(request.partition_id, request.task, self._shell.now())
         return translate_listings.claims(claims, waits)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: object) -> pb.ListSessionsResponse:
-        return translate_listings.sessions(self._plane.list_sessions(time.monotonic()))
+        return translate_listings.sessions(self._plane.list_sessions(self._shell.now()))
 
     async def Session(  # type: ignore[override]  # likewise
         self, request_iterator: object, context: Context

@@ -7,7 +7,6 @@ core: an empty message is a heartbeat, and only other messages are parsed.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +74,7 @@ class SessionCalls:
                 self._shell.sessions.leave(session_id, stream)
 
     async def _read(self, context: Context, session_id: str) -> None:
-        read, apply, now, heartbeat = context.read, self._plane.apply, time.monotonic, Heartbeat(session_id)
+        read, apply, now, heartbeat = context.read, self._plane.apply, self._shell.now, Heartbeat(session_id)
         while (message := await read()) is not grpc.aio.EOF:
             if message and self._closes(message, session_id):
                 return

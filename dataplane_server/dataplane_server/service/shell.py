@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from dataplane_server.core.calls.answers import Grant, Reservation, SessionExpired, Waiting
@@ -38,13 +38,15 @@ _MERGE_PAUSE_S = 0.0002
 class Shell:
     """The core and the callers that wait for it."""
 
-    def __init__(self, plane: DataPlane, metrics: Metrics) -> None:
+    def __init__(self, plane: DataPlane, metrics: Metrics, now: Callable[[], float] = time.monotonic) -> None:
+        """now: the time of calls, in seconds; it never goes back, also not from one life of a server to the next."""
         self.plane = plane
+        self.now = now
         self._metrics = metrics
         self._waiters = Waiters()
         self.endless = EndlessCalls()
         self.sessions = SessionStreams(self.endless)
-        self._ticker = Ticker(plane, self._advance)
+        self._ticker = Ticker(plane, self._advance, now)
         self._merges = False
 
     def apply(self, call: Call[A]) -> A:
@@ -52,7 +54,7 @@ class Shell:
         attempt.
         """
         try:
-            return self.plane.apply(call, time.monotonic())
+            return self.plane.apply(call, self.now())
         finally:
             self._carry_out_effects()
 

@@ -8,7 +8,6 @@ sockets, so every session gets that time back, and none expires before the next 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from dataplane_server.core.plane import DataPlane
@@ -23,8 +22,9 @@ class Ticker:
     due, and after a stall (stalled_s > 0).
     """
 
-    def __init__(self, plane: DataPlane, advance: Callable[[float, float], None]) -> None:
+    def __init__(self, plane: DataPlane, advance: Callable[[float, float], None], now: Callable[[], float]) -> None:
         self._plane = plane
+        self._now = now
         self._advance = advance
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -32,7 +32,7 @@ class Ticker:
     def start_if_needed(self) -> None:
         """Start the timer if something can become due."""
         if self._timer is None and not self._stopped and self._plane.next_due is not None:
-            self._schedule(time.monotonic())
+            self._schedule(self._now())
 
     def stop(self) -> None:
         """Stop for good: nothing becomes due in a server that shuts down."""
@@ -44,7 +44,7 @@ class Ticker:
         self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick, now + _TICK_S)
 
     def _tick(self, expected: float) -> None:
-        now, due = time.monotonic(), self._plane.next_due
+        now, due = self._now(), self._plane.next_due
         self._timer = None
         if due is None:
             return

@@ -8,6 +8,8 @@ A shared arena is an unnamed memory file (memfd), so there is no file to size, n
 descriptor that it received, and the kernel frees it when the last such process ends, by whatever cause. Its size is
 sealed, so no process can truncate it under the mapping of another. The page after the values holds a nonce, by which a
 client recognises the arena.
+
+An arena with a file keeps its values there for the next server. Its clients map it in the same way, if it is shared.
 """
 
 from __future__ import annotations
@@ -18,32 +20,45 @@ import mmap
 import os
 import secrets
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from dataplane_server.core.calls.values import Copy, Run
+from dataplane_server.storage.arena_file import ArenaFile, closed_on_error
 
 NONCE_BYTES = 16
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 
 
 class Arena:
-    """`size_bytes` of memory, addressed by offset. nonce: 16 random bytes that identify this arena."""
+    """`size_bytes` of memory, addressed by offset. nonce: 16 random bytes that identify this arena.
 
-    def __init__(self, size_bytes: int, *, shared: bool = False) -> None:
+    file: where the values are kept, or None; ArenaFile has its errors, and how long it blocks. Each arena that opens
+    the file writes another nonce into it.
+    """
+
+    def __init__(self, size_bytes: int, *, shared: bool = False, file: Path | None = None) -> None:
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         self.nonce_offset = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.file_bytes = self.nonce_offset + mmap.PAGESIZE
-        self._file: int | None = None
-        if shared:
-            self._file, self._map = _shared_memory(self.file_bytes)
-        else:
-            self._map = _own_memory(self.file_bytes)
+        self.shared = shared  # whether other processes can map the memory
+        self._file: ArenaFile | _MemoryFile | None = None
+        if file is not None:
+            self._file = ArenaFile(file, self.file_bytes)
+        elif shared:
+            self._file = _MemoryFile(self.file_bytes)
+        self._map = _own_memory(self.file_bytes) if self._file is None else _mapped(self._file, self.file_bytes)
         self._map[self.nonce_offset : self.nonce_offset + NONCE_BYTES] = self.nonce
         self._view = memoryview(self._map)
 
     @property
-    def shared(self) -> bool:
-        """Whether other processes can map the memory."""
-        return self._file is not None
+    def fresh(self) -> bool:
+        """Whether all bytes were zero at first, because no former life left values."""
+        return self._file is None or self._file.fresh
+
+    @property
+    def guarded(self) -> bool:
+        """Whether clients' descriptors cannot truncate the memory, which would end the server by SIGBUS."""
+        return self._file is None or self._file.guarded
 
     def view(self, run: Run) -> memoryview:
         """The bytes of a run, writable. Valid until the core frees the run."""
@@ -57,13 +72,14 @@ class Arena:
     @contextlib.contextmanager
     def descriptors(self) -> Iterator[list[int]]:
         """Two descriptors of a shared arena to send to another process: one to read it, one to write it."""
-        if self._file is None:
+        if self._file is None or not self.shared:
             raise ValueError("this arena is not shared")
-        reading = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield [reading, self._file]
-        finally:
-            os.close(reading)
+        with self._file.descriptors() as descriptors:
+            yield descriptors
+
+    def holders(self) -> list[int]:
+        """The clients of former servers that may still read and write the arena's file, as ArenaFile numbers them."""
+        return [] if self._file is None else self._file.holders()
 
     def close(self) -> None:
         """Release the memory. Views must not be used afterwards. Clients that still map the arena keep its memory."""
@@ -71,7 +87,7 @@ class Arena:
         with contextlib.suppress(BufferError):  # an interrupted call still has a view; the map closes with it
             self._map.close()
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
 
@@ -84,18 +100,41 @@ def _own_memory(size_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def _shared_memory(size_bytes: int) -> tuple[int, mmap.mmap]:
-    file = os.memfd_create("rl-dataplane-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _mapped(file: ArenaFile | _MemoryFile, size_bytes: int) -> mmap.mmap:
     try:
-        os.ftruncate(file, size_bytes)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, sum(getattr(fcntl, seal) for seal in _SEALS))
-        mapping = mmap.mmap(file, size_bytes)
+        mapping = mmap.mmap(file.descriptor, size_bytes)
     except BaseException:
-        os.close(file)
+        file.close()
         raise
     with contextlib.suppress(OSError):  # huge pages save faults, if the system allows them
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    return file, mapping
+    return mapping
+
+
+class _MemoryFile:
+    """What ArenaFile is, without a name: its first life is its last."""
+
+    fresh = guarded = True
+
+    def __init__(self, size_bytes: int) -> None:
+        self.descriptor = os.memfd_create("rl-dataplane-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with closed_on_error(self.descriptor):
+            os.ftruncate(self.descriptor, size_bytes)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, sum(getattr(fcntl, seal) for seal in _SEALS))
+
+    @contextlib.contextmanager
+    def descriptors(self) -> Iterator[list[int]]:
+        reading = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield [reading, self.descriptor]
+        finally:
+            os.close(reading)
+
+    def holders(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        os.close(self.descriptor)
 
 
 class RunWriter:

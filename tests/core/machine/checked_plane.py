@@ -60,8 +60,10 @@ from dataplane_server.core.calls.requests import (
     GiveUpClaim,
     GiveUpWrite,
     Heartbeat,
+    LetGo,
     OpenSession,
     PutSamples,
+    Recover,
     RegisterPartition,
     ReleaseClaim,
     RepeatableCall,
@@ -322,6 +324,16 @@ class CheckedPlane:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
+    def recover(self, *, held: bool) -> None:
+        self._real(Recover(held))
+        self.model.recover(held)
+        self._check_effects()
+
+    def let_go(self) -> None:
+        self._real(LetGo())
+        self.model.let_go()
+        self._check_effects()
+
     def drain(self) -> None:
         self._real(Drain())
         self.model.drain()
@@ -340,6 +352,7 @@ class CheckedPlane:
             self.send(AbortGroup(f"abort {group.reservation_id}", group.reservation_id))
         for ticket in list(self.model.reads):
             self.end_read(ticket)
+        self.let_go()
         for write in list(self.model.writes):
             self.abort_write(write)
         self.check()

@@ -146,14 +146,18 @@ class Claims(Facts):
 
     def leave_line(self, tickets: Iterable[int]) -> None:
         """Claims that wait are given up, or their callers are gone; then those behind them may be served."""
+        for partition in self.out_of_line(tickets):
+            self.serve(partition)
+
+    def out_of_line(self, tickets: Iterable[int]) -> list[PartitionModel]:
+        """Claims wait no longer; the partitions in which others may now be served."""
         tickets, left = set(tickets), []
         for wait in list(self.waiting):
             wait.callers = [caller for caller in wait.callers if caller[0] not in tickets]
             if not wait.callers:
                 self.waiting.remove(wait)
                 left.append(wait)
-        for wait in left:
-            self.serve(self.partitions[wait.wish.partition_id])
+        return [self.partitions[wait.wish.partition_id] for wait in left]
 
     def supersede_wait(self, request_id: str) -> None:
         self.fail_callers(

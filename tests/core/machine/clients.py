@@ -116,6 +116,8 @@ class Clients:
             self.close_session: 1,
             self.pass_time: 5,
             self.reach_next_due: 1,
+            self.recover: 1,
+            self.let_go: 1,
             self.send_late: 3,
             self.send_again: 5,
         }
@@ -488,6 +490,12 @@ class Clients:
             self.world.open_session(self.session_id(), 6)
         elif len(self.world.model.sessions) < 4:
             self.world.open_session("", self.dice.choice([2, 6, 6, 20]) + self.tick())
+
+    def recover(self) -> None:
+        self.world.recover(held=self.chance(2))
+
+    def let_go(self) -> None:
+        self.world.let_go()
 
     def heartbeat(self) -> None:
         self.world.heartbeat(self.session_id())

@@ -40,6 +40,7 @@ class Facts:
         self.waiting: list[Wait] = []  # longest waiting first
         self.writes: list[Write] = []  # in order of arrival
         self.reads: dict[int, Read] = {}
+        self.former: list[list[Row]] = []  # that clients of a former server may still read
         self.arena = Arena(limits.memory_bytes)
         self.draining = False
         self.effects = Effects()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 
 from tests.core.machine.partition import PartitionModel
@@ -231,6 +232,30 @@ class Model(Writes):
             self.fail(wait, {Reason.DRAINING})
         self.fail_writes(self.queue(), Reason.DRAINING)
 
+    def recover(self, held: bool) -> None:
+        """The server has died and begins anew. held: clients may still read what there is, until let_go."""
+        self.drain()
+        self.draining = False
+        for write in list(self.writes):
+            self.discard(write)
+        self.former += [read.rows for read in self.reads.values()]
+        self.reads.clear()
+        for session in self.sessions:
+            session.deadline = max(session.deadline, self.now + session.grace_s)
+        if not held:
+            self.let_go()
+            return
+        resident = [row for partition in self.partitions.values() for row in partition.rows]
+        self.former.append(resident)
+        for row in resident:
+            row.readers += 1
+
+    def let_go(self) -> None:
+        for row in chain.from_iterable(self.former):
+            row.readers -= 1
+            row.lose((), self.arena)
+        self.former.clear()
+
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     def heard(self, session_id: str) -> bool:
@@ -248,9 +273,11 @@ class Model(Writes):
         expired.sort(key=lambda session: session.deadline)
         for session in expired:
             self.sessions.remove(session)
-        self.fail_calls(expired)
+        left = self.fail_calls(expired)
         for session in expired:
             self.effects.died.append((session.session_id, *self._release(session, died=True)))
+            while left:
+                self.serve(left.pop())
         due = [(held, partition) for partition in self.partitions.values() for held in partition.held]
         for held, partition in sorted(due, key=lambda pair: pair[0].until):
             if held.until <= now:
@@ -260,15 +287,17 @@ class Model(Writes):
     def close_session(self, session_id: str) -> None:
         for session in [session for session in self.sessions if session.session_id == session_id]:
             self.sessions.remove(session)
-            self.fail_calls([session])
+            left = self.fail_calls([session])
             self._release(session, died=False)
+            while left:
+                self.serve(left.pop())
 
-    def fail_calls(self, sessions: Sequence[Session]) -> None:
-        """Calls of sessions that have ended fail, all before anything is granted to others."""
+    def fail_calls(self, sessions: Sequence[Session]) -> list[PartitionModel]:
+        """Calls of sessions that have ended fail. Where others are served once what the sessions hold is given back."""
         of_each = [[t for t, wish in self.callers() if wish.session_id == one.session_id] for one in sessions]
         tickets = [ticket for tickets in of_each for ticket in sorted(tickets)]
         self.effects.failed += [(ticket, {Reason.SESSION_EXPIRED}) for ticket in tickets]
-        self.leave_line(tickets)
+        return self.out_of_line(tickets)
 
     def _release(self, session: Session, *, died: bool) -> tuple[int, int, int]:
         """How many claims end with a session, with how many rows, and how many groups."""

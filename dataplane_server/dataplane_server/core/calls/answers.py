@@ -31,8 +31,8 @@ class Waiting:
 class Reservation:
     """Arena space for the values of a put or commit. The bytes of the stream go to the runs, in their order.
 
-    copies: what an append finds in its rows. Make these copies when FinishWrite has succeeded, before anything else
-    happens: the bytes at the sources are free by then.
+    copies: what an append finds in its rows. Make these copies right before FinishWrite, which frees the sources. If
+    the sources are other bytes by then, FinishWrite is refused.
     """
 
     ticket: int

@@ -65,6 +65,10 @@ def draining() -> Refusal:
     return Refusal(Reason.DRAINING, "the server is shutting down")
 
 
+def server_ended() -> Refusal:
+    return Refusal(Reason.DRAINING, "the server that this call waited at has ended; repeat the call")
+
+
 def superseded() -> Refusal:
     return Refusal(Reason.SUPERSEDED, "a later call with the same request_id took over from this one")
 

@@ -184,6 +184,7 @@ class GiveUpWrite(Call[Refusal]):
 class BeginRead(Call[ReadPlan]):
     """Pin rows until EndRead and say where their values lie. With generations: those very rows. token_starts,
     token_ends: of per-token fields only the entries between; one number for all rows, or one a row. Both or neither.
+    ticket: of the read, in a log that has not all reads; 0 for the next number.
     """
 
     partition_id: str
@@ -192,6 +193,7 @@ class BeginRead(Call[ReadPlan]):
     generations: Int64Array | None = None
     token_starts: Int64Array | None = None
     token_ends: Int64Array | None = None
+    ticket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,3 +389,21 @@ class MergeFreeRanges(Call[None]):
 @dataclass(frozen=True, slots=True)
 class Drain(Call[None]):
     """End all waits. From now on a call that would have to wait is refused."""
+
+
+# -- the next life of a server -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Recover(Call[None]):
+    """The server that applied the calls before has ended, and another one goes on. Calls that waited end, and so do
+    writes and reads that were under way: their connections are gone. Each session has its grace from now on. held:
+    clients of the former server may still map the arena; what they may read or write stays as it is until LetGo.
+    """
+
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo(Call[None]):
+    """No client of a former server maps the arena any more."""

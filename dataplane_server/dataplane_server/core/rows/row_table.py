@@ -223,7 +223,9 @@ class RowTable:
         self._columns["epoch"][slots] += 1
         unpinned = slots[self._columns["pins"][slots] == 0].tolist()
         self._free.extend(unpinned)
-        self._in_limbo += len(gone) - len(unpinned)
+        if len(unpinned) < len(gone):
+            self._in_limbo += len(gone) - len(unpinned)
+            self._space.withheld += 1
 
     # -- epochs and generations ----------------------------------------------------------------------------------------
 
@@ -312,6 +314,7 @@ class RowTable:
         """Free ranges of rows (an array row for each field), at once or when the row is unpinned."""
         pinned = self._columns["pins"][slots] > 0
         if pinned.any():
+            self._space.withheld += 1
             owing = np.flatnonzero(pinned & sizes.any(axis=0))
             for slot, *owed in zip(slots[owing].tolist(), offsets.T[owing], sizes.T[owing], strict=True):
                 self._owed.setdefault(slot, []).append((owed[0], owed[1]))

@@ -56,6 +56,7 @@ class SharedPayloads:
         """Take payloads, by offset, from rows. Returns the bytes of payloads that nothing has now. They are freed when
         no reader holds them.
         """
+        self._space.withheld += int(pinned.any())
         for offset, slot in zip(offsets[pinned].tolist(), slots[pinned].tolist(), strict=True):
             self._held_by.setdefault(slot, []).append(self._at[offset])
             self._at[offset].held += 1

@@ -31,13 +31,14 @@ _MOST_PENDING = 1 << 19
 
 class Space:
     """Free and used bytes of an arena of `capacity` bytes. freed: bytes were released since it was last set to
-    False.
+    False. withheld: how often bytes or slots were kept because a reader pins their rows.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
         self.freed = False
+        self.withheld = 0
         self._end_of: dict[int, int] = {}  # start of a free range -> its end
         self._start_of: dict[int, int] = {}  # end of a free range -> its start
         self._bins: list[dict[int, None]] = [{} for _ in range(capacity.bit_length() + 1)]

@@ -78,6 +78,11 @@ class Sessions:
         session.deadline = max(session.deadline, now + session.grace_s)
         return True
 
+    def renew(self, now: float) -> None:
+        """Give every session its grace from now on."""
+        for session in self._sessions.values():
+            session.deadline = max(session.deadline, now + session.grace_s)
+
     def find(self, session_id: str) -> Session:
         """An open session. Refusal SESSION_EXPIRED if it is not open."""
         try:

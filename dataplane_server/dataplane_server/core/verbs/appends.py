@@ -1,8 +1,8 @@
 """Appends: puts of whole values, of which the rows have the beginnings already.
 
 The reservation of an append has space for what a row has and for its new entries, behind each other. The caller streams
-the new entries only. After FinishWrite the shell copies what the row has; see `Reservation`. So an append is refused if
-the row's per-token values have changed since it began. In all other respects it is a put.
+the new entries only. Right before FinishWrite the shell copies what the row has; see `Reservation`. An append is
+refused if the row's per-token values have changed since it began. In all other respects it is a put.
 """
 
 from __future__ import annotations

@@ -210,10 +210,10 @@ class ClaimQueue:
         for ticket in [ticket for ticket, call in waiting if call.session_id == session_id]:
             self._fail(ticket, refusal)
 
-    def drain(self) -> None:
+    def fail_all(self, refusal: Refusal) -> None:
         """Fail all claims."""
         for queued in list(self._queued.values()):
-            self._fail_all(queued, draining())
+            self._fail_all(queued, refusal)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

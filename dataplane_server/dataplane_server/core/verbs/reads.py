@@ -23,6 +23,7 @@ class Reads:
         self._begun = 0
         self._rows = 0
         self._pinned: dict[int, tuple[Partition, Slots]] = {}
+        self._former: list[tuple[Partition, Slots]] = []  # that clients of a former server may still read
 
     def begin(self, call: BeginRead) -> ReadPlan:
         partition = self._state.partition(call.partition_id)
@@ -41,13 +42,13 @@ class Reads:
         self._check_room(len(slots))
         columns, runs = partition.plan_read(slots, call.fields, tokens)
         partition.rows.pin(slots)
-        self._begun += 1
-        self._pinned[self._begun] = (partition, slots)
+        ticket = self._begun = max(call.ticket, self._begun + 1)
+        self._pinned[ticket] = (partition, slots)
         self._rows += max(len(slots), _LEAST_ROWS)
         lengths = partition.rows["sequence_length"][slots].astype("int64")
         size_bytes = sum([run.size_bytes for run in runs])
         partition.count_read(len(slots), size_bytes)
-        return ReadPlan(self._begun, columns, lengths, runs, size_bytes)
+        return ReadPlan(ticket, columns, lengths, runs, size_bytes)
 
     def end(self, ticket: int) -> None:
         """Unpin the rows. Unknown tickets are ignored."""
@@ -56,6 +57,25 @@ class Reads:
             partition, slots = pinned
             partition.rows.unpin(slots)
             self._rows -= max(len(slots), _LEAST_ROWS)
+
+    def recover(self, *, held: bool) -> None:
+        """End all reads. held: all rows, and what reads have kept of others, stay readable until `let_go`."""
+        self._former += self._pinned.values()
+        self._pinned.clear()
+        self._rows = 0
+        if not held:
+            self.let_go()
+            return
+        for partition in self._state.partitions.values():
+            slots = partition.rows.all_slots()
+            partition.rows.pin(slots)
+            self._former.append((partition, slots))
+
+    def let_go(self) -> None:
+        """Unpin what clients of a former server may have read."""
+        while self._former:
+            partition, slots = self._former.pop()
+            partition.rows.unpin(slots)
 
     def _check_room(self, rows: int) -> None:
         """Refusal LIMIT_REACHED if reads under way, leases included, have too many rows."""
@@ -66,7 +86,8 @@ class Reads:
 
     def partitions(self) -> list[Partition]:
         """Partitions with pinned rows, each once. They may have been dropped."""
-        return list({id(partition): partition for partition, _ in self._pinned.values()}.values())
+        pinned = (*self._pinned.values(), *self._former)
+        return list({id(partition): partition for partition, _ in pinned}.values())
 
 
 def _token_range(call: BeginRead) -> tuple[Int64Array, Int64Array] | None:

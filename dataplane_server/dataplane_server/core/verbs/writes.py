@@ -62,6 +62,7 @@ class Writes:
         self._under_way: dict[int, _UnderWay] = {}
         self._ticket_of: dict[str, int] = {}  # by request_id
         self._shared: set[int] = set()  # tickets of reservations that a client writes to through shared memory
+        self._former: dict[int, None] = {}  # those of a former server, whose clients may still write
 
     # -- begin ---------------------------------------------------------------------------------------------------------
 
@@ -213,7 +214,8 @@ class Writes:
         """Forget a write and release its reservation. Unknown tickets are ignored."""
         self._forget(ticket)
         self._shared.discard(ticket)
-        self._admission.release(ticket)
+        if ticket not in self._former:
+            self._admission.release(ticket)
 
     def give_up(self, ticket: int) -> Refusal:
         """End the wait of a write at its deadline. Returns what to tell its caller."""
@@ -236,6 +238,22 @@ class Writes:
     def drain(self) -> None:
         """Fail every write that waits for its reservation."""
         self._fail(self._admission.waiting_tickets(), draining())
+
+    def recover(self, refusal: Refusal, *, held: bool) -> None:
+        """End every write. held: what clients write to through shared memory stays reserved until `let_go`."""
+        self._former.update(dict.fromkeys(sorted(self._shared)))
+        self._shared.clear()
+        for ticket in self._admission.waiting_tickets():
+            self._state.fail(ticket, refusal)
+        for ticket in list(self._under_way):
+            self.abort(ticket)
+        if not held:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Free what clients of a former server may have written to."""
+        while self._former:
+            self._admission.release(self._former.popitem()[0])
 
     def fail_waiting_on(self, partition_id: str, refusal: Refusal) -> None:
         """Fail every waiting write to a partition that is gone."""

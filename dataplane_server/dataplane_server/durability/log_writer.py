@@ -1,0 +1,126 @@
+"""Appends records to the log. `docs/format.md` describes the bytes.
+
+A record is in the kernel when `append` returns, so it survives the end of the process by whatever cause. The space of a
+segment is allocated before its first record, so only a new segment can find the disk full.
+
+A segment gets its name when its header is complete, so readers never meet half a header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgpack
+
+from dataplane_server.durability.frames import frame_of
+from dataplane_server.durability.log_reader import FORMAT, MAGIC, LogReader, segment_path, segments
+
+_UNNAMED = "log.new"
+
+
+class LogWriter:
+    """Appends records, as the only writer of a folder. next_record: number of the next record."""
+
+    next_record: int
+
+    def __init__(
+        self, folder: Path, first: int, header: Mapping[str, object], *, segment_bytes: int = 16 << 20
+    ) -> None:
+        """Begins a segment at record `first`, where a reader has found the end of the log and has cut it. Replaces a
+        segment without records. FileExistsError if the log has records from `first` on; OSError if there is no room.
+
+        header: more for the header of every segment, of values that MessagePack knows.
+        """
+        _refuse_to_replace(folder, first)
+        self.next_record = first
+        self._folder = folder
+        self._header = header
+        self._segment_bytes = segment_bytes
+        self._file: int | None = None
+        self._position = self._size = 0
+        self._refusal = ""
+        self._begin_segment(0)
+
+    def append(self, payload: bytes) -> None:
+        """Append a record of 1 byte to 1 GiB; ValueError for others. Blocks while the kernel copies it, and while it
+        allocates the next segment.
+
+        OSError if that fails: then the record is not in the log, and every further call raises OSError.
+        """
+        frame = frame_of(payload)
+        if self._file is None or self._refusal:
+            raise OSError(errno.EBADF, f"the log in {self._folder} takes no more records: {self._refusal}")
+        try:
+            if self._position + len(frame) > self._size:
+                self._begin_segment(len(frame))
+            _write(self._file, frame, self._position)
+        except OSError as error:
+            self._refusal = f"record {self.next_record} failed with {error}"
+            raise
+        self._position += len(frame)
+        self.next_record += 1
+
+    def close(self) -> None:
+        """Cut the unused space off the last segment. Later appends are refused."""
+        file, self._file = self._file, None
+        self._refusal = self._refusal or "it is closed"
+        if file is not None:
+            _end(file, self._position)
+
+    def _begin_segment(self, room: int) -> None:
+        """A segment with room for at least so many bytes of records."""
+        first = self.next_record
+        head = MAGIC + frame_of(msgpack.packb({**self._header, "format": FORMAT, "first": first}))
+        size = max(self._segment_bytes, len(head) + room)
+        last, end = self._file, self._position
+        self._file, self._position, self._size = _new_segment(self._folder, first, head, size), len(head), size
+        if last is not None:
+            _end(last, end)
+
+
+def _refuse_to_replace(folder: Path, first: int) -> None:
+    for number, path in segments(folder):
+        if number > first:
+            raise FileExistsError(f"the log goes on after record {first}, with {path}")
+        if number == first:
+            reader = LogReader(folder, first)
+            if reader.read(1) or reader.ending():
+                raise FileExistsError(f"{path} has records or a torn one")
+
+
+def _new_segment(folder: Path, first: int, head: bytes, size: int) -> int:
+    """The open file of a segment with its header and allocated space."""
+    unnamed = folder / _UNNAMED
+    file = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+        _write(file, head, 0)
+        unnamed.rename(segment_path(folder, first))
+    except BaseException:
+        os.close(file)
+        unnamed.unlink(missing_ok=True)
+        raise
+    return file
+
+
+def _write(file: int, data: bytes, position: int) -> None:
+    """Write all of it, or leave zeros. OSError."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.pwrite(file, data[written:], position + written)
+    except OSError:
+        with contextlib.suppress(OSError):  # what stays is a torn record: it does not count either
+            os.pwrite(file, bytes(written), position)
+        raise
+
+
+def _end(file: int, length: int) -> None:
+    try:
+        os.ftruncate(file, length)
+    finally:
+        os.close(file)

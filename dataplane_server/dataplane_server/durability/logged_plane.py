@@ -1,0 +1,80 @@
+"""A core whose calls are in the log before their answers leave.
+
+Replaying the log gives the same core again, because the core is deterministic. Refused calls are logged as well: a
+refusal may end an earlier attempt of its request.
+
+Reads are not logged: a read changes nothing but the pins of its rows, and pins matter only for bytes and slots that a
+call gives up while their rows are pinned. Just before such a call is logged, the reads that are under way are, with
+their tickets, so the replayed core pins the same rows when it applies that call. Until the last of these reads has
+ended, new ones are logged when they begin, since they may pin the same rows. So are reads while clients of a former
+server may hold rows. The ends of logged reads are logged, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from dataplane_server.core.calls.answers import ReadPlan
+from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, LetGo, Recover
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.durability.call_codec import encode_call
+from dataplane_server.durability.log_writer import LogWriter
+
+A = TypeVar("A")
+
+
+class LoggedPlane(DataPlane):
+    """Logs nothing until `log_to`."""
+
+    _log: LogWriter | None = None
+
+    def log_to(self, log: LogWriter, failed: Callable[[OSError], object]) -> None:
+        """Append every later call to the log. failed: called when that fails. The call has changed the core, but must
+        not be answered, so `failed` must end the process.
+        """
+        self._log = log
+        self._failed = failed
+        self._unlogged: dict[int, BeginRead] = {}  # reads under way, by ticket
+        self._logged: set[int] = set()
+        self._held = False  # by clients of a former server
+
+    def apply(self, call: Call[A], now: float) -> A:
+        if self._log is None:
+            return super().apply(call, now)
+        if isinstance(call, BeginRead):
+            return self._begin_read(call, now)  # type: ignore[return-value]  # it is answered with a ReadPlan
+        if isinstance(call, EndRead):
+            if self._unlogged.pop(call.ticket, None) is not None:
+                return super().apply(call, now)  # type: ignore[return-value]
+            self._logged.discard(call.ticket)
+        space = self._state.space
+        before = space.withheld
+        try:
+            return super().apply(call, now)
+        finally:
+            if space.withheld != before:
+                self._log_reads(now)
+            self._append(call, now)
+            if isinstance(call, (Recover, LetGo)):
+                self._held = isinstance(call, Recover) and call.held
+
+    def _begin_read(self, call: BeginRead, now: float) -> ReadPlan:
+        plan = super().apply(call, now)
+        self._unlogged[plan.ticket] = call
+        if self._logged or self._held:
+            self._log_reads(now)
+        return plan
+
+    def _log_reads(self, now: float) -> None:
+        for ticket, call in self._unlogged.items():
+            self._append(replace(call, ticket=ticket), now)
+        self._logged.update(self._unlogged)
+        self._unlogged.clear()
+
+    def _append(self, call: Call[Any], now: float) -> None:
+        try:
+            self._log.append(encode_call(now, call))  # type: ignore[union-attr]  # there is one
+        except OSError as error:
+            self._failed(error)

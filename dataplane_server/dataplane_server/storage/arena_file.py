@@ -1,0 +1,185 @@
+"""A file for the arena that outlives the server's process: the next server finds the values of the former one.
+
+The file has the bytes that clients map, and a page behind them in which servers count the lives of the file: a life
+begins when a server opens it. The file gets its whole space before it gets its name, so a file of that name is complete
+unless another process changed it.
+
+Who uses the file is told by locks on open file descriptions (OFD locks). Such a lock lasts as long as a descriptor or a
+mapping that was made from the locked one, in any process; the kernel drops it when the last of them is gone, by
+whatever cause. What is locked are numbers, not the bytes at these places:
+
+- The server excludes other servers by a lock that begins at byte 2**62 and is as long as its process id.
+- Each client is a holder. Its two descriptors share a lock on byte `size_bytes + holder`. Holders of life n have the
+  numbers from n * 2**32 on, so that the file never has two of one number.
+
+A process that has a descriptor can change the descriptor's lock, and so hide, or keep the next server from starting.
+These locks tell of clients that live on, not of clients that mean harm; `untruncatable` says what else those can do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from dataplane_server.storage.untruncatable import can_guard, open_untruncatable
+
+_SERVER_LOCK = 1 << 62
+_HOLDERS_PER_LIFE = 1 << 32
+_LIVES = struct.Struct("<Q")
+_LOCK = struct.Struct("hhqqi4x")  # struct flock: kind, whence, start, length, process (not told of OFD locks)
+_BLOCK_BYTES = 512  # the unit of st_blocks, on every file system
+
+
+class ArenaFile:
+    """The file at path, open, locked against other servers, with space for size_bytes.
+
+    descriptor: the server's own. fresh: no former life left values. guarded: clients' descriptors cannot truncate.
+    Blocks until the space of a new file is allocated; on tmpfs that takes about a second for 10 GiB. Raises OSError if
+    another server uses the file or there is no space for it, ValueError if the file has another size.
+    """
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._size = size_bytes
+        self.guarded = can_guard()
+        self.descriptor, self.fresh = _open(path, size_bytes + mmap.PAGESIZE)
+        with closed_on_error(self.descriptor):
+            self._first = _HOLDERS_PER_LIFE * self._begin_life()
+        self._numbers = itertools.count(self._first)
+
+    def _begin_life(self) -> int:
+        """Count one life more, and return its number."""
+        (lives,) = _LIVES.unpack(os.pread(self.descriptor, _LIVES.size, self._size))
+        os.pwrite(self.descriptor, _LIVES.pack(lives + 1), self._size)
+        return int(lives) + 1
+
+    @contextlib.contextmanager
+    def descriptors(self) -> Iterator[list[int]]:
+        """Two descriptors of a new holder to send to another process: one to read the file, one to write it."""
+        place = self._size + next(self._numbers)
+        opened = []
+        with contextlib.ExitStack() as closing:
+            for access in (os.O_RDONLY, os.O_RDWR):
+                file = open_untruncatable(f"/proc/self/fd/{self.descriptor}", access)
+                closing.callback(os.close, file)
+                _lock(file, fcntl.F_OFD_SETLK, fcntl.F_RDLCK, place, 1)
+                opened.append(file)
+            yield opened
+
+    def holders(self) -> list[int]:
+        """The holders of former lives that still have a descriptor or a mapping, ascending. At most two system calls
+        for each, and one.
+        """
+        found = []
+        unknown = [(self._size, self._size + self._first)]
+        while unknown:
+            start, end = unknown.pop()
+            kind, locked, length = _lock(self.descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, end - start)
+            if kind != fcntl.F_UNLCK:
+                first = max(start, locked)  # a client may have locked more than its byte; length 0 is to the end
+                found.append(first - self._size)
+                rest = [(start, first), (locked + length if length else end, end)]
+                unknown += [(start, end) for start, end in rest if start < end]
+        return sorted(found)
+
+    def close(self) -> None:
+        """Let another server open the file, although a mapping of this one may be left."""
+        _lock(self.descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _SERVER_LOCK, 0)
+        os.close(self.descriptor)
+
+
+@contextlib.contextmanager
+def closed_on_error(file: int) -> Iterator[None]:
+    """Close a descriptor if the block raises."""
+    try:
+        yield
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _open(path: Path, size: int) -> tuple[int, bool]:
+    """The file, locked, and whether it was made now."""
+    try:
+        return _open_complete(path, size), False
+    except FileNotFoundError:
+        return _make(path, size), True
+
+
+def _open_complete(path: Path, size: int) -> int:
+    file = _open_locked(path, os.O_RDWR)
+    with closed_on_error(file):
+        found = os.fstat(file)
+        if found.st_size != size:
+            raise ValueError(
+                f"{path} has {found.st_size} bytes, but this server's memory needs {size}: start with the --memory "
+                f"that the file was made with, or empty the folder {path.parent}, which loses the values in it"
+            )
+        if found.st_blocks * _BLOCK_BYTES < size:  # it was copied, or a client freed pages
+            _allocate(file, path, size)
+    return file
+
+
+def _make(path: Path, size: int) -> int:
+    unfinished = path.with_name(f"{path.name}.new")
+    file = _open_locked(unfinished, os.O_RDWR | os.O_CREAT)
+    with closed_on_error(file):
+        try:
+            if path.exists():
+                raise OSError(errno.EBUSY, "another server made this file just now", str(path))
+            _allocate(file, path, size)
+            unfinished.rename(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+    return file
+
+
+def _open_locked(path: Path, flags: int) -> int:
+    """Open a file for the only server that uses it."""
+    file = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    with closed_on_error(file):
+        try:
+            _lock(file, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, _SERVER_LOCK, os.getpid())
+        except BlockingIOError:
+            _, _, process = _lock(file, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, _SERVER_LOCK, 0)
+            raise OSError(errno.EBUSY, f"another server, process {process}, uses this file", str(path)) from None
+        if not _is_at(path, file):
+            raise OSError(errno.EBUSY, "another process renamed or removed this file just now", str(path))
+    return file
+
+
+def _is_at(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _allocate(file: int, path: Path, size: int) -> None:
+    """Give the file its size and all its space, so that no write to its mapping can fail for want of it."""
+    volume = os.statvfs(file)
+    missing = size - os.fstat(file).st_blocks * _BLOCK_BYTES - volume.f_bavail * volume.f_frsize
+    try:
+        if missing > 0 and volume.f_blocks:  # 0: a tmpfs without a limit; else ask before the volume is full for all
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(file, size)
+        os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        lack = f": {missing} bytes are missing in {path.parent}" if missing > 0 else ""
+        raise OSError(error.errno, f"cannot allocate {size} bytes: {error.strerror}{lack}", str(path)) from error
+
+
+def _lock(file: int, command: int, kind: int, start: int, length: int) -> tuple[int, int, int]:
+    """Set or query an OFD lock (length 0: to the end of all numbers). Of a query, the kind, start and length of a lock
+    in the way; the kind F_UNLCK if there is none.
+    """
+    answer = fcntl.fcntl(file, command, _LOCK.pack(kind, os.SEEK_SET, start, length, 0))
+    kind, _, start, length, _ = _LOCK.unpack(answer)
+    return kind, start, length

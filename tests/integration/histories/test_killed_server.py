@@ -1,0 +1,54 @@
+"""Whatever becomes of the server and its clients, no row, claim or commit that was acknowledged is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.histories.campaign import figures, run, table
+from tests.integration.histories.checker import violations
+from tests.integration.histories.counters import disagreements
+from tests.integration.histories.mortal_server import MortalServer
+from tests.integration.histories.settings import Settings
+
+_SHOWN = 40
+
+
+@pytest.fixture
+def data() -> Iterator[Path]:
+    """A directory in memory, as that of a pod's volume."""
+    folder = Path(tempfile.mkdtemp(prefix="dataplane", dir="/dev/shm"))  # a memory-backed volume
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("processes", "seconds"), [(8, 8.0), pytest.param(16, 600.0, marks=pytest.mark.soak)], ids=["short", "long"]
+)
+def test_no_row_is_lost_or_doubled_when_server_and_clients_are_killed(
+    tmp_path: Path, data: Path, processes: int, seconds: float
+) -> None:
+    folder = tmp_path / "histories"
+    folder.mkdir()
+    seconds = float(os.environ.get("HISTORIES_SECONDS", seconds))
+    seed = int(os.environ.get("HISTORIES_SEED", "1"))
+    with MortalServer(tmp_path, data) as server:
+        settings = Settings(server.address, folder, processes, seconds, 1.0, seed)
+        server.kill_often(seed, 0.2, 1.5, seconds)
+        history = run(settings)
+        server.spare()
+        found = [*map(str, violations(history)), *disagreements(history)]
+        log = server.log
+    counts = {**figures(history, settings), "kills of the server": server.kills, "violations": len(found)}
+    sys.stdout.write(table(counts, f"{processes} processes, {seconds:g} s, seed {seed}"))
+    (folder / "violations").write_text("\n".join(found))
+    assert found[:_SHOWN] == []
+    assert [line for line in log.splitlines() if '"level": "error"' in line or "Traceback" in line] == []
+    assert [name for name in ("kills of the server", "kills", "commits", "releases") if not counts[name]] == []
+    assert len(server.recoveries) == server.kills

@@ -1,0 +1,231 @@
+"""Objects of the core as bytes and back: what comes back as it was, what is one object afterwards, what is refused."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Definition, Run
+from dataplane_server.core.rows.generations import GenerationClock
+from dataplane_server.core.rows.tags import PooledTags, TagPool
+from dataplane_server.core.state.state import Changes
+from dataplane_server.core.tasks.task_states import TaskCounters, Waiter
+from dataplane_server.durability.graph import Graph, content_of, decode, encode
+
+LONG = np.arange(100_000)
+
+
+class Given:
+    """The bytes of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._pieces: Iterator[bytes] = iter(graph.pieces)
+        self._arrays = iter([bytes(content_of(array)) for array in graph.arrays])
+
+    def next(self) -> bytes:
+        return next(self._pieces)
+
+    def fill(self, content: memoryview) -> None:
+        content[:] = next(self._arrays)
+
+
+def again(value: object) -> Any:
+    return decode(Given(encode({"root": value}, {})))["root"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [None, True, 1, -(1 << 63), (1 << 64) - 1, 0.5, math.inf, "é", b"\xff", ""],
+        {"s0": 1, "s1": [2]},
+        {1: "a", (2, "b"): {}, None: None},
+        OrderedDict([("b", 1), ("a", 2)]),
+        deque([1, "a", (2,)], maxlen=3),
+        deque(["a"]),
+        {1, "a", (2, "b")},
+        [frozenset({"a", "b"}), frozenset()],
+        [(), ("a", "b"), (1, ("a", [2])), Run(3, 4)],
+        [Reason.NO_SPACE, {Reason.DUPLICATE: 1}],
+        [int, type(None)],
+        Definition("p", ("a",), ("t",), per_token_fields=frozenset("a"), enums={"a": ("x",)}),
+        TaskCounters(claims=3, claim_wait_s=0.25),
+        {Waiter(1, amount=Run(1, 2)): 1},  # type: ignore[arg-type]  # equal by its attributes
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_comes_back_equal_and_of_the_same_type(value: object) -> None:
+    found = again(value)
+    assert repr(found) == repr(value)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(0, np.int64),
+        np.array([True, False]),
+        np.array(7, np.uint16),
+        np.array([[1, 2], [3, 4]], np.int32).T,
+        np.frombuffer(b"12345678", np.uint32),
+        LONG,
+        LONG[::2],
+        LONG.reshape(100, -1),
+        np.zeros(100_000, np.bool_),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_an_array_comes_back_equal_and_can_grow(array: np.ndarray[Any, Any]) -> None:
+    found = again([array])[0]
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert found.tobytes() == array.tobytes()
+    found.resize(2 * array.size, refcheck=False)
+    assert not found[array.size :].any()
+
+
+def test_a_number_of_numpy_keeps_its_type() -> None:
+    found = again([np.uint64(1 << 63), np.float32(0.5), np.bool_(True)])
+    assert repr(found) == repr([np.uint64(1 << 63), np.float32(0.5), np.bool_(True)])
+
+
+def test_an_object_that_is_reachable_twice_is_one_object_afterwards() -> None:
+    changes, column = Changes(), LONG.copy()
+    changes.facts = [changes, {"rows": column}, [column, changes.tasks], (changes.tasks,)]  # type: ignore[list-item]
+    found = again(changes)
+    itself, rows, listed, tupled = found.facts
+    assert itself is found
+    assert rows["rows"] is listed[0]
+    assert found.tasks is listed[1] is tupled[0]
+
+
+def test_an_id_of_several_tables_is_one_string_afterwards() -> None:
+    ids = [f"sample {number}" for number in range(100)]
+    listed, by_id, claimed = again([ids, dict.fromkeys(ids, 0), tuple(reversed(ids))])
+    assert [id(one) for one in listed] == [id(one) for one in by_id] == [id(one) for one in reversed(claimed)]
+
+
+def test_shared_tags_come_back_with_their_pool() -> None:
+    pool = TagPool()
+    rows = [pool.own({"step": 1, "kind": "math"})[0] for _ in range(3)]
+    found_pool, found = again([pool, rows])
+    assert [type(tags) for tags in found] == [PooledTags] * 3
+    assert found[0] is found[2]
+    assert (found[0], found[0].key, found[0].rows) == (rows[0], rows[0].key, 3)  # type: ignore[attr-defined]
+    for tags in found:
+        found_pool.release(tags)
+    assert found_pool.size_bytes == pool.size_bytes - rows[0].size_bytes  # type: ignore[attr-defined]
+
+
+def test_a_refusal_that_a_caller_has_yet_to_hear_comes_back() -> None:
+    found = again([Refusal(Reason.NO_SPACE, "no room", free_bytes=3)])[0]
+    assert (str(found), found.reason, found.metadata) == ("no room", Reason.NO_SPACE, {"free_bytes": "3"})
+
+
+def test_a_method_of_a_stored_object_is_bound_to_the_restored_one() -> None:
+    clock = GenerationClock(5)
+    found, take = again([clock, clock.take])
+    assert take(2).tolist() == [5, 6]
+    assert found.next == 7
+
+
+def test_what_is_given_instead_of_an_attribute_is_stored_in_its_place() -> None:
+    changes = Changes()
+    changes.facts = [lambda: 0]  # type: ignore[list-item]
+    found = decode(Given(encode({"root": changes}, {"facts": (1, "a")})))["root"]
+    assert (found.facts, found.tasks) == ((1, "a"), {})
+
+
+class Stranger:
+    """Not of the core."""
+
+
+class StrangeRefusal(Refusal):
+    """Derived from a class of the core, and not of the core."""
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (Stranger(), "Stranger"),
+        (StrangeRefusal(Reason.DUPLICATE, ""), "StrangeRefusal"),
+        (lambda: 0, "function"),
+        (functools.partial(print), "partial"),
+        (pytest, "module"),
+        (Limits, "type"),
+        (iter(()), "iterator"),
+        (1 << 64, "64 bits"),
+        ((1 << 70, 1), "64 bits"),
+        (np.array([None]), "object"),
+        (np.array([1], ">i8"), ">i8"),
+        (frozenset({(1,)}), "frozenset"),
+        ([].append, "builtin_function_or_method"),
+        (math.inf.__class__.__add__, "wrapper"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_not_of_the_core_is_refused_with_the_path_to_it(value: object, what: str) -> None:
+    changes = Changes()
+    changes.facts = [("a", {"p": [0, value]})]  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=what) as caught:
+        encode({"state": {"q": changes}}, {})
+    path = str(caught.value).split()[0]
+    assert path in ("state['q'].facts[0][1]['p']", "state['q'].facts[0][1]['p'][1]")
+
+
+def index(layouts: object = (), kinds: object = (), values: int = 0, *, root: int = 0, pieces: int = 0) -> list[object]:
+    return [["text"], layouts, kinds, values, [int(values > 0), pieces], {"root": root}]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"\xc1"],
+        [msgpack.packb([1])],
+        [msgpack.packb(index(root=5))],
+        [msgpack.packb(index([["os.system"]], [5]))],
+        [msgpack.packb(index([["calls.limits.Nothing"]], [5]))],
+        [msgpack.packb(index([["calls.limits.Limits", "validate"]], [5]))],
+        [msgpack.packb(index([["calls.limits.Limits", "__class__"]], [5]))],
+        [msgpack.packb(index([["calls.refusal.Reason"]], [5]))],
+        [msgpack.packb(index([["calls.limits.Limits", "max_rows"]], [5], pieces=1)), msgpack.packb([[0, []]])],
+        [msgpack.packb(index(kinds=[2], pieces=1)), msgpack.packb([[2, [77]]])],
+        [msgpack.packb(index(kinds=[2], pieces=1)), msgpack.packb([])],
+        [msgpack.packb(index(values=1, root=-1)), msgpack.packb([[1, "calls.limits.Limits", 0, []]])],
+        [msgpack.packb(index(values=1, root=-1)), msgpack.packb([[3, "|O", [1], b"12345678"]])],
+        [msgpack.packb(index(values=1, root=-1)), msgpack.packb([[3, "<i8", [2], b"12345678"]])],
+        [msgpack.packb(index(values=1, root=-1)), msgpack.packb([[6, "calls.refusal.Reason", "NOTHING"]])],
+        [msgpack.packb(index(values=1, root=-1)), msgpack.packb([[7, "object"]])],
+        [msgpack.packb(index(kinds=[2], values=1, root=-1)), msgpack.packb([[8, 0, "append"]])],
+    ],
+    ids=[
+        "no MessagePack",
+        "another index",
+        "a number of nothing",
+        "a class of another module",
+        "a class that the core does not have",
+        "a method as an attribute",
+        "a special attribute",
+        "a class whose objects are not made of attributes",
+        "too few attributes",
+        "an item that does not exist",
+        "too few nodes",
+        "a record that is none",
+        "an array of objects",
+        "an array that is too short",
+        "an unknown member",
+        "an unknown type",
+        "a method that is none of the core",
+    ],
+)
+def test_data_that_were_not_encoded_are_refused(pieces: list[bytes]) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        decode(Given(Graph(pieces, [])))
