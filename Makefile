@@ -157,6 +157,7 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/scrape_cost.py
 	$(BIN)/python benchmarks/observe_cost.py
 	$(BIN)/python benchmarks/append_cost.py
+	$(BIN)/python benchmarks/durability_cost.py
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 

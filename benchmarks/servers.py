@@ -32,8 +32,8 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(memory: str = "4GiB") -> Iterator[ServerProcess]:
-    """Run a server process with a budget, on a Unix socket and a TCP port."""
+def server_process(memory: str = "4GiB", *flags: str) -> Iterator[ServerProcess]:
+    """Run a server process with a budget and more flags, on a Unix socket and a TCP port."""
     with tempfile.TemporaryDirectory() as folder:
         socket = f"unix://{Path(folder) / 'dataplane.sock'}"
         command = [
@@ -47,7 +47,7 @@ def server_process(memory: str = "4GiB") -> Iterator[ServerProcess]:
             "--log-level",
             "error",
         ]
-        command += ["--listen", socket, "--listen", "127.0.0.1:0"]
+        command += ["--listen", socket, "--listen", "127.0.0.1:0", *flags]
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
         try:

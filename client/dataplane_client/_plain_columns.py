@@ -69,7 +69,7 @@ def _tensor(where: str, value: torch.Tensor | Array) -> torch.Tensor:
         return value.detach()
     native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
     try:
-        fit = native.flags.writeable and min(native.strides, default=0) >= 0  # a reversed row of one entry is contiguous
+        fit = native.flags.writeable and min(native.strides, default=0) >= 0  # a reversed entry
         return torch.from_numpy(native if fit else native.copy()).reshape(value.shape)
     except TypeError:
         raise TypeError(f"{where}: an ndarray of {value.dtype}, which torch does not have") from None

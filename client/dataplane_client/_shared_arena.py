@@ -146,14 +146,17 @@ def local_addresses(target: str, shared: plane_pb.SharedMemory) -> list[str]:
 
 
 def attach(target: str, shared: plane_pb.SharedMemory) -> SharedArena:
-    """Attach to the memory of the server at target. Raises OSError, which says what failed at each address."""
-    failures = []
+    """Attach to the memory of the server at target. Raises OSError, which says what failed at each address;
+    ConnectionResetError if the server ended meanwhile.
+    """
+    failures, kind = [], OSError
     for address in local_addresses(target, shared):
         try:
             return SharedArena(address, shared.nonce)
         except OSError as error:  # noqa: PERF203  # there are two
             failures.append(f"{address.replace(chr(0), '@')}: {error}")
-    raise OSError("; ".join(failures))
+            kind = ConnectionResetError if isinstance(error, ConnectionResetError) else kind
+    raise kind("; ".join(failures))
 
 
 def _close(lifeline: socket.socket, descriptors: Sequence[int]) -> None:

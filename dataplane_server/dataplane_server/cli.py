@@ -17,6 +17,7 @@ from typing import get_args
 
 from dataplane_server.config import Durability, ServerConfig
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.durability.life import RecoveryError
 from dataplane_server.host_memory import check_memory
 from dataplane_server.observe.log import get_log, now_text, show_on_stderr
 from dataplane_server.service.server import Server
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _raise_descriptor_limit()
     try:
         asyncio.run(_serve(config))
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, RecoveryError) as error:
         if sys.stderr.isatty():
             sys.exit(f"dataplane-server: {error}")
         get_log().error("start_failed", why=str(error))

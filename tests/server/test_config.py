@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +46,9 @@ def test_settings_are_accepted(settings: dict[str, Any]) -> None:
         ({"listen": (":50051",)}, "is not host:port"),
         ({"listen": ("unix:relative.sock",)}, "needs an absolute path"),
         ({"listen": ("unix://",)}, "needs an absolute path"),
+        ({"durability": "some"}, "durability must be one of .*, got 'some'"),
+        ({"durability": "process"}, "durability 'process' needs a data_dir"),
+        ({"data_dir": Path("d")}, "durability 'memory' needs no data_dir"),
         ({"http": "9464"}, "http: '9464' is not host:port"),
         ({"health": "50052"}, "health: '50052' is not host:port"),
         ({"health": "unix:///run/health.sock"}, "health: 'unix:///run/health.sock' is not host:port"),

@@ -147,6 +147,7 @@ class Transport:
                 call.retried(error)
             else:
                 self._log_reachable()
+                error = None  # it holds this frame, and so the memory of a server that is gone
                 return response
             sleep(pause_s)
 
@@ -194,8 +195,9 @@ class Transport:
             arena = run_in_thread(partial(attach, self.target, status.shared_memory))
         except OSError as error:
             message = f"{self.target}: its memory cannot be shared: {error}"
-            if self._tries_left and status.HasField("shared_memory"):
-                self._tries_left -= 1
+            ended = isinstance(error, ConnectionResetError)
+            if ended or (self._tries_left and status.HasField("shared_memory")):
+                self._tries_left -= not ended
                 raise UnavailableError(message) from None  # the server is about to be replaced by the next one
             if self.options.transport == "shm":
                 raise PreconditionError(message) from None

@@ -233,7 +233,7 @@ class Turn:
         self._verbs.queue.fail_all(server_ended())
         self._verbs.writes.recover(server_ended(), held=call.held)
         self._verbs.reads.recover(held=call.held)
-        self._state.sessions.renew(now)
+        self._state.sessions.renew(now + call.reconnect_s)
 
     def _let_go(self, call: requests.LetGo, now: float) -> None:
         self._verbs.writes.let_go()

@@ -57,8 +57,7 @@ def _follow(folder: Path, calls: int) -> None:
     with kept(folder):
         replica = Replica(folder)
     last, rest_until = replica.reader.next_record, 0.0
-    while not _server_ended(_POLL_S):
-        replica.catch_up()
+    while not _server_ended(0.0 if replica.advance() else _POLL_S):
         if replica.reader.next_record - last >= calls and time.monotonic() >= rest_until:
             last = replica.reader.next_record
             seconds = _write(folder, replica)

@@ -20,13 +20,21 @@ from typing import Any
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.requests import Recover
-from dataplane_server.durability.checkpoint import checkpoints
-from dataplane_server.durability.log_reader import segments
+from dataplane_server.durability.checkpoint import DamagedCheckpointError, checkpoints
+from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, RecordMissingError, segments
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica, kept, without_collection
 from dataplane_server.storage.arena import Arena
 from dataplane_server.version import VERSION
+
+_RECONNECT_S = 2.0
+"""Clients pause for up to a second between two attempts to connect."""
+_UNUSABLE = (ValueError, LogDamagedError, LogFormatError, RecordMissingError, DamagedCheckpointError)
+
+
+class RecoveryError(Exception):
+    """A directory that a server cannot go on with. Its message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,14 @@ class Life:
     log: LogWriter
     recovery: Recovery | None
 
+    def resume(self) -> None:
+        """End what the former life left under way, and let sessions go on. To be called right before the server
+        listens.
+        """
+        if self.recovery is not None:
+            self.plane.apply(Recover(self.recovery.held, _RECONNECT_S), self.now())
+            self.plane.take_effects()
+
     @property
     def held(self) -> bool:
         """Whether clients of the former life mapped the arena when this one began."""
@@ -64,20 +80,30 @@ class Life:
 def begin_life(folder: Path, limits: Limits, *, shared: bool, failed: Callable[[OSError], object]) -> Life:
     """Recover what is in a directory, or begin anew in an empty one. Blocks for as long as that takes.
 
-    Raises OSError if the directory cannot be used, or another server uses it; ValueError if it belongs to another
-    version or other limits; LogDamagedError, DamagedCheckpointError.
+    Raises OSError if the directory cannot be used, or another server uses it; RecoveryError if it belongs to another
+    version or other limits, or is damaged.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    arena = Arena(limits.memory_bytes, shared=shared, file=folder / "arena")
     try:
-        if not segments(folder):
-            return _first(folder, limits, arena, failed)
-        if arena.fresh:
-            raise ValueError(f"{folder} has a log but had no arena: the values are lost; empty the folder")
-        return _next(folder, limits, arena, failed)
+        arena = Arena(limits.memory_bytes, shared=shared, file=folder / "arena")
+    except ValueError as error:
+        raise RecoveryError(str(error)) from error
+    try:
+        return _life(folder, limits, arena, failed)
+    except _UNUSABLE as error:
+        arena.close()
+        raise RecoveryError(str(error)) from error
     except BaseException:
         arena.close()
         raise
+
+
+def _life(folder: Path, limits: Limits, arena: Arena, failed: Callable[[OSError], object]) -> Life:
+    if not segments(folder):
+        return _first(folder, limits, arena, failed)
+    if arena.fresh:
+        raise ValueError(f"{folder} has a log but had no arena: the values are lost; empty the folder")
+    return _next(folder, limits, arena, failed)
 
 
 def _first(folder: Path, limits: Limits, arena: Arena, failed: Callable[[OSError], object]) -> Life:
@@ -106,8 +132,6 @@ def _next(folder: Path, limits: Limits, arena: Arena, failed: Callable[[OSError]
     log = LogWriter(folder, replica.reader.next_record, header)
     plane.log_to(log, failed)
     held = bool(arena.holders())
-    plane.apply(Recover(held), at)
-    plane.take_effects()
     offset = at - time.monotonic()
     recovery = Recovery(plane.totals().rows, calls, torn, round(time.monotonic() - began, 3), held)
     return Life(folder, plane, arena, lambda: time.monotonic() + offset, log, recovery)

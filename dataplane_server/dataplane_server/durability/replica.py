@@ -44,19 +44,22 @@ class Replica:
     def header(self) -> Mapping[str, Any]:
         return self.reader.header
 
-    def catch_up(self) -> int:
-        """Apply the records that are complete now. Returns how many. LogDamagedError."""
-        before = self.reader.next_record
-        while payloads := self.reader.read():
-            for payload in payloads:
-                self._apply(payload)
-        return self.reader.next_record - before
+    def advance(self) -> int:
+        """Apply some of the records that are complete now. Returns how many; 0 if there is none. LogDamagedError."""
+        payloads = self.reader.read()
+        for payload in payloads:
+            self.at, call = decode_call(payload)
+            with suppress(Refusal):  # its caller was told
+                self.plane.apply(call, self.at)
+            self.plane.take_effects()
+        return len(payloads)
 
-    def _apply(self, payload: bytes) -> None:
-        self.at, call = decode_call(payload)
-        with suppress(Refusal):  # its caller was told
-            self.plane.apply(call, self.at)
-        self.plane.take_effects()
+    def catch_up(self) -> int:
+        """Apply all records, once no process appends any more. Returns how many."""
+        before = self.reader.next_record
+        while self.advance():
+            pass
+        return self.reader.next_record - before
 
 
 def _fresh_plane(header: Mapping[str, Any]) -> LoggedPlane:

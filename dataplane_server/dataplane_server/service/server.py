@@ -98,6 +98,7 @@ class Server:
         self._health.serve_on(self._grpc)
         if self.config.reflection:
             serve_reflection(self._grpc)
+        self._resume()
         for address in self.config.listen:
             self.addresses.append(bind(self._grpc, address, self.config.socket_mode))
         if self._local is not None:
@@ -111,10 +112,6 @@ class Server:
             host, port = host_and_port("http", self.config.http)
             self.http_address = f"{host}:{await self._http.start(host, port)}"
         self._lag.start()
-        if self._life is not None:
-            self._checkpointer = Checkpointer(self._life.folder, self.config.checkpoint_calls)
-            if self._life.held:
-                self._former = asyncio.create_task(self._watch_former_clients())
         self._report(ready=True)
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -154,6 +151,14 @@ class Server:
         if not life.arena.guarded:
             self._log.warning("arena_not_guarded", why="no Landlock in this kernel: a client can cut the arena short")
         return life
+
+    def _resume(self) -> None:
+        """Go on where the former life ended."""
+        if self._life is not None:
+            self._life.resume()
+            self._checkpointer = Checkpointer(self._life.folder, self.config.checkpoint_calls)
+            if self._life.held:
+                self._former = asyncio.create_task(self._watch_former_clients())
 
     def _log_failed(self, error: OSError) -> None:
         """End the process: a call has changed the core and is not in the log. The next life does not know of it."""

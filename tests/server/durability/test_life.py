@@ -31,7 +31,7 @@ from dataplane_server.core.calls.requests import (
 )
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.stats.digest import digest
-from dataplane_server.durability.life import Life, begin_life
+from dataplane_server.durability.life import Life, RecoveryError, begin_life
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica
@@ -46,7 +46,9 @@ def raised(error: OSError) -> None:
 
 
 def begin(folder: Path, limits: Limits = LIMITS) -> Life:
-    return begin_life(folder, limits, shared=True, failed=raised)
+    begun = begin_life(folder, limits, shared=True, failed=raised)
+    begun.resume()
+    return begun
 
 
 def end(life: Life) -> None:
@@ -190,14 +192,14 @@ def test_a_directory_that_cannot_be_gone_on_with_is_refused(
 ) -> None:
     end(life)
     spoil(tmp_path)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(RecoveryError, match=words):
         begin(tmp_path, limits)
 
 
 def test_a_directory_of_another_version_is_refused(tmp_path: Path, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     end(life)
     monkeypatch.setattr("dataplane_server.durability.replica.VERSION", "9.9.9")
-    with pytest.raises(ValueError, match=r"was written by version .*, and this is 9\.9\.9; start that version"):
+    with pytest.raises(RecoveryError, match=r"was written by version .*, and this is 9\.9\.9; start that version"):
         begin(tmp_path)
 
 

@@ -397,11 +397,13 @@ class Drain(Call[None]):
 @dataclass(frozen=True, slots=True)
 class Recover(Call[None]):
     """The server that applied the calls before has ended, and another one goes on. Calls that waited end, and so do
-    writes and reads that were under way: their connections are gone. Each session has its grace from now on. held:
-    clients of the former server may still map the arena; what they may read or write stays as it is until LetGo.
+    writes and reads that were under way: their connections are gone. Each session has its grace from now on, and
+    reconnect_s seconds more, in which its client finds the server. held: clients of the former server may still map the
+    arena; what they may read or write stays as it is until LetGo.
     """
 
     held: bool
+    reconnect_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
