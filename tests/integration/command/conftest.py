@@ -28,7 +28,9 @@ class Command:
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"the server ended with {self.process.wait()}: {self.log}"
+        if not line:
+            self.process.stdout.close()
+            pytest.fail(f"the server ended with {self.process.wait()}: {self.log}")
         serving = json.loads(line)
         assert serving["event"] == "serving"
         self.addresses: list[str] = serving["listen"]
