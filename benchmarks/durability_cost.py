@@ -1,8 +1,7 @@
 """What it costs that rows survive the process: `python benchmarks/durability_cost.py [DIR]`.
 
-Servers with and without --data-dir run in turn, one at a time (of two that run at once, the later one is slower). DIR:
-the volume of the data directory, by default one in memory. Milliseconds, medians of all rounds; the last column is their
-ratio.
+Servers with and without --data-dir run in turn, one at a time: of two that run at once, the later one is slower. DIR is
+the volume of the data directory, by default one in memory. Milliseconds, medians of all rounds, and their ratio.
 """
 
 from __future__ import annotations
