@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import time
 import uuid
@@ -147,7 +146,15 @@ class Server:
         life = begin_life(folder, self.config.limits, shared=self.config.share_memory, failed=self._log_failed)
         found = life.recovery
         if found is not None:
-            self._log.info("recovered", folder=str(folder), **dataclasses.asdict(found))
+            self._log.info(
+                "recovered",
+                folder=str(folder),
+                rows=found.rows,
+                calls=found.calls,
+                torn_bytes=found.torn_bytes,
+                seconds=found.seconds,
+                held=found.held,
+            )
         if not life.arena.guarded:
             self._log.warning("arena_not_guarded", why="no Landlock in this kernel: a client can cut the arena short")
         return life
@@ -162,7 +169,7 @@ class Server:
 
     def _log_failed(self, error: OSError) -> None:
         """End the process: a call has changed the core and is not in the log. The next life does not know of it."""
-        self._log.critical("log_failed", why=str(error))
+        self._log.error("log_failed", why=str(error))
         os._exit(_LOG_FAILED)
 
     async def _watch_former_clients(self) -> None:
