@@ -22,7 +22,7 @@ from dataplane_server.observe.log import get_log, show_on_stderr
 
 _POLL_S = 0.2
 _REST = 5
-"""A checkpoint is followed by a pause of so many times its duration."""
+"""The pause after a checkpoint, in multiples of its duration."""
 _NICE = 19
 
 

@@ -22,11 +22,9 @@ are already imported: nothing that the data name is imported, evaluated or calle
 from __future__ import annotations
 
 import enum
-import gc
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import count, repeat
 from types import FunctionType, MethodType
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol
@@ -34,6 +32,8 @@ from typing import Any, Generic, NamedTuple, NoReturn, Protocol
 import msgpack
 import numpy as np
 import numpy.typing as npt
+
+from dataplane_server.collection import without_collection
 
 _CORE = "dataplane_server.core."
 _BASES = frozenset({object, dict, Exception, BaseException, Generic})
@@ -73,14 +73,14 @@ def encode(roots: Mapping[str, object], instead: Mapping[str, object]) -> Graph:
     """Named objects. instead: what attributes of these names have in place of their values. TypeError names the path to
     an object that is not of the core.
     """
-    with _without_collection():
+    with without_collection():
         return _Encoder(roots, instead).encode()
 
 
 def decode(source: Source) -> dict[str, Any]:
     """What was encoded. ValueError for other data, and for classes that the core does not have."""
     try:
-        with _without_collection():
+        with without_collection():
             return _Decoder(*msgpack.unpackb(source.next())).decode(source)
     except (LookupError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise ValueError(f"not objects of this core: {error!r}") from error
@@ -412,15 +412,3 @@ class _Decoder:
 def _contents(source: Source, pieces: int) -> Iterator[list[Any]]:
     for _ in range(pieces):
         yield from msgpack.unpackb(source.next())
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Both ways make millions of objects and no garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

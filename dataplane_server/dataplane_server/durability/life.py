@@ -11,6 +11,7 @@ machine. A torn record at the end of the log was never acknowledged; it is cut o
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -18,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dataplane_server.collection import without_collection
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.requests import Recover
 from dataplane_server.durability.checkpoint import DamagedCheckpointError, checkpoints
 from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, RecordMissingError, segments
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
-from dataplane_server.durability.replica import Replica, kept, without_collection
+from dataplane_server.durability.replica import Replica, kept
 from dataplane_server.storage.arena import Arena
 from dataplane_server.version import VERSION
 
@@ -126,6 +128,7 @@ def _next(folder: Path, limits: Limits, arena: Arena, failed: Callable[[OSError]
         calls = replica.catch_up()
         torn = replica.reader.ending()
         replica.reader.cut()
+    gc.freeze()  # what was recovered is no garbage
     plane, at = replica.plane, replica.at
     origin = {name: replica.header[name] for name in ("incarnation", "first_generation")}
     header = _header(origin, limits, replica.header["epoch"] + 1, at)

@@ -72,7 +72,7 @@ class LogWriter:
             _end(file, self._position)
 
     def _begin_segment(self, room: int) -> None:
-        """A segment with room for at least so many bytes of records."""
+        """A segment with space for at least `room` bytes of records."""
         first = self.next_record
         head = MAGIC + frame_of(msgpack.packb({**self._header, "format": FORMAT, "first": first}))
         size = max(self._segment_bytes, len(head) + room)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -79,14 +78,3 @@ def kept(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Replay makes millions of objects and no garbage in circles."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.freeze()

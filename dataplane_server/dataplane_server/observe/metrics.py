@@ -6,8 +6,6 @@ they cannot drift, and the series of a partition end when it is dropped.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
@@ -23,6 +21,7 @@ from prometheus_client import (
 )
 from prometheus_client.metrics_core import Metric
 
+from dataplane_server.collection import without_collection
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.catalog import CALLS, SERVER
 from dataplane_server.observe.exposition import Exposition, header_text, label_text
@@ -32,18 +31,6 @@ Transport = Literal["grpc", "shm"]
 """How a call arrived: over gRPC, or from a client of this host that maps the arena."""
 
 _SPECS = {spec.name: spec for spec in CALLS}
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """A block without garbage collection: a scrape allocates enough to start one, and frees all of it soon."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Registry(CollectorRegistry):
@@ -119,7 +106,7 @@ class Metrics:
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
         began, now = time.monotonic(), self._now()
-        with _no_collection():
+        with without_collection():  # a scrape allocates enough to start one, and frees all of it soon
             ours = "".join(self._server_lines(now)).encode()
             text = b"".join([ours, *self._exposition.pieces(now), generate_latest(self._registry)])
         self._scrape_s = time.monotonic() - began
