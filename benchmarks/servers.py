@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -32,8 +33,8 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(memory: str = "4GiB", *flags: str) -> Iterator[ServerProcess]:
-    """Run a server process with a budget and more flags, on a Unix socket and a TCP port."""
+def server_process(memory: str = "4GiB", *flags: str, log: IO[str] | None = None) -> Iterator[ServerProcess]:
+    """Run a server process with a budget and more flags, on a Unix socket and a TCP port. log: gets its events."""
     with tempfile.TemporaryDirectory() as folder:
         socket = f"unix://{Path(folder) / 'dataplane.sock'}"
         command = [
@@ -45,11 +46,11 @@ def server_process(memory: str = "4GiB", *flags: str) -> Iterator[ServerProcess]
             "--memory",
             memory,
             "--log-level",
-            "error",
+            "error" if log is None else "info",
         ]
         command += ["--listen", socket, "--listen", "127.0.0.1:0", *flags]
         began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, bufsize=0)
         try:
             _wait_until_serving(socket, process)
             started_s = time.perf_counter() - began

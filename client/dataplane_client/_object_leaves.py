@@ -62,7 +62,7 @@ def object_rows(field: str, leaf: object, n_rows: int) -> ObjectArray:
     one tensor or array of numbers, which may be meant either way.
     """
     if isinstance(leaf, NonTensorStack):
-        return object_array(field, [_stack_item(item) for item in leaf.unbind(0)], n_rows)
+        return object_array(field, [stack_item(item) for item in leaf.unbind(0)], n_rows)
     payload = unwrap_wire_stripped_payload(leaf)
     if isinstance(payload, np.ndarray) and payload.dtype.kind in _ROWS:
         if payload.ndim != 1 or len(payload) != n_rows:
@@ -74,8 +74,8 @@ def object_rows(field: str, leaf: object, n_rows: int) -> ObjectArray:
     return object_array(field, list(repeat(payload, n_rows)), n_rows)
 
 
-def _stack_item(item: object) -> object:
-    """One row of a stack. A row that is itself a stack is a list: a TensorDict stores lists of equal length so."""
+def stack_item(item: object) -> object:
+    """The value of a row. A row that is itself a stack is a list: a TensorDict stores lists of equal length so."""
     return item.tolist() if isinstance(item, NonTensorStack) else unwrap_wire_stripped_payload(item)
 
 

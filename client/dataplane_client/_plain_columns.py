@@ -5,12 +5,16 @@
 | a NumPy array of numbers (N, ...) | dense |
 | numbers, 0-d tensors or NumPy scalars | dense, (N,) |
 | tensors, arrays, or lists of numbers, each (length, ...) | jagged, whatever their lengths |
-| anything else: str, bytes, dict, None, lists and tuples that hold such | objects, one a row |
+| tensors or arrays that differ in a later dimension | objects, one a row |
+| anything else; an array of dtype object | objects, one a row |
+| nothing but empty lists | what the field holds, which the server knows (`_field_kinds`) |
 
-Python numbers become torch's types for them: bool, int64, or the default type for floats (float32 unless it was
-changed). Tensors, arrays and NumPy scalars keep their element type. An array of dtype object is a ragged column if all
-its rows are tensors or arrays, and objects otherwise. What may be meant in more than one way is refused: rows that
-differ in element type or rank, and rows of numbers beside other rows.
+A tuple is a list here. Python numbers become torch's types for them: bool, int64, or the default type for floats
+(float32 unless it was changed). Tensors, arrays and NumPy scalars keep their element type.
+
+A row that is no number, text, None, array or list of numbers makes every row of its list an object, wherever it is.
+Without such a row, numbers and lists of numbers beside rows of another kind are refused, for they are likely mistakes.
+So are tensors and arrays that differ in element type or rank.
 """
 
 from __future__ import annotations
@@ -24,22 +28,25 @@ import numpy.typing as npt
 import torch
 from tensordict import is_non_tensor
 
-from dataplane_client._arrays import ObjectArray
+from dataplane_client._arrays import EmptyRows, ObjectArray
 from dataplane_client._jagged import build_jagged, split_rows
-from dataplane_client._object_leaves import RowName, object_array, row_number
+from dataplane_client._object_leaves import RowName, object_array, row_number, stack_item
 
 _MAX_DEPTH: Final = 8
 _PYTHON_NUMBERS: Final = frozenset({bool, int, float})
 _LISTS: Final = frozenset({list, tuple})
 _NUMBERS: Final = "biufc"
-_AS_OBJECTS: Final = "to store each row as an object, put a tensordict.NonTensorStack"
+_ONE_RAGGED_DIMENSION: Final = (
+    "only the first dimension of rows may differ. Flatten the rows and put their shapes as a column beside them"
+)
+AS_OBJECTS: Final = "to store each row as an object, put tensordict.NonTensorStack(*rows)"
 
 Array = npt.NDArray[Any]
 
 
 def plain_column(field: str, value: object, row_name: RowName = row_number) -> object:
-    """A column of lists or arrays as a tensor, nested where rows differ in length, or as an object array (N,). Tensors
-    and non-tensor leaves of a TensorDict are returned unchanged.
+    """A column of lists or arrays as a tensor, nested where rows differ in length, or as an object array (N,); it is
+    EmptyRows if all rows are empty lists. Tensors and non-tensor leaves of a TensorDict are returned unchanged.
 
     Raises TypeError for a type that is no column, and ValueError for rows that do not fit together. Errors name the
     field, and the row if it is about one.
@@ -57,11 +64,7 @@ def plain_column(field: str, value: object, row_name: RowName = row_number) -> o
         raise ValueError(f"field {field!r}: a 0-d array; its first dimension must be the rows")
     if value.dtype.kind in "US":
         return object_array(field, value.tolist(), len(value))
-    if value.dtype.kind != "O":
-        return _tensor(f"field {field!r}", value)
-    if value.ndim == 1 and len(value) and all(isinstance(row, (torch.Tensor, np.ndarray)) for row in value):
-        return _stack(field, list(value), row_name)
-    return value
+    return value if value.dtype.kind == "O" else _tensor(f"field {field!r}", value)
 
 
 def _tensor(where: str, value: torch.Tensor | Array) -> torch.Tensor:
@@ -78,15 +81,16 @@ def _tensor(where: str, value: torch.Tensor | Array) -> torch.Tensor:
 def _of_rows(field: str, rows: Sequence[object], row_name: RowName) -> torch.Tensor | ObjectArray:
     if not rows:
         return torch.empty(0)
-    if all(isinstance(row, (torch.Tensor, np.ndarray)) for row in rows):
-        return _stack(field, rows, row_name)
+    if all(map(_is_array, rows)):
+        tensors = _checked_tensors(field, rows, row_name)
+        return object_array(field, rows, len(rows)) if ragged_later(tensors, row_name) else _stack(tensors)
     kinds = _leaf_kinds(rows)
     if not kinds:
-        raise ValueError(f"field {field!r}: all rows are empty lists, which have no element type; give empty tensors")
-    numeric = all(map(_is_number, kinds))
-    if not numeric and not any(map(_is_numeric, rows)):
-        return object_array(field, rows, len(rows))
-    if not numeric or len(set(map(_is_list, rows))) > 1:
+        return object_array(field, rows, len(rows)).view(EmptyRows)
+    numbers = set(filter(_is_number, kinds))
+    if numbers != kinds and (not numbers or any(map(_is_object, rows))):
+        return object_array(field, list(map(stack_item, rows)), len(rows))
+    if numbers != kinds or len(set(map(_is_list, rows))) > 1:
         raise ValueError(_mixed(field, rows, row_name))
     return _of_numbers(field, rows, _element_type(field, rows, kinds, row_name), row_name)
 
@@ -111,20 +115,29 @@ def _is_number(kind: type) -> bool:
     return kind in _PYTHON_NUMBERS or (issubclass(kind, np.generic) and np.dtype(kind).kind in _NUMBERS)
 
 
-def _is_numeric(row: object) -> bool:
-    """Whether a row is a number, or a list of nothing but numbers (at least one)."""
-    kinds = _leaf_kinds([row])
-    return bool(kinds) and all(map(_is_number, kinds))
+def _is_array(row: object) -> bool:
+    return isinstance(row, torch.Tensor) or (isinstance(row, np.ndarray) and row.dtype.kind not in "OUS")
+
+
+def _has_only_numbers(row: object) -> bool:
+    """Whether a row is a number, or a list of numbers, be it empty."""
+    return all(map(_is_number, _leaf_kinds([row])))
+
+
+def _is_object(row: object) -> bool:
+    """Whether a row is neither a number, text, None, an array nor a list of numbers."""
+    return not (row is None or isinstance(row, str) or _is_array(row) or _has_only_numbers(row))
 
 
 def _mixed(field: str, rows: Sequence[object], row_name: RowName) -> str:
     """The message for rows of numbers beside other rows, and for numbers beside lists of numbers."""
-    known = [row for row, value in enumerate(rows) if _leaf_kinds([value])]
-    numeric = next(row for row in known if _is_numeric(rows[row]))
+    numeric = next(row for row, value in enumerate(rows) if _has_only_numbers(value) and _leaf_kinds([value]))
+    of_lists = _is_list(rows[numeric])
     other = next(
-        row for row in known if not _is_numeric(rows[row]) or _is_list(rows[row]) is not _is_list(rows[numeric])
+        row for row, value in enumerate(rows) if _is_list(value) is not of_lists or not _has_only_numbers(value)
     )
-    advice = "give a number, such as nan, or put only the rows that have one" if rows[other] is None else _AS_OBJECTS
+    missing = f"give {'an empty list' if of_lists else 'a number, such as nan'}, or put only the rows that have one"
+    advice = missing if rows[other] is None else AS_OBJECTS
     return (
         f"field {field!r}, {row_name(other)}: {_described(rows[other])}, but {row_name(numeric)} is "
         f"{_described(rows[numeric])}; the rows of a column are of one kind ({advice})"
@@ -132,10 +145,10 @@ def _mixed(field: str, rows: Sequence[object], row_name: RowName) -> str:
 
 
 def _described(row: object) -> str:
-    kinds = " and ".join(sorted({"number" if _is_number(kind) else kind.__name__ for kind in _leaf_kinds([row])}))
-    if row is None:
-        return "None"
-    return f"a {type(row).__name__} of {kinds}" if _is_list(row) else kinds
+    kind = type(row).__name__
+    if _is_list(row):
+        return f"a {kind} of numbers" if row else f"an empty {kind}"
+    return "None" if row is None else "a number" if _is_number(type(row)) else kind
 
 
 def _element_type(field: str, rows: Sequence[object], kinds: set[type], row_name: RowName) -> np.dtype[Any] | None:
@@ -162,7 +175,11 @@ def _of_numbers(field: str, rows: Sequence[object], dtype: np.dtype[Any] | None,
         return _joined(_numbers(field, flat, dtype), lengths)
     arrays = [_row_numbers(field, row, dtype, row_name(index)) for index, row in enumerate(listed)]
     trailing = next(array.shape[1:] for array in arrays if array.numel())
-    return _stack(field, [array if array.numel() else array.reshape(0, *trailing) for array in arrays], row_name)
+    arrays = [array if array.numel() else array.reshape(0, *trailing) for array in arrays]
+    tensors = _checked_tensors(field, arrays, row_name)
+    if wrong := ragged_later(tensors, row_name):
+        raise ValueError(f"field {field!r}, {wrong}, or, {AS_OBJECTS}")
+    return _stack(tensors)
 
 
 def _numbers(field: str, values: Iterable[object], dtype: np.dtype[Any] | None) -> torch.Tensor:
@@ -180,18 +197,12 @@ def _row_numbers(field: str, row: Sequence[object], dtype: np.dtype[Any] | None,
         return _numbers(field, row, dtype)
     except ValueError:
         raise ValueError(
-            f"field {field!r}, {name}: its lists differ in length or depth; {_ONE_RAGGED_DIMENSION}"
+            f"field {field!r}, {name}: its lists differ in length or depth; {_ONE_RAGGED_DIMENSION}, or, {AS_OBJECTS}"
         ) from None
 
 
-_ONE_RAGGED_DIMENSION: Final = (
-    "only the first dimension of rows may differ. Flatten the rows and put their shapes as a column beside them, or, "
-    f"{_AS_OBJECTS}"
-)
-
-
-def _stack(field: str, rows: Sequence[object], row_name: RowName) -> torch.Tensor:
-    """Tensors and arrays as one tensor: (N, ...) if they have one shape, otherwise nested."""
+def _checked_tensors(field: str, rows: Sequence[object], row_name: RowName) -> list[torch.Tensor]:
+    """Tensors and arrays as tensors of one element type, rank and device."""
     tensors = [
         _tensor(f"field {field!r}, {row_name(index)}", row)
         for index, row in enumerate(rows)
@@ -199,6 +210,21 @@ def _stack(field: str, rows: Sequence[object], row_name: RowName) -> torch.Tenso
     ]
     for index, row in enumerate(tensors):
         _check_fits(field, row, tensors[0], row_name, index)
+    return tensors
+
+
+def ragged_later(rows: Sequence[torch.Tensor | Array], row_name: RowName) -> str:
+    """Which row differs from row 0 in another dimension than its first, and what to do; "" if none does."""
+    first = rows[0].shape
+    odd = next((index for index, row in enumerate(rows) if row.shape[1:] != first[1:]), None)
+    if odd is None:
+        return ""
+    shape = tuple(rows[odd].shape)
+    return f"{row_name(odd)}: shape {shape}, but {row_name(0)} has {tuple(first)}; {_ONE_RAGGED_DIMENSION}"
+
+
+def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One tensor of all: (N, ...) if they have one shape, otherwise nested."""
     if all(row.shape == tensors[0].shape for row in tensors):
         return torch.stack(tensors)
     lengths = np.array([row.shape[0] for row in tensors], np.int64)
@@ -216,12 +242,9 @@ def _check_fits(field: str, row: torch.Tensor, first: torch.Tensor, row_name: Ro
     ):
         if found != expected:
             raise ValueError(
-                f"{where}: the {what} is {found}, but that of {row_name(0)} is {expected}; all rows must have one"
+                f"{where}: the {what} is {found}, but that of {row_name(0)} is {expected}; all rows must have one "
+                f"({AS_OBJECTS})"
             )
-    if row.shape[1:] != first.shape[1:]:
-        raise ValueError(
-            f"{where}: shape {tuple(row.shape)}, but {row_name(0)} has {tuple(first.shape)}; {_ONE_RAGGED_DIMENSION}"
-        )
 
 
 def _joined(values: torch.Tensor, lengths: npt.NDArray[np.int64]) -> torch.Tensor:

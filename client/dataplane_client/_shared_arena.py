@@ -63,6 +63,8 @@ class SharedArena:
         self._descriptors.extend(descriptors)
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)  # recv_fds ignores MSG_CMSG_CLOEXEC
+        if not data and self.address[0] != "\0":  # there a server closes the connection of another user's process
+            raise ConnectionResetError("the server ended before it answered")
         if len(descriptors) != 2 or len(data) < HEAD.size:
             raise ConnectionError("the socket's server shares no memory")
         size, outcome = response_head(data[: HEAD.size])

@@ -133,7 +133,7 @@ def pack_per_token_field(val: torch.Tensor | Sequence[object] | Array, lengths: 
     """
     row_lengths, column = _host_lengths(lengths), plain_column("val", val)
     if not isinstance(column, torch.Tensor):
-        raise TypeError(f"a per-token field holds numbers, got a {type(val).__name__} of objects")
+        raise TypeError(f"a per-token field holds numbers, but this {type(val).__name__} does not")
     val = column
     if _holds_longest(val, row_lengths):
         return _nest(val.detach(), split_rows(row_lengths, val.device))

@@ -87,6 +87,8 @@ class WireColumn(ColumnLayout):
     """Where each row of a jagged column begins in values, in bytes, if rows have gaps between them, as those of a
     padded tensor do.
     """
+    of_empty_lists: bool = False
+    """Whether an object column was given as nothing but empty lists, and is to become what its field holds."""
 
     @property
     def size_bytes(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Literal
 
 from google.protobuf.message import Message
@@ -153,6 +154,22 @@ class PartitionDescription:
             if status.task == name:
                 return status
         raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class SnapshotDescription:
+    """A snapshot of a server. taken: the moment that it is of, UTC. values_bytes: of memory that was in use."""
+
+    name: str
+    taken: datetime
+    rows: int
+    values_bytes: int
+
+
+def snapshot_description(message: pb.Snapshot) -> SnapshotDescription:
+    """The description of a message."""
+    taken = message.taken.ToDatetime(timezone.utc)
+    return SnapshotDescription(message.name, taken, message.rows, message.values_bytes)
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from dataplane_client._arrays import ByteArray, Int64Array
+from dataplane_client._arrays import ByteArray, EmptyRows, Int64Array
 from dataplane_client._jagged import PaddedRows, RowSplit, build_jagged, read_jagged, split_rows
 from dataplane_client._object_leaves import (
     RowName,
@@ -57,7 +57,7 @@ def encode_columns(
     """
     if isinstance(td, TensorDictBase):
         _check_batch(td, n_samples)
-    row_name = row_number if sample_ids is None else partial(_row_name, sample_ids)
+    row_name = row_number if sample_ids is None else partial(name_of_row, sample_ids)
     leaves = {name: _leaf(name, value, row_name) for name, value in td.items()}
     n_rows = _count_rows(td, leaves) if n_samples is None else n_samples
     for name, leaf in leaves.items():
@@ -65,7 +65,7 @@ def encode_columns(
     return [_encode(name, leaf, n_rows, row_name) for name, leaf in leaves.items()]
 
 
-def _row_name(sample_ids: Sequence[str], row: int) -> str:
+def name_of_row(sample_ids: Sequence[str], row: int) -> str:
     return f"row {row} (sample {sample_ids[row]!r})" if row < len(sample_ids) else row_number(row)
 
 
@@ -76,7 +76,7 @@ def _leaf(name: str, value: object, row_name: RowName) -> object:
     leaf = plain_column(name, value, row_name)
     if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.dim() < 2:
         return leaf
-    if isinstance(value, np.ndarray) and value.dtype != object:
+    if isinstance(value, np.ndarray):
         return leaf
     return PaddedRows(leaf, np.full(leaf.shape[0], leaf.shape[1], np.int64))
 
@@ -137,8 +137,10 @@ def _encode(name: str, leaf: object, n_rows: int, row_name: RowName) -> WireColu
         return _encode_tensor(name, leaf)
     if isinstance(leaf, PaddedRows):
         return _encode_padded(name, leaf)
-    lengths, packed = pack_objects(name, object_rows(name, leaf, n_rows), row_name)
-    return WireColumn(name, "object", "", (), lengths, memoryview(packed))
+    rows = object_rows(name, leaf, n_rows)
+    lengths, packed = pack_objects(name, rows, row_name)
+    of_empty_lists = isinstance(rows, EmptyRows)
+    return WireColumn(name, "object", "", (), lengths, memoryview(packed), of_empty_lists=of_empty_lists)
 
 
 def _encode_tensor(name: str, tensor: torch.Tensor) -> WireColumn:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import re
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +22,13 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.durability.life import RecoveryError
 from dataplane_server.host_memory import check_memory
 from dataplane_server.observe.log import get_log, now_text, show_on_stderr
+from dataplane_server.service.health import HealthListener
+from dataplane_server.service.lives import next_life
 from dataplane_server.service.server import Server
 from dataplane_server.version import VERSION
 
 _LEAST_MEMORY = 1 << 20
+_LAST_ANSWERS_S = 1.0
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -84,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--http", "HOST:PORT", "127.0.0.1:9464", "where to serve /metrics and /healthz; '' for nowhere"),
         ("--memory", "SIZE", "4GiB", "budget for stored values, such as 512MiB"),
         ("--max-rows", "ROWS", Limits().max_rows, "most rows to store"),
+        ("--log-history", "SIZE", "256MiB", "how much of --data-dir's older log to keep for `dataplane replay`"),
         ("--grace", "SECONDS", 20.0, "how long calls may take to finish after SIGTERM, in seconds"),
     ):
         help_text = f"{text} (default: %(default)s)"
@@ -91,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     for flag, metavar, text in (
         ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
         ("--data-dir", "DIR", "keep rows and claims there, for the next life of this server (default: nowhere)"),
+        ("--snapshot-dir", "DIR", "where snapshots are (default: in --data-dir)"),
+        ("--standby", "DIR", "as --data-dir, for a server that takes over when another one ends (default: no standby)"),
         (
             "--bookkeeping",
             "SIZE",
@@ -104,14 +112,15 @@ def _parser() -> argparse.ArgumentParser:
         ("--insecure", "allow unencrypted gRPC on addresses that other hosts can reach (default: refuse)"),
         ("--tracing", "create OpenTelemetry spans; run under opentelemetry-instrument (default: none)"),
         ("--reflection", "answer gRPC reflection, for tools such as grpcurl (default: do not)"),
+        ("--accept-loss", "go on without what is damaged in --data-dir (default: refuse to start)"),
     ):
         parser.add_argument(flag, action="store_true", help=text)
     parser.add_argument(
         "--durability",
         metavar="KIND",
         choices=get_args(Durability),
-        help="what rows survive: memory (nothing), process (the death of the process; needs --data-dir) (default: "
-        "process with --data-dir, otherwise memory)",
+        help="what rows survive: memory (nothing), process (the death of the process), disk (also that of the "
+        "machine); the last two need --data-dir (default: process with --data-dir, otherwise memory)",
     )
     parser.add_argument(
         "--no-share-memory",
@@ -131,6 +140,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _config(flags: argparse.Namespace) -> ServerConfig:
     """The settings from flags and environment. Raises ValueError that names the setting and the rule."""
+    if flags.data_dir is not None and flags.standby is not None:
+        raise ValueError("give either --data-dir or --standby, which names the same directory for a second server")
+    folder = flags.data_dir if flags.standby is None else flags.standby
     config = ServerConfig(
         listen=tuple(flags.listen or ServerConfig.listen),
         http=flags.http or None,
@@ -141,8 +153,12 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         insecure=flags.insecure,
         tracing=flags.tracing,
         reflection=flags.reflection,
-        durability=flags.durability or ("memory" if flags.data_dir is None else "process"),
-        data_dir=None if flags.data_dir is None else Path(flags.data_dir),
+        accept_loss=flags.accept_loss,
+        durability=flags.durability or ("memory" if folder is None else "process"),
+        data_dir=None if folder is None else Path(folder),
+        snapshot_dir=None if flags.snapshot_dir is None else Path(flags.snapshot_dir),
+        standby=flags.standby is not None,
+        log_history_bytes=parse_size(flags.log_history),
         drain_grace_s=flags.grace,
         record=Path(recording) if (recording := os.environ.get("DATAPLANE_RECORD")) else None,
     )
@@ -165,17 +181,40 @@ def _raise_descriptor_limit() -> None:
 
 
 async def _serve(config: ServerConfig) -> None:
-    stopping = asyncio.Event()
+    stopping, stopped = asyncio.Event(), threading.Event()  # the second one for threads
+
+    def stop() -> None:
+        stopping.set()
+        stopped.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    server = Server(config)
+        loop.add_signal_handler(number, stop)
+    probes = HealthListener()
+    health_address = None if config.health is None else await probes.start(config.health)
+    try:
+        while (life := await next_life(config, stopped)) is not None or config.data_dir is None:
+            server = Server(config, life, probes)
+            server.health_address = health_address
+            if not await _serve_life(server, stopping):
+                break
+            config = dataclasses.replace(config, listen=tuple(server.addresses), http=server.http_address)
+    finally:
+        await probes.stop()
+
+
+async def _serve_life(server: Server, stopping: asyncio.Event) -> bool:
+    """Serve until the server is stopped. Returns whether another one has to go on from a snapshot."""
     try:
         await server.start()
         print(_banner(server) if sys.stdout.isatty() else _event(server), flush=True)  # noqa: T201  # a command's output
-        await stopping.wait()
+        ends = [asyncio.ensure_future(event.wait()) for event in (stopping, server.left)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
     finally:
-        await server.stop()
+        await server.stop(_LAST_ANSWERS_S if server.left.is_set() else None)
+    return not stopping.is_set()
 
 
 def _event(server: Server) -> str:

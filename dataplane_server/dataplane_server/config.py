@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from dataplane_server.core.calls.limits import Limits
 
-Durability = Literal["memory", "process"]
+Durability = Literal["memory", "process", "disk"]
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,16 @@ class ServerConfig:
     tracing: create a span of every call with OpenTelemetry's global tracer provider, which the program sets up.
     reflection: answer gRPC reflection, for tools such as grpcurl; needs grpcio-reflection.
     durability: "memory": rows live as long as the process. "process": they survive its death in data_dir, not that of
-        the machine.
-    data_dir: a directory of this server alone, on a volume that outlives the process; for "process".
+        the machine. "disk": they survive that, too; each answer waits until what it tells is on stable storage.
+    data_dir: a directory of this server alone, on a volume that outlives the process; for "process" and "disk".
+    snapshot_dir: where snapshots are; by default `snapshots` in data_dir.
+    standby: wait until no other server uses data_dir, and then take over from it.
+    accept_loss: go on without the rows and calls of data_dir that are damaged.
     checkpoint_calls: calls between two checkpoints. A recovery replays at most about as many, 50 us each.
+    log_history_bytes: how much of the older log and checkpoints, which recovery does not need, is kept in data_dir for
+        `dataplane replay`.
     drain_grace_s: how long calls may take to finish when the server stops, in seconds.
-    record: a file to write every call to, for `python -m dataplane_server.replay`; for development.
+    record: a file to write every call to, for `dataplane replay --check`; for development.
     """
 
     listen: tuple[str, ...] = ("127.0.0.1:50051",)
@@ -46,7 +51,11 @@ class ServerConfig:
     reflection: bool = False
     durability: Durability = "memory"
     data_dir: Path | None = None
+    snapshot_dir: Path | None = None
+    standby: bool = False
+    accept_loss: bool = False
     checkpoint_calls: int = 50_000
+    log_history_bytes: int = 256 << 20
     drain_grace_s: float = 20.0
     record: Path | None = None
 
@@ -81,6 +90,8 @@ class ServerConfig:
     def _validate_durability(self) -> None:
         if self.durability not in get_args(Durability):
             raise ValueError(f"durability must be one of {get_args(Durability)}, got {self.durability!r}")
+        if self.data_dir is None and self.snapshot_dir is not None:
+            raise ValueError("snapshot_dir needs a data_dir")
         if (self.durability == "memory") is not (self.data_dir is None):
             raise ValueError(f"durability {self.durability!r} needs {'no' if self.data_dir else 'a'} data_dir")
 

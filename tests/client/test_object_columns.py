@@ -7,6 +7,7 @@ import enum
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
 
 import msgpack
 import numpy as np
@@ -96,6 +97,23 @@ def test_values_come_back_equal_and_of_the_same_type(
     got = td.get("o")
     assert isinstance(got, NonTensorStack if values else NonTensorData)
     assert [typed(value) for value in got.tolist()] == [typed(value) for value in td["o"]] == list(map(typed, values))
+
+
+@pytest.mark.parametrize(
+    "rows", [({}, 3, "a"), (b"", [1, 2], None), (("a",), (1, 2), 1.5), ([torch.ones(2)], 1, None)], ids=str
+)
+def test_one_row_that_can_only_be_an_object_makes_all_rows_objects_wherever_it_is(rows: tuple[object, ...]) -> None:
+    for ordered in permutations(rows):
+        assert typed(round_trip({"o": list(ordered)}, 3).get("o").tolist()) == typed(list(ordered))
+
+
+@pytest.mark.parametrize(
+    "rows", [("a", 1, 2), (None, 1, 2), (None, [1], []), (1, [], 2), (torch.ones(2), [1], None)], ids=str
+)
+def test_numbers_beside_rows_that_need_not_be_objects_are_refused_in_any_order(rows: tuple[object, ...]) -> None:
+    for ordered in permutations(rows):
+        with pytest.raises(ValueError, match=r"'o', row [0-2].*the rows of a column are of one kind"):
+            encode_columns({"o": list(ordered)})
 
 
 def test_object_array_of_a_packed_tensordict_comes_back_row_by_row() -> None:

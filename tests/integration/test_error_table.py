@@ -73,6 +73,7 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.PARTITION_CLOSED: PreconditionError,
     Reason.END_OF_DATA: EndOfDataError,
     Reason.APPEND_CONFLICT: AppendConflictError,
+    Reason.SNAPSHOT_FAILED: PreconditionError,
 }
 RETRIED_LATER = {Reason.NO_SPACE, Reason.LIMIT_REACHED, Reason.DRAINING}
 
@@ -101,7 +102,7 @@ async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDat
     local = LocalEndpoint(shell, arena, metrics, local_methods(LocalCalls(shell, arena, metrics), servicer))
     local.listen_abstract()
     servicer.share_memory(arena.nonce, local.abstract_name)
-    server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(plane.limits))])
+    server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(plane.limits), shell.unstable)])
     pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

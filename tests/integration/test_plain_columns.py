@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 import torch
+from tensordict import NonTensorData
 from torch.nested import nested_tensor
 
 from dataplane_client import kv_first_write, pack_jagged_fields, pack_per_token_field, write_columns
@@ -55,8 +56,6 @@ COLUMNS: dict[str, tuple[object, str, str, tuple[int, ...], object]] = {
                [[1, 1], [1], []]),
     "reversed arrays": ([np.arange(2)[::-1], np.arange(1)[::-1], np.arange(0)[::-1]], "jagged", "int64", (),
                         [[1, 0], [0], []]),
-    "an object array of arrays": (ragged(np.arange(2), np.arange(1), np.arange(2)), "jagged", "int64", (),
-                                  [[0, 1], [0], [0, 1]]),
     "lists": ([[1, 2], [], [3]], "jagged", "int64", (), [[1, 2], [], [3]]),
     "lists of one length": ([[1, 2], [3, 4], [5, 6]], "jagged", "int64", (), [[1, 2], [3, 4], [5, 6]]),
     "lists of floats and ints": ([[1, 0.5], [2], [3]], "jagged", "float32", (), [[1.0, 0.5], [2.0], [3.0]]),
@@ -69,6 +68,13 @@ COLUMNS: dict[str, tuple[object, str, str, tuple[int, ...], object]] = {
     "tuples of numbers and text": ([(1, "a"), (2, None), ()], "object", "", (), [(1, "a"), (2, None), ()]),
     "an object array of numbers": (ragged(1, 2, 3), "object", "", (), [1, 2, 3]),
     "an object array of lists": (ragged([1], [2], [3]), "object", "", (), [[1], [2], [3]]),
+    "an object array of arrays": (ragged(np.arange(2), np.arange(1), torch.arange(2)), "object", "", (),
+                                  [[0, 1], [0], [0, 1]]),
+    "images of other widths": ([torch.ones(1, 2), np.ones((1, 3), np.float32), torch.ones(1, 2)], "object", "", (),
+                               [[[1, 1]], [[1, 1, 1]], [[1, 1]]]),
+    "arrays of text": ([np.array(["a", "b"]), np.array(["c"]), None], "object", "", (), [["a", "b"], ["c"], None]),
+    "numbers beside a dict": ([3, (1, 2), {"a": b""}], "object", "", (), [3, (1, 2), {"a": b""}]),
+    "text beside a NonTensorData": ([NonTensorData([1]), "a", 2], "object", "", (), [[1], "a", 2]),
     "an object array of an array and None": (ragged(None, (1,), None), "object", "", (), [None, (1,), None]),
 }  # fmt: skip
 """What is put; the kind, the element type and the shape of the field; the values of the rows."""
@@ -86,7 +92,8 @@ def test_a_column_is_put_as_what_it_plainly_is(
 
 def rows_of(client: DataPlaneClient, field: str) -> list[object]:
     stored = client.get_samples(IDS, "p", [field]).get(field)
-    return stored.tolist() if not getattr(stored, "is_nested", False) else [row.tolist() for row in stored.unbind()]
+    rows = stored.unbind() if getattr(stored, "is_nested", False) else stored.tolist()
+    return [row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row for row in rows]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
@@ -133,6 +140,40 @@ def test_lists_are_taken_by_every_call_that_puts(
 ) -> None:
     put(client, PLAIN)
     assert {name: rows_of(client, name) for name in PLAIN} == PLAIN
+
+
+HELD: dict[str, tuple[object, tuple[object, ...], tuple[str, str, tuple[int, ...]]]] = {
+    "objects": ([[{"a": 1}]], ([], (), []), ("object", "", ())),
+    "lists of boxes": ([[[1, 2, 3, 4]]], ([], [], []), ("jagged", "int64", (4,))),
+    "arrays of one shape": (np.ones((1, 2, 3), np.float16), ([], [], []), ("jagged", "float16", (3,))),
+}
+"""What the field x holds; rows that are empty lists, as they come back; the field after their put."""
+
+
+@pytest.mark.parametrize(("held", "rows", "field"), HELD.values(), ids=HELD)
+@pytest.mark.parametrize("put", WAYS.values(), ids=WAYS)
+def test_empty_lists_are_what_the_field_holds(
+    client: DataPlaneClient,
+    put: Callable[[DataPlaneClient, Mapping[str, object]], object],
+    held: object,
+    rows: tuple[object, ...],
+    field: tuple[str, str, tuple[int, ...]],
+) -> None:
+    client.put_samples(["z"], "p", {"x": held})
+    client.clear_samples(["z"], "p")
+    put(client, {**PLAIN, "x": rows})
+    described = client.partition("p").fields[0]
+    assert (described.kind, described.dtype, described.row_shape) == field
+    assert (rows_of(client, "x"), rows_of(client, "tokens")) == (list(rows), PLAIN["tokens"])
+
+
+def test_empty_lists_are_appended_and_shared_as_what_the_field_holds(client: DataPlaneClient) -> None:
+    client.put_samples(["z"], "p", {"note": [["an image"]]})
+    with client.reserve_group("p", "g", IDS) as group:
+        group.put(IDS, {"tokens": [[1], [2], [3]]})
+        group.append_tokens(IDS, {"tokens": [[], [], []]})
+        group.put_shared({"note": [[]]})
+    assert (rows_of(client, "tokens"), rows_of(client, "note")) == ([[1], [2], [3]], [[]] * 3)
 
 
 def test_a_group_shares_a_value_given_as_a_list(client: DataPlaneClient) -> None:

@@ -30,7 +30,7 @@ from dataplane_server.core.calls.requests import (
 )
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.recording.recorder import LENGTH, RecordedPlane
-from dataplane_server.replay import replay
+from dataplane_server.replaying.recording import replay
 
 COLUMN = ColumnSpec("a", Shape("jagged", "uint8", (2,)), np.array([3, 1]))
 PUT = PutSamples(
@@ -68,7 +68,7 @@ def recording(tmp_path: Path) -> Path:
 
 
 def run(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dataplane_server.replay", str(path)]
+    command = [sys.executable, "-m", "dataplane_server.replaying", str(path), "--check"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -58,8 +58,9 @@ async def write_columns(
     """Write columns of a meta's rows: one row for each of its ids, in its order. No fields: does nothing.
 
     fields: tensors, arrays and lists, as in put_samples. Those of shape (N, max(sequence_lengths), ...), and wider ones
-    of per-token fields, are stored jagged, by the meta's lengths; others as they are. Errors as
-    put_samples, and NotFoundError for a row that was cleared since (ReplacedError if it was put again).
+    of per-token fields, are stored jagged, by the meta's lengths (images of that height, too, which lose their last
+    lines: write those with put_samples); others as they are. Errors as put_samples, and NotFoundError for a row that
+    was cleared since (ReplacedError if it was put again).
     """
     _check_client(client, "write_columns(client, meta, fields)")
     checked_meta(meta, "write_columns")
@@ -101,8 +102,9 @@ async def kv_first_write(
 
     batch: right-padded tensors, arrays and lists with one row for each id, as in put_samples. It must hold
     `input_lengths` (N,), the tokens of each row, and `sample_mask` (N,). Tensors (N, S, ...) are stored jagged if S is
-    the longest row or that rounded up to pad_to_multiple. The returned meta names task_name, all fields, the lengths
-    and the tags. Its extra_info holds the caller's, and the width to which every rank should pad
+    the longest row or that rounded up to pad_to_multiple. That goes by the shape alone: images whose height is S lose
+    their last lines, so put those with put_samples. The returned meta names task_name, all fields, the lengths and the
+    tags. Its extra_info holds the caller's, and the width to which every rank should pad
     (`global_forward_pad_seqlen`).
 
     Raises ValueError for a missing field, and for a number of ids or tags that does not match the batch; errors also as

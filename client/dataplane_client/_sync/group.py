@@ -156,7 +156,7 @@ class Group(Handle):
         put = shared_put_request(where, self.meta.partition_id, fields, self._session.transport.options.caller)
         put.header.reservation_id = self.reservation_id
         with self._watch_for_fence():
-            self._session.transport.write("PutSamples", put.header, put.columns, timeout_s)
+            write_put(self._session.transport, put, timeout_s)
 
     def commit(self, weight_version: int | None = None, *, timeout_s: float | None = None) -> int:
         """Show the rows to claims, all at once. Returns how many there are.

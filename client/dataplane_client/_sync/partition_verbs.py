@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 
 from dataplane_client._arguments import checked_name, checked_names
+from dataplane_client._deadline import Deadline
 from dataplane_client._requests import extend_request, new_request_id, register_request
+from dataplane_client._sync.runtime import sleep
 from dataplane_client._sync.transport import Transport
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.descriptions import (
     PartitionDescription,
     ServerStatus,
+    SnapshotDescription,
     partition_description,
     registered_description,
     server_status,
+    snapshot_description,
 )
 from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_RESTART_S = 0.1
 
 
 @short_tracebacks
@@ -114,6 +121,32 @@ class PartitionVerbs:
             request_id=new_request_id(), partition_id=checked_name("partition id", partition_id, "close_partition")
         )
         return int((self._transport.unary("ClosePartition", request, timeout_s)).ended_claims)
+
+    def create_snapshot(self, name: str, *, timeout_s: float | None = None) -> SnapshotDescription:
+        """Take a snapshot of the server at this moment: rows with their values, cursors, claims. Needs --data-dir.
+
+        Other calls go on meanwhile. Blocks until the snapshot is on the server's disk, where it is a folder of this
+        name: 1 to 128 letters, digits, ".", "_" and "-". A timeout ends the wait, not the snapshot. Raises
+        PreconditionError if it cannot be written, InvalidArgumentError for a name that another snapshot has.
+        """
+        request = pb.CreateSnapshotRequest(request_id=new_request_id(), snapshot=name)
+        return snapshot_description((self._transport.unary("CreateSnapshot", request, timeout_s)).snapshot)
+
+    def restore_snapshot(self, name: str, *, timeout_s: float | None = None) -> SnapshotDescription:
+        """Make the server go on from one of its snapshots; what came after it is gone. Blocks until the server serves
+        again, in a second or so.
+
+        All sessions end, so rows that clients had claimed when the snapshot was taken are untaken again. Clients
+        connect again by themselves; the claims and groups that they hold have ended. Raises PreconditionError if the
+        snapshot cannot be used; then nothing has changed.
+        """
+        deadline = Deadline(self._transport.options.timeout_s if timeout_s is None else timeout_s)
+        request = pb.RestoreSnapshotRequest(request_id=new_request_id(), snapshot=name)
+        response = self._transport.unary("RestoreSnapshot", request, deadline.left_s)
+        left = time.monotonic()
+        while (self.server_status(timeout_s=deadline.left_s)).uptime_s >= time.monotonic() - left:
+            sleep(_RESTART_S)
+        return snapshot_description(response.snapshot)
 
     def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> int:
         """Remove a partition with its rows, claims and definition. Returns how many rows it had; 0 if there is no such

@@ -1,4 +1,6 @@
-"""Puts and commits of rows, with the padding of per-token fields cut off where the server asks for it."""
+"""Puts and commits of rows, with what only the server can tell about their columns: the kind of empty lists, and which
+padding to cut off.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataplane_client._column_messages import column_message
+from dataplane_client._field_kinds import as_field_holds, raise_with_advice
 from dataplane_client._padded_puts import may_be_padded, without_padding
 from dataplane_client._requests import Put
 from dataplane_client._sync.transport import Transport
@@ -34,21 +37,37 @@ def write_rows(
 ) -> Any:
     """Send a write of rows of a partition. lengths: the tokens of each row, if the caller knows them.
 
-    A write that the server refuses for padding costs two more calls: it asks which fields are per-token, and sends the
-    columns again. A refused write has changed nothing, and its request_id may be used again.
+    A column of nothing but empty lists costs one more call before, which asks what its field holds. A write that the
+    server refuses for padding costs two more calls: it asks which fields are per-token, and sends the columns again. A
+    refused write has changed nothing, and its request_id may be used again.
     """
+    where = f"partition {partition_id!r}"
+    if any(column.of_empty_lists for column in columns):
+        fields = _fields_of(transport, partition_id, timeout_s)
+        columns = [as_field_holds(column, fields, where) for column in columns]
+        _describe(header, columns)
     try:
         return transport.write(verb, header, columns, timeout_s)
     except InvalidArgumentError as error:
+        raise_with_advice(error, columns, getattr(header, "sample_ids", ()))
         if not may_be_padded(error, columns, lengths):
             raise
         refusal = error
-    request = pb.GetPartitionRequest(partition_id=partition_id)
-    fields = (transport.unary("GetPartition", request, timeout_s)).partition.fields
-    per_token = {field.name for field in fields if field.per_token}
-    cut = without_padding(columns, per_token, lengths or (), f"partition {partition_id!r}")
+    fields = _fields_of(transport, partition_id, timeout_s)
+    per_token = {name for name, field in fields.items() if field.per_token}
+    cut = without_padding(columns, per_token, lengths or (), where)
     if cut is None:
         raise refusal
-    del header.columns[:]
-    header.columns.extend([column_message(column) for column in cut])
+    _describe(header, cut)
     return transport.write(verb, header, cut, timeout_s)
+
+
+def _fields_of(transport: Transport, partition_id: str, timeout_s: float | None) -> dict[str, pb.FieldDescription]:
+    request = pb.GetPartitionRequest(partition_id=partition_id)
+    fields = (transport.unary("GetPartition", request, timeout_s)).partition.fields
+    return {field.name: field for field in fields}
+
+
+def _describe(header: Any, columns: Sequence[WireColumn]) -> None:
+    del header.columns[:]
+    header.columns.extend([column_message(column) for column in columns])

@@ -60,11 +60,17 @@ class SampleVerbs:
         - a nested tensor, ragged in dim 1: jagged;
         - a list of numbers, NumPy scalars or 0-d tensors: dense, (N,). Python's int and float become int64 and torch's
           default type (float32);
-        - a list of tensors, arrays, or lists of numbers, each (length, ...): jagged, also if all have one length;
+        - a list of tensors, arrays, or lists of numbers, each (length, ...): jagged, also if all have one length.
+          Tensors and arrays that differ in a later dimension, such as images of different widths, are objects;
         - a list of anything else, an array of text or of dtype object, a NonTensorStack: objects. Values come back
           equal and of the same type: None, bool, int, float, str, bytes; lists, tuples and dicts of values, with str or
-          int keys; NumPy scalars and arrays of numbers or text; tensors. An array of dtype object whose rows are all
-          arrays or tensors is jagged instead.
+          int keys; NumPy scalars and arrays of numbers or text; tensors;
+        - a list of nothing but empty lists: what the field holds, objects or rows without entries. It costs one more
+          call, and is refused if nothing was put into the field yet.
+
+        A tuple of numbers counts as a list of numbers. One row that is no number, str, None, array or list of numbers
+        makes every row of its list an object. Without such a row, numbers and lists of numbers beside rows of another
+        kind are refused, such as [1, None].
 
         A rectangle for a per-token field may be padded. It is cut to the lengths that the call carries:
         sequence_lengths (tokens of each row, also for the metas of later claims), or the field `input_lengths` (N,)
@@ -104,9 +110,10 @@ class SampleVerbs:
         """Add entries to the end of rows' per-token fields, atomically, as their tokens are generated. Only the new
         entries travel.
 
-        fields: a column for every per-token field that the rows hold, with one row of new entries for each id: nested
-        tensors, or dense (N, k, ...) for k entries each; (N,) for one each. Afterwards these fields have one length. A
-        row without a value gets the entries as its value, and a row that does not exist is created, as by put_samples.
+        fields: a column for every per-token field that the rows hold, with one row of new entries for each id: lists as
+        in put_samples, nested tensors, or dense (N, k, ...) for k entries each; (N,) for one each. Afterwards these
+        fields have one length. A row without a value gets the entries as its value, and a row that does not exist is
+        created, as by put_samples.
         To hide rows until they are complete, reserve their group and use its append_tokens.
 
         For a moment the server's memory holds a row's old and new bytes; blocks while there is no space. Readers see

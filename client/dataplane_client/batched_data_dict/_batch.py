@@ -258,7 +258,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         Without arguments for microbatches, returns a list of shards. Otherwise returns the shards, with microbatch
         metadata, and the row numbers in the order of the shards: reorder_data(numbers) on from_batches(shards) restores
         the original order (with dynamic batching only without batch_size: the order is chunk by chunk, not shard by
-        shard). Arrays become lists. AssertionError if rows or sizes do not match. The docstring of _sharding has the
+        shard). Arrays become lists. AssertionError if rows or sizes do not match. The source of `_sharding` has the
         rules.
         """
         if shards < 1:

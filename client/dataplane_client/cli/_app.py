@@ -22,6 +22,8 @@ from dataplane_client.cli._options import (
     Timeout,
 )
 
+_SNAPSHOT_TIMEOUT_S = 600.0  # to copy all values
+
 app = typer.Typer(
     name="dataplane",
     no_args_is_help=True,
@@ -227,3 +229,81 @@ def doctor(server: Address = "", output: Output = "table", timeout: Timeout = TI
     from dataplane_client.cli.doctor import examine
 
     raise typer.Exit(examine(server, output, timeout))
+
+
+@app.command()
+def snapshot(
+    name: Annotated[str, typer.Argument(metavar="NAME")], server: Address = "", timeout: Timeout = _SNAPSHOT_TIMEOUT_S
+) -> None:
+    """Take a snapshot of a server with --data-dir, while it serves.
+
+    It has rows with their values, cursors and claims of one moment, and is a folder of this name on the server's disk.
+    """
+    from dataplane_client.cli._snapshots import take_snapshot
+
+    take_snapshot(name, server, timeout)
+
+
+@app.command()
+def restore(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    server: Address = "",
+    timeout: Timeout = _SNAPSHOT_TIMEOUT_S,
+) -> None:
+    """Make a server go on from one of its snapshots.
+
+    What came after the snapshot is lost, and all sessions end: rows that were claimed are untaken again. Clients
+    connect again by themselves. If the snapshot cannot be used, nothing changes. Asks on a terminal, unless --yes.
+    """
+    from dataplane_client.cli._snapshots import restore_snapshot
+
+    restore_snapshot(name, server, timeout, sure=sure)
+
+
+@app.command()
+def verify(folder: Annotated[str, typer.Argument(metavar="FOLDER")]) -> None:
+    """Compare a snapshot with its checksums.
+
+    FOLDER is the snapshot's own, on a host with rl-dataplane[server]. No server is needed. Exits with 1 if the snapshot
+    is damaged, or of another version.
+    """
+    from dataplane_client.cli._snapshots import verify_snapshot
+
+    raise typer.Exit(verify_snapshot(folder))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def replay(
+    path: Annotated[str, typer.Argument(metavar="DIR")],
+    screen: Annotated[
+        list[str] | None, typer.Argument(metavar="[SCREEN [ARGS]...]", help="A command, such as: describe train")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="A time in UTC, or -90s before the end.")
+    ] = None,
+    sample_id: Annotated[
+        str | None, typer.Option("--sample", metavar="SAMPLE", help="Only the calls that concern this sample.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Compare states, or recorded outcomes.")] = False,
+    output: Output = "table",
+) -> None:
+    """Show what happened to a server, from its --data-dir.
+
+    Without SCREEN, a line for each call until TIME. With SCREEN, what that command would have shown at TIME: waits and
+    ages are counted until then. TIME is 14:03:07.250 of the last day, 2026-11-22T14:03:07.250, or -90s. Nothing in DIR
+    is changed, and a server may use it meanwhile.
+
+    --check replays all and compares with each checkpoint in DIR. DIR may then also be a file that a server with
+    DATAPLANE_RECORD wrote. Exits with 1 if there is a difference, with 2 if DIR cannot be replayed.
+    """
+    if screen and (check or sample_id is not None):
+        raise typer.BadParameter("--sample and --check go without SCREEN")
+    if check and (until or sample_id is not None):
+        raise typer.BadParameter("--check replays all: it goes without --until and --sample")
+    from dataplane_client.cli._replay import replay_calls, replay_screen
+
+    if screen:
+        replay_screen(path, until, screen, output)
+    else:
+        raise typer.Exit(replay_calls(path, until, sample_id, check, output))

@@ -33,7 +33,7 @@ from dataplane_server.core.calls.listings import ClaimInfo, OpenSessionInfo, Sam
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import Call
-from dataplane_server.core.calls.values import Tags
+from dataplane_server.core.calls.values import Int64Array, Tags
 from dataplane_server.core.state.answers import Answers
 from dataplane_server.core.state.descriptions import describe_partition, describe_task
 from dataplane_server.core.state.partition import Partition
@@ -114,6 +114,26 @@ class DataPlane:
         infos = tuple(describe_task(partition, name, now) for name in tasks)
         announced = partition.rows.closed or partition.rows_put_total >= partition.definition.num_samples
         return ConsumptionInfo(announced and all(i.consumed_rows == len(partition.rows) for i in infos), infos)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    @property
+    def releases(self) -> int:
+        """How many releases of memory were deferred since the beginning; see Settle."""
+        return self._state.space.releases
+
+    @property
+    def releases_deferred(self) -> bool:
+        """Whether memory that was released waits for Settle."""
+        return self._state.space.has_deferred
+
+    def free_ranges(self) -> list[tuple[int, int]]:
+        """Where memory is free: (start, end), in any order, none twice."""
+        return [*self._state.space.free_ranges(), *self._state.space.pending_ranges()]
+
+    def layout(self, ticket: int) -> tuple[Int64Array, Int64Array] | None:
+        """Offsets and bytes of the values of a write under way, an array row for each column; None without space."""
+        return self._verbs.admission.layout(ticket)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 

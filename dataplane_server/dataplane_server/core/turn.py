@@ -106,6 +106,11 @@ class Turn:
             requests.Drain: self._drain,
             requests.Recover: self._recover,
             requests.LetGo: self._let_go,
+            requests.BeginSnapshot: lambda call, now: v.reads.begin_snapshot(call.name),
+            requests.EndSnapshot: lambda call, now: v.reads.end_snapshot(),
+            requests.LeaveFor: lambda call, now: None,
+            requests.Restored: self._restored,
+            requests.Settle: lambda call, now: self._state.space.settle(call.releases),
         }
         return repeatable, others
 
@@ -234,6 +239,15 @@ class Turn:
         self._verbs.writes.recover(server_ended(), held=call.held)
         self._verbs.reads.recover(held=call.held)
         self._state.sessions.renew(now + call.reconnect_s)
+        self._state.space.defer_frees = call.defer_frees
+        if not call.defer_frees:
+            self._state.space.settle(self._state.space.releases)
+
+    def _restored(self, call: requests.Restored, now: float) -> None:
+        for session in list(self._state.sessions):
+            self._verbs.expiry.close(requests.CloseSession(session.session_id))
+        self._state.incarnation = self._state.sessions.incarnation = call.incarnation
+        self._state.generations.next = max(self._state.generations.next, call.first_generation)
 
     def _let_go(self, call: requests.LetGo, now: float) -> None:
         self._verbs.writes.let_go()

@@ -66,10 +66,30 @@ def encode_call(now: float, call: Call[Any]) -> bytes:
 def decode_call(data: bytes) -> tuple[float, Call[Any]]:
     """What `encode_call` was given. ValueError for anything else."""
     try:
-        now, name, *fields = msgpack.unpackb(data, use_list=False)
-        return now, _NAMED[name].record_of(fields)
+        return _call_of(msgpack.unpackb(data, use_list=False))
     except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
         raise ValueError(f"not a call of this version: {error!r}") from None
+
+
+def encode_batch(calls: list[bytes]) -> bytes:
+    """Several encoded calls."""
+    return msgpack.packb(calls)  # type: ignore[no-any-return]
+
+
+def decode_record(data: bytes) -> list[tuple[float, Call[Any]]]:
+    """The calls of a record, which has one or a batch. ValueError for anything else."""
+    try:
+        unpacked = msgpack.unpackb(data, use_list=False)
+        if isinstance(unpacked[0], bytes):
+            return list(map(decode_call, unpacked))
+        return [_call_of(unpacked)]
+    except (KeyError, TypeError, ValueError, IndexError, msgpack.UnpackException) as error:
+        raise ValueError(f"not a call of this version: {error!r}") from None
+
+
+def _call_of(unpacked: Any) -> tuple[float, Call[Any]]:
+    now, name, *fields = unpacked
+    return now, _NAMED[name].record_of(tuple(fields))
 
 
 def _schema(kind: type) -> _Schema:

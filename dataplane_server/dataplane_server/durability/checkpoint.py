@@ -36,6 +36,7 @@ from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.history import History, _hash_of_all
 from dataplane_server.durability.graph import content_of, decode, encode
+from dataplane_server.durability.log_writer import sync_folder
 from dataplane_server.version import VERSION
 
 P = TypeVar("P", bound=DataPlane)
@@ -117,6 +118,13 @@ def load_checkpoint(path: Path, kind: type[Any] = DataPlane) -> Checkpoint[Any]:
     return Checkpoint(plane, header["next_record"], header["now"], header["extra"])
 
 
+def read_extra(path: Path) -> Mapping[str, Any]:
+    """What a checkpoint has beside the core. Errors as load_checkpoint."""
+    with path.open("rb") as file:
+        extra: Mapping[str, Any] = _Chunks(path, file).header()["extra"]
+    return extra
+
+
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """The checkpoints of a folder with their next_record, the newest first."""
     found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
@@ -155,11 +163,7 @@ def _renamed_when_complete(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def _write_chunk(file: BinaryIO, content: bytes | memoryview) -> None:

@@ -1,23 +1,32 @@
 """Writes checkpoints of a data directory beside its server, in a process of low priority, so the server never pauses.
 
-`python -m dataplane_server.durability.checkpointer DIR CALLS` replays the log as the server appends it. After as many
-calls since the last checkpoint it writes one, and removes the segments and checkpoints before it. It ends when its
-standard input does, that is, when its server has ended by whatever cause. It removes nothing after that, since the next
-server may be reading.
+`python -m dataplane_server.durability.checkpointer DIR CALLS BYTES` replays the log as the server appends it. After as
+many calls since the last checkpoint it writes one. Of the segments and checkpoints before that one it keeps BYTES, for
+`dataplane replay`, and removes the oldest beyond that. It ends when its standard input does, that is, when its server
+has ended by whatever cause. It removes nothing after that, since the next server may be reading.
+
+Each line of its standard input names a snapshot to take at the call BeginSnapshot of that name, and the folder for it.
+The server writes the line before it logs the call, so the line is there when the replica comes to the call. The answer
+is a line on standard output. Both are JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
 import os
 import select
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from dataplane_server.durability.checkpoint import remove_checkpoints, write_checkpoint
-from dataplane_server.durability.log_reader import remove_before
+from dataplane_server.durability.checkpoint import checkpoints, remove_checkpoints
+from dataplane_server.durability.log_reader import remove_before, segments
 from dataplane_server.durability.replica import Replica, kept
+from dataplane_server.durability.snapshot import SnapshotError, write_snapshot
 from dataplane_server.observe.log import get_log, show_on_stderr
 
 _POLL_S = 0.2
@@ -27,60 +36,135 @@ _NICE = 19
 
 
 class Checkpointer:
-    """The process. Its standard error is that of the server."""
+    """The process, which may also end by itself. Its standard error is that of the server."""
 
-    def __init__(self, folder: Path, calls: int) -> None:
-        """Starts it. calls: between two checkpoints."""
-        command = [sys.executable, "-m", "dataplane_server.durability.checkpointer", str(folder), str(calls)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)  # noqa: S603
+    def __init__(self, folder: Path, calls: int, history_bytes: int) -> None:
+        """Starts it. calls: between two checkpoints. history_bytes: to keep of what the newest one replaces."""
+        module = "dataplane_server.durability.checkpointer"
+        command = [sys.executable, "-m", module, str(folder), str(calls), str(history_bytes)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+
+    def order(self, snapshot: str, folder: Path, request_id: str) -> None:
+        """Have it take a snapshot at the call BeginSnapshot, which is to be applied right after this. OSError if it has
+        ended.
+        """
+        assert self._process.stdin is not None  # noqa: S101  # for the type checker
+        self._process.stdin.write(json.dumps([snapshot, str(folder), request_id]) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """What became of the snapshot: its manifest, or an `error`. Blocks until it is written, or failed. EOFError if
+        the process ends before.
+        """
+        assert self._process.stdout is not None  # noqa: S101  # for the type checker
+        line = self._process.stdout.readline()
+        if not line:
+            raise EOFError("the process that writes snapshots has ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def close(self) -> None:
         """End it. Blocks until it has ended: at most for the rest of a checkpoint that it is writing."""
         assert self._process.stdin is not None  # noqa: S101  # for the type checker
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended before
+            self._process.stdin.close()
         self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 def main() -> None:
-    folder, calls = Path(sys.argv[1]), int(sys.argv[2])
+    folder, calls, history_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     show_on_stderr("info")
     os.nice(_NICE)
     log = get_log()
     try:
-        _follow(folder, calls)
+        _follow(folder, calls, history_bytes)
     except Exception as error:
         log.error("checkpointer_failed", why=str(error), exc_info=error)
         sys.exit(1)
 
 
-def _follow(folder: Path, calls: int) -> None:
+class _Orders:
+    """What the server has asked for. ended: whether it has ended."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._received = b""
+        self._snapshots: dict[str, tuple[Path, str]] = {}
+
+    def poll(self, timeout_s: float) -> None:
+        """Read what is there. Waits for it for at most timeout_s."""
+        while not self.ended and select.select([0], [], [], timeout_s)[0]:
+            received = os.read(0, 1 << 16)
+            self.ended = not received
+            *lines, self._received = (self._received + received).split(b"\n")
+            for name, folder, request_id in map(json.loads, lines):
+                self._snapshots[name] = Path(folder), request_id
+            timeout_s = 0.0
+
+    def take(self, snapshot: str) -> tuple[Path, str] | None:
+        """Where to write a snapshot to, and its request; None if it was ordered from a process before this one."""
+        self.poll(0.0)
+        return self._snapshots.pop(snapshot, None)
+
+
+def _follow(folder: Path, calls: int, history_bytes: int) -> None:
+    orders = _Orders()
     with kept(folder):
         replica = Replica(folder)
-    last, rest_until = replica.reader.next_record, 0.0
-    while not _server_ended(0.0 if replica.advance() else _POLL_S):
-        if replica.reader.next_record - last >= calls and time.monotonic() >= rest_until:
-            last = replica.reader.next_record
-            seconds = _write(folder, replica)
+    replica.at_snapshot = lambda call: _take_snapshot(orders.take(call.name), call.name, replica, folder)
+    last, rest_until = replica.calls, 0.0
+    while not orders.ended:
+        orders.poll(0.0 if replica.advance() else _POLL_S)
+        if replica.calls - last >= calls and time.monotonic() >= rest_until and not replica.left:
+            last = replica.calls
+            seconds = _write(folder, replica, history_bytes, orders)
             rest_until = time.monotonic() + _REST * seconds
 
 
-def _write(folder: Path, replica: Replica) -> float:
-    """Write a checkpoint and remove what it replaces. Returns how long the checkpoint took, in seconds."""
+def _take_snapshot(order: tuple[Path, str] | None, name: str, replica: Replica, folder: Path) -> None:
+    if order is None:
+        return
+    target, request_id = order
+    try:
+        answer = dataclasses.asdict(write_snapshot(target, name, request_id, replica, folder / "arena"))
+    except (OSError, SnapshotError) as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)  # noqa: T201  # the answer
+
+
+def _write(folder: Path, replica: Replica, history_bytes: int, orders: _Orders) -> float:
+    """Write a checkpoint and remove what is too old. Returns how long the checkpoint took, in seconds."""
     began, next_record = time.monotonic(), replica.reader.next_record
-    path = write_checkpoint(folder, replica.plane, next_record, replica.at, {})
+    path = replica.write_checkpoint(folder)
     seconds = time.monotonic() - began
     with kept(folder):
-        if not _server_ended(0.0):
-            remove_checkpoints(folder, 1)
-            remove_before(folder, next_record)
+        orders.poll(0.0)
+        if not orders.ended:
+            remove_history(folder, history_bytes)
     size_bytes = path.stat().st_size
     get_log().info("checkpoint_written", next_record=next_record, size_bytes=size_bytes, seconds=round(seconds, 3))
     return seconds
 
 
-def _server_ended(timeout_s: float) -> bool:
-    """Whether the standard input has ended, now or within the timeout."""
-    return bool(select.select([sys.stdin], [], [], timeout_s)[0])
+def remove_history(folder: Path, most_bytes: int) -> None:
+    """Remove the oldest of the checkpoints and segments that recovery does not need, until the others have at most as
+    many bytes. They begin with a checkpoint, or with record 0.
+    """
+    (newest, _), *older = checkpoints(folder)
+    log = segments(folder)
+    needed = max(number for number, _ in log if number <= newest)
+    first, keep, size = newest, 1, 0
+    for record, path in [*older, *((number, None) for number, _ in log[:1] if number == 0)]:
+        size += 0 if path is None else path.stat().st_size
+        begun = max((number for number, _ in log if number <= record), default=needed)
+        of_log = sum(segment.stat().st_size for number, segment in log if begun <= number < needed)
+        if size + of_log > most_bytes or record < log[0][0]:
+            break
+        first, keep = record, keep + 1
+    remove_checkpoints(folder, keep)
+    remove_before(folder, first)
 
 
 if __name__ == "__main__":

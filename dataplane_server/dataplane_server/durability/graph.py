@@ -40,7 +40,7 @@ _BASES = frozenset({object, dict, Exception, BaseException, Generic})
 """What classes of the core may derive from, beside each other."""
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _TYPES = {kind.__name__: kind for kind in _PLAIN}
-_DTYPES = {dtype.str: dtype for dtype in (np.dtype(name).newbyteorder("<") for name in "?bhilqBHILQefd")}
+_DTYPES = {dtype.str: dtype for dtype in (np.dtype(name).newbyteorder("<") for name in "?bhiqlBHIQLefd")}
 _AT_ONCE = 4096
 """Nodes or values of a piece."""
 _LONG = 1 << 16

@@ -4,8 +4,12 @@
     DIR/checkpoint-0000...       the state of the core after as many records
     DIR/log-0000...              the calls since, in segments
 
-The arena and the log are written at once and not synced, so they survive the death of the process and not that of the
-machine. A torn record at the end of the log was never acknowledged; it is cut off. Damage elsewhere stops the server.
+With durability `process`, arena and log are written at once and not synced, so they survive the death of the process
+and not that of the machine: after that the server does not start, because values and calls may not fit together. With
+`disk`, `group_commit` syncs them before an answer leaves, and recovery checks every value by its checksum.
+
+A torn record at the end of the log was never acknowledged; it is cut off. Other damage stops the server, and the error
+names what it costs. A server that is told to accept the loss goes on without what is damaged.
 """
 
 from __future__ import annotations
@@ -17,19 +21,33 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dataplane_server.collection import without_collection
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.requests import Recover
+from dataplane_server.core.calls.requests import ClearSamples, LeaveFor, Recover, Restored
 from dataplane_server.durability.checkpoint import DamagedCheckpointError, checkpoints
-from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, RecordMissingError, segments
+from dataplane_server.durability.checksums import Damaged
+from dataplane_server.durability.group_commit import GroupCommit
+from dataplane_server.durability.log_reader import (
+    LogDamagedError,
+    LogFormatError,
+    RecordMissingError,
+    forget_cached,
+    segments,
+)
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica, kept
+from dataplane_server.durability.restore import Prepared, finish
 from dataplane_server.storage.arena import Arena
 from dataplane_server.version import VERSION
 
+DataDirDurability = Literal["process", "disk"]
+Failed = Callable[[OSError], object]
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NAMED = 20  # damaged values in a message
 _RECONNECT_S = 2.0
 """Clients pause for up to a second between two attempts to connect."""
 _UNUSABLE = (ValueError, LogDamagedError, LogFormatError, RecordMissingError, DamagedCheckpointError)
@@ -40,9 +58,25 @@ class RecoveryError(Exception):
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What a server asks of its directory. failed: called when the log cannot be written. accept_loss: go on without
+    what is damaged. segment_bytes: of the log.
+    """
+
+    folder: Path
+    limits: Limits
+    shared: bool
+    durability: DataDirDurability
+    failed: Failed
+    accept_loss: bool = False
+    segment_bytes: int = 16 << 20
+
+
+@dataclass(frozen=True)
 class Recovery:
     """What a life found. calls: replayed since the checkpoint. torn_bytes: cut off the end of the log. held: clients of
-    the former life still map the arena.
+    the former life still map the arena. damaged: values that are lost, which was accepted. restored: the snapshot that
+    this life begins with; restored_by: the request for it.
     """
 
     rows: int
@@ -50,12 +84,15 @@ class Recovery:
     torn_bytes: int
     seconds: float
     held: bool
+    damaged: int = 0
+    restored: str = ""
+    restored_by: str = ""
 
 
 @dataclass(frozen=True)
 class Life:
     """now: the time of calls, in seconds, which goes on where the former life ended. recovery: None if the directory
-    was empty.
+    was empty. commits: where calls wait for stable storage, if they do.
     """
 
     folder: Path
@@ -63,15 +100,38 @@ class Life:
     arena: Arena
     now: Callable[[], float]
     log: LogWriter
+    commits: GroupCommit | None
     recovery: Recovery | None
 
     def resume(self) -> None:
         """End what the former life left under way, and let sessions go on. To be called right before the server
         listens.
         """
-        if self.recovery is not None:
-            self.plane.apply(Recover(self.recovery.held, _RECONNECT_S), self.now())
-            self.plane.take_effects()
+        if self.recovery is not None and self.recovery.restored:
+            self.plane.apply(Restored(uuid.uuid4().hex[:12], time.time_ns() // 1000), self.now())
+        self.plane.apply(Recover(self.held, _RECONNECT_S, defer_frees=self.commits is not None), self.now())
+        self.plane.take_effects()
+
+    async def flush(self) -> None:
+        """Write what is left to the log."""
+        if self.commits is not None:
+            await self.commits.close()
+
+    async def close(self) -> None:
+        """Write what is left to the log, and close it."""
+        await self.flush()
+        self.log.close()
+
+    async def leave_for(self, prepared: Prepared) -> None:
+        """End this life; the next one begins with a snapshot. Every later call is refused. OSError or
+        DamagedCheckpointError before that leaves it as it is.
+        """
+        await self.flush()
+        written = prepared.write(self.log.next_record + 1)
+        self.plane.apply(LeaveFor(prepared.extra["restored"]), self.now())
+        self.plane.end()
+        await self.flush()
+        prepared.use(written)
 
     @property
     def held(self) -> bool:
@@ -79,19 +139,23 @@ class Life:
         return self.recovery is not None and self.recovery.held
 
 
-def begin_life(folder: Path, limits: Limits, *, shared: bool, failed: Callable[[OSError], object]) -> Life:
-    """Recover what is in a directory, or begin anew in an empty one. Blocks for as long as that takes.
+def begin_life(terms: Terms, replica: Replica | None = None) -> Life:
+    """Recover what is in a directory, or begin anew in an empty one. Blocks for as long as that takes. replica: one
+    that has followed the log so far.
 
-    Raises OSError if the directory cannot be used, or another server uses it; RecoveryError if it belongs to another
-    version or other limits, or is damaged.
+    Raises OSError if the directory cannot be used (EBUSY: another server uses it); RecoveryError if it belongs to
+    another version or other limits, or is damaged.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    terms.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        arena = Arena(limits.memory_bytes, shared=shared, file=folder / "arena")
-    except ValueError as error:
+        arena = _open_arena(terms)
+        if finish(terms.folder):
+            arena.close()
+            arena = _open_arena(terms)
+    except (ValueError, DamagedCheckpointError) as error:
         raise RecoveryError(str(error)) from error
     try:
-        return _life(folder, limits, arena, failed)
+        return _first(terms, arena) if _is_new(terms.folder, arena) else _next(terms, arena, replica)
     except _UNUSABLE as error:
         arena.close()
         raise RecoveryError(str(error)) from error
@@ -100,55 +164,143 @@ def begin_life(folder: Path, limits: Limits, *, shared: bool, failed: Callable[[
         raise
 
 
-def _life(folder: Path, limits: Limits, arena: Arena, failed: Callable[[OSError], object]) -> Life:
-    if not segments(folder):
-        return _first(folder, limits, arena, failed)
-    if arena.fresh:
-        raise ValueError(f"{folder} has a log but had no arena: the values are lost; empty the folder")
-    return _next(folder, limits, arena, failed)
+def _open_arena(terms: Terms) -> Arena:
+    return Arena(terms.limits.memory_bytes, shared=terms.shared, file=terms.folder / "arena")
 
 
-def _first(folder: Path, limits: Limits, arena: Arena, failed: Callable[[OSError], object]) -> Life:
+def _is_new(folder: Path, arena: Arena) -> bool:
+    """Whether no server has used a directory. ValueError if one has, and something is missing."""
+    if segments(folder):
+        if arena.fresh:
+            raise ValueError(f"{folder} has a log but had no arena: the values are lost; empty the folder")
+        return False
     if checkpoints(folder):
         raise ValueError(f"{folder} has a checkpoint but no log: calls since it are lost; empty the folder")
     if arena.holders():
         raise ValueError(f"clients still use the arena in {folder}, whose log is gone; end them, or empty the folder")
+    return True
+
+
+def _first(terms: Terms, arena: Arena) -> Life:
     origin = {"incarnation": uuid.uuid4().hex[:12], "first_generation": time.time_ns() // 1000}
-    plane = LoggedPlane(limits, **origin)  # type: ignore[arg-type]
-    log = LogWriter(folder, 0, _header(origin, limits, 1, time.monotonic()))
-    plane.log_to(log, failed)
-    return Life(folder, plane, arena, time.monotonic, log, None)
+    plane = LoggedPlane(terms.limits, **origin)  # type: ignore[arg-type]
+    log = _new_log(terms, 0, _header(origin, terms, 1, time.monotonic()))
+    commits = _logged(terms, plane, arena, log)
+    return Life(terms.folder, plane, arena, time.monotonic, log, commits, None)
 
 
-def _next(folder: Path, limits: Limits, arena: Arena, failed: Callable[[OSError], object]) -> Life:
+def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
     began = time.monotonic()
-    with kept(folder), without_collection():
-        replica = Replica(folder)
-        _check_limits(folder, replica.header, limits)
-        calls = replica.catch_up()
+    takes_over = replica is not None  # at once: it has seen the calls, and values of a running machine are in memory
+    if terms.durability == "disk" and not takes_over:  # what is read now is what the disk has
+        arena.forget_cached()
+        forget_cached(terms.folder)
+    with kept(terms.folder), without_collection():
+        replica = replica or Replica(terms.folder)
+        before = replica.calls
+        torn = _end_of_log(terms, replica)
+        if replica.left:
+            replica, before = Replica(terms.folder), 0
+            replica.catch_up()
+    gc.freeze()  # what was recovered is no garbage
+    header = replica.header
+    _check(terms, header)
+    damaged = [] if takes_over else replica.checksums.damaged(replica.plane, arena.memory)
+    _check_values(terms, damaged)
+    origin = {name: header[name] for name in ("incarnation", "first_generation")}
+    log = _new_log(terms, replica.reader.next_record, _header(origin, terms, header["epoch"] + 1, replica.at))
+    plane, offset, held = replica.plane, replica.at - time.monotonic(), bool(arena.holders())
+    commits = _logged(terms, plane, arena, log)
+    _clear(plane, damaged, replica.at)
+    seconds = round(time.monotonic() - began, 3)
+    recovery = Recovery(
+        plane.totals().rows,
+        replica.calls - before,
+        torn,
+        seconds,
+        held,
+        len(damaged),
+        replica.restored,
+        replica.restored_by,
+    )
+    return Life(terms.folder, plane, arena, lambda: time.monotonic() + offset, log, commits, recovery)
+
+
+def _end_of_log(terms: Terms, replica: Replica) -> int:
+    """Apply the rest of the log, and cut off what is behind its last record. Returns how many bytes these were."""
+    try:
+        replica.catch_up()
         torn = replica.reader.ending()
         replica.reader.cut()
-    gc.freeze()  # what was recovered is no garbage
-    plane, at = replica.plane, replica.at
-    origin = {name: replica.header[name] for name in ("incarnation", "first_generation")}
-    header = _header(origin, limits, replica.header["epoch"] + 1, at)
-    log = LogWriter(folder, replica.reader.next_record, header)
-    plane.log_to(log, failed)
-    held = bool(arena.holders())
-    offset = at - time.monotonic()
-    recovery = Recovery(plane.totals().rows, calls, torn, round(time.monotonic() - began, 3), held)
-    return Life(folder, plane, arena, lambda: time.monotonic() + offset, log, recovery)
+    except LogDamagedError:
+        if not terms.accept_loss:
+            raise
+        torn = replica.reader.abandon()
+    return torn
 
 
-def _header(origin: Mapping[str, Any], limits: Limits, epoch: int, at: float) -> dict[str, Any]:
-    """at: the time of the next call at the earliest. wall: the same moment, in seconds since 1970."""
-    held = dataclasses.asdict(limits)
-    return {"version": VERSION, "epoch": epoch, **origin, "limits": held, "at": at, "wall": time.time()}
+def _new_log(terms: Terms, first: int, header: Mapping[str, Any]) -> LogWriter:
+    synced = terms.durability == "disk"
+    return LogWriter(terms.folder, first, header, segment_bytes=terms.segment_bytes, synced=synced)
 
 
-def _check_limits(folder: Path, header: Mapping[str, Any], limits: Limits) -> None:
-    held, wanted = header["limits"], dataclasses.asdict(limits)
+def _logged(terms: Terms, plane: LoggedPlane, arena: Arena, log: LogWriter) -> GroupCommit | None:
+    """Let the plane log its calls."""
+    if terms.durability == "process":
+        plane.log_to(log, terms.failed)
+        return None
+    commits = GroupCommit(plane, arena, log, terms.failed)
+    plane.log_to(commits, terms.failed, arena.memory)
+    return commits
+
+
+def _header(origin: Mapping[str, Any], terms: Terms, epoch: int, at: float) -> dict[str, Any]:
+    """at: the time of the next call at the earliest. wall: the same moment, in seconds since 1970. boot: of the machine
+    since it was started.
+    """
+    return {
+        "version": VERSION,
+        "epoch": epoch,
+        **origin,
+        "limits": dataclasses.asdict(terms.limits),
+        "at": at,
+        "wall": time.time(),
+        "durability": terms.durability,
+        "boot": _boot(),
+    }
+
+
+def _boot() -> str:
+    return _BOOT.read_text().strip() if _BOOT.exists() else ""
+
+
+def _check(terms: Terms, header: Mapping[str, Any]) -> None:
+    """ValueError if a life cannot go on after the one that wrote a header."""
+    folder, held, wanted = terms.folder, header["limits"], dataclasses.asdict(terms.limits)
     differing = [f"{name} {held.get(name)} (now {value})" for name, value in wanted.items() if held.get(name) != value]
     if differing:
         texts = ", ".join(differing)
         raise ValueError(f"{folder} was made with other limits: {texts}; start with those, or empty the folder")
+    if header["durability"] == "process" and header["boot"] != _boot():
+        raise ValueError(
+            f"the machine was started again since a server with --durability process used {folder}, so calls and "
+            "values in it may not fit together; empty the folder (--durability disk survives this)"
+        )
+
+
+def _check_values(terms: Terms, damaged: list[Damaged]) -> None:
+    if damaged and not terms.accept_loss:
+        names = [f"field {field!r} of sample {sample!r} in {partition!r}" for partition, sample, field in damaged]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise ValueError(
+            f"{terms.folder}: stored values are not those that were put: {', '.join(names[:_NAMED])}{more}; restore a "
+            "snapshot, or start with --accept-loss to clear their rows"
+        )
+
+
+def _clear(plane: LoggedPlane, damaged: list[Damaged], now: float) -> None:
+    samples: dict[str, dict[str, None]] = {}
+    for partition_id, sample_id, _ in damaged:
+        samples.setdefault(partition_id, {})[sample_id] = None
+    for partition_id, ids in samples.items():
+        plane.apply(ClearSamples(f"lost-{uuid.uuid4().hex}", partition_id, list(ids)), now)

@@ -88,6 +88,11 @@ class LogReader:
             self._enter(self.next_record)
             return self.read(most)
 
+    def sync(self) -> None:
+        """Wait until the records that were read are on stable storage."""
+        with self._path.open("rb") as file:
+            os.fdatasync(file.fileno())
+
     def ending(self) -> int:
         """How many bytes from the last record on are a torn record; 0 if the log ends in order.
 
@@ -105,7 +110,21 @@ class LogReader:
     def cut(self) -> None:
         """End the segment after its last record: a torn record goes, and so does unused space. Errors as `ending`."""
         self.ending()
+        with self._path.open("r+b") as file:
+            file.truncate(self._position)
+            os.fsync(file.fileno())  # were the torn record back after a loss of power, a later segment would follow it
+
+    def abandon(self) -> int:
+        """End the log after the last readable record, although it goes on. Later segments are renamed to `lost-...`.
+        Returns how many bytes were given up.
+        """
+        size = self._path.stat().st_size - self._position
         os.truncate(self._path, self._position)
+        for number, path in segments(self._folder):
+            if number > self._number:
+                size += path.stat().st_size
+                path.rename(path.with_name(f"lost-{path.name}"))
+        return size
 
     def _next(self, most: int) -> list[bytes]:
         while not (records := self._complete(most)):
@@ -176,6 +195,14 @@ def segments(folder: Path) -> list[tuple[int, Path]]:
     """The first record and the file of each segment, in order."""
     matches = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
     return sorted((int(match[1]), path) for match, path in matches if match)
+
+
+def forget_cached(folder: Path) -> None:
+    """Make the next look at the segments read from the disk. What is not there yet is written first."""
+    for _, path in segments(folder):
+        with path.open("rb") as file:
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def remove_before(folder: Path, record: int) -> list[Path]:

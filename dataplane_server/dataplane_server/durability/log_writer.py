@@ -1,7 +1,8 @@
 """Appends records to the log. `docs/format.md` describes the bytes.
 
-A record is in the kernel when `append` returns, so it survives the end of the process by whatever cause. The space of a
-segment is allocated before its first record, so only a new segment can find the disk full.
+A record is in the kernel when `append` returns, so it survives the end of the process by whatever cause. It survives
+that of the machine after `sync`. The space of a segment is allocated before its first record, so only a new segment can
+find the disk full.
 
 A segment gets its name when its header is complete, so readers never meet half a header.
 """
@@ -28,18 +29,26 @@ class LogWriter:
     next_record: int
 
     def __init__(
-        self, folder: Path, first: int, header: Mapping[str, object], *, segment_bytes: int = 16 << 20
+        self,
+        folder: Path,
+        first: int,
+        header: Mapping[str, object],
+        *,
+        segment_bytes: int = 16 << 20,
+        synced: bool = False,
     ) -> None:
         """Begins a segment at record `first`, where a reader has found the end of the log and has cut it. Replaces a
         segment without records. FileExistsError if the log has records from `first` on; OSError if there is no room.
 
-        header: more for the header of every segment, of values that MessagePack knows.
+        header: more for the header of every segment, of values that MessagePack knows. synced: segments are written
+        with zeros and synced before they are used, so that `sync` only has to write the records.
         """
         _refuse_to_replace(folder, first)
         self.next_record = first
         self._folder = folder
         self._header = header
         self._segment_bytes = segment_bytes
+        self._synced = synced
         self._file: int | None = None
         self._position = self._size = 0
         self._refusal = ""
@@ -64,6 +73,16 @@ class LogWriter:
         self._position += len(frame)
         self.next_record += 1
 
+    def sync(self) -> None:
+        """Wait until all records are on stable storage. OSError as `append`."""
+        if self._file is None or self._refusal:
+            raise OSError(errno.EBADF, f"the log in {self._folder} takes no more records: {self._refusal}")
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            self._refusal = f"the sync before record {self.next_record} failed with {error}"
+            raise
+
     def close(self) -> None:
         """Cut the unused space off the last segment. Later appends are refused."""
         file, self._file = self._file, None
@@ -77,7 +96,10 @@ class LogWriter:
         head = MAGIC + frame_of(msgpack.packb({**self._header, "format": FORMAT, "first": first}))
         size = max(self._segment_bytes, len(head) + room)
         last, end = self._file, self._position
-        self._file, self._position, self._size = _new_segment(self._folder, first, head, size), len(head), size
+        if last is not None and self._synced:
+            os.fdatasync(last)
+        file = _new_segment(self._folder, first, head, size, synced=self._synced)
+        self._file, self._position, self._size = file, len(head), size
         if last is not None:
             _end(last, end)
 
@@ -92,14 +114,18 @@ def _refuse_to_replace(folder: Path, first: int) -> None:
                 raise FileExistsError(f"{path} has records or a torn one")
 
 
-def _new_segment(folder: Path, first: int, head: bytes, size: int) -> int:
+def _new_segment(folder: Path, first: int, head: bytes, size: int, *, synced: bool) -> int:
     """The open file of a segment with its header and allocated space."""
     unnamed = folder / _UNNAMED
     file = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(file, 0, size)
-        _write(file, head, 0)
+        _write(file, head.ljust(size, b"\0") if synced else head, 0)
+        if synced:
+            os.fsync(file)
         unnamed.rename(segment_path(folder, first))
+        if synced:
+            sync_folder(folder)
     except BaseException:
         os.close(file)
         unnamed.unlink(missing_ok=True)
@@ -117,6 +143,15 @@ def _write(file: int, data: bytes, position: int) -> None:
         with contextlib.suppress(OSError):  # what stays is a torn record: it does not count either
             os.pwrite(file, bytes(written), position)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of files in a folder are on stable storage."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _end(file: int, length: int) -> None:

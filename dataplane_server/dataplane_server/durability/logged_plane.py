@@ -14,27 +14,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dataplane_server.core.calls.answers import ReadPlan
-from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, LetGo, Recover
+from dataplane_server.core.calls.refusal import server_ended
+from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, FinishWrite, LetGo, Recover
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.call_codec import encode_call
-from dataplane_server.durability.log_writer import LogWriter
+from dataplane_server.durability.checksums import checksums_of
 
 A = TypeVar("A")
+
+
+class Log(Protocol):
+    """Where calls go. Either the log itself, or what collects them for it."""
+
+    def append(self, payload: bytes) -> None: ...
 
 
 class LoggedPlane(DataPlane):
     """Logs nothing until `log_to`."""
 
-    _log: LogWriter | None = None
+    _log: Log | None = None
+    _ended = False
 
-    def log_to(self, log: LogWriter, failed: Callable[[OSError], object]) -> None:
+    def log_to(self, log: Log, failed: Callable[[OSError], object], memory: memoryview | None = None) -> None:
         """Append every later call to the log. failed: called when that fails. The call has changed the core, but must
-        not be answered, so `failed` must end the process.
+        not be answered, so `failed` must end the process. memory: of the values, to log their checksums.
         """
         self._log = log
+        self._memory = memory
         self._failed = failed
         self._unlogged: dict[int, BeginRead] = {}  # reads under way, by ticket
         self._logged: set[int] = set()
@@ -43,12 +52,16 @@ class LoggedPlane(DataPlane):
     def apply(self, call: Call[A], now: float) -> A:
         if self._log is None:
             return super().apply(call, now)
+        if self._ended:
+            raise server_ended()
         if isinstance(call, BeginRead):
             return self._begin_read(call, now)  # type: ignore[return-value]  # it is answered with a ReadPlan
         if isinstance(call, EndRead):
             if self._unlogged.pop(call.ticket, None) is not None:
                 return super().apply(call, now)  # type: ignore[return-value]
             self._logged.discard(call.ticket)
+        if isinstance(call, FinishWrite) and self._memory is not None and (layout := self.layout(call.ticket)):
+            call = replace(call, checksums=checksums_of(self._memory, *layout))  # type: ignore[assignment]  # a FinishWrite
         space = self._state.space
         before = space.withheld
         try:
@@ -59,6 +72,10 @@ class LoggedPlane(DataPlane):
             self._append(call, now)
             if isinstance(call, (Recover, LetGo)):
                 self._held = isinstance(call, Recover) and call.held
+
+    def end(self) -> None:
+        """Refuse every later call: the log ends here."""
+        self._ended = True
 
     def _begin_read(self, call: BeginRead, now: float) -> ReadPlan:
         plan = super().apply(call, now)

@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.durability.call_codec import decode_call
-from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint
+from dataplane_server.core.calls.requests import BeginSnapshot, Call, FinishWrite, LeaveFor
+from dataplane_server.durability.call_codec import decode_record
+from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, write_checkpoint
+from dataplane_server.durability.checksums import Checksums
 from dataplane_server.durability.log_reader import LogReader
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.version import VERSION
 
 
 class Replica:
-    """Begins with the newest checkpoint of a folder, or with the first record of its log.
+    """Begins with the newest checkpoint of a folder, or with the first record of its log. latest: a record, to begin
+    with the newest checkpoint that is not after it.
 
-    at: the time of the last call, in seconds. header: of the segment that was read last.
+    at: the time of the last call, in seconds. calls: how many it has applied. header: of the segment that was read
+    last. checksums: of the values that rows have. restored: the snapshot that the state is of, if no call came after
+    it; restored_by: the request for that. left: the log goes on from the state of a snapshot, not from this one.
+    at_snapshot: called at the moment that a snapshot is to be of.
     """
 
-    def __init__(self, folder: Path) -> None:
+    at_snapshot: Callable[[BeginSnapshot], object] | None = None
+
+    def __init__(self, folder: Path, latest: int | None = None) -> None:
         """ValueError for a log of another version; DamagedCheckpointError, and the errors of a LogReader."""
-        newest = next(iter(checkpoints(folder)), None)
+        self.calls = 0
+        self.restored = self.restored_by = ""
+        self.left = False
+        self.checksums = Checksums()
+        newest = next((found for found in checkpoints(folder) if latest is None or found[0] <= latest), None)
         if newest is not None:
             loaded = load_checkpoint(newest[1], LoggedPlane)
             self.reader = LogReader(folder, loaded.next_record)
             self.plane, self.at = loaded.plane, loaded.now
+            self.checksums = Checksums(loaded.extra.get("checksums"))
+            self.restored, self.restored_by = (loaded.extra.get(name, "") for name in ("restored", "request_id"))
         else:
             self.reader = LogReader(folder, 0)
             header = self.reader.header
@@ -47,18 +61,33 @@ class Replica:
         """Apply some of the records that are complete now. Returns how many; 0 if there is none. LogDamagedError."""
         payloads = self.reader.read()
         for payload in payloads:
-            self.at, call = decode_call(payload)
-            with suppress(Refusal):  # its caller was told
-                self.plane.apply(call, self.at)
-            self.plane.take_effects()
+            for self.at, call in decode_record(payload):
+                self._apply(call)
         return len(payloads)
 
-    def catch_up(self) -> int:
-        """Apply all records, once no process appends any more. Returns how many."""
-        before = self.reader.next_record
+    def _apply(self, call: Call[Any]) -> None:
+        self.calls += 1
+        self.restored, self.left = "", isinstance(call, LeaveFor)
+        layout = self.plane.layout(call.ticket) if isinstance(call, FinishWrite) else None
+        with suppress(Refusal):  # its caller was told
+            self.plane.apply(call, self.at)
+            if layout is not None and isinstance(call, FinishWrite):
+                self.checksums.note(*layout, call.checksums)
+        self.plane.take_effects()
+        if isinstance(call, BeginSnapshot) and self.at_snapshot is not None:
+            self.at_snapshot(call)
+
+    def catch_up(self) -> None:
+        """Apply all records, once no process appends any more."""
         while self.advance():
             pass
-        return self.reader.next_record - before
+
+    def write_checkpoint(self, folder: Path) -> Path:
+        """Write a checkpoint of what was applied. OSError leaves the earlier ones as they are."""
+        if self.header["durability"] == "disk":  # a checkpoint must not be ahead of the log
+            self.reader.sync()
+        extra = {"checksums": self.checksums.keep(self.plane)}
+        return write_checkpoint(folder, self.plane, self.reader.next_record, self.at, extra)
 
 
 def _fresh_plane(header: Mapping[str, Any]) -> LoggedPlane:

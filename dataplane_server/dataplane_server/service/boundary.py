@@ -24,6 +24,8 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 SERVICE = _SERVICE.full_name
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
+Unstable = Callable[[], Awaitable[None] | None]
+
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -32,7 +34,11 @@ if TYPE_CHECKING:
 class Boundary(grpc.aio.ServerInterceptor):
     """Wraps the methods of our service. Health and reflection pass through."""
 
-    def __init__(self, metrics: Metrics, messages: Messages, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self, metrics: Metrics, messages: Messages, unstable: Unstable, tracing: Tracing | None = None
+    ) -> None:
+        """unstable: what an answer has to wait for before it leaves."""
+        self._unstable = unstable
         self._metrics = metrics
         self._messages = messages
         self._incoming = IncomingRequests()
@@ -66,8 +72,10 @@ class Boundary(grpc.aio.ServerInterceptor):
         async def behaviour(request: Any, context: Context) -> Any:
             with self._begin(verb, context) as call:
                 response = await method(request if kind is None else await self._request(kind, request), context)
+                await self._stable()
                 call.end()
                 return response
+            await self._stable()
             return await _abort(context, call)
 
         return behaviour
@@ -79,6 +87,9 @@ class Boundary(grpc.aio.ServerInterceptor):
             with self._begin(verb, context) as call:
                 request = await self._request(kind, stream)
                 async with contextlib.aclosing(method(request, context)) as responses:
+                    first = await anext(responses)
+                    await self._stable()
+                    yield first
                     async for response in responses:
                         yield response
                 call.end()
@@ -103,6 +114,10 @@ class Boundary(grpc.aio.ServerInterceptor):
             await _abort(context, call)
 
         return behaviour
+
+    async def _stable(self) -> None:
+        if (pending := self._unstable()) is not None:
+            await pending
 
     async def _request(self, kind: type[Message], stream: AsyncIterator[bytes]) -> Message:
         return self._messages.parse(kind, await self._incoming.request(stream))

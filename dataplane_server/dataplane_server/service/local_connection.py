@@ -34,7 +34,9 @@ MAX_FIRST_BODY_BYTES = 64
 
 
 class Endpoint(Protocol):
-    """What a connection uses of the endpoint that accepted it. begin_call: takes a verb and a trace context."""
+    """What a connection uses of the endpoint that accepted it. begin_call: takes a verb and a trace context. unstable:
+    what an answer has to wait for before it leaves.
+    """
 
     methods: Mapping[int, LocalMethod]
     begin_call: Callable[[str, str], CallScope]
@@ -42,6 +44,7 @@ class Endpoint(Protocol):
     buffers: LocalBuffers
     messages: Messages
     draining: bool
+    unstable: Callable[[], Awaitable[None] | None]
 
     def attach(self, peer: socket.socket) -> LocalSession: ...
 
@@ -205,21 +208,33 @@ class LocalConnection(asyncio.Protocol):
             if self._endpoint.draining and number != pb.LOCAL_METHOD_FINISH_WRITE:
                 raise draining()
             response = method.call(self._endpoint.messages.parse(method.request, body, _WHAT), session)
-            if isinstance(response, Message):
+            if isinstance(response, Message) and self._endpoint.unstable() is None:
                 self._respond(call, response)
             else:
                 self.call = asyncio.get_running_loop().create_task(self._wait(call, response))
             return
-        self._refuse(call)
+        if self._endpoint.unstable() is None:
+            self._refuse(call)
+        else:
+            self.call = asyncio.get_running_loop().create_task(self._refuse_later(call))
 
-    async def _wait(self, call: CallScope, waiting: Awaitable[Message]) -> None:
+    async def _wait(self, call: CallScope, waiting: Message | Awaitable[Message]) -> None:
         with call:
-            response = await waiting
+            response = waiting if isinstance(waiting, Message) else await waiting
+            await self._stable()
             self.call = None
             self._respond(call, response)
             return
+        await self._refuse_later(call)
+
+    async def _refuse_later(self, call: CallScope) -> None:
+        await self._stable()
         self.call = None
         self._refuse(call)
+
+    async def _stable(self) -> None:
+        if (pending := self._endpoint.unstable()) is not None:
+            await pending
 
     def _respond(self, call: CallScope, response: Message) -> None:
         body = _body(response)

@@ -48,6 +48,7 @@ class LocalEndpoint:
         self.buffers = LocalBuffers()
         self.messages = Messages(shell.plane.limits)
         self.draining = False
+        self.unstable = shell.unstable
         self.abstract_name = f"rl-dataplane-{arena.nonce.hex()}"
         self._shell = shell
         self._arena = arena

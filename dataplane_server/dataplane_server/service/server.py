@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import uuid
-from pathlib import Path
 
 import grpc
 
@@ -14,7 +12,7 @@ from dataplane_server.config import ServerConfig, host_and_port
 from dataplane_server.core.calls.requests import LetGo
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.checkpointer import Checkpointer
-from dataplane_server.durability.life import Life, begin_life
+from dataplane_server.durability.life import Life
 from dataplane_server.observe.http import HttpSide
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.loop_lag import LoopLag
@@ -25,6 +23,7 @@ from dataplane_server.service.binding import bind, check_port, unix_path
 from dataplane_server.service.boundary import Boundary
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES
 from dataplane_server.service.health import Health, HealthListener
+from dataplane_server.service.lives import life_now
 from dataplane_server.service.local_calls import LocalCalls
 from dataplane_server.service.local_endpoint import LocalEndpoint
 from dataplane_server.service.local_methods import local_methods
@@ -32,6 +31,7 @@ from dataplane_server.service.messages import Messages
 from dataplane_server.service.reflection import serve_reflection
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
+from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.storage.arena import Arena, can_share
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1.frames import keep_message_memory
@@ -49,19 +49,20 @@ _OPTIONS = (
 )
 
 
-_LOG_FAILED = 74
-"""Exit status of a process that could not write its log."""
 _FORMER_CLIENTS_S = 1.0
 
 
 class Server:
     """A server on the running event loop: `start`, then `stop` once."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, life: Life | None = None, probes: HealthListener | None = None) -> None:
+        """life: of the data directory; it begins now if it is not given. probes: the listener of config.health, if it
+        was started before.
+        """
         config.validate()
         self.config = config
         self._log = get_log()
-        self._life = None if config.data_dir is None else self._begin_life(config.data_dir)
+        self._life = life or life_now(config)
         self.plane: DataPlane = _new_plane(config) if self._life is None else self._life.plane
         now = time.monotonic if self._life is None else self._life.now
         self.addresses: list[str] = []
@@ -72,7 +73,8 @@ class Server:
         self._metrics = Metrics(self.plane, lambda: self._serving, now)
         tracing = Tracing() if config.tracing else None
         self._lag = LoopLag(self._metrics.lagged)
-        self._shell = shell = Shell(self.plane, self._metrics, now)
+        commits = None if self._life is None else self._life.commits
+        self._shell = shell = Shell(self.plane, self._metrics, now, commits)
         self._servicer = DataPlaneServicer(shell, self._arena, self._metrics)
         self._local: LocalEndpoint | None = None
         if self._arena.shared:
@@ -80,18 +82,20 @@ class Server:
             self._local = LocalEndpoint(shell, self._arena, self._metrics, methods, tracing)
             self._servicer.share_memory(self._arena.nonce, self._local.abstract_name)
         self._health = Health(shell.endless)
-        self._probes = HealthListener()
+        self._probes = probes or HealthListener()
+        self._probing = probes is not None
         self._http = HttpSide(self._metrics, lambda: self._serving)
         self._serving = False
+        self.left = asyncio.Event()  # set when the next life begins with a snapshot: stop this server and make another
         self._former: asyncio.Task[None] | None = None  # waits until clients of a former life are gone
         self._checkpointer: Checkpointer | None = None
-        boundary = Boundary(self._metrics, Messages(config.limits), tracing)
+        boundary = Boundary(self._metrics, Messages(config.limits), shell.unstable, tracing)
         self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
 
     async def start(self) -> None:
         """Open every listener, then report SERVING. Raises OSError if an address cannot be bound."""
         keep_message_memory()
-        if self.config.health is not None:
+        if self.config.health is not None and not self._probing:
             self.health_address = await self._probes.start(self.config.health)
         pb_grpc.add_DataPlaneServiceServicer_to_server(self._servicer, self._grpc)
         self._health.serve_on(self._grpc)
@@ -131,46 +135,30 @@ class Server:
         self._lag.stop()
         if self._former is not None:
             self._former.cancel()
+        if self._life is not None:
+            await self._life.close()
         self._arena.close()
         if isinstance(self.plane, RecordedPlane):
             self.plane.close()
-        if self._life is not None:
-            self._life.log.close()
         if self._checkpointer is not None:
             await asyncio.to_thread(self._checkpointer.close)
-        await self._probes.stop()
+        if not self._probing:
+            await self._probes.stop()
         if served:
             self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
-
-    def _begin_life(self, folder: Path) -> Life:
-        life = begin_life(folder, self.config.limits, shared=self.config.share_memory, failed=self._log_failed)
-        found = life.recovery
-        if found is not None:
-            self._log.info(
-                "recovered",
-                folder=str(folder),
-                rows=found.rows,
-                calls=found.calls,
-                torn_bytes=found.torn_bytes,
-                seconds=found.seconds,
-                held=found.held,
-            )
-        if not life.arena.guarded:
-            self._log.warning("arena_not_guarded", why="no Landlock in this kernel: a client can cut the arena short")
-        return life
 
     def _resume(self) -> None:
         """Go on where the former life ended."""
         if self._life is not None:
             self._life.resume()
-            self._checkpointer = Checkpointer(self._life.folder, self.config.checkpoint_calls)
+            history_bytes = self.config.log_history_bytes
+            self._checkpointer = Checkpointer(self._life.folder, self.config.checkpoint_calls, history_bytes)
+            folder = self.config.snapshot_dir or self._life.folder / "snapshots"
+            snapshots = Snapshots(self._shell, self._life, self._checkpointer, folder)
+            self._servicer.keep_snapshots(snapshots)
+            self.left = snapshots.left
             if self._life.held:
                 self._former = asyncio.create_task(self._watch_former_clients())
-
-    def _log_failed(self, error: OSError) -> None:
-        """End the process: a call has changed the core and is not in the log. The next life does not know of it."""
-        self._log.error("log_failed", why=str(error))
-        os._exit(_LOG_FAILED)
 
     async def _watch_former_clients(self) -> None:
         """Free what clients of the former life may still use, once none of them maps the arena."""

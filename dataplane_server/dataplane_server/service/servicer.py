@@ -6,7 +6,6 @@ in `claim_calls` and `session_calls`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -29,6 +28,7 @@ from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES,
 from dataplane_server.service.messages import Messages
 from dataplane_server.service.session_calls import SessionCalls
 from dataplane_server.service.shell import Shell
+from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.storage.arena import Arena, RunWriter, cut
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -45,7 +45,8 @@ R = TypeVar("R", PutResult, CommitResult)
 class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     """Serves one core. The comments in data_plane.proto are the contract."""
 
-    def __init__(self, shell: Shell, arena: Arena, metrics: Metrics) -> None:
+    def __init__(self, shell: Shell, arena: Arena, metrics: Metrics, *, started: float | None = None) -> None:
+        """started: when the server was, by the time of calls; None for now."""
         self._shell = shell
         self._plane = shell.plane
         self._arena = arena
@@ -53,8 +54,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._messages = Messages(self._plane.limits)
         self._claims = ClaimCalls(shell, metrics)
         self._sessions = SessionCalls(shell)
-        self._started = time.monotonic()
+        self._started = shell.now() if started is None else started
         self._shared_memory: pb.SharedMemory | None = None
+        self._snapshots: Snapshots | None = None
 
     def share_memory(self, nonce: bytes, abstract_socket: str) -> None:
         """Make server status say how clients of this host reach the arena."""
@@ -100,7 +102,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             memory_budget_bytes=totals.memory_budget_bytes,
             memory_used_bytes=totals.memory_used_bytes,
             rows=totals.rows,
-            uptime=translate.duration(time.monotonic() - self._started),
+            uptime=translate.duration(self._shell.now() - self._started),
             waiting_claims=totals.waiting_claims,
             waiting_puts=totals.waiting_puts,
             shared_memory=self._shared_memory,
@@ -110,6 +112,26 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             draining=totals.draining,
             max_rows=self._plane.limits.max_rows,
         )
+
+    # -- snapshots -----------------------------------------------------------------------------------------------------
+
+    def keep_snapshots(self, snapshots: Snapshots) -> None:
+        """Serve these snapshots. Until then, calls for one are refused."""
+        self._snapshots = snapshots
+
+    async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: object) -> pb.CreateSnapshotResponse:
+        manifest = await self._kept_snapshots().create(request.snapshot, request.request_id)
+        return pb.CreateSnapshotResponse(snapshot=translate.snapshot(manifest))
+
+    async def RestoreSnapshot(self, request: pb.RestoreSnapshotRequest, context: object) -> pb.RestoreSnapshotResponse:
+        manifest = await self._kept_snapshots().restore(request.snapshot, request.request_id)
+        return pb.RestoreSnapshotResponse(snapshot=translate.snapshot(manifest))
+
+    def _kept_snapshots(self) -> Snapshots:
+        if self._snapshots is None:
+            message = "this server keeps no snapshots; start it with --data-dir DIR"
+            raise Refusal(Reason.INVALID_REQUEST, message)
+        return self._snapshots
 
     # -- writes --------------------------------------------------------------------------------------------------------
 

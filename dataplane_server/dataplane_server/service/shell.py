@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 from dataplane_server.core.calls.answers import Grant, Reservation, SessionExpired, Waiting
-from dataplane_server.core.calls.refusal import draining
+from dataplane_server.core.calls.refusal import Refusal, draining
 from dataplane_server.core.calls.requests import (
     AbandonClaim,
     AbortWrite,
@@ -24,6 +24,7 @@ from dataplane_server.core.calls.requests import (
     MergeFreeRanges,
 )
 from dataplane_server.core.plane import DataPlane
+from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.endless import EndlessCalls
 from dataplane_server.service.session_streams import SessionStreams
@@ -38,9 +39,20 @@ _MERGE_PAUSE_S = 0.0002
 class Shell:
     """The core and the callers that wait for it."""
 
-    def __init__(self, plane: DataPlane, metrics: Metrics, now: Callable[[], float] = time.monotonic) -> None:
-        """now: the time of calls, in seconds; it never goes back, also not from one life of a server to the next."""
+    def __init__(
+        self,
+        plane: DataPlane,
+        metrics: Metrics,
+        now: Callable[[], float] = time.monotonic,
+        commits: GroupCommit | None = None,
+    ) -> None:
+        """now: the time of calls, in seconds; it never goes back, also not from one life of a server to the next.
+        commits: where answers wait until their calls are on stable storage.
+        """
         self.plane = plane
+        self._commits = commits
+        if commits is not None:
+            commits.start(self.apply)
         self.now = now
         self._metrics = metrics
         self._waiters = Waiters()
@@ -58,10 +70,18 @@ class Shell:
         finally:
             self._carry_out_effects()
 
+    def unstable(self) -> Awaitable[None] | None:
+        """What every answer waits for before it leaves, so that it tells of nothing that a crash could undo. None if
+        there is nothing to wait for.
+        """
+        pending = None if self._commits is None else self._commits.unstable()
+        return None if pending is None else asyncio.shield(pending)
+
     def drain(self) -> None:
         """Shut down: end every call that waits, and every endless call."""
         self._ticker.stop()
-        self.apply(Drain())
+        with contextlib.suppress(Refusal):  # the log ends with another life's snapshot
+            self.apply(Drain())
         self.endless.end_all(draining())
 
     # -- calls that wait -----------------------------------------------------------------------------------------------
@@ -115,6 +135,8 @@ class Shell:
             else:
                 self._waiters.wake(effect)
         self._ticker.start_if_needed()
+        if self._commits is not None:
+            self._commits.free_deferred()
         if self.plane.has_deferred_frees and not self._merges:
             self._merges = True
             asyncio.get_running_loop().call_later(_MERGE_PAUSE_S, self._merge_free_ranges)

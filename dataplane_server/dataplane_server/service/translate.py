@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgpack
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from dataplane_server.core.calls.answers import (
     FieldInfo,
@@ -31,6 +32,7 @@ from dataplane_server.core.calls.requests import (
     RegisterPartition,
 )
 from dataplane_server.core.calls.values import Definition, Int64Array, Tags
+from dataplane_server.durability.snapshot import Manifest
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPE_NUMBERS, DTYPES_BY_NUMBER, KIND_NUMBERS, KINDS_BY_NUMBER
 
@@ -115,6 +117,14 @@ def read(request: pb.ReadColumnsRequest) -> BeginRead:
 def seconds(duration: Duration) -> float:
     """A wait in seconds, never negative."""
     return max(0.0, duration.seconds + duration.nanos / 1e9)
+
+
+def snapshot(manifest: Manifest) -> pb.Snapshot:
+    taken = Timestamp()
+    taken.FromNanoseconds(round(manifest.at * 1e9))
+    return pb.Snapshot(
+        name=manifest.name, taken=taken, rows=sum(manifest.rows.values()), values_bytes=manifest.values_bytes
+    )
 
 
 def duration(value_s: float) -> Duration:

@@ -81,6 +81,24 @@ class Arena:
         """The clients of former servers that may still read and write the arena's file, as ArenaFile numbers them."""
         return [] if self._file is None else self._file.holders()
 
+    @property
+    def memory(self) -> memoryview:
+        """All bytes."""
+        return self._view
+
+    def sync(self) -> None:
+        """Wait until all values of an arena with a file are on stable storage. OSError if that fails."""
+        if self._file is not None:
+            self._file.sync()
+
+    def forget_cached(self) -> None:
+        """Make the next look at values read from the disk, unless a client maps them. What is not there yet is written
+        first.
+        """
+        self.sync()
+        if self._file is not None:
+            os.posix_fadvise(self._file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         """Release the memory. Views must not be used afterwards. Clients that still map the arena keep its memory."""
         self._view.release()
@@ -132,6 +150,9 @@ class _MemoryFile:
 
     def holders(self) -> list[int]:
         return []
+
+    def sync(self) -> None:
+        """It lives in memory alone."""
 
     def close(self) -> None:
         os.close(self.descriptor)

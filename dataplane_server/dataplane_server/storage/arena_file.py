@@ -46,6 +46,7 @@ class ArenaFile:
     """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
+        self.path = path
         self._size = size_bytes
         self.guarded = can_guard()
         self.descriptor, self.fresh = _open(path, size_bytes + mmap.PAGESIZE)
@@ -71,6 +72,10 @@ class ArenaFile:
                 _lock(file, fcntl.F_OFD_SETLK, fcntl.F_RDLCK, place, 1)
                 opened.append(file)
             yield opened
+
+    def sync(self) -> None:
+        """Wait until all values are on stable storage. OSError if that fails."""
+        os.fdatasync(self.descriptor)
 
     def holders(self) -> list[int]:
         """The holders of former lives that still have a descriptor or a mapping, ascending. At most two system calls

@@ -57,6 +57,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -278,6 +279,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """OUT_OF_RANGE: the partition is closed, and too few of its rows are left for the claim."""
     ERROR_REASON_APPEND_CONFLICT: _ErrorReason.ValueType  # 31
     """ABORTED: another put changed a row while values were appended to it."""
+    ERROR_REASON_SNAPSHOT_FAILED: _ErrorReason.ValueType  # 32
+    """FAILED_PRECONDITION: a snapshot could not be written or used; the message says why, and nothing has changed."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -350,6 +353,8 @@ ERROR_REASON_END_OF_DATA: ErrorReason.ValueType  # 30
 """OUT_OF_RANGE: the partition is closed, and too few of its rows are left for the claim."""
 ERROR_REASON_APPEND_CONFLICT: ErrorReason.ValueType  # 31
 """ABORTED: another put changed a row while values were appended to it."""
+ERROR_REASON_SNAPSHOT_FAILED: ErrorReason.ValueType  # 32
+"""FAILED_PRECONDITION: a snapshot could not be written or used; the message says why, and nothing has changed."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _RegistrationOutcome:
@@ -3248,6 +3253,137 @@ class GetServerStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerStatusResponse: _TypeAlias = GetServerStatusResponse  # noqa: Y015
+
+@_typing.final
+class CreateSnapshotRequest(_message.Message):
+    """Request of CreateSnapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Identifies this request. The repetition of a request is answered as it was."""
+    snapshot: _builtins.str
+    """Its name: 1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit. No snapshot may have it yet."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        snapshot: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateSnapshotRequest: _TypeAlias = CreateSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class CreateSnapshotResponse(_message.Message):
+    """Response of CreateSnapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def snapshot(self) -> Global___Snapshot: ...
+    def __init__(
+        self,
+        *,
+        snapshot: Global___Snapshot | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateSnapshotResponse: _TypeAlias = CreateSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class RestoreSnapshotRequest(_message.Message):
+    """Request of RestoreSnapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Identifies this request. Its repetition does not restore again."""
+    snapshot: _builtins.str
+    """The name that it was created with."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        snapshot: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreSnapshotRequest: _TypeAlias = RestoreSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class RestoreSnapshotResponse(_message.Message):
+    """Response of RestoreSnapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def snapshot(self) -> Global___Snapshot: ...
+    def __init__(
+        self,
+        *,
+        snapshot: Global___Snapshot | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreSnapshotResponse: _TypeAlias = RestoreSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class Snapshot(_message.Message):
+    """A snapshot of a server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    VALUES_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    rows: _builtins.int
+    """Rows of all partitions."""
+    values_bytes: _builtins.int
+    """Bytes of memory that were in use."""
+    @_builtins.property
+    def taken(self) -> _timestamp_pb2.Timestamp:
+        """The moment that it is of."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        taken: _timestamp_pb2.Timestamp | None = ...,
+        rows: _builtins.int = ...,
+        values_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["taken", b"taken"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "rows", b"rows", "taken", b"taken", "values_bytes", b"values_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 
 @_typing.final
 class SharedMemory(_message.Message):

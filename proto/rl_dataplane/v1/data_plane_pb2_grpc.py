@@ -165,6 +165,16 @@ class DataPlaneServiceStub:
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetServerStatusRequest.SerializeToString,
                 response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetServerStatusResponse.FromString,
                 _registered_method=True)
+        self.CreateSnapshot = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/CreateSnapshot',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.CreateSnapshotRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.CreateSnapshotResponse.FromString,
+                _registered_method=True)
+        self.RestoreSnapshot = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/RestoreSnapshot',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotResponse.FromString,
+                _registered_method=True)
 
 
 class DataPlaneServiceServicer:
@@ -400,6 +410,23 @@ class DataPlaneServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateSnapshot(self, request, context):
+        """Takes a snapshot of this moment: rows with their values, cursors, claims. Other calls go on meanwhile. Answers when
+        it is complete on the server's disk. The server completes it also if the caller goes away. Needs --data-dir.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreSnapshot(self, request, context):
+        """Makes the server go on from a snapshot of its own. Answers when that is certain; then the server ends and starts
+        again, in a second or so, and clients connect again. All sessions end, and what they held is released as not used.
+        If it fails, nothing has changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DataPlaneServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -532,6 +559,16 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     servicer.GetServerStatus,
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetServerStatusRequest.FromString,
                     response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.GetServerStatusResponse.SerializeToString,
+            ),
+            'CreateSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSnapshot,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.CreateSnapshotRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.CreateSnapshotResponse.SerializeToString,
+            ),
+            'RestoreSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreSnapshot,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1237,6 +1274,60 @@ class DataPlaneService:
             '/rl_dataplane.v1.DataPlaneService/GetServerStatus',
             rl__dataplane_dot_v1_dot_data__plane__pb2.GetServerStatusRequest.SerializeToString,
             rl__dataplane_dot_v1_dot_data__plane__pb2.GetServerStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/CreateSnapshot',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.CreateSnapshotRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.CreateSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/RestoreSnapshot',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

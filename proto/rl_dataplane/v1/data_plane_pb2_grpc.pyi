@@ -199,6 +199,15 @@ class DataPlaneServiceStub:
     """Describes all partitions, by partition_id."""
     GetServerStatus: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.GetServerStatusRequest, _data_plane_pb2.GetServerStatusResponse]
     """Describes the server."""
+    CreateSnapshot: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.CreateSnapshotRequest, _data_plane_pb2.CreateSnapshotResponse]
+    """Takes a snapshot of this moment: rows with their values, cursors, claims. Other calls go on meanwhile. Answers when
+    it is complete on the server's disk. The server completes it also if the caller goes away. Needs --data-dir.
+    """
+    RestoreSnapshot: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.RestoreSnapshotRequest, _data_plane_pb2.RestoreSnapshotResponse]
+    """Makes the server go on from a snapshot of its own. Answers when that is certain; then the server ends and starts
+    again, in a second or so, and clients connect again. All sessions end, and what they held is released as not used.
+    If it fails, nothing has changed.
+    """
 
 @_typing.type_check_only
 class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
@@ -321,6 +330,15 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     """Describes all partitions, by partition_id."""
     GetServerStatus: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.GetServerStatusRequest, _data_plane_pb2.GetServerStatusResponse]  # type: ignore[assignment]
     """Describes the server."""
+    CreateSnapshot: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.CreateSnapshotRequest, _data_plane_pb2.CreateSnapshotResponse]  # type: ignore[assignment]
+    """Takes a snapshot of this moment: rows with their values, cursors, claims. Other calls go on meanwhile. Answers when
+    it is complete on the server's disk. The server completes it also if the caller goes away. Needs --data-dir.
+    """
+    RestoreSnapshot: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.RestoreSnapshotRequest, _data_plane_pb2.RestoreSnapshotResponse]  # type: ignore[assignment]
+    """Makes the server go on from a snapshot of its own. Answers when that is certain; then the server ends and starts
+    again, in a second or so, and clients connect again. All sessions end, and what they held is released as not used.
+    If it fails, nothing has changed.
+    """
 
 class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
     """The data plane service. Methods may be called concurrently. Each takes effect at one point in time."""
@@ -596,5 +614,26 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_data_plane_pb2.GetServerStatusResponse, _abc.Awaitable[_data_plane_pb2.GetServerStatusResponse]]:
         """Describes the server."""
+
+    @_abc_1.abstractmethod
+    def CreateSnapshot(
+        self,
+        request: _data_plane_pb2.CreateSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.CreateSnapshotResponse, _abc.Awaitable[_data_plane_pb2.CreateSnapshotResponse]]:
+        """Takes a snapshot of this moment: rows with their values, cursors, claims. Other calls go on meanwhile. Answers when
+        it is complete on the server's disk. The server completes it also if the caller goes away. Needs --data-dir.
+        """
+
+    @_abc_1.abstractmethod
+    def RestoreSnapshot(
+        self,
+        request: _data_plane_pb2.RestoreSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.RestoreSnapshotResponse, _abc.Awaitable[_data_plane_pb2.RestoreSnapshotResponse]]:
+        """Makes the server go on from a snapshot of its own. Answers when that is certain; then the server ends and starts
+        again, in a second or so, and clients connect again. All sessions end, and what they held is released as not used.
+        If it fails, nothing has changed.
+        """
 
 def add_DataPlaneServiceServicer_to_server(servicer: DataPlaneServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

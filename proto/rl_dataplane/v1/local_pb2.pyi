@@ -119,6 +119,10 @@ class _LocalMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LocalMeth
     """As DataPlaneService.ListClaims."""
     LOCAL_METHOD_LIST_SESSIONS: _LocalMethod.ValueType  # 37
     """As DataPlaneService.ListSessions."""
+    LOCAL_METHOD_CREATE_SNAPSHOT: _LocalMethod.ValueType  # 38
+    """As DataPlaneService.CreateSnapshot."""
+    LOCAL_METHOD_RESTORE_SNAPSHOT: _LocalMethod.ValueType  # 39
+    """As DataPlaneService.RestoreSnapshot."""
 
 class LocalMethod(_LocalMethod, metaclass=_LocalMethodEnumTypeWrapper):
     """The method of a request frame."""
@@ -183,6 +187,10 @@ LOCAL_METHOD_LIST_CLAIMS: LocalMethod.ValueType  # 36
 """As DataPlaneService.ListClaims."""
 LOCAL_METHOD_LIST_SESSIONS: LocalMethod.ValueType  # 37
 """As DataPlaneService.ListSessions."""
+LOCAL_METHOD_CREATE_SNAPSHOT: LocalMethod.ValueType  # 38
+"""As DataPlaneService.CreateSnapshot."""
+LOCAL_METHOD_RESTORE_SNAPSHOT: LocalMethod.ValueType  # 39
+"""As DataPlaneService.RestoreSnapshot."""
 Global___LocalMethod: _TypeAlias = LocalMethod  # noqa: Y015
 
 class _LocalOutcome:

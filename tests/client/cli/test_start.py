@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tests.client.cli.reading import run
 
-COMMANDS = ("status", "top", "describe", "samples", "sample", "claims", "sessions", "dead-letters", "reset", "doctor")
+COMMANDS = ["status", "top", "describe", "samples", "sample", "claims", "sessions", "dead-letters", "reset", "doctor"]
+COMMANDS += ["replay"]
 DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 
 

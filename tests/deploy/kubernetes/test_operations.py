@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.deploy.kubernetes.manifests import OVERLAYS, name_of, rendered
+from typer.main import get_command
 
+from dataplane_client.cli._app import app
 from dataplane_server.cli import _parser
 from dataplane_server.observe.catalog import CATALOG
 
@@ -29,8 +31,10 @@ def test_every_metric_that_is_named_is_exported(name: str) -> None:
 
 
 @pytest.mark.parametrize("flag", _found(r"(?<![\w-])--[a-z][a-z-]+"))
-def test_every_flag_that_is_named_is_one_of_the_server_or_of_kubectl(flag: str) -> None:
-    assert flag in _parser()._option_string_actions or flag in ("--for", "--timeout")
+def test_every_flag_that_is_named_exists(flag: str) -> None:
+    of_others = ("--for", "--timeout")  # kubectl's
+    of_replay = {name for parameter in get_command(app).commands["replay"].params for name in parameter.opts}  # type: ignore[attr-defined]
+    assert flag in _parser()._option_string_actions or flag in of_others or flag in of_replay
 
 
 def test_every_command_that_is_named_exists() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane_server.replay import replay
+from dataplane_server.replaying.recording import replay
 
 COMMAND = Path(sys.executable).parent / "dataplane-server"
 

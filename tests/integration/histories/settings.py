@@ -41,6 +41,7 @@ class Settings:
         return {
             "transport": transport,
             "timeout_s": 20.0,
+            "max_backoff_s": 0.1,
             "session_grace_s": self.grace_s,
             "client_name": process,
         }

@@ -20,27 +20,28 @@ _SHOWN = 40
 
 
 @pytest.fixture
-def data() -> Iterator[Path]:
-    """A directory in memory, as that of a pod's volume, if there is room."""
+def data(durability: str) -> Iterator[Path]:
+    """A directory on disk, or one in memory, as that of a pod's volume, if there is room."""
     memory = Path("/dev/shm")  # noqa: S108  # where there is one
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > 1 << 30
-    folder = Path(tempfile.mkdtemp(prefix="dataplane", dir=memory if roomy else None))
+    folder = Path(tempfile.mkdtemp(prefix="dataplane", dir=memory if roomy and durability == "process" else None))
     yield folder
     shutil.rmtree(folder)
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("durability", ["process", "disk"])
 @pytest.mark.parametrize(
-    ("processes", "seconds"), [(8, 8.0), pytest.param(16, 600.0, marks=pytest.mark.soak)], ids=["short", "long"]
+    ("processes", "seconds"), [(8, 6.0), pytest.param(16, 600.0, marks=pytest.mark.soak)], ids=["short", "long"]
 )
 def test_no_row_is_lost_or_doubled_when_server_and_clients_are_killed(
-    tmp_path: Path, data: Path, processes: int, seconds: float
+    tmp_path: Path, data: Path, durability: str, processes: int, seconds: float
 ) -> None:
     folder = tmp_path / "histories"
     folder.mkdir()
     seconds = float(os.environ.get("HISTORIES_SECONDS", seconds))
     seed = int(os.environ.get("HISTORIES_SEED", "1"))
-    with MortalServer(tmp_path, data) as server:
+    with MortalServer(tmp_path, data, "--durability", durability) as server:
         settings = Settings(server.address, folder, processes, seconds, 1.0, seed)
         server.kill_often(seed, 0.2, 1.5, seconds)
         history = run(settings)

@@ -31,7 +31,7 @@ from dataplane_server.core.calls.requests import (
 )
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.stats.digest import digest
-from dataplane_server.durability.life import Life, RecoveryError, begin_life
+from dataplane_server.durability.life import Life, RecoveryError, Terms, begin_life
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica
@@ -46,7 +46,7 @@ def raised(error: OSError) -> None:
 
 
 def begin(folder: Path, limits: Limits = LIMITS) -> Life:
-    begun = begin_life(folder, limits, shared=True, failed=raised)
+    begun = begin_life(Terms(folder, limits, True, "process", raised))
     begun.resume()
     return begun
 
@@ -93,7 +93,14 @@ def test_a_replica_of_any_history_goes_on_as_the_core_does(tmp_path: Path, seed:
     clients.run(300, 10**9)
     turns = [(now, call) for now, call, _ in clients.world.plane.turns]
     plane, limits = LoggedPlane(clients.world.plane.limits), asdict(clients.world.plane.limits)
-    header = {"version": VERSION, "incarnation": "c", "first_generation": 1, "limits": limits, "at": 0.0}
+    header = {
+        "version": VERSION,
+        "incarnation": "c",
+        "first_generation": 1,
+        "limits": limits,
+        "at": 0.0,
+        "durability": "process",
+    }
     log = LogWriter(tmp_path, 0, header)
     plane.log_to(log, raised)
     half = len(turns) // 2
@@ -121,7 +128,7 @@ def test_values_rows_and_claims_are_there_in_the_next_life(tmp_path: Path, life:
     end(life)
     second = begin(tmp_path)
     assert second.recovery is not None
-    assert (second.recovery.rows, second.recovery.calls, second.recovery.torn_bytes) == (1, 4, 0)
+    assert (second.recovery.rows, second.recovery.calls, second.recovery.torn_bytes) == (1, 5, 0)
     again = second.plane.apply(claim, second.now())
     assert isinstance(again, Grant)
     assert isinstance(granted, Grant)

@@ -47,6 +47,7 @@ class Reason(enum.Enum):
     PARTITION_CLOSED = enum.auto()
     END_OF_DATA = enum.auto()
     APPEND_CONFLICT = enum.auto()
+    SNAPSHOT_FAILED = enum.auto()
 
 
 class Refusal(Exception):

@@ -158,9 +158,12 @@ class ShareReservation(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class FinishWrite(Call[PutResult | CommitResult]):
-    """Apply a put or commit whose bytes are all in place. The reservation ends even if the call is refused."""
+    """Apply a put or commit whose bytes are all in place. The reservation ends even if the call is refused. checksums:
+    of the values, for the log; the core does not look at them.
+    """
 
     ticket: int
+    checksums: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,11 +402,51 @@ class Recover(Call[None]):
     """The server that applied the calls before has ended, and another one goes on. Calls that waited end, and so do
     writes and reads that were under way: their connections are gone. Each session has its grace from now on, and
     reconnect_s seconds more, in which its client finds the server. held: clients of the former server may still map the
-    arena; what they may read or write stays as it is until LetGo.
+    arena; what they may read or write stays as it is until LetGo. defer_frees: from now on, bytes that a call frees are
+    used again only after Settle.
     """
 
     held: bool
     reconnect_s: float = 0.0
+    defer_frees: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSnapshot(Call[None]):
+    """Pin all rows until EndSnapshot, so that the values of this moment can be copied while other calls go on. Refusal
+    LIMIT_REACHED while another snapshot is under way.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndSnapshot(Call[None]):
+    """Unpin what BeginSnapshot pinned."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveFor(Call[None]):
+    """The last call before a server goes on from the state of a snapshot instead of this one. It changes nothing."""
+
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Call[None]):
+    """This state is that of a snapshot, and clients may know of another one that came after it. All sessions end, and
+    what they held is released as not used. New claims, sessions and rows get ids that the other state has not given.
+    """
+
+    incarnation: str
+    first_generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(Call[None]):
+    """The calls that made the first `releases` deferred releases are on stable storage."""
+
+    releases: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,15 @@ arena makes `allocate` search a bin. Recently freed ranges are preferred, since 
 are released at once (thousands of rows that are not neighbours), one array operation adds them to the pending frees,
 and `merge_pending` merges them between calls. Allocation merges them itself if it finds no range without them, and
 release if there are too many. Bytes of pending frees count as free.
+
+A server on disk must not overwrite values before the call that freed them is on stable storage: after a loss of power
+their rows would be there again. `defer_frees` makes each release wait for `settle`; until then its bytes are in use.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator
 from itertools import repeat
 
@@ -31,7 +35,8 @@ _MOST_PENDING = 1 << 19
 
 class Space:
     """Free and used bytes of an arena of `capacity` bytes. freed: bytes were released since it was last set to
-    False. withheld: how often bytes or slots were kept because a reader pins their rows.
+    False. withheld: how often bytes or slots were kept because a reader pins their rows. defer_frees: whether releases
+    wait for `settle`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -39,6 +44,9 @@ class Space:
         self.used = 0
         self.freed = False
         self.withheld = 0
+        self.defer_frees = False
+        self._deferred: deque[tuple[Int64Array, Int64Array]] = deque()  # starts and ends of a release
+        self._settled = 0
         self._end_of: dict[int, int] = {}  # start of a free range -> its end
         self._start_of: dict[int, int] = {}  # end of a free range -> its start
         self._bins: list[dict[int, None]] = [{} for _ in range(capacity.bit_length() + 1)]
@@ -57,6 +65,9 @@ class Space:
 
     def release(self, offset: int, size: int) -> None:
         """Free bytes that are in use, a whole allocation or any part of one."""
+        if self.defer_frees:
+            self._deferred.append((np.array([offset]), np.array([offset + size])))
+            return
         self.freed = True
         self._merge_in(offset, offset + size)
         self.used -= size
@@ -87,7 +98,7 @@ class Space:
                 continue
             scattered = self._scatter(row_bytes[column]) if total <= self.free else None
             if scattered is None:
-                self.release_rows(offsets[:column].ravel(), row_bytes[:column].ravel())
+                self._free(*_ranges(offsets[:column].ravel(), row_bytes[:column].ravel()))
                 return None
             offsets[column] = scattered
             runs += merged_runs(scattered, row_bytes[column])
@@ -95,19 +106,37 @@ class Space:
 
     def release_rows(self, offsets: Int64Array, row_bytes: Int64Array) -> None:
         """Free the bytes of rows, in any order."""
+        starts, ends = _ranges(offsets, row_bytes)
+        if self.defer_frees:
+            self._deferred.append((starts, ends))
+        else:
+            self._free(starts, ends)
+
+    @property
+    def releases(self) -> int:
+        """How many releases were deferred since the beginning."""
+        return self._settled + len(self._deferred)
+
+    @property
+    def has_deferred(self) -> bool:
+        return bool(self._deferred)
+
+    def settle(self, releases: int) -> None:
+        """Free what the first `releases` deferred ones since the beginning released."""
+        while self._settled < releases:
+            self._free(*self._deferred.popleft())
+            self._settled += 1
+
+    def _free(self, starts: Int64Array, ends: Int64Array) -> None:
         self.freed = True
-        starts, lengths = _merge(offsets, row_bytes)
-        if np.count_nonzero(starts[1:] < starts[:-1]):
-            order = np.argsort(starts, kind="stable")  # rows of one put are mostly in order
-            starts, lengths = _merge(starts[order], lengths[order])
-        self.used -= int(lengths.sum())
+        self.used -= int((ends - starts).sum())
         if self._pending_count > _MOST_PENDING:
             self.merge_pending(self._pending_count - _MOST_PENDING)
         if len(starts) > _FEW:
-            self._pending.append((starts, starts + lengths))
+            self._pending.append((starts, ends))
             self._pending_count += len(starts)
         else:
-            self._merge_in_all(starts, starts + lengths)
+            self._merge_in_all(starts, ends)
 
     @property
     def free_pieces(self) -> int:
@@ -130,6 +159,11 @@ class Space:
     def pending_ranges(self) -> Iterator[tuple[int, int]]:
         """(start, end) of every pending free: free, but not yet merged with its neighbours."""
         for starts, ends in self._pending:
+            yield from zip(starts.tolist(), ends.tolist(), strict=True)
+
+    def deferred_ranges(self) -> Iterator[tuple[int, int]]:
+        """(start, end) of every deferred release."""
+        for starts, ends in self._deferred:
             yield from zip(starts.tolist(), ends.tolist(), strict=True)
 
     def _find(self, size: int) -> int | None:
@@ -172,7 +206,7 @@ class Space:
             placed = upto
             if placed == len(row_bytes):
                 return offsets
-        self.release_rows(offsets[:placed], row_bytes[:placed])
+        self._free(*_ranges(offsets[:placed], row_bytes[:placed]))
         return None
 
     def _longest_first(self) -> Iterator[tuple[int, int]]:
@@ -269,6 +303,15 @@ def column_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
 def merged_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
     """The same bytes in the same order, as the fewest runs. Empty pieces are dropped."""
     return _runs(*_merge(offsets, sizes))
+
+
+def _ranges(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Starts and ends of the bytes of rows, in order and joined."""
+    starts, lengths = _merge(offsets, sizes)
+    if np.count_nonzero(starts[1:] < starts[:-1]):
+        order = np.argsort(starts, kind="stable")  # rows of one put are mostly in order
+        starts, lengths = _merge(starts[order], lengths[order])
+    return starts, starts + lengths
 
 
 def _merge(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -39,7 +39,7 @@ class Sessions:
 
     def __init__(self, limits: Limits, incarnation: str) -> None:
         self._limits = limits
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self._sessions: dict[str, Session] = {}
         self._due: list[tuple[float, str]] = []
         self.opened = 0
@@ -65,7 +65,7 @@ class Sessions:
         if len(self._sessions) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} sessions are open already", max_sessions=limit)
         self.opened += 1
-        session = Session(f"{self._incarnation}-s{self.opened}", client_name, grace_s, now + grace_s)
+        session = Session(f"{self.incarnation}-s{self.opened}", client_name, grace_s, now + grace_s)
         self._sessions[session.session_id] = session
         heapq.heappush(self._due, (session.deadline, session.session_id))
         return SessionInfo(session.session_id, grace_s)

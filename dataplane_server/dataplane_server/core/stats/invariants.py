@@ -209,9 +209,10 @@ def _check_free_ranges(space: Space) -> None:
 def _check_bytes(space: Space, partitions: list[Partition], reserved: int) -> None:
     resident = sum(partition.size_bytes for partition in partitions)
     owed = sum(partition.rows.owed_bytes for partition in partitions)
-    _law(resident + owed + reserved == space.used, "bytes of rows, readers and reservations are the bytes in use")
-    pieces = [piece for partition in partitions for piece in _pieces(partition)]
-    taken = sorted(pieces)
+    deferred = [(start, end - start) for start, end in space.deferred_ranges()]
+    counted = resident + owed + reserved + sum(size for _, size in deferred)
+    _law(counted == space.used, "bytes of rows, readers, reservations and deferred releases are the bytes in use")
+    taken = sorted([*deferred, *(piece for partition in partitions for piece in _pieces(partition))])
     _law(all(a + n <= b for (a, n), (b, _) in itertools.pairwise(taken)), "no two values overlap")
 
 

@@ -97,6 +97,10 @@ class Admission:
         metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
         return Refusal(Reason.NO_SPACE, message, **metadata)
 
+    def layout(self, ticket: int) -> tuple[Int64Array, Int64Array] | None:
+        """Offsets and bytes of the values of a reservation, an array row for each column. None for unknown tickets."""
+        return self._reserved.get(ticket)
+
     def redeem(self, ticket: int) -> Int64Array:
         """End a reservation whose bytes become values of rows. Returns the offsets of the rows: an array row for each
         column.

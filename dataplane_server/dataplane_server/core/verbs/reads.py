@@ -24,6 +24,8 @@ class Reads:
         self._rows = 0
         self._pinned: dict[int, tuple[Partition, Slots]] = {}
         self._former: list[tuple[Partition, Slots]] = []  # that clients of a former server may still read
+        self._of_snapshot: list[tuple[Partition, Slots]] = []
+        self._snapshot = ""  # the one that is under way
 
     def begin(self, call: BeginRead) -> ReadPlan:
         partition = self._state.partition(call.partition_id)
@@ -59,23 +61,38 @@ class Reads:
             self._rows -= max(len(slots), _LEAST_ROWS)
 
     def recover(self, *, held: bool) -> None:
-        """End all reads. held: all rows, and what reads have kept of others, stay readable until `let_go`."""
+        """End all reads and the snapshot. held: all rows, and what reads have kept of others, stay readable until
+        `let_go`.
+        """
         self._former += self._pinned.values()
         self._pinned.clear()
         self._rows = 0
-        if not held:
+        if held:
+            self._former += self._pin_all()
+        else:
             self.let_go()
-            return
-        for partition in self._state.partitions.values():
-            slots = partition.rows.all_slots()
-            partition.rows.pin(slots)
-            self._former.append((partition, slots))
+        self.end_snapshot()
 
     def let_go(self) -> None:
         """Unpin what clients of a former server may have read."""
-        while self._former:
-            partition, slots = self._former.pop()
-            partition.rows.unpin(slots)
+        _unpin(self._former)
+
+    def begin_snapshot(self, name: str) -> None:
+        if self._snapshot:
+            message = f"snapshot {self._snapshot!r} is being written; there can be one at a time"
+            raise Refusal(Reason.LIMIT_REACHED, message)
+        self._snapshot = name
+        self._of_snapshot = self._pin_all()
+
+    def end_snapshot(self) -> None:
+        self._snapshot = ""
+        _unpin(self._of_snapshot)
+
+    def _pin_all(self) -> list[tuple[Partition, Slots]]:
+        pinned = [(partition, partition.rows.all_slots()) for partition in self._state.partitions.values()]
+        for partition, slots in pinned:
+            partition.rows.pin(slots)
+        return pinned
 
     def _check_room(self, rows: int) -> None:
         """Refusal LIMIT_REACHED if reads under way, leases included, have too many rows."""
@@ -86,8 +103,14 @@ class Reads:
 
     def partitions(self) -> list[Partition]:
         """Partitions with pinned rows, each once. They may have been dropped."""
-        pinned = (*self._pinned.values(), *self._former)
+        pinned = (*self._pinned.values(), *self._former, *self._of_snapshot)
         return list({id(partition): partition for partition, _ in pinned}.values())
+
+
+def _unpin(pinned: list[tuple[Partition, Slots]]) -> None:
+    while pinned:
+        partition, slots = pinned.pop()
+        partition.rows.unpin(slots)
 
 
 def _token_range(call: BeginRead) -> tuple[Int64Array, Int64Array] | None:

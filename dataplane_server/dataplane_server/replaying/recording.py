@@ -1,11 +1,7 @@
-"""`python -m dataplane_server.replay FILE`: run a recording again and compare every outcome and the final state.
-
-Exits with 0 if all are equal, with 1 if one differs, with 2 if the file is not a recording.
-"""
+"""Runs a recording again, and compares every outcome and the final state."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,18 +35,6 @@ class Replay:
     @property
     def equal(self) -> bool:
         return self.difference is None and self.digests[0] in (None, self.digests[1])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser("python -m dataplane_server.replay", description=__doc__)
-    parser.add_argument("file", type=Path, help="a recording that a server made with DATAPLANE_RECORD=FILE")
-    path = parser.parse_args().file
-    try:
-        found = replay(path)
-    except (OSError, ValueError) as error:
-        parser.exit(2, f"replay: {path}: {error}\n")
-    print(_report(found))  # noqa: T201  # what a command says
-    sys.exit(0 if found.equal else 1)
 
 
 def replay(path: Path) -> Replay:
@@ -108,7 +92,7 @@ def _replay_call(plane: DataPlane, record: tuple[bytes, str], found: Replay) -> 
         print(f"{found.calls:,} calls", file=sys.stderr)  # noqa: T201  # progress
 
 
-def _report(found: Replay) -> str:
+def report_of(found: Replay) -> str:
     recorded, replayed = found.digests
     lines = [f"{found.calls:,} calls replayed, {found.refused:,} of them refused"]
     lines.append("all outcomes are equal" if found.difference is None else f"an outcome differs: {found.difference}")
@@ -119,7 +103,3 @@ def _report(found: Replay) -> str:
     else:
         lines.append(f"digest {replayed} differs from the recorded one, {recorded}")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    main()

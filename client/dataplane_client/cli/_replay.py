@@ -1,0 +1,56 @@
+"""`dataplane replay`: calls of a former or running server, applied again, and the screens of a moment.
+
+The server's package replays, in a process of its own. For a screen it serves the state of the moment on a socket, and
+the screen's command runs against that.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import typer
+
+from dataplane_client.cli._options import Format
+
+_NO_SCREENS = ("doctor", "replay")
+_SIGNALLED = 128
+"""A shell's exit code for a process that a signal ended, less the signal."""
+
+
+def replay_calls(path: str, until: str | None, sample_id: str | None, check: bool, output: Format) -> int:
+    """Print the calls, or the result of the check. Returns the exit code."""
+    flags = [
+        *_option("--sample", sample_id),
+        *(["--check"] if check else []),
+        *(["--json"] if output == "json" else []),
+    ]
+    code = subprocess.call(_command(path, until, *flags))  # noqa: S603  # our own module
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def replay_screen(path: str, until: str | None, screen: Sequence[str], output: Format) -> None:
+    """Run the command of a screen against a server that shows a moment."""
+    from dataplane_client.cli._app import app
+
+    if screen[0] in _NO_SCREENS:
+        raise typer.BadParameter(f"{screen[0]!r} shows no state of a server; see dataplane --help for commands that do")
+    with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+        command = _command(path, until, "--serve-in", folder)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603
+            assert process.stdout is not None  # noqa: S101  # for the type checker
+            if not (address := process.stdout.readline().decode().strip()):
+                raise typer.Exit(process.wait())
+            once = ["--count", "1"] if screen[0] == "top" else []  # time stands still
+            chosen = ["--output", output] if output != "table" else []
+            app([*screen, *once, *chosen, "--server", address], prog_name="dataplane")
+
+
+def _command(path: str, until: str | None, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "dataplane_server.replaying", path, *_option("--until", until), *flags]
+
+
+def _option(flag: str, value: str | None) -> list[str]:
+    return [] if value is None else [f"{flag}={value}"]

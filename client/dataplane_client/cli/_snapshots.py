@@ -1,0 +1,70 @@
+"""`dataplane snapshot`, `restore` and `verify`: one moment of a server, taken, gone back to, and checked."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+import uuid
+
+import typer
+
+from dataplane_client.cli._output import fail, print_text
+from dataplane_client.cli._server import Server, server_or_exit
+from dataplane_client.cli._text import plural, size_text
+from dataplane_client.descriptions import server_status, snapshot_description
+from dataplane_client.errors import UnavailableError
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_LOOK_S = 0.1
+
+
+def take_snapshot(name: str, address: str, timeout_s: float) -> None:
+    """Take one; returns when it is on the server's disk."""
+    with server_or_exit(address, timeout_s) as server:
+        request = pb.CreateSnapshotRequest(request_id=uuid.uuid4().hex, snapshot=name)
+        taken = snapshot_description(server.call("CreateSnapshot", request).snapshot)
+    print_text(f"snapshot {taken.name}: {plural(taken.rows, 'row')}, {size_text(taken.values_bytes)} of values")
+
+
+def restore_snapshot(name: str, address: str, timeout_s: float, *, sure: bool) -> None:
+    """Say what is lost, ask on a terminal, and restore; returns when the server serves again."""
+    with server_or_exit(address, timeout_s) as server:
+        print_text(f"{_loss(server, name)}.")
+        if not sure:
+            if not sys.stdin.isatty():
+                fail("restore needs --yes where no one can be asked", 2)
+            typer.confirm("Go on?", abort=True)
+        request = pb.RestoreSnapshotRequest(request_id=uuid.uuid4().hex, snapshot=name)
+        restored = snapshot_description(server.call("RestoreSnapshot", request).snapshot)
+        _await_next_life(server, time.monotonic() + timeout_s)
+    taken = f"{restored.taken:%Y-%m-%d %H:%M:%S} UTC"
+    print_text(f"the server goes on from {restored.name}, of {taken}, with {plural(restored.rows, 'row')}")
+
+
+def verify_snapshot(folder: str) -> int:
+    """Compare a snapshot with its checksums, by the server's package. Returns the exit code."""
+    command = [sys.executable, "-m", "dataplane_server.durability.verify", folder]
+    return subprocess.call(command)  # noqa: S603  # our own module
+
+
+def _loss(server: Server, name: str) -> str:
+    status = server.call("GetServerStatus", pb.GetServerStatusRequest())
+    claims = server.call("ListClaims", pb.ListClaimsRequest())
+    held = f"{plural(len(claims.claims), 'open claim')} and {plural(len(claims.waiting), 'waiting one')}"
+    return (
+        f"{server.address} goes back to snapshot {name}. What came after it is lost: rows, commits and clears. The "
+        f"server has {plural(status.rows, 'row')} now; {plural(status.sessions, 'session')} with {held} end"
+    )
+
+
+def _await_next_life(server: Server, deadline: float) -> None:
+    began = time.monotonic()
+    while time.monotonic() < deadline:
+        with contextlib.suppress(UnavailableError):
+            status = server_status(server.call("GetServerStatus", pb.GetServerStatusRequest()))
+            if status.uptime_s < time.monotonic() - began:
+                return
+        time.sleep(_LOOK_S)
+    fail(f"{server.address} has not come back yet; dataplane status says when it has")

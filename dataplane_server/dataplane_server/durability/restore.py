@@ -1,0 +1,102 @@
+"""Restoring a snapshot into a data directory, so that the next life of its server goes on from there.
+
+The state becomes a checkpoint behind the last record of the log, which says so (LeaveFor). The values become another
+arena. First both are written beside what is in use; then the log gets its last record; then the checkpoint gets its
+name, which is the moment from which the next life begins with it; that life gives the arena its name. Whatever is left
+over from an attempt that did not come that far is removed by the next life. Clients that still map the former arena
+write to a file without a name.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, read_extra, write_checkpoint
+from dataplane_server.durability.log_writer import sync_folder
+from dataplane_server.durability.logged_plane import LoggedPlane
+from dataplane_server.durability.snapshot import SnapshotError, copy_values, read_manifest
+from dataplane_server.storage.arena_file import ArenaFile
+
+_STATE = "restoring"
+_ARENAS = "arena.restored-"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A snapshot that was copied into a data directory and not yet taken into use."""
+
+    folder: Path
+    plane: LoggedPlane
+    now: float
+    extra: Mapping[str, Any]
+
+    def write(self, next_record: int) -> Path:
+        """Write the checkpoint that the next life begins with, under a name that does not count yet. next_record:
+        behind the last record of this life.
+        """
+        return write_checkpoint(self.folder / _STATE, self.plane, next_record, self.now, self.extra)
+
+    def use(self, written: Path) -> None:
+        """Let the next life begin with it."""
+        written.rename(self.folder / written.name)
+        sync_folder(self.folder)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A snapshot to restore. request_id: of the call that asks for it. file_bytes: of the arena."""
+
+    snapshot: Path
+    request_id: str
+    file_bytes: int
+
+
+def prepare(source: Source, folder: Path, limits: Limits) -> Prepared:
+    """Copy a snapshot into a data directory. Blocks; SnapshotError, OSError and DamagedCheckpointError leave the
+    directory as it is.
+    """
+    manifest = read_manifest(source.snapshot)
+    if manifest.limits != asdict(limits):
+        what = f"{source.snapshot} is of a server with other limits: {manifest.limits}"
+        raise SnapshotError(f"{what}; start one with those")
+    loaded = load_checkpoint(source.snapshot / "state", LoggedPlane)
+    discard(folder)
+    (folder / _STATE).mkdir()
+    arena = ArenaFile(folder / f"{_ARENAS}{uuid.uuid4().hex}", source.file_bytes)
+    try:
+        copy_values(source.snapshot, manifest, arena.descriptor)
+        arena.sync()
+    except BaseException:
+        discard(folder)
+        raise
+    finally:
+        arena.close()
+    extra = {**loaded.extra, "restored": manifest.name, "request_id": source.request_id, "arena": arena.path.name}
+    return Prepared(folder, loaded.plane, loaded.now, extra)
+
+
+def finish(folder: Path) -> bool:
+    """Give the arena of a restored snapshot its name, if the newest checkpoint is of one whose arena has none yet.
+    Returns whether it did. To be called by the only server that uses the directory.
+    """
+    left_over, newest = list(folder.glob(f"{_ARENAS}*")), next(iter(checkpoints(folder)), None)
+    restored = read_extra(newest[1]).get("arena", "") if left_over and newest is not None else ""
+    finished = restored in [path.name for path in left_over]
+    if finished:
+        (folder / restored).rename(folder / "arena")
+        sync_folder(folder)
+    discard(folder)
+    return finished
+
+
+def discard(folder: Path) -> None:
+    """Remove what was prepared and never used."""
+    for path in folder.glob(f"{_ARENAS}*"):
+        path.unlink()
+    shutil.rmtree(folder / _STATE, ignore_errors=True)

@@ -1,0 +1,197 @@
+"""Snapshots: one consistent cut of rows, cursors and claims in a folder, from which a server can go on.
+
+    NAME/manifest.json           what it is, and the checksums of the others (XXH3-64)
+    NAME/state                   the core, as a checkpoint
+    NAME/ranges                  what `values` has of the arena: pairs of offset and length, int64
+    NAME/values                  the arena's file, with holes where nothing was stored
+
+The server pins all rows at the cut and goes on; the checkpointer's replica, which stops at the same call, has the state
+and copies the values out of the arena. A file system that can share blocks between files does so. A folder of that name
+is complete: it is written under another name, synced, and renamed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_64, xxh3_64_hexdigest
+
+from dataplane_server.core.calls.values import Int64Array
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.durability.checkpoint import write_checkpoint
+from dataplane_server.durability.log_writer import sync_folder
+from dataplane_server.durability.replica import Replica
+from dataplane_server.version import VERSION
+
+FORMAT = 1
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+_PIECE = 8 << 20
+
+
+class SnapshotError(Exception):
+    """A snapshot that cannot be written or used. Its message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """request_id: of the call that it was taken for. at: when, in seconds since 1970. rows: of each partition. ranges,
+    state, values: checksums. values_bytes: of the arena that are in use.
+    """
+
+    name: str
+    request_id: str
+    at: float
+    version: str
+    limits: dict[str, Any]
+    rows: dict[str, int]
+    values_bytes: int
+    state: str
+    ranges: str
+    values: str
+    format: int = FORMAT
+
+
+def write_snapshot(folder: Path, name: str, request_id: str, replica: Replica, arena: Path) -> Manifest:
+    """Write what a replica has, whose values are in the arena's file and stay there until this returns. Blocks, and
+    leaves nothing if it fails: SnapshotError or OSError.
+    """
+    if (folder / name).exists():
+        raise SnapshotError(f"there is a snapshot {name!r} in {folder} already")
+    unfinished = folder / f".{name}.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True, mode=0o700)
+    try:
+        manifest = _write(unfinished, name, request_id, replica, arena)
+        unfinished.rename(folder / name)
+        sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """SnapshotError if the folder is no snapshot of this version."""
+    try:
+        manifest = Manifest(**json.loads((folder / "manifest.json").read_text()))
+    except FileNotFoundError:
+        raise SnapshotError(f"there is no snapshot {folder}") from None
+    except (TypeError, ValueError) as error:
+        raise SnapshotError(f"{folder}/manifest.json cannot be read: {error}") from error
+    if (manifest.version, manifest.format) != (VERSION, FORMAT):
+        wrote = f"version {manifest.version}, format {manifest.format}"
+        raise SnapshotError(f"{folder} was written by {wrote}, and this is {VERSION}, format {FORMAT}")
+    return manifest
+
+
+def verify_snapshot(folder: Path, progress: Callable[[int], object] = lambda size: None) -> Manifest:
+    """Compare a snapshot with its checksums. Reads all of it; progress: gets the bytes of each piece. SnapshotError for
+    what differs.
+    """
+    manifest = read_manifest(folder)
+    ranges = _checked_ranges(folder, manifest)
+    _check(folder / "state", xxh3_64_hexdigest((folder / "state").read_bytes()), manifest.state)
+    found = xxh3_64()
+    with (folder / "values").open("rb") as values:
+        for offset, size in _pieces(ranges):
+            found.update(os.pread(values.fileno(), size, offset))
+            progress(size)
+    _check(folder / "values", found.hexdigest(), manifest.values)
+    return manifest
+
+
+def copy_values(folder: Path, manifest: Manifest, arena: int) -> None:
+    """Copy the values of a snapshot to an arena's file, and compare them with the checksum. SnapshotError, OSError."""
+    ranges = _checked_ranges(folder, manifest)
+    with (folder / "values").open("rb") as values:
+        found = _copy(values.fileno(), arena, ranges)
+    _check(folder / "values", found, manifest.values)
+
+
+def _write(folder: Path, name: str, request_id: str, replica: Replica, arena: Path) -> Manifest:
+    extra = {"checksums": replica.checksums.keep(replica.plane)}
+    state = write_checkpoint(folder, replica.plane, 0, replica.at, extra).rename(folder / "state")
+    ranges = _used_ranges(replica.plane)
+    (folder / "ranges").write_bytes(ranges.tobytes())
+    with arena.open("rb") as source, (folder / "values").open("w+b") as target:
+        target.truncate(os.fstat(source.fileno()).st_size)
+        values = _copy(source.fileno(), target.fileno(), ranges)
+        os.fsync(target.fileno())
+    header = replica.header
+    manifest = Manifest(
+        name,
+        request_id,
+        round(header["wall"] + replica.at - header["at"], 3),
+        VERSION,
+        dataclasses.asdict(replica.plane.limits),
+        {partition_id: len(partition.rows) for partition_id, partition in replica.plane.partitions.items()},
+        int(ranges[:, 1].sum()),
+        xxh3_64_hexdigest(state.read_bytes()),
+        xxh3_64_hexdigest(ranges.tobytes()),
+        values,
+    )
+    (folder / "manifest.json").write_text(json.dumps(dataclasses.asdict(manifest), indent=2))
+    for path in (folder / "ranges", folder / "manifest.json"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
+    return manifest
+
+
+def _used_ranges(plane: DataPlane) -> Int64Array:
+    """Offset and length of what is not free."""
+    begin, used = 0, []
+    for start, end in sorted(plane.free_ranges()):
+        used.append((begin, start - begin))
+        begin = end
+    used.append((begin, plane.limits.memory_bytes - begin))
+    return np.array([piece for piece in used if piece[1]], np.int64).reshape(-1, 2)
+
+
+def _checked_ranges(folder: Path, manifest: Manifest) -> Int64Array:
+    data = (folder / "ranges").read_bytes()
+    _check(folder / "ranges", xxh3_64_hexdigest(data), manifest.ranges)
+    return np.frombuffer(data, np.int64).reshape(-1, 2)
+
+
+def _check(path: Path, found: str, expected: str) -> None:
+    if found != expected:
+        raise SnapshotError(f"{path} was changed: its checksum is {found}, and the manifest has {expected}")
+
+
+def _copy(source: int, target: int, ranges: Int64Array) -> str:
+    """Copy ranges of a file to the same places of another one. Returns the checksum of what was copied."""
+    copied = xxh3_64()
+    for offset, size in _pieces(ranges):
+        data = os.pread(source, size, offset)
+        copied.update(data)
+        try:
+            shared = os.copy_file_range(source, target, size, offset, offset)  # blocks, if the file system can
+        except OSError:  # the files are on two file systems
+            shared = 0
+        _write_all(target, data[shared:], offset + shared)
+    return copied.hexdigest()
+
+
+def _write_all(file: int, data: bytes, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(file, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def _pieces(ranges: Int64Array) -> Iterator[tuple[int, int]]:
+    """The ranges in pieces of a few MiB."""
+    for offset, size in ranges.tolist():
+        for begin in range(offset, offset + size, _PIECE):
+            yield begin, min(_PIECE, offset + size - begin)

@@ -1,0 +1,61 @@
+"""A standby follows the log of the server that uses a directory, and takes over when that server has ended.
+
+It has the state in memory by then, and reads only the last records. The arena's lock tells when: the kernel drops it
+with the server's last descriptor, by whatever cause the server ended, and gives it to one standby only. A server that
+is stopped, but not dead, keeps the lock, so there are never two. A standby that lags behind the removal of old records
+begins again with the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import threading
+from collections.abc import Callable
+
+from dataplane_server.durability.life import Life, RecoveryError, Terms, begin_life
+from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, RecordMissingError, segments
+from dataplane_server.durability.replica import Replica, kept
+
+_POLL_S = 0.02
+
+
+def take_over(terms: Terms, stopping: threading.Event, waits: Callable[[], object]) -> Life | None:
+    """Begin the next life as soon as no other server uses the directory. Blocks until then; returns None if `stopping`
+    is set before. waits: called once if another server uses it. Errors as `begin_life`, except for EBUSY.
+    """
+    standby = None
+    while not stopping.is_set():
+        try:
+            return begin_life(terms, None if standby is None else standby.replica)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+        if standby is None:
+            standby = _Standby(terms)
+            waits()
+        if not standby.advance():
+            stopping.wait(_POLL_S)
+    return None
+
+
+class _Standby:
+    """replica: None until there is a log."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._folder = terms.folder
+        self.replica: Replica | None = None
+
+    def advance(self) -> int:
+        """Apply some of the records that are there. Returns how many. RecoveryError if the log cannot be followed."""
+        try:
+            if self.replica is None and segments(self._folder):
+                with kept(self._folder):
+                    self.replica = Replica(self._folder)
+                gc.freeze()
+            return 0 if self.replica is None else self.replica.advance()
+        except RecordMissingError:
+            self.replica = None
+            return 1
+        except (LogDamagedError, LogFormatError, ValueError) as error:
+            raise RecoveryError(str(error)) from error

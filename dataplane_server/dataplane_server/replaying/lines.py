@@ -1,0 +1,156 @@
+"""What each call of a data directory asked for, was answered, and changed: a record for programs, a line for people.
+
+What a call changes is told by the facts that the core notes for the history of samples, and by the effects for callers
+that wait. Names are those of the core; what is empty, or as it is by default, is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from dataplane_server.core.calls.answers import Grant, Granted, Reservation, SessionExpired, Waiting
+from dataplane_server.core.calls.columns import ColumnSpec
+from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.core.calls.requests import Call
+from dataplane_server.core.calls.values import Definition
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.state.state import Fact
+from dataplane_server.core.stats.history import _ENDS, History
+from dataplane_server.replaying.moments import text_of
+from dataplane_server.replaying.past import Past, Turn
+
+Told = dict[str, Any]
+
+_FIRST = 3
+"""Samples of a call that are named at most."""
+_OUTCOMES = {Waiting: "waits", Reservation: "has space", Grant: "granted", Refusal: "refused"}
+_EFFECTS = {Granted: "granted", SessionExpired: "session expired"}
+_NESTED = (Definition, Grant, Reservation, Refusal)
+_ELSEWHERE = ("request_id", "partition_id", "task", "caller", "client_name")
+
+
+def tell(past: Past, turns: Iterable[Turn], sample_id: str | None) -> Iterator[Told]:
+    """Apply calls, and tell each one; with a sample_id, those that name or change that sample."""
+    sample = None if sample_id is None else _Sample(sample_id, past.plane)
+    facts = _Facts()
+    past.plane.parts = (*past.plane.parts[:3], facts)
+    before: float | None = None
+    for turn in turns:
+        who = _who(turn.call, past.plane)
+        outcome, effects = past.apply(turn)
+        if sample is None or sample.concerned(turn.call, facts.noted):
+            asked = {name: value for name, value in _values(turn.call).items() if name not in _ELSEWHERE}
+            yield {
+                "time": text_of(turn.moment),
+                "since_s": 0.0 if before is None else round(turn.moment - before, 3),
+                "record": turn.record,
+                "life": turn.life,
+                "call": type(turn.call).__name__,
+                "who": who,
+                "partition_id": getattr(getattr(turn.call, "definition", turn.call), "partition_id", ""),
+                "task": getattr(turn.call, "task", ""),
+                "asked": asked,
+                "outcome": {"what": _OUTCOMES.get(type(outcome), ""), **_values(outcome)},
+                "changes": [
+                    *map(_values, facts.noted),
+                    *({"what": _EFFECTS.get(type(effect), "wait over"), **_values(effect)} for effect in effects),
+                ],
+            }
+            before = turn.moment
+        facts.noted.clear()
+
+
+def line_of(told: Told) -> str:
+    """The line, without the date. Changes leave out what the line says before them."""
+    asked = {name: value for name, value in told["asked"].items() if name != "session_id" or not told["who"]}
+    said = {**told, **told["asked"], **told["outcome"]}
+    changes = [
+        {name: value for name, value in change.items() if name == "what" or said.get(name) != value}
+        for change in told["changes"]
+    ]
+    where = "/".join(filter(None, (told["partition_id"], told["task"])))
+    head = f"{told['time'][11:-1]} {told['since_s']:+9.3f}  {told['call']:17} {told['who']:12} {where:12}"
+    after = "; ".join(filter(None, map(_text, (told["outcome"], *changes))))
+    line = f"{head} {_text(asked)}{' -> ' if after else ''}{after}".rstrip()
+    return line if line.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+
+
+class _Facts(History):
+    """The facts of one call."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.noted: list[Fact] = []
+
+    def note(self, fact: Fact, now: float) -> None:
+        self.noted.append(fact)
+
+
+class _Sample:
+    """Knows which partitions have a sample, so that a fact about every row of a partition concerns it or not."""
+
+    def __init__(self, sample_id: str, plane: DataPlane) -> None:
+        self._id = sample_id
+        self._partitions = {name for name in plane.partitions if plane.sample(name, sample_id).resident is not None}
+
+    def concerned(self, call: Call[Any], facts: Sequence[Fact]) -> bool:
+        changed = [self._changed(fact) for fact in facts]
+        return any(changed) or self._id in (getattr(call, "sample_ids", None) or ())
+
+    def _changed(self, fact: Fact) -> bool:
+        changed = fact.partition_id in self._partitions if fact.sample_ids is None else self._id in fact.sample_ids
+        if changed and fact.what in _ENDS:
+            self._partitions.discard(fact.partition_id)
+        elif changed:
+            self._partitions.add(fact.partition_id)
+        return changed
+
+
+def _who(call: Call[Any], plane: DataPlane) -> str:
+    """The client, as far as the call tells it. To be asked before the call, which may end the session."""
+    session_id = getattr(call, "session_id", "")
+    named: str = getattr(call, "caller", "") or getattr(call, "client_name", "")
+    return named or plane.parts[0].sessions.name(session_id) or session_id
+
+
+def _values(record: object) -> Told:
+    """What a call, an answer, an effect, a refusal or a fact says in words and numbers."""
+    if isinstance(record, Refusal):
+        return {"reason": record.reason.name, "message": record.message}
+    if isinstance(record, Fact):
+        values, defaults = record._asdict(), record._field_defaults
+    elif dataclasses.is_dataclass(record):
+        fields = [field for field in dataclasses.fields(record) if field.repr]
+        values = {field.name: getattr(record, field.name) for field in fields}
+        defaults = {field.name: field.default for field in fields}
+    else:
+        return {}
+    told: Told = {}
+    for name, value in values.items():
+        if name == "sample_ids":
+            told["rows"] = "all" if value is None else {"count": len(value), "first": list(value[:_FIRST])}
+        elif isinstance(value, _NESTED):
+            told |= _values(value)
+        elif isinstance(value, (str, int, float)):
+            told |= {name: value} if value not in ("", -1, defaults.get(name)) else {}
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, ColumnSpec)):
+            told[name] = [item if isinstance(item, str) else item.name for item in value]
+    return told
+
+
+def _text(told: Told) -> str:
+    values = dict(told)
+    words = [values.pop("what", ""), _rows_text(values.pop("rows", ""))]
+    if "message" in values:
+        words.append(f"{values.pop('reason')}: {values.pop('message')}")
+    words += [f"{name}={','.join(value) if isinstance(value, list) else value}" for name, value in values.items()]
+    return " ".join(filter(None, words))
+
+
+def _rows_text(rows: Any) -> str:
+    if not isinstance(rows, dict):
+        return f"{rows} rows" if rows else ""
+    count, names = rows["count"], ", ".join(rows["first"])
+    return f"{count:,} {'row' if count == 1 else 'rows'} ({names}{', ...' if count > _FIRST else ''})"

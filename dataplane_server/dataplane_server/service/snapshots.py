@@ -1,0 +1,94 @@
+"""Takes snapshots while the server serves, and ends the server's life for one that is restored."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from dataplane_server.core.calls.names import check_name
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import BeginSnapshot, EndSnapshot
+from dataplane_server.durability.checkpoint import DamagedCheckpointError
+from dataplane_server.durability.checkpointer import Checkpointer
+from dataplane_server.durability.life import Life
+from dataplane_server.durability.restore import Source, prepare
+from dataplane_server.durability.snapshot import NAME, Manifest, SnapshotError, read_manifest
+from dataplane_server.observe.log import get_log
+from dataplane_server.service.shell import Shell
+
+
+class Snapshots:
+    """The snapshots of a server, each a folder in `folder`. left: set when the server has to end, because its next life
+    begins with a snapshot.
+    """
+
+    def __init__(self, shell: Shell, life: Life, checkpointer: Checkpointer, folder: Path) -> None:
+        self.left = asyncio.Event()
+        self._shell = shell
+        self._life = life
+        self._checkpointer = checkpointer
+        self._folder = folder
+        self._taking: asyncio.Task[Manifest] | None = None
+
+    async def create(self, name: str, request_id: str) -> Manifest:
+        """Take a snapshot of this moment. It is completed also if the caller goes away. Refusal SNAPSHOT_FAILED,
+        LIMIT_REACHED, INVALID_REQUEST.
+        """
+        check_name("request_id", request_id, self._shell.plane.limits)
+        if self._checked(name).exists():
+            manifest = _manifest(self._folder / name)
+            if manifest.request_id == request_id:
+                return manifest
+            raise Refusal(Reason.INVALID_REQUEST, f"there is a snapshot {name!r} already; choose another name")
+        if self._taking is None or self._taking.done():
+            self._taking = asyncio.create_task(self._take(name, request_id))
+            return await asyncio.shield(self._taking)
+        raise Refusal(Reason.LIMIT_REACHED, "another snapshot is being taken; there can be one at a time")
+
+    async def _take(self, name: str, request_id: str) -> Manifest:
+        try:
+            self._checkpointer.order(name, self._folder, request_id)
+            self._shell.apply(BeginSnapshot(name))
+            try:
+                if (pending := self._shell.unstable()) is not None:
+                    await pending
+                answer = await asyncio.to_thread(self._checkpointer.answer)
+            finally:
+                self._shell.apply(EndSnapshot())
+        except (OSError, EOFError) as error:
+            raise Refusal(Reason.SNAPSHOT_FAILED, f"snapshot {name!r}: {error}") from error
+        if "error" in answer:
+            raise Refusal(Reason.SNAPSHOT_FAILED, f"snapshot {name!r}: {answer['error']}")
+        get_log().info("snapshot_taken", snapshot=name, size_bytes=answer["values_bytes"])
+        return Manifest(**answer)
+
+    async def restore(self, name: str, request_id: str) -> Manifest:
+        """Let the next life begin with a snapshot, and ask for the end of this one. Refusal SNAPSHOT_FAILED if it
+        cannot; then nothing has changed.
+        """
+        limits, life = self._shell.plane.limits, self._life
+        check_name("request_id", request_id, limits)
+        manifest = _manifest(self._checked(name))
+        if life.recovery is not None and life.recovery.restored_by == request_id:
+            return manifest
+        try:
+            snapshot = Source(self._folder / name, request_id, life.arena.file_bytes)
+            await life.leave_for(await asyncio.to_thread(prepare, snapshot, life.folder, limits))
+        except (OSError, SnapshotError, DamagedCheckpointError) as error:
+            raise Refusal(Reason.SNAPSHOT_FAILED, f"snapshot {name!r}: {error}") from error
+        get_log().warning("leaving_for_snapshot", snapshot=name)
+        self.left.set()
+        return manifest
+
+    def _checked(self, name: str) -> Path:
+        if NAME.fullmatch(name) is None:
+            message = f"{name[:40]!r} is no name for a snapshot: 1 to 128 letters, digits, '.', '_' and '-'"
+            raise Refusal(Reason.INVALID_REQUEST, message)
+        return self._folder / name
+
+
+def _manifest(folder: Path) -> Manifest:
+    try:
+        return read_manifest(folder)
+    except SnapshotError as error:
+        raise Refusal(Reason.SNAPSHOT_FAILED, str(error)) from error

@@ -1,0 +1,95 @@
+"""`dataplane snapshot`, `restore` and `verify`."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.client.cli.reading import DATAPLANE, run
+from tests.integration.histories.mortal_server import MortalServer
+
+from dataplane_client import ClaimFencedError, connect
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def address(tmp_path: Path, data: Path) -> Iterator[str]:
+    """A server whose partition p has row a, and which keeps its rows."""
+    with MortalServer(tmp_path, data) as server:
+        with connect(server.address) as client:
+            client.register_partition("p", ["x"], 0, ["train"])
+            client.put_samples(["a"], "p", {"x": torch.ones(1, 3000)})
+        yield server.address
+
+
+def test_the_server_goes_back_to_a_snapshot_and_open_claims_end(address: str) -> None:
+    assert run("snapshot", "one", "-s", address) == (0, "snapshot one: 1 row, 11.7 KiB of values\n")
+    with connect(address) as client:
+        client.put_samples(["b"], "p", {"x": torch.ones(1, 3000)})
+        held = client.claim("p", "train", ["x"], 1)
+        code, text = run("restore", "one", "--yes", "-s", address)
+        lost, done = text.splitlines()
+        assert (code, "2 rows now; 1 session with 1 open claim and 0 waiting ones end." in lost) == (0, True)
+        assert done.startswith("the server goes on from one, of 20")
+        assert client.list_samples("p").meta.sample_ids == ["a"]
+        with pytest.raises(ClaimFencedError):
+            held.commit()
+
+
+@pytest.mark.parametrize(("answer", "code", "rows"), [(b"y\n", 0, 1), (b"n\n", 1, 2)], ids=["yes", "no"])
+def test_restore_asks_on_a_terminal(address: str, answer: bytes, code: int, rows: int) -> None:
+    run("snapshot", "one", "-s", address)
+    ours, theirs = pty.openpty()
+    with connect(address) as client, subprocess.Popen([DATAPLANE, "restore", "one", "-s", address], stdin=theirs) as it:
+        client.put_samples(["b"], "p", {"x": torch.ones(1, 3000)})
+        os.write(ours, answer)
+        assert it.wait(60) == code
+        assert client.server_status().rows == rows
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["restore", "one"], 2, "restore needs --yes where no one can be asked"),
+        (["restore", "two", "--yes"], 1, "there is no snapshot"),
+        (["snapshot", "one"], 1, "there is a snapshot 'one' already"),
+        (["snapshot", "../one"], 1, "'../one' is no name for a snapshot"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_changes_nothing(
+    address: str, arguments: list[str], code: int, said: str
+) -> None:
+    run("snapshot", "one", "-s", address)
+    ended, text = run(*arguments, "-s", address)
+    assert (ended, said in text) == (code, True), text
+    with connect(address) as client:
+        assert client.server_status().rows == 1
+
+
+@pytest.mark.parametrize("damaged", ["", "values", "state", "ranges"])
+def test_a_snapshot_is_verified_on_its_own(address: str, data: Path, damaged: str) -> None:
+    run("snapshot", "one", "-s", address)
+    folder = data / "snapshots" / "one"
+    if damaged:
+        file = bytearray((folder / damaged).read_bytes())
+        used = next(number for number, byte in enumerate(file) if byte) if damaged == "values" else len(file) // 2
+        file[used] ^= 1
+        (folder / damaged).write_bytes(file)
+    done = subprocess.run([DATAPLANE, "verify", str(folder)], capture_output=True, text=True, check=False, timeout=60)
+    if damaged:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert str(folder / damaged) in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "snapshot one is as it was written: rows 1, bytes of values 12,000\n"

@@ -1,0 +1,80 @@
+"""A standby takes over within a second of the server's death, and nothing that was acknowledged is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.integration.histories.campaign import figures, run, table
+from tests.integration.histories.checker import violations
+from tests.integration.histories.counters import disagreements
+from tests.integration.histories.mortal_server import COMMAND, MortalServer
+from tests.integration.histories.settings import Settings
+
+_LONGEST_S = 1.0
+
+
+class GuardedServer(MortalServer):
+    """A server with a standby, which serves when the server is killed, and gets a standby itself. takeovers: seconds
+    from each kill until the standby serves.
+    """
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.takeovers: list[float] = []
+        super().__init__(folder, data)
+        self._flags[self._flags.index("--data-dir")] = "--standby"
+        self._standby = self._begin()
+
+    def __enter__(self) -> GuardedServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._process = self._standby
+        self._end()
+
+    def kill(self) -> None:
+        self._wait_for("standing_by", self.kills + 1)
+        began = time.monotonic()
+        self._end()
+        self.kills += 1
+        self._process = self._standby
+        assert self._process.stdout is not None
+        assert '"event": "serving"' in self._process.stdout.readline(), self.log
+        self.takeovers.append(time.monotonic() - began)
+        self._standby = self._begin()
+
+    def _begin(self) -> subprocess.Popen[str]:
+        with self._log.open("a") as stderr:
+            return subprocess.Popen([COMMAND, *self._flags], stdout=subprocess.PIPE, stderr=stderr, text=True)
+
+    def _wait_for(self, event: str, count: int) -> None:
+        deadline = time.monotonic() + 30
+        while self.log.count(f'"{event}"') < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seconds", [6.0, pytest.param(240.0, marks=pytest.mark.soak)], ids=["short", "long"])
+def test_a_standby_takes_over_at_once_and_nothing_is_lost(tmp_path: Path, seconds: float) -> None:
+    folder = tmp_path / "histories"
+    folder.mkdir()
+    seconds, seed = float(os.environ.get("HISTORIES_SECONDS", seconds)), int(os.environ.get("HISTORIES_SEED", "1"))
+    with GuardedServer(tmp_path, tmp_path / "data") as server:
+        settings = Settings(server.address, folder, 8, seconds, 1.0, seed)
+        server.kill_often(seed, 0.5, 1.5, seconds)
+        history = run(settings)
+        server.spare()
+        found = [*map(str, violations(history)), *disagreements(history)]
+    slowest_ms = round(max(server.takeovers) * 1e3)
+    counts = {**figures(history, settings), "takeovers": server.kills, "the slowest, ms": slowest_ms}
+    sys.stdout.write(table(counts, f"{seconds:g} s, seed {seed}"))
+    assert found == []
+    assert '"level": "error"' not in server.log
+    assert server.takeovers
+    if seconds > 60:  # a short run shares its cores with other tests
+        assert max(server.takeovers) < _LONGEST_S

@@ -1,0 +1,155 @@
+"""With durability `disk` an answer leaves when what it tells is on stable storage, and no freed byte is used before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataplane_server.core.calls.answers import Reservation, Waiting
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.requests import (
+    AbortWrite,
+    ClearSamples,
+    FinishWrite,
+    PutSamples,
+    Recover,
+    RegisterPartition,
+    Settle,
+)
+from dataplane_server.core.calls.values import Definition
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.durability import life as lives
+from dataplane_server.durability.life import DataDirDurability, Life, RecoveryError, Terms, begin_life
+from dataplane_server.durability.log_reader import LogReader
+
+LIMITS = Limits(memory_bytes=4096)
+REGISTER = RegisterPartition("r", Definition("p", ("a",), ("t",)))
+
+
+def raised(error: OSError) -> None:
+    raise error
+
+
+def begin(folder: Path, durability: DataDirDurability = "disk", *, accept_loss: bool = False) -> Life:
+    life = begin_life(Terms(folder, LIMITS, True, durability, raised, accept_loss))
+    life.resume()
+    if life.commits is not None:
+        life.commits.start(lambda call: life.plane.apply(call, life.now()))
+    return life
+
+
+def put(plane: DataPlane, sample_id: str, size: int, fill: Life | None = None) -> Reservation:
+    column = ColumnSpec("a", Shape("jagged", "uint8", ()), np.array([size]))
+    begun = plane.apply(PutSamples(f"put {sample_id}", "p", (sample_id,), (column,)), 0.0)
+    assert isinstance(begun, Reservation)
+    if fill is not None:
+        fill.arena.view(begun.runs[0])[:] = b"x" * size
+    plane.apply(FinishWrite(begun.ticket), 0.0)
+    return begun
+
+
+async def test_calls_are_in_the_log_when_their_answers_may_leave_and_not_before(tmp_path: Path) -> None:
+    life = begin(tmp_path)
+    life.plane.apply(REGISTER, 0.0)
+    put(life.plane, "s", 100, life)
+    assert life.commits is not None
+    assert LogReader(tmp_path, 0).read() == []
+    pending = life.commits.unstable()
+    assert pending is not None
+    await pending
+    assert len(LogReader(tmp_path, 0).read()) == 1  # one record for the batch
+    assert life.commits.unstable() is None
+    await life.close()
+    life.arena.close()
+
+
+async def test_a_failed_sync_ends_the_process_and_answers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = begin(tmp_path)
+    life.plane.apply(REGISTER, 0.0)
+    assert life.commits is not None
+
+    def fails(file: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fails)
+    pending = life.commits.unstable()
+    writing = vars(life.commits)["_writing"]
+    with pytest.raises(OSError, match="Input/output error"):
+        await writing
+    assert pending is not None
+    assert not pending.done()
+    monkeypatch.undo()
+    life.arena.close()
+    assert "p" not in begin(tmp_path).plane.partitions
+
+
+def test_freed_bytes_are_used_again_once_the_call_that_freed_them_is_stable() -> None:
+    plane = DataPlane(LIMITS, incarnation="i")
+    plane.apply(Recover(False, defer_frees=True), 0.0)
+    plane.apply(REGISTER, 0.0)
+    put(plane, "s1", 4000)
+    plane.apply(ClearSamples("c1", "p", ["s1"]), 0.0)
+    column = ColumnSpec("a", Shape("jagged", "uint8", ()), np.array([4000]))
+    waiting = plane.apply(PutSamples("put s2", "p", ("s2",), (column,)), 0.0)
+    assert isinstance(waiting, Waiting)
+    plane.check_invariants()
+    plane.apply(Settle(plane.releases), 0.0)
+    (admitted,) = plane.take_effects()
+    assert isinstance(getattr(admitted, "reservation", None), Reservation)
+    plane.apply(AbortWrite(waiting.ticket), 0.0)
+    deferred = [plane.releases_deferred]
+    plane.apply(Recover(False, defer_frees=False), 0.0)  # a life that need not wait
+    assert [*deferred, plane.releases_deferred] == [True, False]
+    plane.check_invariants()
+    put(plane, "s3", 4000)
+
+
+async def test_a_changed_value_is_named_and_only_its_row_is_cleared_if_the_loss_is_accepted(tmp_path: Path) -> None:
+    life = begin(tmp_path)
+    life.plane.apply(REGISTER, 0.0)
+    runs = [put(life.plane, name, 500, life).runs[0] for name in ("s1", "s2")]
+    await life.close()
+    life.arena.view(runs[1])[7] = 0
+    life.arena.close()
+    with pytest.raises(
+        RecoveryError,
+        match=r"stored values are not those that were put: field 'a' of sample 's2' in 'p'; restore a snapshot",
+    ):
+        begin(tmp_path)
+    after = begin(tmp_path, accept_loss=True)
+    rows = after.plane.partitions["p"].rows
+    assert rows.ids(rows.all_slots()) == ["s1"]
+    await after.close()
+    after.arena.close()
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_only_disk_survives_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: DataDirDurability
+) -> None:
+    begin(tmp_path, durability).arena.close()
+    restarted = tmp_path / "boot_id"
+    restarted.write_text("another")
+    monkeypatch.setattr(lives, "_BOOT", restarted)
+    if durability == "disk":
+        begin(tmp_path, durability).arena.close()
+    else:
+        with pytest.raises(RecoveryError, match="the machine was started again"):
+            begin(tmp_path, durability)
+
+
+async def test_the_durability_of_a_directory_may_change_from_life_to_life(tmp_path: Path) -> None:
+    for number, durability in enumerate(("disk", "process", "disk", "process", "disk")):
+        life = begin(tmp_path, durability)  # type: ignore[arg-type]  # one of the two
+        if not number:
+            life.plane.apply(REGISTER, life.now())
+        assert life.plane.totals().rows == number
+        put(life.plane, f"s{number}", 300, life)
+        await life.close()
+        life.arena.close()

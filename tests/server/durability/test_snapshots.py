@@ -1,0 +1,183 @@
+"""A snapshot is one consistent cut, taken while others write, and a server goes on from it wherever a restore stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.integration.histories.mortal_server import MortalServer
+
+from dataplane_client import (
+    ClaimNotFoundError,
+    DataPlaneClient,
+    InvalidArgumentError,
+    PreconditionError,
+    connect,
+)
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.core.calls.requests import RegisterPartition
+from dataplane_server.core.calls.values import Definition
+from dataplane_server.durability.life import Life, Terms, begin_life
+from dataplane_server.durability.replica import Replica
+from dataplane_server.durability.restore import Source, prepare
+from dataplane_server.durability.snapshot import SnapshotError, verify_snapshot, write_snapshot
+
+ROWS, ENTRIES = 40, 3000
+LIMITS = Limits(memory_bytes=1 << 16)
+
+
+@pytest.fixture(params=["process", "disk"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MortalServer]:
+    with MortalServer(tmp_path, tmp_path / "data", "--durability", request.param) as running:
+        yield running
+        assert '"level": "error"' not in running.log
+
+
+def put(client: DataPlaneClient, first: int, count: int) -> None:
+    """Rows whose values tell their ids."""
+    ids = range(first, first + count)
+    client.put_samples([f"r{n}" for n in ids], "p", {"x": [torch.full((ENTRIES,), n) for n in ids]})
+
+
+def values_of(client: DataPlaneClient, ids: list[str]) -> list[int]:
+    column = client.get_samples(ids, "p", ["x"])["x"]
+    assert all((row == row[0]).all() for row in column)
+    return [int(row[0]) for row in column]
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_rows_cursors_and_claims_are_those_of_the_moment_of_the_snapshot(server: MortalServer, transport: str) -> None:
+    with connect(server.address, transport=transport) as client:  # type: ignore[arg-type]  # one of the two
+        client.register_partition("p", ["x"], 0, ["t"])
+        put(client, 0, ROWS)
+        client.claim("p", "t", ["x"], 10, min_size=10).commit()
+        held = client.claim("p", "t", ["x"], 10, min_size=10)
+        stop, numbers = threading.Event(), iter(range(ROWS, 10**6))
+
+        def churn() -> None:
+            with connect(server.address, transport=transport) as other:  # type: ignore[arg-type]
+                while not stop.is_set():
+                    number = next(numbers)
+                    put(other, number, 1)
+                    other.clear_samples([f"r{number}"], "p")
+
+        churning = threading.Thread(target=churn)
+        churning.start()
+        taken = client.create_snapshot("a")
+        client.claim("p", "t", ["x"], 20, min_size=20).commit()
+        client.clear_samples([f"r{n}" for n in range(ROWS)], "p")
+        stop.set()
+        churning.join()
+        late = client.create_snapshot("b")
+        assert ROWS <= taken.rows <= ROWS + 1
+        assert late.rows == 0
+        assert client.restore_snapshot("a") == taken
+        again = client.claim("p", "t", ["x"], ROWS, min_size=30)
+        assert {f"r{n}" for n in range(10, ROWS)} <= set(again.meta.sample_ids)
+        assert values_of(client, [f"r{n}" for n in range(ROWS)]) == list(range(ROWS))
+        with pytest.raises(ClaimNotFoundError):
+            held.commit()
+        again.commit()
+        server.kill()
+        assert values_of(client, ["r7"]) == [7]
+        client.restore_snapshot("b")
+        assert client.server_status().rows == 0
+
+
+def test_a_snapshot_that_cannot_be_taken_or_used_changes_nothing(server: MortalServer, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "snapshots"
+    with connect(server.address) as client:
+        client.register_partition("p", ["x"], 0, ["t"])
+        put(client, 0, 3)
+        client.create_snapshot("a")
+        for name in ("changed", "of another"):
+            shutil.copytree(folder / "a", folder / name.replace(" ", "-"))
+        with (folder / "changed" / "values").open("r+b") as file:
+            file.seek(5)
+            file.write(b"!")
+        manifest = json.loads((folder / "of-another" / "manifest.json").read_text())
+        manifest["limits"]["max_rows"] = 1
+        (folder / "of-another" / "manifest.json").write_text(json.dumps(manifest))
+        wrong: list[tuple[Callable[[], object], type[Exception], str]] = [
+            (lambda: client.create_snapshot("a"), InvalidArgumentError, "there is a snapshot 'a' already"),
+            (lambda: client.create_snapshot("../a"), InvalidArgumentError, "no name for a snapshot"),
+            (lambda: client.restore_snapshot("none"), PreconditionError, "there is no snapshot"),
+            (lambda: client.restore_snapshot("changed"), PreconditionError, "values was changed"),
+            (lambda: client.restore_snapshot("of-another"), PreconditionError, "server with other limits"),
+        ]
+        for call, kind, words in wrong:
+            with pytest.raises(kind, match=words):
+                call()
+        assert values_of(client, ["r0", "r1", "r2"]) == [0, 1, 2]
+    with pytest.raises(SnapshotError, match="values was changed"):
+        verify_snapshot(folder / "changed")
+    assert verify_snapshot(folder / "a").rows == {"p": 3}
+    assert not [path for path in (tmp_path / "data").iterdir() if path.name.startswith(("restoring", "arena.r"))]
+
+
+# -- a restore that is cut short --------------------------------------------------------------------------------------
+
+
+def begin(folder: Path) -> Life:
+    def raised(error: OSError) -> None:
+        raise error
+
+    life = begin_life(Terms(folder, LIMITS, True, "process", raised, segment_bytes=1 << 16))
+    life.resume()
+    return life
+
+
+class _Cut(BaseException):
+    """The death of the process at this point."""
+
+
+@pytest.mark.parametrize("step", range(9))
+async def test_a_restore_that_ends_anywhere_has_happened_or_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    life = begin(tmp_path / "d")
+    life.plane.apply(RegisterPartition("r1", Definition("old", ("a",), ("t",))), life.now())
+    replica = Replica(tmp_path / "d")
+    replica.catch_up()
+    write_snapshot(tmp_path / "snapshots", "s", "q", replica, tmp_path / "d" / "arena")
+    life.plane.apply(RegisterPartition("r2", Definition("new", ("a",), ("t",))), life.now())
+    steps = iter(range(100))
+
+    def cut_before(module: object, name: str) -> None:
+        whole = getattr(module, name)
+
+        def replaced(*arguments: object, **options: object) -> object:
+            if next(steps) == step:
+                raise _Cut
+            return whole(*arguments, **options)
+
+        monkeypatch.setattr(module, name, replaced)
+
+    for module, name in ((os, "copy_file_range"), (os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir")):
+        cut_before(module, name)
+    try:
+        prepared = prepare(Source(tmp_path / "snapshots" / "s", "q2", life.arena.file_bytes), tmp_path / "d", LIMITS)
+        await life.leave_for(prepared)
+        with pytest.raises(Refusal):
+            life.plane.apply(RegisterPartition("r3", Definition("lost", ("a",), ("t",))), life.now())
+    except _Cut:
+        pass
+    whole = next(steps) <= step
+    monkeypatch.undo()
+    life.arena.close()
+    after = begin(tmp_path / "d")
+    found = set(after.plane.partitions)
+    assert found in ([{"old"}] if whole else [{"old"}, {"old", "new"}])
+    after.plane.check_invariants()
+    after.arena.close()
+    again = begin(tmp_path / "d")
+    assert set(again.plane.partitions) == found
+    again.arena.close()
+    assert sorted(path.name for path in (tmp_path / "d").iterdir() if "restor" in path.name) == []
