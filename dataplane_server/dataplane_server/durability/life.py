@@ -74,8 +74,8 @@ class Terms:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a life found. calls: replayed since the checkpoint. torn_bytes: cut off the end of the log. held: clients of
-    the former life still map the arena. damaged: values that are lost, which was accepted. restored: the snapshot that
+    """What a life found. calls: replayed since the checkpoint, or since a standby began. torn_bytes: cut off the end of
+    the log. held: clients of the former life still map the arena. damaged: values that are lost, which was accepted. restored: the snapshot that
     this life begins with; restored_by: the request for it.
     """
 
@@ -197,11 +197,7 @@ def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
         forget_cached(terms.folder)
     with kept(terms.folder), without_collection():
         replica = replica or Replica(terms.folder)
-        before = replica.calls
         torn = _end_of_log(terms, replica)
-        if replica.left:
-            replica, before = Replica(terms.folder), 0
-            replica.catch_up()
     gc.freeze()  # what was recovered is no garbage
     header = replica.header
     _check(terms, header)
@@ -215,7 +211,7 @@ def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
     seconds = round(time.monotonic() - began, 3)
     recovery = Recovery(
         plane.totals().rows,
-        replica.calls - before,
+        replica.calls,
         torn,
         seconds,
         held,

@@ -26,32 +26,38 @@ class Replica:
 
     at: the time of the last call, in seconds. calls: how many it has applied. header: of the segment that was read
     last. checksums: of the values that rows have. restored: the snapshot that the state is of, if no call came after
-    it; restored_by: the request for that. left: the log goes on from the state of a snapshot, not from this one.
-    at_snapshot: called at the moment that a snapshot is to be of.
+    it; restored_by: the request for that. left: the server may have gone on from the state of a snapshot. If it has,
+    the next `advance` or `catch_up` begins with that. at_snapshot: called at the moment that a snapshot is to be of.
     """
 
     at_snapshot: Callable[[BeginSnapshot], object] | None = None
+    calls = 0
 
     def __init__(self, folder: Path, latest: int | None = None) -> None:
         """ValueError for a log of another version; DamagedCheckpointError, and the errors of a LogReader."""
-        self.calls = 0
+        self._folder = folder
+        self._begin(latest)
+
+    def _begin(self, latest: int | None = None) -> None:
         self.restored = self.restored_by = ""
         self.left = False
         self.checksums = Checksums()
-        newest = next((found for found in checkpoints(folder) if latest is None or found[0] <= latest), None)
+        newest = next((found for found in checkpoints(self._folder) if latest is None or found[0] <= latest), None)
         if newest is not None:
             loaded = load_checkpoint(newest[1], LoggedPlane)
-            self.reader = LogReader(folder, loaded.next_record)
+            self.reader = LogReader(self._folder, loaded.next_record)
             self.plane, self.at = loaded.plane, loaded.now
             self.checksums = Checksums(loaded.extra.get("checksums"))
             self.restored, self.restored_by = (loaded.extra.get(name, "") for name in ("restored", "request_id"))
         else:
-            self.reader = LogReader(folder, 0)
+            self.reader = LogReader(self._folder, 0)
             header = self.reader.header
             self.plane, self.at = _fresh_plane(header), header["at"]
         if self.header["version"] != VERSION:
             wrote = self.header["version"]
-            raise ValueError(f"{folder} was written by version {wrote}, and this is {VERSION}; start that version")
+            raise ValueError(
+                f"{self._folder} was written by version {wrote}, and this is {VERSION}; start that version"
+            )
 
     @property
     def header(self) -> Mapping[str, Any]:
@@ -60,10 +66,25 @@ class Replica:
     def advance(self) -> int:
         """Apply some of the records that are complete now. Returns how many; 0 if there is none. LogDamagedError."""
         payloads = self.reader.read()
-        for payload in payloads:
+        for record, payload in enumerate(payloads, self.reader.next_record - len(payloads)):
+            if self._goes_on_from_snapshot(record):
+                return 1
             for self.at, call in decode_record(payload):
                 self._apply(call)
         return len(payloads)
+
+    def catch_up(self) -> None:
+        """Apply all records, once no process appends any more."""
+        while self.advance():
+            pass
+        self._goes_on_from_snapshot(self.reader.next_record)
+
+    def _goes_on_from_snapshot(self, record: int) -> bool:
+        """Begin with the snapshot that a restore has put before this record, if there is one."""
+        goes_on = self.left and any(number >= record for number, _ in checkpoints(self._folder))
+        if goes_on:
+            self._begin()
+        return goes_on
 
     def _apply(self, call: Call[Any]) -> None:
         self.calls += 1
@@ -76,11 +97,6 @@ class Replica:
         self.plane.take_effects()
         if isinstance(call, BeginSnapshot) and self.at_snapshot is not None:
             self.at_snapshot(call)
-
-    def catch_up(self) -> None:
-        """Apply all records, once no process appends any more."""
-        while self.advance():
-            pass
 
     def write_checkpoint(self, folder: Path) -> Path:
         """Write a checkpoint of what was applied. OSError leaves the earlier ones as they are."""

@@ -11,7 +11,7 @@ from dataplane_server.core.calls.requests import BeginSnapshot, EndSnapshot
 from dataplane_server.durability.checkpoint import DamagedCheckpointError
 from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.durability.life import Life
-from dataplane_server.durability.restore import Source, prepare
+from dataplane_server.durability.restore import Source, discard, prepare
 from dataplane_server.durability.snapshot import NAME, Manifest, SnapshotError, read_manifest
 from dataplane_server.observe.log import get_log
 from dataplane_server.service.shell import Shell
@@ -28,6 +28,7 @@ class Snapshots:
         self._life = life
         self._checkpointer = checkpointer
         self._folder = folder
+        self._restoring = asyncio.Lock()
         self._taking: asyncio.Task[Manifest] | None = None
 
     async def create(self, name: str, request_id: str) -> Manifest:
@@ -71,11 +72,13 @@ class Snapshots:
         manifest = _manifest(self._checked(name))
         if life.recovery is not None and life.recovery.restored_by == request_id:
             return manifest
-        try:
-            snapshot = Source(self._folder / name, request_id, life.arena.file_bytes)
-            await life.leave_for(await asyncio.to_thread(prepare, snapshot, life.folder, limits))
-        except (OSError, SnapshotError, DamagedCheckpointError) as error:
-            raise Refusal(Reason.SNAPSHOT_FAILED, f"snapshot {name!r}: {error}") from error
+        async with self._restoring:
+            try:
+                snapshot = Source(self._folder / name, request_id, life.arena.file_bytes)
+                await life.leave_for(await asyncio.to_thread(prepare, snapshot, life.folder, limits))
+            except (OSError, SnapshotError, DamagedCheckpointError) as error:
+                discard(life.folder)
+                raise Refusal(Reason.SNAPSHOT_FAILED, f"snapshot {name!r}: {error}") from error
         get_log().warning("leaving_for_snapshot", snapshot=name)
         self.left.set()
         return manifest

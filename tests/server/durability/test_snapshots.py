@@ -181,3 +181,22 @@ async def test_a_restore_that_ends_anywhere_has_happened_or_has_not(
     assert set(again.plane.partitions) == found
     again.arena.close()
     assert sorted(path.name for path in (tmp_path / "d").iterdir() if "restor" in path.name) == []
+
+
+async def test_a_replica_that_follows_goes_on_with_what_was_restored(tmp_path: Path) -> None:
+    life = begin(tmp_path / "d")
+    follower = Replica(tmp_path / "d")
+    life.plane.apply(RegisterPartition("r1", Definition("old", ("a",), ("t",))), life.now())
+    follower.catch_up()
+    write_snapshot(tmp_path / "snapshots", "s", "q", follower, tmp_path / "d" / "arena")
+    life.plane.apply(RegisterPartition("r2", Definition("lost", ("a",), ("t",))), life.now())
+    prepared = prepare(Source(tmp_path / "snapshots" / "s", "q2", life.arena.file_bytes), tmp_path / "d", LIMITS)
+    await life.leave_for(prepared)
+    assert follower.advance()
+    assert set(follower.plane.partitions) == {"old", "lost"}
+    life.arena.close()
+    after = begin(tmp_path / "d")
+    after.plane.apply(RegisterPartition("r3", Definition("new", ("a",), ("t",))), after.now())
+    follower.catch_up()
+    assert follower.plane.digest() == after.plane.digest()
+    after.arena.close()
