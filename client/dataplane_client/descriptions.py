@@ -177,7 +177,8 @@ class ServerStatus:
     """The whole server. memory_used_bytes: values of resident rows, puts under way, cleared rows still being sent.
 
     largest_free_bytes: the longest free run of memory. longest_put_wait_s: seconds that the oldest put waiting for
-        space has waited; None when none waits. draining: the server is shutting down.
+        space has waited; None when none waits. draining: the server is shutting down. durability: what rows survive:
+        "memory", "process" or "disk"; "" if the server does not tell.
     """
 
     version: str
@@ -192,6 +193,7 @@ class ServerStatus:
     longest_put_wait_s: float | None = field(default=None, compare=False)
     draining: bool = False
     max_rows: int = 0
+    durability: str = ""
 
     def __repr__(self) -> str:
         used, budget = self.memory_used_bytes / (1 << 20), self.memory_budget_bytes / (1 << 20)
@@ -306,6 +308,7 @@ def server_status(message: pb.GetServerStatusResponse) -> ServerStatus:
         longest_put_wait_s=_seconds(message, "longest_put_wait"),
         draining=message.draining,
         max_rows=message.max_rows,
+        durability=message.durability,
     )
 
 

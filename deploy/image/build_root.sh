@@ -115,15 +115,16 @@ gather_certificates() {
     rm -r "$root/usr/share/ca-certificates"
 }
 
-# All users may write to the two mount points of volumes, so that the image also runs without volumes.
+# All users may write to the mount points of volumes, so that the image also runs without volumes. A new volume of Docker
+# gets these rights, too.
 name_users_and_mounts() {
     local root=$1
     printf '%s\n' 'root:x:0:0:root:/root:/usr/sbin/nologin' \
         'dataplane:x:65532:65532:RL Data Plane:/nonexistent:/usr/sbin/nologin' >"$root/etc/passwd"
     printf '%s\n' 'root:x:0:' 'dataplane:x:65532:' >"$root/etc/group"
     printf '%s\n' 'passwd: files' 'group: files' 'hosts: files dns' >"$root/etc/nsswitch.conf"
-    mkdir -p "$root"/{dev,proc,sys,run/dataplane,tmp}
-    chmod 1777 "$root/run/dataplane" "$root/tmp"
+    mkdir -p "$root"/{dev,proc,sys,run/dataplane,tmp,var/lib/dataplane}
+    chmod 1777 "$root"/{run/dataplane,tmp,var/lib/dataplane}
     chown -R 0:0 "$root"
 }
 

@@ -31,7 +31,7 @@ def take_snapshot(name: str, address: str, timeout_s: float) -> None:
 def restore_snapshot(name: str, address: str, timeout_s: float, *, sure: bool) -> None:
     """Say what is lost, ask on a terminal, and restore; returns when the server serves again."""
     with server_or_exit(address, timeout_s) as server:
-        print_text(f"{_loss(server, name)}.")
+        print_text(*_loss(server, name))
         if not sure:
             if not sys.stdin.isatty():
                 fail("restore needs --yes where no one can be asked", 2)
@@ -49,13 +49,13 @@ def verify_snapshot(folder: str) -> int:
     return subprocess.call(command)  # noqa: S603  # our own module
 
 
-def _loss(server: Server, name: str) -> str:
+def _loss(server: Server, name: str) -> tuple[str, str]:
     status = server.call("GetServerStatus", pb.GetServerStatusRequest())
     claims = server.call("ListClaims", pb.ListClaimsRequest())
     held = f"{plural(len(claims.claims), 'open claim')} and {plural(len(claims.waiting), 'waiting one')}"
     return (
-        f"{server.address} goes back to snapshot {name}. What came after it is lost: rows, commits and clears. The "
-        f"server has {plural(status.rows, 'row')} now; {plural(status.sessions, 'session')} with {held} end"
+        f"{server.address} goes back to snapshot {name}. Rows, commits and clears that came after it are lost.",
+        f"It has {plural(status.rows, 'row')} now. Its {plural(status.sessions, 'session')} with {held} end.",
     )
 
 

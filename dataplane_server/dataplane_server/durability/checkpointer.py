@@ -1,9 +1,9 @@
 """Writes checkpoints of a data directory beside its server, in a process of low priority, so the server never pauses.
 
 `python -m dataplane_server.durability.checkpointer DIR CALLS BYTES` replays the log as the server appends it. After as
-many calls since the last checkpoint it writes one. Of the segments and checkpoints before that one it keeps BYTES, for
-`dataplane replay`, and removes the oldest beyond that. It ends when its standard input does, that is, when its server
-has ended by whatever cause. It removes nothing after that, since the next server may be reading.
+many calls since the last checkpoint, or 256 MiB of log, it writes one. Of the segments and checkpoints before that one
+it keeps BYTES, for `dataplane replay`, and removes the oldest beyond that. It ends when its standard input does, that
+is, when its server has ended by whatever cause. It removes nothing after that, since the next server may be reading.
 
 Each line of its standard input names a snapshot to take at the call BeginSnapshot of that name, and the folder for it.
 The server writes the line before it logs the call, so the line is there when the replica comes to the call. The answer
@@ -33,6 +33,7 @@ _POLL_S = 0.2
 _REST = 5
 """The pause after a checkpoint, in multiples of its duration."""
 _NICE = 19
+_MOST_BYTES = 256 << 20  # of log between two checkpoints
 
 
 class Checkpointer:
@@ -114,11 +115,12 @@ def _follow(folder: Path, calls: int, history_bytes: int) -> None:
     with kept(folder):
         replica = Replica(folder)
     replica.at_snapshot = lambda call: _take_snapshot(orders.take(call.name), call.name, replica, folder)
-    last, rest_until = replica.calls, 0.0
+    last, last_bytes, rest_until = replica.calls, replica.log_bytes, 0.0
     while not orders.ended:
         orders.poll(0.0 if replica.advance() else _POLL_S)
-        if replica.calls - last >= calls and time.monotonic() >= rest_until and not replica.left:
-            last = replica.calls
+        due = replica.calls - last >= calls or replica.log_bytes - last_bytes >= _MOST_BYTES
+        if due and time.monotonic() >= rest_until and not replica.left:
+            last, last_bytes = replica.calls, replica.log_bytes
             seconds = _write(folder, replica, history_bytes, orders)
             rest_until = time.monotonic() + _REST * seconds
 

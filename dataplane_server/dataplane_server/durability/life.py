@@ -75,8 +75,8 @@ class Terms:
 @dataclass(frozen=True)
 class Recovery:
     """What a life found. calls: replayed since the checkpoint, or since a standby began. torn_bytes: cut off the end of
-    the log. held: clients of the former life still map the arena. damaged: values that are lost, which was accepted. restored: the snapshot that
-    this life begins with; restored_by: the request for it.
+    the log. held: clients of the former life still map the arena. damaged: values that are lost, which was accepted.
+    restored: the snapshot that this life begins with; restored_by: the request for it.
     """
 
     rows: int

@@ -24,14 +24,15 @@ class Replica:
     """Begins with the newest checkpoint of a folder, or with the first record of its log. latest: a record, to begin
     with the newest checkpoint that is not after it.
 
-    at: the time of the last call, in seconds. calls: how many it has applied. header: of the segment that was read
-    last. checksums: of the values that rows have. restored: the snapshot that the state is of, if no call came after
-    it; restored_by: the request for that. left: the server may have gone on from the state of a snapshot. If it has,
-    the next `advance` or `catch_up` begins with that. at_snapshot: called at the moment that a snapshot is to be of.
+    at: the time of the last call, in seconds. calls: how many it has applied; log_bytes: of these. header: of the
+    segment that was read last. checksums: of the values that rows have. restored: the snapshot that the state is of, if
+    no call came after it; restored_by: the request for that. left: the server may have gone on from the state of a
+    snapshot. If it has, the next `advance` or `catch_up` begins with that. at_snapshot: called at the moment that a
+    snapshot is to be of.
     """
 
     at_snapshot: Callable[[BeginSnapshot], object] | None = None
-    calls = 0
+    calls = log_bytes = 0
 
     def __init__(self, folder: Path, latest: int | None = None) -> None:
         """ValueError for a log of another version; DamagedCheckpointError, and the errors of a LogReader."""
@@ -71,6 +72,7 @@ class Replica:
                 return 1
             for self.at, call in decode_record(payload):
                 self._apply(call)
+            self.log_bytes += len(payload)
         return len(payloads)
 
     def catch_up(self) -> None:

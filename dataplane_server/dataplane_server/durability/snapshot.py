@@ -80,6 +80,12 @@ def write_snapshot(folder: Path, name: str, request_id: str, replica: Replica, a
     return manifest
 
 
+def discard_unfinished(folder: Path) -> None:
+    """Remove what is left of snapshots whose server ended meanwhile."""
+    for path in folder.glob(".*.unfinished"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def read_manifest(folder: Path) -> Manifest:
     """SnapshotError if the folder is no snapshot of this version."""
     try:

@@ -155,7 +155,7 @@ class Server:
             self._checkpointer = Checkpointer(self._life.folder, self.config.checkpoint_calls, history_bytes)
             folder = self.config.snapshot_dir or self._life.folder / "snapshots"
             snapshots = Snapshots(self._shell, self._life, self._checkpointer, folder)
-            self._servicer.keep_snapshots(snapshots)
+            self._servicer.keep_snapshots(snapshots, self.config.durability)
             self.left = snapshots.left
             if self._life.held:
                 self._former = asyncio.create_task(self._watch_former_clients())

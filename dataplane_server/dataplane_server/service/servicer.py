@@ -57,6 +57,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._started = shell.now() if started is None else started
         self._shared_memory: pb.SharedMemory | None = None
         self._snapshots: Snapshots | None = None
+        self._durability = "memory"
 
     def share_memory(self, nonce: bytes, abstract_socket: str) -> None:
         """Make server status say how clients of this host reach the arena."""
@@ -111,13 +112,14 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             longest_put_wait=translate.optional_duration(totals.longest_put_wait_s),
             draining=totals.draining,
             max_rows=self._plane.limits.max_rows,
+            durability=self._durability,
         )
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
-    def keep_snapshots(self, snapshots: Snapshots) -> None:
-        """Serve these snapshots. Until then, calls for one are refused."""
-        self._snapshots = snapshots
+    def keep_snapshots(self, snapshots: Snapshots, durability: str) -> None:
+        """Serve these snapshots, and tell that rows survive. Until then, calls for one are refused."""
+        self._snapshots, self._durability = snapshots, durability
 
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: object) -> pb.CreateSnapshotResponse:
         manifest = await self._kept_snapshots().create(request.snapshot, request.request_id)

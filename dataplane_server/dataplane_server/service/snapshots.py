@@ -12,7 +12,7 @@ from dataplane_server.durability.checkpoint import DamagedCheckpointError
 from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.durability.life import Life
 from dataplane_server.durability.restore import Source, discard, prepare
-from dataplane_server.durability.snapshot import NAME, Manifest, SnapshotError, read_manifest
+from dataplane_server.durability.snapshot import NAME, Manifest, SnapshotError, discard_unfinished, read_manifest
 from dataplane_server.observe.log import get_log
 from dataplane_server.service.shell import Shell
 
@@ -29,6 +29,7 @@ class Snapshots:
         self._checkpointer = checkpointer
         self._folder = folder
         self._restoring = asyncio.Lock()
+        discard_unfinished(folder)
         self._taking: asyncio.Task[Manifest] | None = None
 
     async def create(self, name: str, request_id: str) -> Manifest:

@@ -3197,6 +3197,7 @@ class GetServerStatusResponse(_message.Message):
     LONGEST_PUT_WAIT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server's distribution."""
     memory_budget_bytes: _builtins.int
@@ -3217,6 +3218,8 @@ class GetServerStatusResponse(_message.Message):
     """Whether the server is shutting down: calls under way may finish, new calls are refused."""
     max_rows: _builtins.int
     """Maximum number of resident rows."""
+    durability: _builtins.str
+    """What rows survive: "memory", "process" or "disk"; see dataplane-server --durability."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server started."""
@@ -3245,10 +3248,11 @@ class GetServerStatusResponse(_message.Message):
         longest_put_wait: _duration_pb2.Duration | None = ...,
         draining: _builtins.bool = ...,
         max_rows: _builtins.int = ...,
+        durability: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["longest_put_wait", b"longest_put_wait", "shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "durability", b"durability", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,7 @@ import torch
 from tests.client.cli.reading import DATAPLANE, run
 from tests.integration.histories.mortal_server import MortalServer
 
-from dataplane_client import ClaimFencedError, connect
+from dataplane_client import ClaimNotFoundError, connect
 
 
 @pytest.fixture
@@ -37,11 +37,13 @@ def test_the_server_goes_back_to_a_snapshot_and_open_claims_end(address: str) ->
         client.put_samples(["b"], "p", {"x": torch.ones(1, 3000)})
         held = client.claim("p", "train", ["x"], 1)
         code, text = run("restore", "one", "--yes", "-s", address)
-        lost, done = text.splitlines()
-        assert (code, "2 rows now; 1 session with 1 open claim and 0 waiting ones end." in lost) == (0, True)
-        assert done.startswith("the server goes on from one, of 20")
+        assert (code, text.splitlines()[1]) == (
+            0,
+            "It has 2 rows now. Its 1 session with 1 open claim and 0 waiting ones end.",
+        )
+        assert text.splitlines()[2].startswith("the server goes on from one, of 20")
         assert client.list_samples("p").meta.sample_ids == ["a"]
-        with pytest.raises(ClaimFencedError):
+        with pytest.raises(ClaimNotFoundError):
             held.commit()
 
 

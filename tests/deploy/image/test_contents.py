@@ -17,7 +17,7 @@ from tests.deploy.image.test_recipe import IMAGE, pinned
 pytestmark = [pytest.mark.image, pytest.mark.usefixtures("built_root")]
 
 LIMIT_MB = 200
-WRITABLE = {"run/dataplane", "tmp"}
+WRITABLE = {"run/dataplane", "tmp", "var/lib/dataplane"}
 PROGRAMS = {"usr/bin/python3", "usr/bin/python3.11", "usr/local/bin/dataplane", "usr/local/bin/dataplane-server"}
 MODULES = ROOT / "usr/local/lib/python3.11/dist-packages"
 

@@ -34,7 +34,7 @@ def addresses() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def running(mounted: Path, addresses: dict[str, str]) -> Iterator[ServerProcess]:
-    with server(_arguments(addresses), mounted) as process:
+    with server([*_arguments(addresses), "--memory=64MiB", "--data-dir=/run/dataplane/rows"], mounted) as process:
         _serves(addresses["--health"], "")
         yield process
 

@@ -20,6 +20,7 @@ Manifest = dict[str, Any]
 
 KUBERNETES = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 OVERLAYS = ("sidecar", "daemonset", "statefulset")
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
@@ -77,7 +78,7 @@ class Container:
         """The mount in whose directory a file lies, beside what its volume is."""
         folder = str(PurePosixPath(path).parent)
         mount = next(mount for mount in self.fields["volumeMounts"] if mount["mountPath"] == folder)
-        volume = next(volume for volume in self.pod.spec["volumes"] if volume["name"] == mount["name"])
+        volume = next(volume for volume in self.pod.volumes if volume["name"] == mount["name"])
         return {"mount": mount, "volume": volume}
 
 
@@ -101,6 +102,12 @@ class Pod:
     def labels(self) -> dict[str, str]:
         labels: dict[str, str] = self.template["metadata"]["labels"]
         return labels
+
+    @property
+    def volumes(self) -> list[Manifest]:
+        claims = self.workload["spec"].get("volumeClaimTemplates", ())
+        claimed = [{"name": claim["metadata"]["name"], "claim": claim["spec"]} for claim in claims]
+        return [*self.spec.get("volumes", ()), *claimed]
 
     @property
     def containers(self) -> list[Container]:

@@ -32,7 +32,7 @@ def test_every_metric_that_is_named_is_exported(name: str) -> None:
 
 @pytest.mark.parametrize("flag", _found(r"(?<![\w-])--[a-z][a-z-]+"))
 def test_every_flag_that_is_named_exists(flag: str) -> None:
-    of_others = ("--for", "--timeout")  # kubectl's
+    of_others = ("--for", "--replicas", "--timeout")  # kubectl's
     of_replay = {name for parameter in get_command(app).commands["replay"].params for name in parameter.opts}  # type: ignore[attr-defined]
     assert flag in _parser()._option_string_actions or flag in of_others or flag in of_replay
 

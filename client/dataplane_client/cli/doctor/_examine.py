@@ -43,7 +43,7 @@ def _checks(server: Server) -> Iterator[Check]:
         shared = check_shared_memory(server.address, response)
         yield shared
         if shared.outcome == "ok":
-            yield check_memory_limit(status.memory_budget_bytes)
+            yield check_memory_limit(status)
             yield check_host_memory(status)
     yield check_descriptors()
     yield check_versions(None if response is None else response.version)

@@ -19,20 +19,27 @@ _ENOUGH_DESCRIPTORS = 1024
 _TIMEX_BYTES = 512  # struct timex has 208; filled with zeros, it reads the state and changes nothing
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
+_ALLOCATED = ("process", "disk")
+"""Durabilities with which the server has allocated its whole memory."""
+
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 #
 # Pages of the arena are charged to the control group of the process that first writes them, which may be a client. The
-# kernel ends a client whose limit is smaller than the arena for memory that it never allocated.
+# kernel ends a client whose limit is smaller than the arena for memory that it never allocated. A server with a data
+# directory allocates them all at its start.
 
 
-def check_memory_limit(budget_bytes: int, group: GroupMemory | None = None) -> Check:
+def check_memory_limit(status: ServerStatus, group: GroupMemory | None = None) -> Check:
     """Check whether the arena fits into a control group's limit. group: None for that of this process."""
+    budget_bytes = 0 if status.durability in _ALLOCATED else status.memory_budget_bytes
     group = read_group_memory() if group is None else group
     used = "" if group.used_bytes is None else f" ({size_text(group.used_bytes)} in use)"
     if group.limit_bytes is None:
         return Check("memory limit", "ok", f"none for this process{used}")
-    found = f"{size_text(group.limit_bytes)} for this process{used}, an arena of {size_text(budget_bytes)}"
+    found = (
+        f"{size_text(group.limit_bytes)} for this process{used}, an arena of {size_text(status.memory_budget_bytes)}"
+    )
     if group.limit_bytes >= budget_bytes:
         return Check("memory limit", "ok", found)
     found += ", whose pages are charged to the process that first writes them"
@@ -45,7 +52,8 @@ def check_host_memory(status: ServerStatus, meminfo: Path = Path("/proc/meminfo"
     available = _available_bytes(meminfo)
     if available is None:
         return Check("host memory", "ok", f"unknown: {meminfo} has no line MemAvailable")
-    missing = status.memory_budget_bytes - status.memory_used_bytes
+    allocated = status.memory_budget_bytes if status.durability in _ALLOCATED else status.memory_used_bytes
+    missing = status.memory_budget_bytes - allocated
     found = f"{size_text(available)} available, the arena may take another {size_text(missing)}"
     if available >= missing:
         return Check("host memory", "ok", found)

@@ -57,15 +57,19 @@ def test_the_smallest_limit_on_the_path_to_the_root_counts(
 
 
 @pytest.mark.parametrize(
-    ("group", "outcome", "found"),
+    ("durability", "group", "outcome", "found"),
     [
-        (GroupMemory(None, 3 * GIB), "ok", "none for this process (3.0 GiB in use)"),
-        (GroupMemory(4 * GIB, None), "ok", "4.0 GiB for this process, an arena of 4.0 GiB"),
-        (GroupMemory(2 * GIB, GIB), "warning", "2.0 GiB for this process (1.0 GiB in use), an arena of 4.0 GiB"),
+        ("", GroupMemory(None, 3 * GIB), "ok", "none for this process (3.0 GiB in use)"),
+        ("", GroupMemory(4 * GIB, None), "ok", "4.0 GiB for this process, an arena of 4.0 GiB"),
+        ("memory", GroupMemory(2 * GIB, GIB), "warning", "2.0 GiB for this process (1.0 GiB in use), an arena of 4.0"),
+        ("process", GroupMemory(2 * GIB, GIB), "ok", "2.0 GiB for this process (1.0 GiB in use), an arena of 4.0 GiB"),
     ],
 )
-def test_a_memory_limit_below_the_size_of_the_arena_is_a_warning(group: GroupMemory, outcome: str, found: str) -> None:
-    check = check_memory_limit(4 * GIB, group)
+def test_a_memory_limit_below_the_size_of_an_arena_that_clients_allocate_is_a_warning(
+    durability: str, group: GroupMemory, outcome: str, found: str
+) -> None:
+    status = ServerStatus("1", 4 * GIB, GIB, 0, 0.0, 0, 0, 0, durability=durability)
+    check = check_memory_limit(status, group)
     assert check.outcome == outcome
     assert check.found.startswith(found)
     assert bool(check.advice) == (outcome == "warning")
