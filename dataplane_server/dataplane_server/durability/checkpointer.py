@@ -42,8 +42,17 @@ class Checkpointer:
     def __init__(self, folder: Path, calls: int, history_bytes: int) -> None:
         """Starts it. calls: between two checkpoints. history_bytes: to keep of what the newest one replaces."""
         module = "dataplane_server.durability.checkpointer"
-        command = [sys.executable, "-m", module, str(folder), str(calls), str(history_bytes)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        self._command = [sys.executable, "-m", module, str(folder), str(calls), str(history_bytes)]
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+
+    def restart_if_ended(self) -> None:
+        """Start it again, if it has ended by itself, since the log grows without it."""
+        if self._process.poll() is not None:
+            self.close()
+            self._process = self._start()
 
     def order(self, snapshot: str, folder: Path, request_id: str) -> None:
         """Have it take a snapshot at the call BeginSnapshot, which is to be applied right after this. OSError if it has

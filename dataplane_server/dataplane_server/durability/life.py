@@ -192,10 +192,10 @@ def _first(terms: Terms, arena: Arena) -> Life:
 def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
     began = time.monotonic()
     takes_over = replica is not None  # at once: it has seen the calls, and values of a running machine are in memory
-    if terms.durability == "disk" and not takes_over:  # what is read now is what the disk has
-        arena.forget_cached()
-        forget_cached(terms.folder)
     with kept(terms.folder), without_collection():
+        if terms.durability == "disk" and not takes_over:  # what is read now is what the disk has
+            arena.forget_cached()
+            forget_cached(terms.folder)
         replica = replica or Replica(terms.folder)
         torn = _end_of_log(terms, replica)
     gc.freeze()  # what was recovered is no garbage
@@ -228,9 +228,14 @@ def _end_of_log(terms: Terms, replica: Replica) -> int:
         replica.catch_up()
         torn = replica.reader.ending()
         replica.reader.cut()
-    except LogDamagedError:
+    except LogDamagedError as error:
         if not terms.accept_loss:
             raise
+        if replica.header["durability"] != "disk":  # later calls may have put other values into the places of rows
+            message = (
+                "--accept-loss needs the checksums of --durability disk here: restore a snapshot, or empty the folder"
+            )
+            raise ValueError(f"{error}; {message}") from error
         torn = replica.reader.abandon()
     return torn
 

@@ -50,6 +50,7 @@ _OPTIONS = (
 
 
 _FORMER_CLIENTS_S = 1.0
+_CHECKPOINTER_S = 20.0
 
 
 class Server:
@@ -88,6 +89,7 @@ class Server:
         self._serving = False
         self.left = asyncio.Event()  # set when the next life begins with a snapshot: stop this server and make another
         self._former: asyncio.Task[None] | None = None  # waits until clients of a former life are gone
+        self._watching: asyncio.Task[None] | None = None
         self._checkpointer: Checkpointer | None = None
         boundary = Boundary(self._metrics, Messages(config.limits), shell.unstable, tracing)
         self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
@@ -133,8 +135,9 @@ class Server:
             await self._local.close()  # after the last put over gRPC, which could reuse leased bytes
         await self._http.stop()
         self._lag.stop()
-        if self._former is not None:
-            self._former.cancel()
+        for task in (self._former, self._watching):
+            if task is not None:
+                task.cancel()
         if self._life is not None:
             await self._life.close()
         self._arena.close()
@@ -157,8 +160,15 @@ class Server:
             snapshots = Snapshots(self._shell, self._life, self._checkpointer, folder)
             self._servicer.keep_snapshots(snapshots, self.config.durability)
             self.left = snapshots.left
+            self._watching = asyncio.create_task(self._watch_checkpointer(self._checkpointer))
             if self._life.held:
                 self._former = asyncio.create_task(self._watch_former_clients())
+
+    async def _watch_checkpointer(self, checkpointer: Checkpointer) -> None:
+        """Have a checkpointer at all times: one that failed, such as on a full disk, tries again."""
+        while True:
+            await asyncio.sleep(_CHECKPOINTER_S)
+            checkpointer.restart_if_ended()
 
     async def _watch_former_clients(self) -> None:
         """Free what clients of the former life may still use, once none of them maps the arena."""

@@ -1,0 +1,132 @@
+"""Kills the server thousands of times: `make crash KILLS=2000`, `python -m tests.integration.histories.crash --help`.
+
+A round is a campaign of clients whose server is killed at random moments, on a data directory of its own. Checkpoints
+and segments are small, so that kills meet them, too. Rounds follow each other, each with another seed, until enough
+lives have ended that had answered a claim, commit or release. The first violation ends it all; the files of its round
+stay, and the command to repeat it is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from bisect import bisect_left
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.integration.failpoints.lives import Lives, zygote
+from tests.integration.histories.campaign import figures, run
+from tests.integration.histories.checker import violations
+from tests.integration.histories.counters import disagreements
+from tests.integration.histories.history import History
+from tests.integration.histories.settings import Settings
+
+from dataplane_client.errors import DataPlaneError
+
+_LIFE_S = (0.1, 0.4)
+_BEGIN_S = 60.0
+_PROCESSES = 8
+_SHOWN = 20
+_COUNTED = ("kills of working lives", "kills of idle lives", "commits", "redeliveries of a row", "violations")
+
+
+def one_round(zygotes: list[Any], folder: Path, data: Path, durability: str, settings: Settings) -> Counter[str]:
+    """What there was of everything. Writes violations into the folder."""
+    flags = ("--memory", "256MiB", "--log-history", "0", "--durability", durability)
+    with Lives(zygotes, folder, data, *flags, checkpoint_calls=300, segment_bytes=64 << 10) as lives:
+        assert lives.begin() is None, lives.log
+        with ThreadPoolExecutor(1) as thread:
+            killing = thread.submit(_kill_often, lives, settings)
+            history = run(settings)
+            spans = killing.result()
+        log = lives.log.splitlines()
+    found = [*map(str, violations(history)), *disagreements(history)]
+    found += [line for line in log if '"level": "error"' in line or "Traceback" in line]
+    (folder / "violations").write_text("\n".join(found))
+    idle = _idle(history, spans)
+    counts = {"kills of working lives": len(spans) - idle, "kills of idle lives": idle, "violations": len(found)}
+    return Counter(figures(history, settings) | counts)
+
+
+def _kill_often(lives: Lives, settings: Settings) -> list[tuple[int, int]]:
+    """From when all clients are there until the time is over. When each life that was killed began and ended."""
+    began = time.monotonic()
+    while len([*settings.folder.glob("*.jsonl")]) <= settings.processes:
+        assert time.monotonic() < began + _BEGIN_S, "the clients did not begin"
+        time.sleep(0.01)
+    dice, end, spans = random.Random(settings.seed), time.monotonic() + settings.seconds, []
+    while time.monotonic() < end:
+        began = time.monotonic_ns()
+        time.sleep(dice.uniform(*_LIFE_S))
+        lives.kill()
+        spans.append((began, time.monotonic_ns()))
+        assert lives.begin() is None, lives.log
+    return spans
+
+
+def _idle(history: History, spans: list[tuple[int, int]]) -> int:
+    """How many lives answered neither a claim nor a commit or release."""
+    endings = [ending.ended_at for ending in history.endings if ending.outcome == "done"]
+    times = sorted([*endings, *(delivery.got_at for delivery in history.deliveries)])
+    return sum(bisect_left(times, begin) == bisect_left(times, end) for begin, end in spans)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=2000, help="of working lives; without --durability a quarter more")
+    parser.add_argument("--seed", type=int, default=1, help="of the first round")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of a round")
+    parser.add_argument("--durability", choices=("process", "disk"), help="only this one; both if it is not given")
+    chosen = parser.parse_args()
+    wanted = {chosen.durability: chosen.kills} if chosen.durability else {}
+    totals: dict[str, Counter[str]] = {}
+    with zygote() as one, zygote() as other:
+        for durability, kills in (wanted or {"process": chosen.kills, "disk": -(-chosen.kills // 4)}).items():
+            total = totals[durability] = Counter[str]()
+            while total["kills of working lives"] < kills:
+                total += _round([one, other], durability, chosen.seed + total["rounds"], chosen.seconds)
+    for durability, total in totals.items():
+        _say(f"durability {durability}, {total['rounds']} rounds", total)
+
+
+def _round(zygotes: list[Any], durability: str, seed: int, seconds: float) -> Counter[str]:
+    """A round in folders of its own, which go if it is well. Ends the program if it is not."""
+    began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="crash-"))
+    memory = Path("/dev/shm")  # noqa: S108  # as the volume of a pod
+    data = Path(
+        tempfile.mkdtemp(prefix="crash-", dir=memory if durability == "process" and memory.is_dir() else folder)
+    )
+    settings = Settings(f"unix://{folder}/s", folder / "histories", _PROCESSES, seconds, 1.0, seed)
+    settings.folder.mkdir()
+    try:
+        counts = one_round(zygotes, folder, data, durability, settings)
+    except (AssertionError, DataPlaneError):
+        (folder / "violations").write_text(traceback.format_exc())
+        counts = Counter(violations=1)
+    counts.update(rounds=1, seconds=round(time.monotonic() - began))
+    _say(f"durability {durability}, seed {seed}", counts)
+    if counts["violations"]:
+        found = (folder / "violations").read_text().splitlines()[:_SHOWN]
+        again = f"--durability {durability} --seed {seed} --seconds {seconds:g} --kills 1"
+        found.append(f"files: {folder} {data}\nagain: python -m tests.integration.histories.crash {again}")
+        sys.exit("\n".join(found))
+    shutil.rmtree(data)
+    shutil.rmtree(folder)
+    return counts
+
+
+def _say(title: str, counts: Counter[str]) -> None:
+    told = ", ".join(f"{counts[name]:,} {name}" for name in (*_COUNTED, "seconds"))
+    sys.stdout.write(f"{title}: {told}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
