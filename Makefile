@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test test-core test-nightly test-soak test-histories test-gpu test-automodel test-matrix image-root test-image image-requirements check lint types derived format bench proto clean
+.PHONY: help demo dashboard test test-core test-nightly test-soak test-histories crash crash-training test-gpu test-automodel test-matrix image-root test-image image-requirements check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -75,6 +75,16 @@ test-soak: $(VENV)/.dev  ## what takes many minutes: clients killed by the hundr
 # HISTORIES_SECONDS, HISTORIES_PROCESSES, HISTORIES_GRACE (of sessions, in seconds) and HISTORIES_SEED choose another campaign.
 test-histories: $(VENV)/.dev  ## 32 clients are killed and stopped for 10 minutes, then every row is accounted for
 	$(BIN)/python -m pytest -m soak -s tests/integration/histories
+
+KILLS ?= 2000
+CRASH_ARGS ?=
+
+crash: $(VENV)/.dev  ## the server is killed KILLS times at random moments (2000; about 25 minutes), and every row is accounted for
+	$(BIN)/python -m tests.integration.histories.crash --kills $(KILLS) $(CRASH_ARGS)
+
+crash-training: KILLS = 30
+crash-training: $(VENV)/.dev  ## server, generators, trainer or all are killed KILLS times (30), and training goes on as without (6 minutes)
+	CRASH_KILLS=$(KILLS) $(BIN)/python -m pytest -m soak -s tests/integration/training
 
 # What NeMo Automodel's own requirements name beside these is for datasets, kernels and other strategies; some of it
 # comes for CUDA only. Its release pins transformers, which is why it has an environment of its own.

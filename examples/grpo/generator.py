@@ -1,28 +1,33 @@
-"""A rollout generator: claims prompts, samples a group of responses for each, and puts them with rewards and
-log-probabilities.
+"""A rollout generator: claims groups of rows that have a prompt, samples a response for each row, and commits it with
+its reward and log-probabilities.
 
-`run.py` starts several of them. They end when the partition of prompts is dropped.
+`run.py` starts several of them. They end when the partition is closed and every prompt is answered. The random numbers
+of a batch depend on the seed and its first group only, so a batch of one group is sampled alike by any generator.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from dataplane_client import DataPlaneClient, connect, kv_first_write
+from dataplane_client import DataPlaneClient, connect, pack_per_token_field
 from dataplane_client.client import Claim
-from dataplane_client.errors import NotFoundError
-from flow import PROMPTS, ROLLOUTS
+from dataplane_client.errors import EndOfDataError, NotFoundError
+from flow import PROMPT_FIELDS, ROLLOUTS
+from processes import end_with_parent
 from reward import reward
 from rollout_sampling import Rollouts, sample_rollouts
 from tiny_model import load_model
-from weight_files import load_newest
+from weight_files import load
 
 _WAIT_S = 300.0
+_GRACE_S = 2.0
+"""How long the rows of a generator that died stay claimed."""
 
 
 class Generator:
@@ -32,57 +37,58 @@ class Generator:
         self._client = client
         self._args = args
         self._model, self._tokenizer = load_model(args.model)
-        self._version = -1
+        self._loaded = (-1, 0)
 
     def run(self) -> None:
-        """Serve prompts until their partition is dropped."""
+        """Serve prompts until there will be no more."""
         while True:
             try:
-                claim = self._client.claim(
-                    PROMPTS, "generate", ["prompt_ids", "answer"], self._args.batch, min_size=1, timeout_s=_WAIT_S
-                )
-            except NotFoundError:
+                claim = self._claim()
+            except EndOfDataError:
                 return
-            with claim:
-                self._serve(claim)
-            self._client.clear_samples(claim.meta.sample_ids, PROMPTS)
+            try:
+                with claim:
+                    self._serve(claim)
+            except NotFoundError as error:  # the server goes on without this claim, for example from a snapshot
+                print(f"a claim was lost: {error}")  # in the log
+
+    def _claim(self) -> Claim:
+        size = self._args.batch
+        return self._client.claim(
+            ROLLOUTS, "generate", PROMPT_FIELDS, size, min_size=1, whole_groups=True, timeout_s=_WAIT_S
+        )
 
     def _serve(self, claim: Claim) -> None:
-        needed = max(int(tags["weight_version"] or 0) for tags in claim.meta.tags or [])
-        self._version = load_newest(self._model, self._args.weights, needed, self._version, _WAIT_S)
+        size, groups = self._args.group_size, claim.groups
+        needed = max(int(group.start_weight_version or 0) for group in groups)
+        self._loaded = load(self._model, self._args.weights, needed, self._loaded)
         prompts = self._client.get_data(claim.meta)
+        torch.manual_seed(random.Random(f"{self._args.seed} {groups[0].group_id}").getrandbits(63))
         rollouts = sample_rollouts(
             self._model,
             self._tokenizer,
-            [list(ids) for ids in prompts["prompt_ids"]],
-            group_size=self._args.group_size,
+            [list(ids) for ids in prompts["prompt_ids"][::size]],
+            group_size=size,
             temperature=self._args.temperature,
             max_new_tokens=self._args.max_new_tokens,
         )
-        self._put(claim, [Decimal(answer) for answer in prompts["answer"]], rollouts)
+        self._commit(claim, [Decimal(answer) for answer in prompts["answer"]], rollouts)
 
-    def _put(self, claim: Claim, answers: list[Decimal], rollouts: Rollouts) -> None:
-        size = self._args.group_size
-        rewards = [reward(text, answers[row // size]) for row, text in enumerate(rollouts.responses)]
+    def _commit(self, claim: Claim, answers: list[Decimal], rollouts: Rollouts) -> None:
+        rewards = [reward(text, answer) for text, answer in zip(rollouts.responses, answers, strict=True)]
         responses = np.empty(len(rewards), dtype=object)
         responses[:] = rollouts.responses
-        kv_first_write(
+        lengths = rollouts.input_lengths
+        claim.commit(
             {
-                "input_ids": rollouts.input_ids,
-                "token_mask": rollouts.token_mask,
-                "input_lengths": rollouts.input_lengths,
+                "input_ids": pack_per_token_field(rollouts.input_ids, lengths),
+                "token_mask": pack_per_token_field(rollouts.token_mask, lengths),
+                "input_lengths": lengths,
                 "sample_mask": torch.ones(len(rewards)),
-                "generation_logprobs": rollouts.generation_logprobs,
+                "generation_logprobs": pack_per_token_field(rollouts.generation_logprobs, lengths),
                 "reward": torch.tensor(rewards),
                 "response": responses,
-            },
-            sample_ids=[f"{uid}_g{index}" for uid in claim.meta.sample_ids for index in range(size)],
-            dp_client=self._client,
-            partition_id=ROLLOUTS,
-            tags=[
-                {"group": claim.meta.sample_ids[row // size], "weight_version": self._version}
-                for row in range(len(rewards))
-            ],
+            }
         )
 
 
@@ -92,14 +98,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--batch", type=int, required=True, help="maximum number of prompts in a claim")
+    parser.add_argument("--batch", type=int, required=True, help="maximum number of groups in a claim")
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--temperature", type=float, required=True)
     parser.add_argument("--max-new-tokens", type=int, required=True)
     args = parser.parse_args()
+    end_with_parent()
     torch.set_num_threads(1)
-    torch.manual_seed(args.seed)
-    with connect(args.server) as client:
+    with connect(args.server, session_grace_s=_GRACE_S) as client:
         Generator(client, args).run()
 
 

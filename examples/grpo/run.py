@@ -3,29 +3,35 @@
 Starts a data-plane server, two rollout generators and the ranks of a trainer as separate processes. Makes a small
 language model (or takes yours), warms it up on worked solutions, and improves it by GRPO on problems with checkable
 answers. Ends with the reward curve and an account of every row.
+
+With --checkpoint-every the server keeps its rows in a directory, and each checkpoint of the trainer comes with a
+snapshot of the server. Server and generators are started again when they fail. If the trainer fails, all go back to the
+newest checkpoint. --resume goes on with a run that was killed as a whole.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import sys
-import time
 import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import Progress
 
+import checkpoints
 import flow
 import step_display
-from controller import Controller, StepResult
+from controller import Controller
 from dataplane_client import DataPlaneClient, connect
 from problem_file import INSTRUCTION, Problem, load_problems, prompt_batches
-from processes import HERE, Processes
+from processes import HERE, Processes, ProcessLostError
 from reward_curve import draw_reward_curve
 from settings import GrpoSettings, ModelSettings
 from tiny_model import load_tokenizer, save_tiny_model
@@ -33,28 +39,31 @@ from warmup import tokenizer_texts, warmup_batches
 
 GENERATORS = 2
 _COMPARED_STEPS = 10
+_START_S = 300.0
 _FINISH_S = 120.0
 """Time for processes to finish their work when the run ends, in seconds."""
 
 
-def main() -> int:
-    args = _arguments()
+def main(arguments: Sequence[str] | None = None, kind: Callable[[Path, dict[str, str]], Processes] = Processes) -> int:
+    args = _arguments(arguments)
     console = Console(highlight=False)
     run_dir: Path = args.out.resolve()
-    weights = run_dir / "weights"
-    weights.mkdir(parents=True, exist_ok=True)
-    for stale in weights.iterdir():
-        shutil.rmtree(stale)
+    step = checkpoints.newest(run_dir) if args.resume else None
+    if step is None:
+        for stale in ("weights", "checkpoints", "data"):
+            shutil.rmtree(run_dir / stale, ignore_errors=True)
+        (run_dir / "weights").mkdir(parents=True)
     problems = load_problems(args.prompts)
     model_dir = args.model or _make_model(run_dir / "model", problems, args.seed)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    with Processes(run_dir, environment) as processes:
-        address, metrics_url = _start_server(processes, run_dir, args.http)
-        console.print(f"server on {address}, metrics on {metrics_url}, logs and results in {run_dir}")
+    with kind(run_dir, environment) as processes:
+        address = f"unix://{run_dir}/dataplane.sock"
+        _start_server(processes, run_dir, address, args)
+        console.print(f"server on {address}, metrics on {_metrics_url(processes)}, logs and results in {run_dir}")
         with connect(address) as client:
-            flow.register(client)
-            _start_workers(processes, address, model_dir, weights, args)
-            return Run(client, processes, metrics_url, model_dir, problems, args, console).play()
+            if step is None:
+                flow.register(client)
+            return Run(client, processes, run_dir, model_dir, problems, args, console).play(step)
 
 
 class Run:
@@ -64,7 +73,7 @@ class Run:
         self,
         client: DataPlaneClient,
         processes: Processes,
-        metrics_url: str,
+        run_dir: Path,
         model_dir: Path,
         problems: list[Problem],
         args: argparse.Namespace,
@@ -72,33 +81,51 @@ class Run:
     ) -> None:
         self._client = client
         self._processes = processes
-        self._metrics_url = metrics_url
+        self._run_dir = run_dir
+        self._model_dir = model_dir
         self._problems = problems
         self._args = args
         self._console = console
         self._settings = GrpoSettings()
+        self._moved = 0.0
         self._tokenizer = load_tokenizer(model_dir)
         instruction = "" if args.model is None else INSTRUCTION
         self._controller = Controller(client, self._settings, self._tokenizer, processes.check, instruction)
 
-    def play(self) -> int:
-        """Warm up, learn, and account for the rows. Returns the exit code."""
-        results = []
+    def play(self, step: int | None) -> int:
+        """Begin, or go on from a checkpoint. Learn, and account for the rows. Returns the exit code."""
         with step_display.progress(self._console) as bars:
-            self._warm_up(bars)
-            learning = bars.add_task("GRPO", total=self._args.steps, note="")
-            bars.console.print(step_display.heading(), style="bold", soft_wrap=True)
-            moved = self._moved_bytes()
-            batches = prompt_batches(self._problems, self._settings.prompts_per_step, self._args.seed)
-            for result in self._controller.learn(batches, self._args.steps):
-                now = self._moved_bytes()
-                bars.console.print(step_display.line(result, (now - moved) / 1e6), soft_wrap=True)
-                moved = now
-                results.append(result)
-                bars.update(learning, advance=1, note=f"reward {result.reward:.2f}")
-        balanced = self._account()
-        self._conclude(results)
+            while True:
+                try:
+                    _start_workers(self._processes, self._run_dir, self._model_dir, step, self._args)
+                    if step is None:
+                        self._warm_up(bars)
+                    else:
+                        self._processes.first_lines("trainer", checkpoints.RESUMED, _START_S)
+                        self._controller.resume()
+                        bars.console.print(f"all go on from checkpoint {step}")
+                    self._learn(bars)
+                    balanced = self._account()
+                    break
+                except ProcessLostError as lost:
+                    step = checkpoints.newest(self._run_dir)
+                    if step is None:
+                        raise
+                    bars.console.print(str(lost), markup=False)
+        self._conclude(self._controller.progress.rewards)
         return 0 if balanced else 1
+
+    def _learn(self, bars: Progress) -> None:
+        steps, every = self._args.steps, self._args.checkpoint_every
+        learning = bars.add_task("GRPO", total=steps, completed=self._controller.progress.step, note="")
+        bars.console.print(step_display.heading(), style="bold", soft_wrap=True)
+        moved = self._moved_bytes()
+        batches = prompt_batches(self._problems, self._settings.prompts_per_step, self._args.seed)
+        for result in self._controller.learn(batches, steps, every):
+            now = self._moved_bytes()
+            bars.console.print(step_display.line(result, max(0.0, now - moved) / 1e6), soft_wrap=True)
+            moved = now
+            bars.update(learning, advance=1, note=f"reward {result.reward:.2f}")
 
     def _warm_up(self, bars: Progress) -> None:
         steps = self._settings.warmup_steps if self._args.model is None else 0
@@ -116,20 +143,14 @@ class Run:
 
         Returns whether every row is accounted for.
         """
-        deadline = time.monotonic() + _FINISH_S
-        while self._client.partition(flow.PROMPTS).rows:
-            self._processes.check()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the generators did not finish their prompts within {_FINISH_S:.0f} s")
-            time.sleep(0.05)
-        self._client.drop_partition(flow.PROMPTS)
+        self._client.close_partition(flow.ROLLOUTS)
         for index in range(GENERATORS):
             self._processes.wait(f"generator{index}", timeout_s=_FINISH_S)
         self._client.drop_partition(flow.STEPS)
         self._processes.wait("trainer", timeout_s=_FINISH_S)
         cleared = self._client.clear_samples(None, flow.ROLLOUTS)
         rollouts = self._client.partition(flow.ROLLOUTS)
-        trained, dropped = self._controller.trained_rows, self._controller.dropped_rows
+        trained, dropped = self._controller.progress.trained_rows, self._controller.progress.dropped_rows
         fates = [
             ("trained", trained),
             ("dropped (all rewards of the group equal)", dropped),
@@ -143,51 +164,61 @@ class Run:
         balanced = rollouts.rows_put_total == trained + dropped + cleared == rollouts.rows_cleared_total
         return balanced and rollouts.task("train").consumed_rows_total == trained
 
-    def _conclude(self, results: list[StepResult]) -> None:
-        picture = self._args.out.resolve() / "reward.png"
-        draw_reward_curve([result.reward for result in results], picture)
-        compared = min(_COMPARED_STEPS, len(results) // 2)
+    def _conclude(self, rewards: Sequence[float]) -> None:
+        picture = self._run_dir / "reward.png"
+        draw_reward_curve(rewards, picture)
+        compared = min(_COMPARED_STEPS, len(rewards) // 2)
         if compared:
-            first = sum(result.reward for result in results[:compared]) / compared
-            last = sum(result.reward for result in results[-compared:]) / compared
+            first, last = sum(rewards[:compared]) / compared, sum(rewards[-compared:]) / compared
             self._console.print(
                 f"mean reward of the first {compared} steps {first:.3f}, of the last {compared} [bold]{last:.3f}[/bold]"
             )
         self._console.print(f"reward curve in {picture}")
 
     def _moved_bytes(self) -> float:
-        """Bytes of values put to and read from the server so far, by its metrics."""
-        with urllib.request.urlopen(self._metrics_url, timeout=10) as response:  # noqa: S310  # our own server's address
+        """Bytes of values put to and read from the server's life so far, by its metrics, as far as it answers."""
+        url = _metrics_url(self._processes)
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310  # ours
             families = text_string_to_metric_families(response.read().decode())
             wanted = {f"dataplane_{verb}_bytes_total" for verb in ("put", "commit", "read")}
-            return sum(sample.value for family in families for sample in family.samples if sample.name in wanted)
+            self._moved = sum(sample.value for family in families for sample in family.samples if sample.name in wanted)
+        return self._moved
 
 
-def _start_server(processes: Processes, run_dir: Path, http: str) -> tuple[str, str]:
-    """Start the server on a Unix socket and on TCP. Returns its socket's address and the URL of its metrics."""
-    socket = run_dir / "dataplane.sock"
-    listen = ["--listen", f"unix://{socket}", "--listen", "127.0.0.1:0", "--http", http]
-    processes.start("server", ["-m", "dataplane_server", *listen, "--memory", "512MiB"])
+def _start_server(processes: Processes, run_dir: Path, address: str, args: argparse.Namespace) -> None:
+    """Start the server on a Unix socket and on TCP."""
+    listen = ["--listen", address, "--listen", "127.0.0.1:0", "--http", args.http, "--memory", "128MiB"]
+    keeps = ["--data-dir", run_dir / "data"] if args.checkpoint_every else []
+    processes.start("server", ["-m", "dataplane_server", *listen, *keeps], again=bool(keeps))
+
+
+def _metrics_url(processes: Processes) -> str:
+    """Where the server's newest life has its metrics."""
     mark = '"event": "serving"'
     log = processes.first_lines("server", mark, timeout_s=60)
-    serving = next(json.loads(line) for line in log.splitlines() if mark in line)
-    return f"unix://{socket}", f"http://{serving['http']}/metrics"
+    *_, serving = (json.loads(line) for line in log.splitlines() if mark in line)
+    return f"http://{serving['http']}/metrics"
 
 
-def _start_workers(processes: Processes, address: str, model: Path, weights: Path, args: argparse.Namespace) -> None:
+def _start_workers(
+    processes: Processes, run_dir: Path, model: Path, step: int | None, args: argparse.Namespace
+) -> None:
+    """Start the trainer, from a checkpoint if there is one, and the generators that do not run."""
     settings = GrpoSettings()
-    common = ["--server", address, "--model", model, "--weights", weights]
+    common = ["--server", f"unix://{run_dir}/dataplane.sock", "--model", model, "--weights", run_dir / "weights"]
     layout = ["--backend", args.backend, "--packing", args.packing, "--tp", args.tp, "--dp", args.dp]
     extent = ["--steps", args.steps, *(["--no-warmup"] if args.model is not None else [])]
+    saved = ["--checkpoints", run_dir / "checkpoints", *([] if step is None else ["--resume", step])]
     ranks = args.tp * args.dp
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
     launcher = torchrun if args.backend == "torchrun" else []
-    processes.start("trainer", [*launcher, HERE / "trainer.py", *common, *layout, *extent])
+    processes.start("trainer", [*launcher, HERE / "trainer.py", *common, *layout, *extent, *saved])
     for index in range(GENERATORS):
         sampling = ["--group-size", settings.group_size, "--temperature", settings.temperature]
-        limits = ["--max-new-tokens", settings.max_new_tokens, "--batch", settings.prompts_per_step // GENERATORS]
-        seeds = ["--seed", args.seed * GENERATORS + index]
-        processes.start(f"generator{index}", [HERE / "generator.py", *common, *sampling, *limits, *seeds])
+        batch = 1 if args.reproducible else settings.prompts_per_step // GENERATORS
+        limits = ["--max-new-tokens", settings.max_new_tokens, "--batch", batch, "--seed", args.seed]
+        command = [HERE / "generator.py", *common, *sampling, *limits]
+        processes.start(f"generator{index}", command, again=bool(args.checkpoint_every))
 
 
 def _make_model(folder: Path, problems: list[Problem], seed: int) -> Path:
@@ -195,7 +226,7 @@ def _make_model(folder: Path, problems: list[Problem], seed: int) -> Path:
     return folder
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=GrpoSettings().steps, help="GRPO steps")
@@ -207,7 +238,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dp", type=int, choices=(1, 2, 4), default=2, help="ranks that divide the rollouts")
     parser.add_argument("--http", default="127.0.0.1:0", help="host:port of the server's metrics (port 0: any)")
     parser.add_argument("--out", type=Path, default=Path("runs/grpo"), help="folder for logs, weights and pictures")
-    return parser.parse_args()
+    parser.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0 (default): no checkpoints")
+    parser.add_argument("--resume", action="store_true", help="go on in --out instead of beginning anew there")
+    parser.add_argument("--reproducible", action="store_true", help="sample each prompt alone, whatever else is there")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

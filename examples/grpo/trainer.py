@@ -8,26 +8,32 @@ A training step has two stages. First the driver claims rollouts for the task "p
 recompute the log-probabilities of their tokens under the current weights, and write them back as a column. Then the
 driver claims rollouts that have that column for the task "train". The tokens of dropped rollouts, which teach nothing,
 still count in the divisor of the loss. Otherwise a step would be larger the fewer groups teach something.
+
+A checkpoint has the ledger of the run: which prompts each step has used.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from checkpoints import RESUMED
 from dataplane_client import DataPlaneClient, KVBatchMeta, connect
 from dataplane_client.client import Claim
 from dataplane_client.errors import NotFoundError
-from flow import PREV_LP_FIELDS, REPORT, ROLLOUTS, SAMPLE_FIELDS, STEPS, TRAIN_FIELDS, WARMUP
+from flow import PREV_LP_FIELDS, REPORT, ROLLOUTS, SAMPLE_FIELDS, STEPS, TRAIN_FIELDS, WARMUP, one_object
+from processes import end_with_parent
 from settings import GrpoSettings
 from trainer_adapter.automodel.config import PolicyConfig
 from trainer_adapter.losses import ClippedPolicyGradientLoss, ClippedPolicyGradientOptions, LossFunction, NLLLoss
@@ -35,9 +41,11 @@ from trainer_adapter.policy import DataPlanePolicy
 from trainer_adapter.worker import AutomodelPolicyWorker
 from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, TorchrunWorkerGroup, WorkerGroup
 from trainer_config import policy_config
-from weight_files import publish
+from weight_files import publish, remove_newer
 
 _WAIT_S = 300.0
+_KEPT = 3
+"""Versions of weights that are kept; more if a checkpoint needs them."""
 
 
 class Trainer:
@@ -49,15 +57,28 @@ class Trainer:
         group: WorkerGroup,
         policy: DataPlanePolicy,
         weights: Path,
+        checkpoints: Path,
         settings: GrpoSettings,
     ) -> None:
         self._client = client
         self._group = group
         self._policy = policy
         self._weights = weights
+        self._checkpoints = checkpoints
+        self._saved: int | None = None
+        self._ledger: list[dict[str, Any]] = []
         self._settings = settings
         options = ClippedPolicyGradientOptions(ratio_clip_min=settings.clip_low, ratio_clip_max=settings.clip_high)
         self._policy_loss = ClippedPolicyGradientLoss(options)
+
+    def resume(self, step: int) -> None:
+        """Go back to a checkpoint, and the server to the snapshot that was taken with it."""
+        folder = self._checkpoints / str(step)
+        if self._group.is_driver:
+            remove_newer(self._weights, step)
+        self._ledger, self._saved = json.loads((folder / "ledger.json").read_text()), step
+        self._policy.load_checkpoint(str(folder), str(folder), data_plane=self._client)
+        print(f"{RESUMED} {step}")  # in the log
 
     def run(self) -> None:
         """Take steps until their partition is dropped."""
@@ -68,7 +89,7 @@ class Trainer:
                 return
             report = self._take(order["order"])
             if step is not None:
-                step.commit({REPORT: _one(report)})
+                step.commit({REPORT: one_object(report)})
 
     def _next_step(self) -> Claim | None:
         """Claim the next step; None when all steps are done."""
@@ -81,18 +102,27 @@ class Trainer:
         """Carry out one step as its tags order it. Returns the report for the controller."""
         began = time.monotonic()
         rows, tokens = int(order["rows"]), float(order["tokens"])
+        step = int(order["step"])
         metrics = {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
-        if rows:
-            metrics = self._warm_up(rows, tokens) if order["kind"] == "warmup" else self._learn(rows, tokens)
-        if order["publish"] is not None:
-            publish(self._policy, self._weights, int(order["publish"]), is_driver=self._group.is_driver)
+        used: Counter[str] = Counter()
+        if order["kind"] == "checkpoint":
+            self._save(step)
+        elif order["kind"] == "warmup":
+            metrics = self._warm_up(rows, tokens)
+        elif rows:
+            metrics, used = self._learn(rows, tokens)
+        if order["publish"]:
+            self._ledger.append({"step": step, "rows": used, "dropped": order["dropped"], **metrics})
+            oldest = 1 + step - _KEPT if self._saved is None else min(1 + step - _KEPT, self._saved - 1)
+            publish(self._policy, self._weights, step, oldest, is_driver=self._group.is_driver)
         return {**metrics, "seconds": time.monotonic() - began}
 
     def _warm_up(self, rows: int, tokens: float) -> dict[str, float]:
         with self._claimed(WARMUP, "train", SAMPLE_FIELDS, rows) as meta:
             return self._update(meta, NLLLoss(), tokens)
 
-    def _learn(self, rows: int, tokens: float) -> dict[str, float]:
+    def _learn(self, rows: int, tokens: float) -> tuple[dict[str, float], Counter[str]]:
+        """Returns the metrics, and how many rows of each prompt were trained."""
         with self._claimed(ROLLOUTS, "prev_lp", PREV_LP_FIELDS, rows) as meta:
             self._policy.prepare_for_lp_inference()
             self._policy.get_logprobs_from_meta(meta)
@@ -101,20 +131,34 @@ class Trainer:
             parts = self._settings.optimizer_steps_per_batch
             cuts = [part * meta.size // parts for part in range(parts + 1)]
             updates = [self._update(meta.slice(a, b), self._policy_loss, tokens / parts) for a, b in pairwise(cuts)]
-        return {
+        metrics = {
             "loss": sum(update["loss"] for update in updates) / parts,
             "grad_norm": sum(update["grad_norm"] for update in updates) / parts,
             "tokens": sum(update["tokens"] for update in updates),
         }
+        return metrics, Counter(sample_id.partition("_")[0] for sample_id in meta.sample_ids)
+
+    def _save(self, step: int) -> None:
+        """Write a checkpoint, unless it is the one that was loaded: its snapshot has the order to write it."""
+        folder = self._checkpoints / str(step)
+        if step == self._saved:
+            return
+        if self._group.is_driver:
+            shutil.rmtree(folder, ignore_errors=True)  # left from a save that did not end
+            folder.mkdir(parents=True)
+            (folder / "ledger.json").write_text(json.dumps(self._ledger))
+        self._policy.save_checkpoint(str(folder), str(folder), None, {}, data_plane=self._client)
+        self._saved = step
 
     @contextmanager
     def _claimed(self, partition: str, task: str, fields: tuple[str, ...], rows: int) -> Iterator[KVBatchMeta]:
-        """Claim rows on the driver while all ranks work on them; commit when all are done."""
+        """Claim rows on the driver while all ranks work on them, ordered by their ids; commit when all are done."""
         if not self._group.is_driver:
             yield _known(self._group.from_driver(None))
             return
         with self._client.claim(partition, task, fields, rows, timeout_s=_WAIT_S) as claim:
-            yield self._group.from_driver(claim.meta)
+            ids = claim.meta.sample_ids
+            yield self._group.from_driver(claim.meta.subset(sorted(range(len(ids)), key=ids.__getitem__)))
 
     def _update(self, meta: KVBatchMeta, loss: LossFunction, tokens: float) -> dict[str, float]:
         """Take one optimizer step on these rows; the loss is a mean over `tokens` response tokens."""
@@ -127,13 +171,6 @@ class Trainer:
             "grad_norm": float(report["grad_norm"]),
             "tokens": sum(metrics["num_unmasked_tokens"] for metrics in microbatches),
         }
-
-
-def _one(value: dict[str, float]) -> np.ndarray:
-    """A column of one object."""
-    column = np.empty(1, dtype=object)
-    column[0] = value
-    return column
 
 
 def _known(meta: KVBatchMeta | None) -> KVBatchMeta:
@@ -158,6 +195,8 @@ def main() -> None:
     parser.add_argument("--server", required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--checkpoints", type=Path, required=True)
+    parser.add_argument("--resume", type=int, metavar="STEP", help="go on from this checkpoint")
     parser.add_argument("--backend", choices=("torchrun", "ray"), required=True)
     parser.add_argument("--packing", choices=("none", "dynamic", "sequence"), required=True)
     parser.add_argument("--tp", type=int, required=True)
@@ -165,6 +204,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--no-warmup", action="store_true")
     args = parser.parse_args()
+    end_with_parent()
     torch.set_num_threads(1)
     settings = GrpoSettings()
     config = policy_config(args.model, settings, args.packing, args.tp, args.steps, not args.no_warmup)
@@ -172,7 +212,10 @@ def main() -> None:
     policy = DataPlanePolicy(config, group)
     try:
         with connect(args.server) as client:
-            Trainer(client, group, policy, args.weights, settings).run()
+            trainer = Trainer(client, group, policy, args.weights, args.checkpoints, settings)
+            if args.resume is not None:
+                trainer.resume(args.resume)
+            trainer.run()
     finally:
         policy.shutdown()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -11,13 +10,11 @@ from transformers import PreTrainedModel
 
 from trainer_adapter.policy import DataPlanePolicy
 
-_KEPT = 3
-_POLL_S = 0.02
 _PARTIAL = ".partial"
 
 
-def publish(policy: DataPlanePolicy, folder: Path, version: int, *, is_driver: bool) -> None:
-    """Write a version atomically: a reader sees all of it or nothing. Removes versions that are no longer needed.
+def publish(policy: DataPlanePolicy, folder: Path, version: int, oldest: int, *, is_driver: bool) -> None:
+    """Write a version atomically: a reader sees all of it or nothing. Removes versions before `oldest`.
 
     All processes of the trainer call this.
     """
@@ -25,26 +22,26 @@ def publish(policy: DataPlanePolicy, folder: Path, version: int, *, is_driver: b
     policy.save_checkpoint(str(partial), checkpointing_cfg={"save_consolidated": True})
     if is_driver:
         partial.rename(folder / str(version))
-        shutil.rmtree(folder / str(version - _KEPT), ignore_errors=True)
+        for path in folder.iterdir():
+            if int(path.name) < oldest:
+                shutil.rmtree(path)
 
 
-def load_newest(model: PreTrainedModel, folder: Path, at_least: int, loaded: int, timeout_s: float) -> int:
-    """Load the newest version unless it is `loaded`. Returns the version in use.
+def remove_newer(folder: Path, version: int) -> None:
+    """Remove the versions after this one, and what was left of an attempt to write one."""
+    for path in folder.iterdir():
+        if path.suffix == _PARTIAL or int(path.name) > version:
+            shutil.rmtree(path)
 
-    Blocks until version `at_least` exists. Raises TimeoutError after timeout_s seconds.
+
+def load(model: PreTrainedModel, folder: Path, version: int, loaded: tuple[int, int]) -> tuple[int, int]:
+    """Load a version unless it is `loaded`. Returns its number and when it was written, since numbers come again when a
+    run goes back to a checkpoint. FileNotFoundError if the version was removed.
     """
-    deadline = time.monotonic() + timeout_s
-    while (newest := _newest(folder)) < at_least:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"weight version {at_least} was not published within {timeout_s:.0f} s")
-        time.sleep(_POLL_S)
-    if newest != loaded:
-        _load(model, folder / str(newest) / "model")
-    return newest
-
-
-def _newest(folder: Path) -> int:
-    return max((int(path.name) for path in folder.iterdir() if path.suffix != _PARTIAL), default=-1)
+    found = version, (folder / str(version)).stat().st_mtime_ns
+    if found != loaded:
+        _load(model, folder / str(version) / "model")
+    return found
 
 
 def _load(model: PreTrainedModel, folder: Path) -> None:

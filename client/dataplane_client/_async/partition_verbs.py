@@ -127,7 +127,8 @@ class PartitionVerbs:
 
         Other calls go on meanwhile. Blocks until the snapshot is on the server's disk, where it is a folder of this
         name: 1 to 128 letters, digits, ".", "_" and "-". A timeout ends the wait, not the snapshot. Raises
-        PreconditionError if it cannot be written, InvalidArgumentError for a name that another snapshot has.
+        PreconditionError if it cannot be written, InvalidArgumentError for a name that another snapshot has, and
+        without --data-dir.
         """
         request = pb.CreateSnapshotRequest(request_id=new_request_id(), snapshot=name)
         return snapshot_description((await self._transport.unary("CreateSnapshot", request, timeout_s)).snapshot)

@@ -17,14 +17,9 @@ from dataplane_client import ClaimNotFoundError, connect
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def address(tmp_path: Path, data: Path) -> Iterator[str]:
-    """A server whose partition p has row a, and which keeps its rows."""
-    with MortalServer(tmp_path, data) as server:
+def address(tmp_path: Path) -> Iterator[str]:
+    """A server whose partition p has row a. Its directory is `data`."""
+    with MortalServer(tmp_path, tmp_path / "data") as server:
         with connect(server.address) as client:
             client.register_partition("p", ["x"], 0, ["train"])
             client.put_samples(["a"], "p", {"x": torch.ones(1, 3000)})
@@ -37,11 +32,8 @@ def test_the_server_goes_back_to_a_snapshot_and_open_claims_end(address: str) ->
         client.put_samples(["b"], "p", {"x": torch.ones(1, 3000)})
         held = client.claim("p", "train", ["x"], 1)
         code, text = run("restore", "one", "--yes", "-s", address)
-        assert (code, text.splitlines()[1]) == (
-            0,
-            "It has 2 rows now. Its 1 session with 1 open claim and 0 waiting ones end.",
-        )
-        assert text.splitlines()[2].startswith("the server goes on from one, of 20")
+        assert "It has 2 rows now. Its 1 session with 1 open claim and 0 waiting ones end." in text
+        assert (code, "the server goes on from one, of 20" in text) == (0, True)
         assert client.list_samples("p").meta.sample_ids == ["a"]
         with pytest.raises(ClaimNotFoundError):
             held.commit()
@@ -80,9 +72,9 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
 
 
 @pytest.mark.parametrize("damaged", ["", "values", "state", "ranges"])
-def test_a_snapshot_is_verified_on_its_own(address: str, data: Path, damaged: str) -> None:
+def test_a_snapshot_is_verified_on_its_own(address: str, tmp_path: Path, damaged: str) -> None:
     run("snapshot", "one", "-s", address)
-    folder = data / "snapshots" / "one"
+    folder = tmp_path / "data" / "snapshots" / "one"
     if damaged:
         file = bytearray((folder / damaged).read_bytes())
         used = next(number for number, byte in enumerate(file) if byte) if damaged == "values" else len(file) // 2

@@ -6,7 +6,7 @@ import contextlib
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from tests.integration.histories.producers import tokens_of
@@ -85,10 +85,20 @@ class Consumer:
     def _check_values(self, claim: Claim) -> None:
         if not claim.meta.sample_ids or self._chance.random() < 0.5:
             return
-        found = self._client.get_data(claim.meta, ["tokens"])["tokens"]
+        with self._dropped_on_error(claim):
+            found = self._client.get_data(claim.meta, ["tokens"])["tokens"]
         for row, tokens in zip(claim.meta.sample_ids, found.unbind(), strict=True):
             if tokens.tolist() != tokens_of(row):
                 self._record.note("complaint", text=f"{row} holds {tokens.tolist()} instead of {tokens_of(row)}")
+
+    @contextlib.contextmanager
+    def _dropped_on_error(self, claim: Claim) -> Iterator[None]:
+        """A call that is not in the record. If it fails, the claim is dropped, and its rows return."""
+        try:
+            yield
+        except DataPlaneError:
+            self._record.begin("release", fence=claim.fence)
+            raise
 
     # -- write back, and end -------------------------------------------------------------------------------------------
 
@@ -120,7 +130,9 @@ class Consumer:
 
     def _hand_on(self, claim: Claim) -> Claim:
         """Let another client have the claim, and close the one that had it."""
-        old, self._client = self._client, self._connect()
+        with self._dropped_on_error(claim):
+            new = self._connect()
+        old, self._client = self._client, new
         try:
             with self._record.call("adopt", fence=claim.fence):
                 return self._client.adopt_claim(claim.claim_id, claim.meta)

@@ -11,10 +11,11 @@ calls of all processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.client import DataPlaneClient
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.automodel.config import PolicyConfig, required
 from trainer_adapter.interfaces import (
@@ -28,6 +29,7 @@ from trainer_adapter.interfaces import (
 from trainer_adapter.losses import LossFunction
 from trainer_adapter.microbatch_args import microbatch_args
 from trainer_adapter.policy._shards import shard_for_inference, shard_for_training, shard_meta
+from trainer_adapter.policy._snapshot import restore_snapshot, take_snapshot
 from trainer_adapter.worker_groups import WorkerGroup
 
 if TYPE_CHECKING:
@@ -202,9 +204,17 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         optimizer_path: str | None = None,
         tokenizer_path: str | None = None,
         checkpointing_cfg: Mapping[str, Any] | None = None,
+        *,
+        data_plane: DataPlaneClient | None = None,
     ) -> None:
         """Write a checkpoint. Paths are on the workers' nodes, on storage that all nodes share. ValueError without
         checkpointing_cfg.
+
+        data_plane: the driver's client; other processes may pass None. When all ranks have written their files, the
+        driver takes a snapshot of the server and names it in `<weights_path>/data_plane.json`. The other ranks wait.
+        The checkpoint is complete when it has that file. Rows that are claimed and not committed by then come again
+        after load_checkpoint: commit what was trained before. If the driver fails, it raises its error and the other
+        processes RuntimeError; the checkpoint then stays incomplete.
         """
         self._workers.run_everywhere(
             "save_checkpoint",
@@ -213,10 +223,35 @@ class DataPlanePolicy(ColocatablePolicyInterface):
             tokenizer_path=tokenizer_path,
             checkpointing_cfg=checkpointing_cfg,
         )
+        self._on_driver("take a snapshot", data_plane, lambda client: take_snapshot(client, weights_path))
 
-    def load_checkpoint(self, weights_path: str, optimizer_path: str | None = None) -> None:
-        """Load a checkpoint of save_checkpoint. The reference weights stay unchanged."""
+    def load_checkpoint(
+        self, weights_path: str, optimizer_path: str | None = None, *, data_plane: DataPlaneClient | None = None
+    ) -> None:
+        """Load a checkpoint of save_checkpoint. The reference weights stay unchanged.
+
+        data_plane: the driver's client; other processes may pass None. When all ranks have loaded their files, the
+        driver restores the checkpoint's snapshot, and all return when the server serves again. Sessions, claims, groups
+        and batches of loaders from before belong to what was left, so close them first. FileNotFoundError if the
+        checkpoint has no snapshot, PreconditionError if the server cannot use it; the server then has what it had, and
+        other processes raise RuntimeError.
+        """
         self._workers.run_everywhere("load_checkpoint", weights_path=weights_path, optimizer_path=optimizer_path)
+        self._on_driver("restore the snapshot", data_plane, lambda client: restore_snapshot(client, weights_path))
+
+    def _on_driver(self, what: str, data_plane: DataPlaneClient | None, act: Callable[[DataPlaneClient], None]) -> None:
+        """Let the driver alone act while the other processes wait. They raise if it fails."""
+        error: Exception | None = None
+        try:
+            if self._workers.is_driver and data_plane is not None:
+                act(data_plane)
+        except Exception as raised:  # noqa: BLE001  # the other processes must get every error
+            error = raised
+        outcome = self._workers.from_driver({} if error is None else {"error": f"{type(error).__name__}: {error}"})
+        if error is not None:
+            raise error
+        if "error" in outcome:
+            raise RuntimeError(f"the driver could not {what}: {outcome['error']}")
 
     # --- device and CPU memory ---
 

@@ -1,0 +1,98 @@
+"""Whatever is killed, training goes on as if nothing had been: each prompt is trained once an epoch, and the losses are
+those of a run without kills.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integration.training.mortal_processes import VICTIMS, AllKilledError, Killer
+from tests.integration.training.small_task import make_task
+
+import run
+from processes import ProcessLostError
+from settings import GrpoSettings
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+SETTINGS = GrpoSettings()
+Ledger = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    torch.set_num_threads(1)
+    model, problems = make_task(tmp_path_factory.mktemp("task"))
+    return ["--model", model, "--prompts", problems, "--dp", 1, "--reproducible", "--checkpoint-every", 2]
+
+
+def trained(folder: Path, task: Sequence[object], steps: int, victims: Sequence[str] = (), *, seed: int = 0) -> Ledger:
+    """The ledger of a run in which these were killed."""
+    killer = Killer(victims, steps)
+    arguments = [*map(str, [*task, "--steps", steps, "--seed", seed, "--out", folder]), "--resume"]
+    while True:
+        try:
+            assert run.main(arguments, killer.processes) == 0
+            break
+        except (AllKilledError, ProcessLostError):  # the second before there is a checkpoint
+            continue
+    assert killer.left == []
+    ledger: Ledger = json.loads((folder / "checkpoints" / str(steps) / "ledger.json").read_text())
+    return ledger
+
+
+def lost_or_doubled(ledger: Ledger) -> Ledger:
+    """Steps that did not use each of their own prompts once, with all its rollouts. An epoch of prompts has each
+    problem once, see tests/examples/test_problem_file.py.
+    """
+    size, rows = SETTINGS.prompts_per_step, SETTINGS.group_size
+    return [
+        entry
+        for step, entry in enumerate(ledger)
+        if entry["step"] != step
+        or Counter(entry["rows"]) + Counter(dict.fromkeys(entry["dropped"].split(), rows))
+        != Counter({f"p{number}": rows for number in range(max(0, step - 1) * size, step * size)})
+    ]
+
+
+def test_two_kills_change_nothing(tmp_path: Path, task: list[object]) -> None:
+    plain = trained(tmp_path / "plain", task, 4)
+    killed = trained(tmp_path / "killed", task, 4, ["trainer", "server"])
+    assert lost_or_doubled(killed) == []
+    assert killed == plain
+    assert any(entry["rows"] for entry in plain)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_kills_change_nothing(tmp_path: Path, task: list[object]) -> None:
+    kills = int(os.environ.get("CRASH_KILLS", "30"))
+    steps = 4 * kills
+    victims = random.Random(kills).choices(VICTIMS, k=kills)
+    began = time.monotonic()
+    plain, other = (trained(tmp_path / f"seed{seed}", task, steps, seed=seed) for seed in (0, 1))
+    took = time.monotonic() - began
+    killed = trained(tmp_path / "killed", task, steps, victims)
+    seconds = f"{took / 2:.0f} s without, {time.monotonic() - began - took:.0f} s with"
+    lines = [f"kills: {dict(Counter(victims))}; {steps} steps of {SETTINGS.prompts_per_step} prompts; {seconds}"]
+    for name in ("loss", "grad_norm"):
+        kept, noise = largest_difference(plain, killed, name), largest_difference(plain, other, name)
+        lines.append(f"largest difference of {name}: {kept:g} after the kills, {noise:g} with another seed")
+    sys.stdout.write("\n".join(["", *lines, ""]))
+    assert lost_or_doubled(killed) == []
+    assert killed == plain
+    assert largest_difference(plain, other, "loss") > 0
+
+
+def largest_difference(one: Ledger, other: Ledger, name: str) -> float:
+    return max(abs(float(a[name]) - float(b[name])) for a, b in zip(one, other, strict=True))
