@@ -197,7 +197,11 @@ def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
             arena.forget_cached()
             forget_cached(terms.folder)
         replica = replica or Replica(terms.folder)
-        torn = _end_of_log(terms, replica)
+        try:
+            torn = _end_of_log(terms, replica)
+        except RecordMissingError:  # a standby lagged behind the removal of old records
+            replica = Replica(terms.folder)
+            torn = _end_of_log(terms, replica)
     gc.freeze()  # what was recovered is no garbage
     header = replica.header
     _check(terms, header)
