@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test test-core test-nightly test-soak test-histories crash crash-training test-gpu test-automodel test-matrix image-root test-image image-requirements check lint types derived format bench proto clean
+.PHONY: help demo dashboard test test-core test-nightly test-soak test-histories crash crash-training simulate test-gpu test-automodel test-matrix image-root test-image image-requirements check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -81,6 +81,13 @@ CRASH_ARGS ?=
 
 crash: $(VENV)/.dev  ## the server is killed KILLS times at random moments (2000; about 25 minutes), and every row is accounted for
 	$(BIN)/python -m tests.integration.histories.crash --kills $(KILLS) $(CRASH_ARGS)
+
+SEEDS ?= 10000
+EVENTS ?= 1000
+FIRST ?= 0
+
+simulate: $(VENV)/.dev  ## SEEDS simulated clusters of EVENTS events each die in every way (hours for the default of 10000 x 1000)
+	$(BIN)/python -m tests.simulate --first $(FIRST) --seeds $(SEEDS) --events $(EVENTS)
 
 crash-training: KILLS = 30
 crash-training: $(VENV)/.dev  ## server, generators, trainer or all are killed KILLS times (30), and training goes on as without (6 minutes)
@@ -168,6 +175,7 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/observe_cost.py
 	$(BIN)/python benchmarks/append_cost.py
 	$(BIN)/python benchmarks/durability_cost.py
+	$(BIN)/python benchmarks/checkpoint_pauses.py
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 

@@ -191,17 +191,12 @@ def _first(terms: Terms, arena: Arena) -> Life:
 
 def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
     began = time.monotonic()
-    takes_over = replica is not None  # at once: it has seen the calls, and values of a running machine are in memory
-    with kept(terms.folder), without_collection():
-        if terms.durability == "disk" and not takes_over:  # what is read now is what the disk has
-            arena.forget_cached()
-            forget_cached(terms.folder)
-        replica = replica or Replica(terms.folder)
-        try:
-            torn = _end_of_log(terms, replica)
-        except RecordMissingError:  # a standby lagged behind the removal of old records
-            replica = Replica(terms.folder)
-            torn = _end_of_log(terms, replica)
+    with without_collection():
+        torn = None if replica is None else _end_for_standby(terms, replica)
+        takes_over = torn is not None  # at once: values of a machine that still runs are in memory
+        if torn is None:
+            replica, torn = _recovered(terms, arena)
+    assert replica is not None  # noqa: S101  # for the type checker
     gc.freeze()  # what was recovered is no garbage
     header = replica.header
     _check(terms, header)
@@ -224,6 +219,25 @@ def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
         replica.restored_by,
     )
     return Life(terms.folder, plane, arena, lambda: time.monotonic() + offset, log, commits, recovery)
+
+
+def _end_for_standby(terms: Terms, replica: Replica) -> int | None:
+    """As _end_of_log, without a wait for the former checkpointer, which may hold its lock at the lowest priority. None
+    if the replica lagged behind the removal of old records.
+    """
+    try:
+        return _end_of_log(terms, replica)
+    except RecordMissingError:
+        return None
+
+
+def _recovered(terms: Terms, arena: Arena) -> tuple[Replica, int]:
+    with kept(terms.folder):
+        if terms.durability == "disk":  # what is read now is what the disk has
+            arena.forget_cached()
+            forget_cached(terms.folder)
+        replica = Replica(terms.folder)
+        return replica, _end_of_log(terms, replica)
 
 
 def _end_of_log(terms: Terms, replica: Replica) -> int:

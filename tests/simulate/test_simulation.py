@@ -1,0 +1,40 @@
+"""A server that dies in simulated ways loses and doubles nothing; a seed repeats itself; the simulation finds bugs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tests.simulate.bugs import BUGS
+from tests.simulate.simulation import simulate
+
+_QUICK = ["answers leave before the sync", "the log is not synced", "two lives have one number"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_that_was_answered_is_lost(seed: int) -> None:
+    counts = simulate(seed, 400).counts
+    assert counts["events"] >= 400
+    assert counts["beginnings"] > 0
+
+
+def test_a_seed_repeats_itself_whatever_the_hashes_of_strings() -> None:
+    program = (
+        "from tests.simulate.simulation import simulate; found = simulate(3, 250); print(found.trace, found.state)"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed, "PATH": ""}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("bug", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.soak) for name in BUGS])
+def test_a_bug_is_found_within_the_seeds_that_it_needs(bug: str) -> None:
+    command = [sys.executable, "-m", "tests.simulate", "--bug", bug, "--seeds", str(BUGS[bug].seeds)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "found by seed" in found.stdout, found.stderr[-2000:]
