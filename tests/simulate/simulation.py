@@ -43,7 +43,7 @@ from dataplane_server.storage.arena import Arena
 
 Loss = Literal["power", "kill"]
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # a folder of its own in it
-_TOO_LONG_S = 60
+_TOO_LONG_S = 20
 _FIRST_GENERATION = 1_000_000
 
 
@@ -103,6 +103,7 @@ class Simulation:
         self._submitted = 0  # calls, to the log
         self._taken = 0  # of them, up to the record that is written
         self._answered = 0
+        self._checkpoints = self._pause = 1  # how often there are any; how seldom others act
         self._beset = False  # others act between two steps of the disk
         self._doomed = False
         self._copies: dict[int, Crowd] = {}  # with the calls before a record
@@ -140,12 +141,12 @@ class Simulation:
         kind = self.dice.randrange(1000)
         if kind < 1:
             self._doom()
-        elif kind < 10:
-            self._write_checkpoint()
-        elif kind < 11:
+        elif kind < 2:
             self._stop()
-        elif kind < 31 and self._has_standby:
+        elif kind < 22 and self._has_standby:
             self._follow()
+        elif kind < 22 + 5 * self._checkpoints:
+            self._write_checkpoint()
         elif kind < 100 and self._copies:
             self._disk.die()
         else:
@@ -225,8 +226,8 @@ class Simulation:
         if self._doomed:
             self._copies[self._life.log.next_record + 1] = self._crowd.copied()
         self._count("batches")
-        beside = [self._follow] * self._has_standby + [self._write_checkpoint]
-        with self._failing(), self._beside(*[self._act] * (2 if self._doomed else 20), *beside):
+        beside = [self._follow] * self._has_standby + [self._write_checkpoint] * self._checkpoints
+        with self._failing(), self._beside(*[self._act] * 8, *beside):
             work()
 
     @contextmanager
@@ -245,7 +246,7 @@ class Simulation:
         """A block at whose points others act, but not while others act already."""
 
         def between() -> None:
-            if not self._beset and not self.dice.randrange(3 if self._doomed else 8):
+            if not self._beset and not self.dice.randrange(self._pause):
                 self._beset = True
                 try:
                     self.dice.choice(acts)()
@@ -345,6 +346,7 @@ class Simulation:
             self._crowd = known
         self._crowd.later += self._crowd.world.sent[-self.dice.randrange(1, 4) :]
         self._life = begun
+        self._checkpoints, self._pause = self.dice.choice([0, 0, 1, 3]), self.dice.choice([2, 6, 30])
         torn = begun.recovery is not None and begun.recovery.torn_bytes > 0
         if self._crowd.world.sent and not self.dice.randrange(2 if torn else 5):  # what was cut must stay so
             self._doomed, self._copies[record] = True, self._crowd.copied()
@@ -455,8 +457,11 @@ class Simulation:
         return state
 
     def _answer_all(self) -> None:
-        while self._submitted > self._answered or self._crowd.world.plane.releases_deferred:
+        for _ in range(9):
+            if self._submitted == self._answered and not self._crowd.world.plane.releases_deferred:
+                return
             self._commit()
+        raise AssertionError("answers, or bytes that were freed, wait for ever")
 
     @contextmanager
     def _patched(self) -> Iterator[None]:

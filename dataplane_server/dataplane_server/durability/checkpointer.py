@@ -150,7 +150,7 @@ def _write(folder: Path, replica: Replica, history_bytes: int, orders: _Orders) 
     began, next_record = time.monotonic(), replica.reader.next_record
     path = replica.write_checkpoint(folder)
     seconds = time.monotonic() - began
-    with kept(folder):
+    with kept(folder, removing=True):
         orders.poll(0.0)
         if not orders.ended:
             remove_history(folder, history_bytes)

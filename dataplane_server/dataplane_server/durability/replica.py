@@ -117,11 +117,13 @@ def _fresh_plane(header: Mapping[str, Any]) -> LoggedPlane:
 
 
 @contextmanager
-def kept(folder: Path) -> Iterator[None]:
-    """A block in which no other process removes segments and checkpoints. Waits for one that does."""
+def kept(folder: Path, *, removing: bool = False) -> Iterator[None]:
+    """A block in which no other process removes segments and checkpoints. Waits for one that does. removing: this one
+    does; it also waits for blocks of others.
+    """
     file = os.open(folder / "removing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX if removing else fcntl.LOCK_SH)
         yield
     finally:
         os.close(file)

@@ -22,20 +22,23 @@ _POLL_S = 0.02
 
 def take_over(terms: Terms, stopping: threading.Event, waits: Callable[[], object]) -> Life | None:
     """Begin the next life as soon as no other server uses the directory. Blocks until then; returns None if `stopping`
-    is set before. waits: called once if another server uses it. Errors as `begin_life`, except for EBUSY.
+    is set before. waits: called once if another server uses it, when this one has its state. Errors as `begin_life`,
+    except for EBUSY.
     """
-    standby = None
+    standby, ready = None, False
     while not stopping.is_set():
         try:
             return begin_life(terms, None if standby is None else standby.replica)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-        if standby is None:
-            standby = _Standby(terms)
+        standby = standby or _Standby(terms)
+        if standby.advance():
+            continue
+        if not ready:
+            ready = True
             waits()
-        if not standby.advance():
-            stopping.wait(_POLL_S)
+        stopping.wait(_POLL_S)
     return None
 
 
