@@ -111,7 +111,7 @@ class _WithBug(SourceFileLoader):
         found = source.count(self._bug.right)
         if found != 1:
             raise AssertionError(f"{self.path} has {found} times what the bug replaces: {self._bug.right!r}")
-        return compile(source.replace(self._bug.right, self._bug.wrong).replace("import annotations", "import annotations\nimport sys", 1), self.path, "exec", dont_inherit=True)
+        return compile(source.replace(self._bug.right, self._bug.wrong), self.path, "exec", dont_inherit=True)
 
 
 class _Finder(MetaPathFinder):
