@@ -36,7 +36,7 @@ from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.history import History, _hash_of_all
 from dataplane_server.durability.graph import content_of, decode, encode
-from dataplane_server.durability.log_writer import sync_folder
+from dataplane_server.storage.folders import sync_folder
 from dataplane_server.version import VERSION
 
 P = TypeVar("P", bound=DataPlane)

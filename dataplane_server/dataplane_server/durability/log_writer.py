@@ -19,6 +19,7 @@ import msgpack
 
 from dataplane_server.durability.frames import frame_of
 from dataplane_server.durability.log_reader import FORMAT, MAGIC, LogReader, segment_path, segments
+from dataplane_server.storage.folders import sync_folder
 
 _UNNAMED = "log.new"
 
@@ -143,15 +144,6 @@ def _write(file: int, data: bytes, position: int) -> None:
         with contextlib.suppress(OSError):  # what stays is a torn record: it does not count either
             os.pwrite(file, bytes(written), position)
         raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names of files in a folder are on stable storage."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _end(file: int, length: int) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, read_extra, write_checkpoint
-from dataplane_server.durability.log_writer import sync_folder
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.snapshot import SnapshotError, copy_values, read_manifest
 from dataplane_server.storage.arena_file import ArenaFile
+from dataplane_server.storage.folders import sync_folder
 
 _STATE = "restoring"
 _ARENAS = "arena.restored-"

@@ -28,8 +28,8 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.checkpoint import write_checkpoint
-from dataplane_server.durability.log_writer import sync_folder
 from dataplane_server.durability.replica import Replica
+from dataplane_server.storage.folders import sync_folder
 from dataplane_server.version import VERSION
 
 FORMAT = 1

@@ -28,6 +28,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from dataplane_server.storage.folders import sync_folder
 from dataplane_server.storage.untruncatable import can_guard, open_untruncatable
 
 _SERVER_LOCK = 1 << 62
@@ -139,7 +140,9 @@ def _make(path: Path, size: int) -> int:
             if path.exists():
                 raise OSError(errno.EBUSY, "another server made this file just now", str(path))
             _allocate(file, path, size)
+            os.fsync(file)  # a loss of power leaves no file of this name that lacks space
             unfinished.rename(path)
+            sync_folder(path.parent)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise

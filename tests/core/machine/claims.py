@@ -50,6 +50,8 @@ class Claims(Facts):
         return partition
 
     def may_take(self, partition: PartitionModel, wish: Wish) -> bool:
+        if not set(wish.required_fields) <= set(partition.definition.fields):
+            return False  # it is declared when the claim begins to wait, and its line begins then
         line = partition.line(wish)
         in_front = [wait for wait in self.waiting_on(wish.partition_id) if partition.line(wait.wish) is line]
         return not in_front and line.has(wish)
