@@ -129,7 +129,9 @@ class Claims(Facts):
 
     def wait(self, wish: Wish, ticket: int) -> None:
         """A claim stands in line, or with the others of its step."""
-        self.partitions[wish.partition_id].declare(wish.required_fields)
+        partition = self.partitions[wish.partition_id]
+        partition.declare(wish.required_fields)
+        partition.line(wish)  # begins now
         others = None if isinstance(wish, ClaimSamples) else self.steps.waiting(wish)
         if others is None:
             self.waiting.append(Wait(wish, [(ticket, wish)]))
