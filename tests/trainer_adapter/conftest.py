@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine for tests of the adapter; it takes 4 s to start."""
+"""One thread, and a Ray cluster of this machine, which takes 4 s to start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread() -> Iterator[None]:
+    """Tiny models and small tensors are slower with more threads while other tests use the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

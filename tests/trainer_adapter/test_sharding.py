@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.trainer_adapter.planning import dynamic_args, packing_args
 
-from dataplane_client.batched_data_dict import DynamicBatchingArgs, SequencePackingArgs
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.sharding import shard_meta_for_dp
 
@@ -23,16 +23,7 @@ def meta_of(lengths: list[int] | None, rows: int | None = None) -> KVBatchMeta:
     )
 
 
-PACKING = SequencePackingArgs(
-    max_tokens_per_microbatch=32,
-    input_key="input_ids",
-    input_lengths_key="input_lengths",
-    algorithm="modified_first_fit_decreasing",
-    sequence_length_pad_multiple=4,
-)
-DYNAMIC = DynamicBatchingArgs(
-    max_tokens_per_microbatch=32, sequence_length_round=4, input_key="input_ids", input_lengths_key="input_lengths"
-)
+PACKING, DYNAMIC = packing_args(32, pad_multiple=4), dynamic_args(32, 4)
 LENGTHS = [2, 8, 4, 16, 28, 32, 2, 32]
 
 

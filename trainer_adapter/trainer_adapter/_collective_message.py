@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -33,11 +33,6 @@ class CollectiveMessage(NamedTuple):
 
     header: bytes
     buffers: list[torch.Tensor]
-
-
-class _JaggedTensor(Protocol):
-    def offsets(self) -> torch.Tensor: ...
-    def lengths(self) -> torch.Tensor | None: ...
 
 
 def pack_message(values: Mapping[str, Any] | None, device: torch.device) -> CollectiveMessage:
@@ -123,7 +118,7 @@ def _values_and_lengths(nested: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     sizes: list[object] = list(nested.shape) if nested.layout is torch.jagged else []
     if len(sizes) < 2 or not isinstance(sizes[1], torch.SymInt):
         raise TypeError("a nested tensor must have layout torch.jagged and be ragged in dim 1")
-    jagged = cast("_JaggedTensor", nested)
+    jagged: Any = nested  # torch's annotations lack these methods
     bounds, held = jagged.offsets().tolist(), jagged.lengths()
     lengths = [end - start for start, end in pairwise(bounds)] if held is None else held.tolist()
     values = nested.values().detach()

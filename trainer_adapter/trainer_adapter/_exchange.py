@@ -17,6 +17,7 @@ Any other value is a TypeError that names it, on every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import msgpack
@@ -24,6 +25,7 @@ import torch
 import torch.distributed
 from torch.distributed import ProcessGroup
 
+from dataplane_client.meta import KVBatchMeta
 from trainer_adapter._collective_message import CollectiveMessage, allocate_buffers, pack_message, unpack_message
 from trainer_adapter._remote_errors import decode_error, encode_error
 
@@ -81,6 +83,18 @@ def gather_values(values: Mapping[str, Any], *, group: ProcessGroup, device: tor
     for source, message in zip(ranks, messages, strict=True):
         _broadcast(message.buffers, source, group)
     return [unpack_message(message) for message in messages]
+
+
+def largest_over(value: int, group: ProcessGroup | None, device: torch.device | None) -> int:
+    """The largest value of all ranks of the group (None: of all ranks); one all-reduce of 64-bit integers."""
+    largest = torch.tensor([value], device=device)
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=group)
+    return int(largest.item())
+
+
+def meta_values(meta: KVBatchMeta) -> dict[str, Any]:
+    """The fields of a meta by name, which ranks can exchange."""
+    return {column.name: getattr(meta, column.name) for column in fields(meta)}
 
 
 # --- frames: [True, header of the message] or [False, encoded error] ---

@@ -16,7 +16,7 @@ from dataplane_client.batched_data_dict import (
     SequencePackingArgs,
     SlicedDataDict,
 )
-from trainer_adapter.automodel.config import required
+from trainer_adapter.automodel.config import is_enabled, required
 
 Stage: TypeAlias = Literal["train", "logprob"]
 """The limits on tokens per microbatch differ: inference keeps no activations."""
@@ -51,7 +51,7 @@ def microbatch_args(config: Mapping[str, Any], stage: Stage) -> MicrobatchArgs:
 
     Raises AssertionError when both plans are enabled, KeyError when the enabled one lacks a setting.
     """
-    packs, is_dynamic = _is_enabled(config, "sequence_packing"), _is_enabled(config, "dynamic_batching")
+    packs, is_dynamic = is_enabled(config, "sequence_packing"), is_enabled(config, "dynamic_batching")
     if packs and is_dynamic:
         raise AssertionError("dynamic_batching and sequence_packing are both enabled; enable at most one of them")
     return MicrobatchArgs(
@@ -91,7 +91,3 @@ def _packing_args(config: Mapping[str, Any], stage: Stage) -> SequencePackingArg
         algorithm=config["sequence_packing"].get("algorithm", "modified_first_fit_decreasing"),
         sequence_length_pad_multiple=int(config.get("make_sequence_length_divisible_by", 1)),
     )
-
-
-def _is_enabled(config: Mapping[str, Any], block: str) -> bool:
-    return bool((config.get(block) or {}).get("enabled", False))

@@ -20,6 +20,7 @@ from dataplane_client.batched_data_dict import (
 )
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.microbatch_args import MicrobatchArgs
+from trainer_adapter.pad_target import rounded_up
 
 PLAN_KEYS = ("micro_batch_indices", "micro_batch_lengths", "elem_counts_per_gb")
 """Keys of extra_info for the plan of a rank's microbatches; the names are those of BatchedDataDict's attributes."""
@@ -70,10 +71,9 @@ def _skeleton(lengths: list[int], plan: MicrobatchArgs) -> BatchedDataDict[torch
     input_key = args["input_key"] if args is not None else "input_ids"
     lengths_key = args["input_lengths_key"] if args is not None else "input_lengths"
     step = plan.dynamic["sequence_length_round"] if plan.dynamic is not None else 1
-    width = -(-max(lengths) // step) * step
     return BatchedDataDict(
         {
-            input_key: torch.zeros(len(lengths), width, dtype=torch.int8),
+            input_key: torch.zeros(len(lengths), rounded_up(max(lengths), step), dtype=torch.int8),
             lengths_key: torch.tensor(lengths, dtype=torch.int64),
             "meta_idx": torch.arange(len(lengths)),
         }

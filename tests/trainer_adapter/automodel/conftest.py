@@ -1,23 +1,23 @@
-"""One thread for tiny models, which are slower with more threads while other tests use the cores."""
+"""The only rank, and the tiny models on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import torch
 from tests.ranks import be_the_only_rank
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from tests.trainer_adapter.automodel import setup_cases
 
 
 @pytest.fixture
 def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is the only rank of a group that the test makes."""
     be_the_only_rank(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the models of setup_cases."""
+    folder = tmp_path_factory.mktemp("models")
+    setup_cases.save_models(folder)
+    return folder

@@ -1,4 +1,4 @@
-"""Four real ranks on gloo that divide sequences by context or sequence parallelism; see the tests of both.
+"""Four real ranks on gloo that divide sequences by context or sequence parallelism; see test_divided_between_ranks.py.
 
 Each rank runs every case of CASES that it belongs to and writes its results.
 """
@@ -19,13 +19,10 @@ import torch
 import torch.distributed
 from safetensors.torch import load_file, save_file
 from tests.ranks import environment, free_port, run_ranks
-from tests.trainer_adapter.automodel.setup_cases import (
-    policy_config,
-    save_models,
-    whole_weights,
-)
+from tests.trainer_adapter.automodel.setup_cases import policy_config, save_models, whole_weights
 from tests.trainer_adapter.automodel.tiny_policy import batch_of
 from tests.trainer_adapter.automodel.train_worker import older_loss
+from tests.trainer_adapter.planning import dynamic_args, packing_args
 from transformers.utils.logging import disable_progress_bar
 
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -51,7 +48,6 @@ from trainer_adapter.automodel.train import (
 from trainer_adapter.losses import NLLLoss
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=3, eos_token_id=0)
-REPOSITORY = Path(__file__).parents[3]
 LENGTHS = [7, 2, 8, 5]
 WIDTH = 8
 SAMPLING = TrainingSamplingParams(temperature=0.7)
@@ -133,16 +129,13 @@ def config_of(folder: Path, case: Case) -> Any:
 
 def shard_of(config: Any, dp_size: int, dp_rank: int) -> Any:
     """This rank's rows, with the plan of their microbatches."""
-    names = {"input_key": "input_ids", "input_lengths_key": "input_lengths"}
-    if config["dynamic_batching"]["enabled"]:
-        dynamic = config["dynamic_batching"]
-        budget: Any = {"max_tokens_per_microbatch": dynamic["train_mb_tokens"]}
-        args: Any = {**names, **budget, "sequence_length_round": dynamic["sequence_length_round"]}
-        return whole_batch().shard_by_batch_size(dp_size, dynamic_batching_args=args)[0][dp_rank]
-    if config["sequence_packing"]["enabled"]:
-        args = {**names, "max_tokens_per_microbatch": 13, "algorithm": config["sequence_packing"]["algorithm"]}
-        args["sequence_length_pad_multiple"] = 1
-        return whole_batch().shard_by_batch_size(dp_size, sequence_packing_args=args)[0][dp_rank]
+    dynamic, packing = config["dynamic_batching"], config["sequence_packing"]
+    if dynamic["enabled"]:
+        cut = dynamic_args(dynamic["train_mb_tokens"], dynamic["sequence_length_round"])
+        return whole_batch().shard_by_batch_size(dp_size, dynamic_batching_args=cut)[0][dp_rank]
+    if packing["enabled"]:
+        packed = packing_args(13, packing["algorithm"])
+        return whole_batch().shard_by_batch_size(dp_size, sequence_packing_args=packed)[0][dp_rank]
     return whole_batch().shard_by_batch_size(dp_size)[dp_rank]
 
 

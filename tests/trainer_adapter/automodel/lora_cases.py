@@ -7,8 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.trainer_adapter.automodel import rank_processes
 from tests.trainer_adapter.automodel.setup_cases import (
     ADAM,
@@ -16,6 +17,7 @@ from tests.trainer_adapter.automodel.setup_cases import (
     mean_nll,
     part_of,
     policy_config,
+    saved_in,
     set_up,
     train_step,
     whole_weights,
@@ -62,20 +64,38 @@ def stepped_alone(model_folder: Path, adapters: dict[str, Tensor]) -> tuple[list
     return losses, {name: value.detach() for name, value in trained.items()}
 
 
-def stepped(name: str, kind: str, lora_cfg: dict[str, Any] = LORA, **dtensor_cfg: Any) -> rank_processes.Case:
-    """Two steps of SGD; writes the adapters before them and all weights afterwards."""
+def assert_stepped_as_alone(folder: Path, case: str, ranks: list[dict[str, Any]]) -> None:
+    """That two ranks got the losses and adapters of one process, and kept every bit of the base weights."""
+    kind = case.partition("_")[0]
+    before, after = (load_file(folder / f"{case}.{when}.safetensors") for when in ("before", "after"))
+    losses, expected = stepped_alone(folder / kind, before)
+    found = adapters_in(after)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+        assert not torch.equal(value, before[name])
+    base = load_file(folder / kind / "model.safetensors")
+    assert all(torch.equal(after[name], value) for name, value in base.items())
+    for rank in ranks:
+        assert rank[case]["losses"] == pytest.approx(losses, rel=1e-5)
+
+
+def stepped(case: str, lora_cfg: dict[str, Any] = LORA, **dtensor_cfg: Any) -> rank_processes.Case:
+    """Two steps of SGD of the model that the case begins with; writes the adapters before them and all weights
+    afterwards.
+    """
 
     def play(rank: int, folder: Path) -> dict[str, Any]:
         torch.manual_seed(7 + rank)
-        with set_up(lora_config(folder / kind, lora_cfg, **dtensor_cfg)) as state:
+        with set_up(lora_config(folder / case.partition("_")[0], lora_cfg, **dtensor_cfg)) as state:
             dp_size = torch.distributed.get_world_size() // dtensor_cfg.get("tensor_parallel_size", 1)
             dp_rank = rank * dp_size // torch.distributed.get_world_size()
             before = adapters_in(whole_weights(state.model))
             losses = [train_step(state, dp_rank, dp_size)[0] for _ in range(2)]
             after = whole_weights(state.model)
             if rank == 0:
-                save_file(before, folder / f"{name}.before.safetensors")
-                save_file(after, folder / f"{name}.after.safetensors")
+                save_file(before, folder / f"{case}.before.safetensors")
+                save_file(after, folder / f"{case}.after.safetensors")
             parts = {key: part_of(value) for key, value in state.model.named_parameters()}
             return {"losses": losses, "parts": parts}
 
@@ -89,19 +109,15 @@ def checkpointed(rank: int, folder: Path) -> list[float]:
     with set_up(config) as state:
         train_step(state, 0, 1)
         saving: Any = {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
-        MANAGER.save_checkpoint(**saving, **where(folder), checkpointing_cfg={})
+        MANAGER.save_checkpoint(**saving, **saved_in(folder), checkpointing_cfg={})
         return [train_step(state, 0, 1)[0] for _ in range(2)]
 
 
 def resumed(rank: int, folder: Path) -> list[float]:
     """From that checkpoint, on data-parallel ranks and with another seed."""
     torch.manual_seed(8)
-    with set_up({**lora_config(folder / "qwen2"), "optimizer": ADAM}, **where(folder)) as state:
+    with set_up({**lora_config(folder / "qwen2"), "optimizer": ADAM}, **saved_in(folder)) as state:
         return [train_step(state, rank, 2)[0] for _ in range(2)]
-
-
-def where(folder: Path) -> dict[str, Any]:
-    return {"weights_path": str(folder / "saved/weights"), "optimizer_path": str(folder / "saved/optimizer")}
 
 
 def unreadable(rank: int, folder: Path) -> str:
@@ -117,9 +133,9 @@ def unreadable(rank: int, folder: Path) -> str:
 
 
 STEPPED = {
-    "llama_dp": stepped("llama_dp", "llama"),
-    "llama_tp": stepped("llama_tp", "llama", tensor_parallel_size=2),
-    "qwen2_tp": stepped("qwen2_tp", "qwen2", SOME, tensor_parallel_size=2, activation_checkpointing=True),
+    "llama_dp": stepped("llama_dp"),
+    "llama_tp": stepped("llama_tp", tensor_parallel_size=2),
+    "qwen2_tp": stepped("qwen2_tp", SOME, tensor_parallel_size=2, activation_checkpointing=True),
 }
 CASES: dict[str, rank_processes.Case] = {
     **STEPPED,

@@ -1,19 +1,17 @@
-"""One rank of the group of test_microbatches_between_ranks: runs every case, writes JSON."""
+"""The cases of test_microbatches_between_ranks, which rank_processes.py runs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from tests.trainer_adapter.planning import packing_args
+from torch.distributed.device_mesh import DeviceMesh
 
-from dataplane_client.batched_data_dict import BatchedDataDict, SequencePackingArgs
+from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.data import get_microbatch_iterator, process_global_batch
 from trainer_adapter.losses import LossType
 
@@ -22,13 +20,6 @@ TOKENIZER: Any = SimpleNamespace(eos_token_id=EOS)
 CFG = {"dynamic_batching": {"enabled": False}, "sequence_packing": {"enabled": True, "train_mb_tokens": 8}}
 ANY_LOSS: Any = SimpleNamespace()
 TOKEN_LOSS: Any = SimpleNamespace(loss_type=LossType.TOKEN_LEVEL)
-PACKING = SequencePackingArgs(
-    max_tokens_per_microbatch=8,
-    input_key="input_ids",
-    input_lengths_key="input_lengths",
-    algorithm="concatenative",
-    sequence_length_pad_multiple=1,
-)
 
 
 def packed_rows(rank: int, lengths: list[int]) -> BatchedDataDict[Any]:
@@ -37,7 +28,7 @@ def packed_rows(rank: int, lengths: list[int]) -> BatchedDataDict[Any]:
     """
     ids = [[10 * rank + row + 1] * length + [EOS] * (8 - length) for row, length in enumerate(lengths)]
     batch: BatchedDataDict[Any] = BatchedDataDict(input_ids=torch.tensor(ids), input_lengths=torch.tensor(lengths))
-    return batch.shard_by_batch_size(1, sequence_packing_args=PACKING)[0][0]
+    return batch.shard_by_batch_size(1, sequence_packing_args=packing_args(8, "concatenative"))[0][0]
 
 
 def forward_passes(rank: int, mesh: DeviceMesh, lengths: list[int]) -> dict[str, Any]:
@@ -84,13 +75,3 @@ def cases(rank: int, mesh: DeviceMesh) -> dict[str, Callable[[], dict[str, Any]]
         "many_tokens_float": lambda: counts(mesh, {**lone_row, "input_ids": wide, "sample_mask": torch.ones(1)}),
         "one_rank_refuses": lambda: counts(mesh, lone_row, ANY_LOSS if rank else TOKEN_LOSS),
     }
-
-
-def be_a_rank(rank: int, folder: Path) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    seen = {case: play() for case, play in cases(rank, mesh).items()}
-    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
-    torch.distributed.destroy_process_group()

@@ -4,7 +4,6 @@ and its own. rank_processes.py runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,6 @@ def save_models(folder: Path) -> None:
     torch.manual_seed(1)
     config = AutoConfig.for_model("qwen3_moe", **setup_cases.SHAPE, **EXPERTS, head_dim=8)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "qwen3moe")
-
-
-def named(play: Callable[[int, Path, str], Any], case: str) -> rank_processes.Case:
-    return lambda rank, folder: play(rank, folder, case)
 
 
 def logprobs(name: str, packed: bool) -> rank_processes.Case:
@@ -74,30 +69,28 @@ def refused(model: str, **dtensor_cfg: Any) -> rank_processes.Case:
     return play
 
 
-STEPPED = {
-    "llama_dp": setup_cases.stepped("llama", **BACKEND),
-    "llama_offloaded": setup_cases.stepped("llama", **BACKEND, cpu_offload=True),
-    "qwen2_dp_tied": setup_cases.stepped("qwen2", **BACKEND, activation_checkpointing=True),
-    "qwen3moe_dp": setup_cases.stepped("qwen3moe", **BACKEND),
-    "llama_tp": setup_cases.stepped("llama", **TP),
-    "llama_tp_logits_only": setup_cases.stepped("llama", **TP, custom_parallel_plan=setup_cases.LOGITS_ONLY),
-    "qwen2_tp_tied": setup_cases.stepped("qwen2", **TP),
-    "qwen3_tp_tied": setup_cases.stepped("qwen3", **TP, activation_checkpointing=True),
-    "qwen3moe_tp": setup_cases.stepped("qwen3moe", **TP),
+STEPPED: dict[str, dict[str, Any]] = {
+    "llama_dp": BACKEND,
+    "llama_offloaded": {**BACKEND, "cpu_offload": True},
+    "qwen2_dp_tied": {**BACKEND, "activation_checkpointing": True},
+    "qwen3moe_dp": BACKEND,
+    "llama_tp": TP,
+    "llama_tp_logits_only": {**TP, "custom_parallel_plan": setup_cases.LOGITS_ONLY},
+    "qwen2_tp_tied": TP,
+    "qwen3_tp_tied": {**TP, "activation_checkpointing": True},
+    "qwen3moe_tp": TP,
 }
 ADAPTED = {
-    "llama_lora_dp": lora_cases.stepped("llama_lora_dp", "llama", **BACKEND),
-    "qwen2_lora_dp": lora_cases.stepped(
-        "qwen2_lora_dp", "qwen2", EVERY_LAYER, **BACKEND, activation_checkpointing=True
-    ),
-    "llama_lora_tp": lora_cases.stepped("llama_lora_tp", "llama", EVERY_LAYER, **TP),
+    "llama_lora_dp": lora_cases.stepped("llama_lora_dp", **BACKEND),
+    "qwen2_lora_dp": lora_cases.stepped("qwen2_lora_dp", EVERY_LAYER, **BACKEND, activation_checkpointing=True),
+    "llama_lora_tp": lora_cases.stepped("llama_lora_tp", EVERY_LAYER, **TP),
 }
 CASES: dict[str, rank_processes.Case] = {
-    **{case: named(play, case) for case, play in STEPPED.items()},
+    **{case: setup_cases.stepped(case, **dtensor_cfg) for case, dtensor_cfg in STEPPED.items()},
     **ADAPTED,
-    "checkpointed": named(partial(setup_cases.checkpointed, **BACKEND), "checkpointed"),
-    "resumed_dp": named(setup_cases.resumed(1, **BACKEND), "resumed_dp"),
-    "resumed_tp": named(setup_cases.resumed(2, **BACKEND), "resumed_tp"),
+    "checkpointed": partial(setup_cases.checkpointed, **BACKEND),
+    "resumed_dp": setup_cases.resumed(1, **BACKEND),
+    "resumed_tp": setup_cases.resumed(2, **BACKEND),
     "logprobs": logprobs("logprobs", packed=False),
     "logprobs_packed": logprobs("logprobs_packed", packed=True),
     "gradient_norm": gradient_norm,

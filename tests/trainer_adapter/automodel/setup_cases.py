@@ -1,12 +1,10 @@
 """Shared by the tests of set-up and checkpoints: tiny models, configurations, one training step, and the cases of two
-real ranks.
+real ranks, see rank_processes.py.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ import pytest
 import torch
 import torch.distributed
 from safetensors.torch import load_file, save_file
-from tests.ranks import environment, free_port, run_ranks
+from tests.trainer_adapter.automodel import rank_processes
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel
@@ -45,8 +43,9 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
-    "initializer_range": 0.3,
+    "initializer_range": 0.3,  # far from uniform, so that a wrong token has a very different log-probability
 }
+REWARD = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
 LOGITS_ONLY: Any = {"lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
 """A plan of one's own."""
 MODELS = {"llama": False, "qwen2": True, "qwen3": True}
@@ -99,6 +98,11 @@ def set_up(config: Any, **arguments: Any) -> Iterator[ModelAndOptimizerState]:
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def assert_refused(config: Any, error: type[BaseException], text: str, **arguments: Any) -> None:
+    with pytest.raises(error, match=text), set_up(config, **arguments):
+        pass
 
 
 def mean_nll(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -160,12 +164,12 @@ def assert_stepped_as_alone(folder: Path, case: str, ranks: list[dict[str, Any]]
     assert [rank[case]["loss"] for rank in ranks] == pytest.approx([loss, loss], rel=1e-6)
 
 
-def stepped(kind: str, **dtensor_cfg: Any) -> Callable[[int, Path, str], Any]:
-    """One step of SGD; writes this rank's logits and the weights afterwards."""
+def stepped(case: str, **dtensor_cfg: Any) -> rank_processes.Case:
+    """One step of SGD of the model that the case begins with; writes this rank's logits and the weights afterwards."""
 
-    def play(rank: int, folder: Path, case: str) -> dict[str, Any]:
+    def play(rank: int, folder: Path) -> dict[str, Any]:
         dp_size = 2 // dtensor_cfg.get("tensor_parallel_size", 1)
-        with set_up(policy_config(folder / kind, **dtensor_cfg)) as state:
+        with set_up(policy_config(folder / case.partition("_")[0], **dtensor_cfg)) as state:
             loss, logits = train_step(state, rank if dp_size == 2 else 0, dp_size)
             weights = whole_weights(state.model)
             save_file({"logits": logits.contiguous(), **weights}, folder / f"{case}.{rank}.safetensors")
@@ -179,27 +183,28 @@ def part_of(parameter: Any) -> float:
     return float(parameter.to_local().numel() / parameter.numel())
 
 
-def checkpointed(rank: int, folder: Path, _case: str, **dtensor_cfg: Any) -> dict[str, Any]:
+def saved_in(folder: Path) -> dict[str, Any]:
+    return {"weights_path": str(folder / "saved/weights"), "optimizer_path": str(folder / "saved/optimizer")}
+
+
+def checkpointed(rank: int, folder: Path, **dtensor_cfg: Any) -> dict[str, Any]:
     """Two steps of Adam, a checkpoint, and two further losses."""
     config = {**policy_config(folder / "qwen2", **dtensor_cfg), "optimizer": ADAM, "scheduler": SCHEDULER}
     with set_up(config) as state:
         losses = [train_step(state, rank, 2)[0] for _ in range(2)]
         saving: dict[str, Any] = {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
-        where: dict[str, Any] = {
-            "weights_path": str(folder / "saved/weights"),
-            "optimizer_path": str(folder / "saved/optimizer"),
-        }
-        CheckpointManager().save_checkpoint(**saving, **where, checkpointing_cfg={"save_consolidated": True})
+        saving |= saved_in(folder)
+        CheckpointManager().save_checkpoint(**saving, checkpointing_cfg={"save_consolidated": True})
         try:
-            CheckpointManager().save_checkpoint(**saving, **where, checkpointing_cfg={})
+            CheckpointManager().save_checkpoint(**saving, checkpointing_cfg={})
             again = "saved"
         except (FileExistsError, RuntimeError) as error:
             again = f"{type(error).__name__}: {error}"
         return {"losses": losses + [train_step(state, rank, 2)[0] for _ in range(2)], "again": again}
 
 
-def resumed(tensor_parallel_size: int, **dtensor_cfg: Any) -> Callable[[int, Path, str], Any]:
-    def play(rank: int, folder: Path, _case: str) -> dict[str, Any]:
+def resumed(tensor_parallel_size: int, **dtensor_cfg: Any) -> rank_processes.Case:
+    def play(rank: int, folder: Path) -> dict[str, Any]:
         dp_size = 2 // tensor_parallel_size
         with resume(folder, tensor_parallel_size=tensor_parallel_size, **dtensor_cfg) as state:
             return {"losses": [train_step(state, rank % dp_size, dp_size)[0] for _ in range(2)]}
@@ -211,15 +216,11 @@ def resumed(tensor_parallel_size: int, **dtensor_cfg: Any) -> Callable[[int, Pat
 def resume(folder: Path, **dtensor_cfg: Any) -> Iterator[ModelAndOptimizerState]:
     """From the checkpoint that the case `checkpointed` wrote."""
     config = {**policy_config(folder / "qwen2", **dtensor_cfg), "optimizer": ADAM, "scheduler": SCHEDULER}
-    where: dict[str, Any] = {
-        "weights_path": str(folder / "saved/weights"),
-        "optimizer_path": str(folder / "saved/optimizer"),
-    }
-    with set_up(config, **where) as state:
+    with set_up(config, **saved_in(folder)) as state:
         yield state
 
 
-def unreadable(rank: int, folder: Path, _case: str) -> str:
+def unreadable(_rank: int, folder: Path) -> str:
     try:
         with set_up(policy_config(folder / "no_weights")):
             return "loaded"
@@ -227,33 +228,18 @@ def unreadable(rank: int, folder: Path, _case: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-CASES: dict[str, Callable[[int, Path, str], Any]] = {
-    "llama_dp": stepped("llama"),
-    "llama_replicated": stepped("llama", dp_replicate_size=2, activation_checkpointing=True),
-    "llama_offloaded": stepped("llama", cpu_offload=True),
-    "qwen2_dp_tied": stepped("qwen2"),
-    "llama_tp": stepped("llama", tensor_parallel_size=2),
-    "llama_tp_logits_only": stepped("llama", tensor_parallel_size=2, custom_parallel_plan=f"{__name__}.logits_only"),
-    "qwen2_tp_tied": stepped("qwen2", tensor_parallel_size=2),
-    "qwen3_tp_tied": stepped("qwen3", tensor_parallel_size=2, activation_checkpointing=True),
+STEPPED: dict[str, dict[str, Any]] = {
+    "llama_dp": {},
+    "llama_replicated": {"dp_replicate_size": 2, "activation_checkpointing": True},
+    "llama_offloaded": {"cpu_offload": True},
+    "qwen2_dp_tied": {},
+    "llama_tp": {"tensor_parallel_size": 2},
+    "llama_tp_logits_only": {"tensor_parallel_size": 2, "custom_parallel_plan": f"{__name__}.logits_only"},
+    "qwen2_tp_tied": {"tensor_parallel_size": 2},
+    "qwen3_tp_tied": {"tensor_parallel_size": 2, "activation_checkpointing": True},
+}
+CASES: dict[str, rank_processes.Case] = {
+    **{case: stepped(case, **dtensor_cfg) for case, dtensor_cfg in STEPPED.items()},
     "checkpointed": checkpointed,
-    "resumed_dp": resumed(1),
-    "resumed_tp": resumed(2),
     "unreadable": unreadable,
 }
-
-
-def play_cases(folder: Path, names: list[str]) -> list[dict[str, Any]]:
-    """Start both ranks; what each saw, by case."""
-    cases = [(name, free_port()) for name in names]
-    run_ranks(be_a_rank, [(rank, folder, cases) for rank in range(2)])
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
-
-
-def be_a_rank(rank: int, folder: Path, cases: list[tuple[str, int]]) -> None:
-    disable_progress_bar()
-    seen = {}
-    for name, port in cases:
-        os.environ.update(environment(rank, 2, port))
-        seen[name] = CASES[name](rank, folder, name)
-    (folder / f"rank{rank}.json").write_text(json.dumps(seen))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.trainer_adapter.automodel import setup_cases
-from tests.trainer_adapter.automodel.setup_cases import ADAM, SGD, policy_config, set_up, train_step
+from tests.trainer_adapter.automodel.setup_cases import ADAM, SGD, assert_refused, policy_config, set_up, train_step
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer_adapter.automodel.checkpoint import CheckpointManager, _infer_checkpoint_root, detect_checkpoint_format
@@ -22,13 +22,6 @@ pytestmark = pytest.mark.usefixtures("only_rank")
 
 MULTI_STEP = {"name": "torch.optim.lr_scheduler.MultiStepLR", "kwargs": {"milestones": [2], "gamma": 0.1}}
 MANAGER = CheckpointManager()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    setup_cases.save_models(folder)
-    return folder
 
 
 def trained(folder: Path, optimizer: dict[str, Any] = ADAM, **dtensor_cfg: Any) -> Any:
@@ -105,25 +98,20 @@ def test_weights_that_cannot_be_loaded_are_refused(
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    with pytest.raises(error, match=text), set_up(policy_config(folder / "llama"), weights_path=str(tmp_path)):
-        pass
+    assert_refused(policy_config(folder / "llama"), error, text, weights_path=str(tmp_path))
 
 
 def test_weights_of_another_model_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
     save_file({"model.norm.weight": torch.ones(32)}, tmp_path / "model.safetensors")
-    with (
-        pytest.raises(CheckpointException, match="Missing key in checkpoint"),
-        set_up(policy_config(folder / "llama"), weights_path=str(tmp_path)),
-    ):
-        pass
+    text = "Missing key in checkpoint"
+    assert_refused(policy_config(folder / "llama"), CheckpointException, text, weights_path=str(tmp_path))
 
 
 def test_the_state_of_another_optimizer_is_refused(folder: Path, tmp_path: Path) -> None:
     with set_up(trained(folder)) as state:
         save(state, tmp_path)
     paths = {"weights_path": str(tmp_path / "weights"), "optimizer_path": str(tmp_path / "optimizer")}
-    with pytest.raises(ValueError, match="the state of another optimizer"), set_up(trained(folder, SGD), **paths):
-        pass
+    assert_refused(trained(folder, SGD), ValueError, "the state of another optimizer", **paths)
 
 
 def test_saving_needs_its_configuration_and_a_process_group(tmp_path: Path) -> None:

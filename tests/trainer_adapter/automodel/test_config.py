@@ -14,41 +14,23 @@ from trainer_adapter.automodel.config import (
     required,
 )
 
-DISTRIBUTED = ["device_mesh", "moe_mesh", "fsdp2_config", "moe_config", "dp_size", "tp_size", "cp_size"]
-RUNTIME = [
-    "model_class",
-    "model_config",
-    "hf_config_overrides",
-    "allow_flash_attn_args",
-    "attn_impl",
-    "dtype",
-    "enable_seq_packing",
-    "max_grad_norm",
-    "cpu_offload",
-    "offload_optimizer_for_logprob",
-    "is_generation_colocated",
-    "sampling_params",
-    "is_reward_model",
-]
-STATE = [
-    "model",
-    "optimizer",
-    "scheduler",
-    "is_hf_model",
-    "is_moe_model",
-    "is_reward_model",
-    "model_class",
-    "model_config",
-    "peft_config",
-    "autocast_enabled",
-]
+DISTRIBUTED = "device_mesh moe_mesh fsdp2_config moe_config dp_size tp_size cp_size"
+RUNTIME = (
+    "model_class model_config hf_config_overrides allow_flash_attn_args attn_impl dtype enable_seq_packing "
+    "max_grad_norm cpu_offload offload_optimizer_for_logprob is_generation_colocated sampling_params is_reward_model"
+)
+STATE = (
+    "model optimizer scheduler is_hf_model is_moe_model is_reward_model model_class model_config peft_config "
+    "autocast_enabled"
+)
 
 
 @pytest.mark.parametrize(
     ("kind", "fields"), [(DistributedContext, DISTRIBUTED), (RuntimeConfig, RUNTIME), (ModelAndOptimizerState, STATE)]
 )
-def test_the_results_of_setup_are_unpacked_in_this_order(kind: Any, fields: list[str]) -> None:
-    assert [*kind(*fields)] == [*kind(**{field: field for field in fields})] == fields
+def test_the_results_of_setup_are_unpacked_in_this_order(kind: Any, fields: str) -> None:
+    names = fields.split()
+    assert [*kind(*names)] == [*kind(**{name: name for name in names})] == names
 
 
 def test_sampling_parameters_left_out_change_nothing() -> None:

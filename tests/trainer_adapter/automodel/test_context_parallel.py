@@ -36,6 +36,12 @@ def second_of_two() -> Any:
     return SimpleNamespace(cp_size=2, device_mesh={"cp": mesh})
 
 
+def contexts_of_second() -> Any:
+    contexts = context_parallel_contexts(second_of_two(), CONFIG)
+    assert contexts is not None
+    return contexts
+
+
 def inputs_of(width: int, cp_size: int = 2) -> ProcessedInputs:
     batch = batch_of([width, 1], width)
     return process_microbatch(batch, TOKENIZER, False, {}, cp_size)
@@ -53,14 +59,8 @@ def test_every_rank_gets_an_early_and_a_late_stretch(length: int, ranks: int, po
     assert [own.tolist() for own in positions_of_ranks(length, ranks, torch.device("cpu"))] == positions
 
 
-def test_a_rank_alone_needs_no_context() -> None:
-    context: Any = SimpleNamespace(cp_size=1)
-    assert context_parallel_contexts(context, CONFIG) is None
-
-
 def test_the_same_tensors_hold_this_ranks_positions_inside_and_all_of_them_afterwards() -> None:
-    contexts = context_parallel_contexts(second_of_two(), CONFIG)
-    assert contexts is not None
+    contexts = contexts_of_second()
     inputs = inputs_of(8)
     before = [buffer.clone() for buffer in inputs.cp_buffers]
     ids, pointers = inputs.input_ids, [buffer.data_ptr() for buffer in inputs.cp_buffers]
@@ -73,8 +73,7 @@ def test_the_same_tensors_hold_this_ranks_positions_inside_and_all_of_them_after
 
 
 def test_a_microbatch_that_is_a_part_of_a_batch_leaves_the_rest_alone_also_after_an_exception() -> None:
-    contexts = context_parallel_contexts(second_of_two(), CONFIG)
-    assert contexts is not None
+    contexts = contexts_of_second()
     batch = torch.arange(40).reshape(4, 10)
     part = batch[1:3, :8]
     inputs = ProcessedInputs(part, 8, cp_buffers=[part], seq_index=torch.arange(8)[None])
@@ -98,15 +97,13 @@ def test_a_microbatch_that_is_a_part_of_a_batch_leaves_the_rest_alone_also_after
     ],
 )
 def test_a_microbatch_that_cannot_be_divided_is_refused(inputs: ProcessedInputs, text: str) -> None:
-    contexts = context_parallel_contexts(second_of_two(), CONFIG)
-    assert contexts is not None
+    contexts = contexts_of_second()
     with pytest.raises(ValueError, match=text), contexts(inputs):
         pass
 
 
 def test_two_microbatches_at_once_are_refused() -> None:
-    contexts = context_parallel_contexts(second_of_two(), CONFIG)
-    assert contexts is not None
+    contexts = contexts_of_second()
     inputs = inputs_of(8)
     with contexts(inputs), pytest.raises(RuntimeError, match="still in its forward or backward pass"), contexts(inputs):
         pass
@@ -209,8 +206,7 @@ def test_a_forward_pass_without_its_context_is_refused() -> None:
     ],
 )
 def test_what_attention_would_leave_out_is_refused(arguments: dict[str, Any], text: str) -> None:
-    contexts = context_parallel_contexts(second_of_two(), CONFIG)
-    assert contexts is not None
+    contexts = contexts_of_second()
     with contexts(inputs_of(8)), pytest.raises(NotImplementedError, match=text):
         gathered_attention(torch.nn.Module(), HEADS, HEADS, HEADS, **arguments)
     with pytest.raises(NotImplementedError, match=text):

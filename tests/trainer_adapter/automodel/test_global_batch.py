@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.trainer_adapter.planning import packing_args
 
-from dataplane_client.batched_data_dict import BatchedDataDict, SequencePackingArgs
+from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.data import check_sequence_dim, process_global_batch
 from trainer_adapter.losses import LossType
 
@@ -77,13 +78,7 @@ def test_the_batch_is_the_one_asked_for() -> None:
 def test_of_packed_data_the_plan_says_which_rows_form_the_batch() -> None:
     batch = data()
     batch["input_lengths"] = torch.tensor([3, 1, 2, 3])
-    args = SequencePackingArgs(
-        max_tokens_per_microbatch=6,
-        input_key="input_ids",
-        input_lengths_key="input_lengths",
-        algorithm="concatenative",
-        sequence_length_pad_multiple=1,
-    )
+    args = packing_args(6, "concatenative")
     ((shard,), _) = batch.shard_by_batch_size(1, batch_size=2, sequence_packing_args=args)
     result = counted(shard, batch_idx=1, batch_size=999)
     assert result["batch"]["input_ids"].tolist() == [[6, 7, 8], [9, 10, 11]]

@@ -42,6 +42,14 @@ def logprobs(
     return torch.as_tensor(result)
 
 
+def of_token_1(logits: Tensor, params: TrainingSamplingParams | None = None) -> float:
+    """Behind token 0, from the logits [V] there."""
+    batch: BatchedDataDict[Any] = BatchedDataDict(input_ids=torch.tensor([[0, 1]]), input_lengths=torch.tensor([2]))
+    microbatch = processed(batch.to(tiny_policy.DEVICE), packed=False)
+    both = torch.stack([logits, torch.zeros_like(logits)])[None].to(tiny_policy.DEVICE)
+    return LogprobsPostProcessor({}, None, None, None, 1, sampling_params=params)(both, microbatch)[0, 1].item()
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("chunk_size", [None, 1, 5, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -56,17 +64,23 @@ def test_they_are_those_of_each_row_by_itself(
 
 
 @pytest.mark.parametrize("packed", [False, True])
+def test_so_they_are_with_attention_that_takes_a_mask(packed: bool) -> None:
+    model, batch = tiny_policy.tiny_model(), batch_of(LENGTHS, width=14)
+    model.set_attn_implementation("eager")
+    found = logprobs(model, batch, packed)
+    with torch.no_grad():
+        torch.testing.assert_close(found, expected_logprobs(model, batch), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
 def test_a_batch_of_single_tokens_has_one_column_of_zeros(model: Any, packed: bool) -> None:
     assert logprobs(model, batch_of([1, 1]), packed).tolist() == [[0.0], [0.0]]
 
 
 def test_half_precision_logits_are_normalised_in_float32() -> None:
-    logits = torch.tensor([[[4.0, 4.0078125, 0.0], [0.0, 0.0, 0.0]]]).bfloat16()
-    batch: BatchedDataDict[Any] = BatchedDataDict(input_ids=torch.tensor([[0, 1]]), input_lengths=torch.tensor([2]))
-    microbatch = processed(batch.to(tiny_policy.DEVICE), packed=False)
-    found = LogprobsPostProcessor({}, None, None, None, 1)(logits.to(tiny_policy.DEVICE), microbatch)
-    numbers = [math.exp(value) for value in logits[0, 0].tolist()]
-    assert found[0, 1].item() == pytest.approx(math.log(numbers[1] / sum(numbers)), abs=1e-6)
+    logits = torch.tensor([4.0, 4.0078125, 0.0]).bfloat16()
+    numbers = [math.exp(value) for value in logits.tolist()]
+    assert of_token_1(logits) == pytest.approx(math.log(numbers[1] / sum(numbers)), abs=1e-6)
 
 
 # --- top-k and top-p ---
@@ -132,12 +146,8 @@ def test_a_sampler_that_rules_nothing_out_changes_nothing(model: Any, params: Tr
 
 
 def test_logits_that_tie_with_the_k_th_largest_can_all_be_drawn() -> None:
-    logits = torch.tensor([[[1.0, 1.0, 1.0, 0.0], [0.0] * 4]], device=tiny_policy.DEVICE)
-    batch: BatchedDataDict[Any] = BatchedDataDict(input_ids=torch.tensor([[0, 1]]), input_lengths=torch.tensor([2]))
-    microbatch = processed(batch.to(tiny_policy.DEVICE), packed=False)
-    sampler = TrainingSamplingParams(top_k=2)
-    found = LogprobsPostProcessor({}, None, None, None, 1, sampling_params=sampler)(logits, microbatch)
-    assert found[0, 1].item() == pytest.approx(-math.log(3))
+    found = of_token_1(torch.tensor([1.0, 1.0, 1.0, 0.0]), TrainingSamplingParams(top_k=2))
+    assert found == pytest.approx(-math.log(3))
 
 
 # --- refusals ---

@@ -8,16 +8,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.trainer_adapter.automodel import lora_cases, rank_processes, setup_cases
+from tests.trainer_adapter.automodel import lora_cases, rank_processes
 
 pytestmark = pytest.mark.xdist_group("ranks")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lora")
-    setup_cases.save_models(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -27,26 +20,10 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", lora_cases.STEPPED)
-def test_two_steps_are_those_of_a_single_process_on_merged_weights(
+def test_two_steps_are_those_of_a_single_process_on_merged_weights_and_leave_the_base(
     folder: Path, ranks: list[dict[str, Any]], case: str
 ) -> None:
-    before = load_file(folder / f"{case}.before.safetensors")
-    losses, expected = lora_cases.stepped_alone(folder / case.partition("_")[0], before)
-    found = lora_cases.adapters_in(load_file(folder / f"{case}.after.safetensors"))
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
-        assert not torch.equal(value, before[name])
-    for rank in ranks:
-        assert rank[case]["losses"] == pytest.approx(losses, rel=1e-5)
-
-
-@pytest.mark.usefixtures("ranks")
-@pytest.mark.parametrize("case", lora_cases.STEPPED)
-def test_training_leaves_every_bit_of_the_base_weights(folder: Path, case: str) -> None:
-    base = load_file(folder / case.partition("_")[0] / "model.safetensors")
-    after = load_file(folder / f"{case}.after.safetensors")
-    assert all(torch.equal(after[name], value) for name, value in base.items())
+    lora_cases.assert_stepped_as_alone(folder, case, ranks)
 
 
 @pytest.mark.usefixtures("ranks")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from tests.ranks import run_ranks
-from tests.trainer_adapter.automodel import microbatch_worker
+from tests.trainer_adapter.automodel import microbatch_worker, rank_processes
 
 pytestmark = pytest.mark.xdist_group("ranks")
 Ranks = list[dict[str, Any]]
@@ -16,9 +14,7 @@ Ranks = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What each rank saw, by case."""
-    folder = tmp_path_factory.mktemp("gloo")
-    run_ranks(microbatch_worker.be_a_rank, [(rank, folder) for rank in range(2)])
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return rank_processes.play_in_one_group(microbatch_worker.__name__, tmp_path_factory.mktemp("gloo"))
 
 
 @pytest.mark.parametrize(

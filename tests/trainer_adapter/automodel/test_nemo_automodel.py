@@ -59,8 +59,7 @@ def test_a_rank_alone_steps_as_a_plain_model_does(
 
 
 def test_a_reward_model_gives_one_score_a_sequence(folder: Path) -> None:
-    reward = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
-    with set_up({**policy_config(folder / "llama", **BACKEND), **reward}) as state:
+    with set_up({**policy_config(folder / "llama", **BACKEND), **setup_cases.REWARD}) as state:
         assert state.is_reward_model
         scores = state.model(input_ids=setup_cases.BATCH, use_cache=False).logits
     assert scores.shape == (4, 1)
@@ -126,8 +125,7 @@ def test_a_backend_is_made_of_its_target_and_the_configuration_stays_as_it_is(fo
 
 def test_the_packages_own_models_need_a_gpu(folder: Path) -> None:
     config = policy_config(folder / "llama", **BACKEND, automodel_kwargs={"force_hf": False})
-    with pytest.raises(RuntimeError, match="force_hf=False needs device=cuda"), set_up(config):
-        pass
+    setup_cases.assert_refused(config, RuntimeError, "force_hf=False needs device=cuda")
 
 
 # --- packed sequences ---

@@ -72,17 +72,7 @@ def test_log_probabilities_of_tensor_parallel_ranks_are_those_of_a_plain_model(
 def test_two_steps_of_adapters_are_those_of_a_single_process_on_merged_weights(
     folder: Path, ranks: list[dict[str, Any]], case: str
 ) -> None:
-    kind = case.partition("_")[0]
-    before, after = (load_file(folder / f"{case}.{when}.safetensors") for when in ("before", "after"))
-    losses, expected = lora_cases.stepped_alone(folder / kind, lora_cases.adapters_in(before))
-    found = lora_cases.adapters_in(after)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
-    base = load_file(folder / kind / "model.safetensors")
-    assert all(torch.equal(after[name], value) for name, value in base.items())
-    for rank in ranks:
-        assert rank[case]["losses"] == pytest.approx(losses, rel=1e-5)
+    lora_cases.assert_stepped_as_alone(folder, case, ranks)
 
 
 def test_the_norm_of_gradients_of_tensor_parallel_ranks_is_that_of_a_plain_model(

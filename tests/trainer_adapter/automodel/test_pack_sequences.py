@@ -47,18 +47,6 @@ def test_sequences_follow_one_another_without_their_padding() -> None:
     assert mask is None
 
 
-def test_rows_are_padded_to_the_fullest() -> None:
-    ids, positions, _ = pack_sequences(IDS, LENGTHS, [2, 1], padding_value=99)
-    assert ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 99]]
-    assert positions.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
-
-
-def test_rows_are_at_least_as_long_as_asked_for() -> None:
-    ids, positions, _ = pack_sequences(IDS, LENGTHS, [3], padding_value=99, min_seq_len=11)
-    assert ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9, 99, 99]]
-    assert positions.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 3, 0, 0]]
-
-
 def test_the_mask_is_one_triangle_over_all_tokens_of_a_row() -> None:
     _, _, mask = pack_sequences(IDS, torch.tensor([2, 1, 0]), [2, 1], min_seq_len=4)
     assert mask is not None

@@ -6,28 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ranks import be_the_only_rank
-from tests.trainer_adapter.automodel import setup_cases
+from tests.trainer_adapter.automodel import rank_processes, setup_cases
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.xdist_group("ranks")
-STEPPED = [case for case in setup_cases.CASES if case.partition("_")[0] in setup_cases.MODELS]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
-    setup_cases.save_models(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
     """What each rank saw, by case."""
-    return setup_cases.play_cases(folder, list(setup_cases.CASES))
+    return rank_processes.play_cases(setup_cases.__name__, folder, list(setup_cases.CASES))
 
 
-@pytest.mark.parametrize("case", STEPPED)
+@pytest.mark.parametrize("case", setup_cases.STEPPED)
 def test_logits_and_one_step_are_those_of_a_single_process(
     folder: Path, ranks: list[dict[str, Any]], case: str
 ) -> None:
@@ -50,22 +41,6 @@ def test_a_plan_of_ones_own_divides_what_it_names_and_nothing_else(ranks: list[d
     for rank in ranks:
         parts = rank["llama_tp_logits_only"]["parts"]
         assert {name for name, part in parts.items() if part == 0.5} == {"lm_head.weight"}
-
-
-@pytest.mark.parametrize("case", ["resumed_dp", "resumed_tp"])
-def test_ranks_go_on_from_a_checkpoint_however_they_are_arranged(ranks: list[dict[str, Any]], case: str) -> None:
-    expected = ranks[0]["checkpointed"]["losses"][2:]
-    for rank in ranks:
-        assert rank[case]["losses"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_another_process_alone_goes_on_from_the_ranks_checkpoint(
-    folder: Path, ranks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    be_the_only_rank(monkeypatch)
-    with setup_cases.resume(folder) as state:
-        losses = [setup_cases.train_step(state, 0, 1)[0] for _ in range(2)]
-    assert losses == pytest.approx(ranks[0]["checkpointed"]["losses"][2:], rel=1e-6)
 
 
 @pytest.mark.usefixtures("ranks")

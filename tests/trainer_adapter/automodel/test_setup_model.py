@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed
 from tests.trainer_adapter.automodel import setup_cases
-from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
+from tests.trainer_adapter.automodel.setup_cases import assert_refused, policy_config, set_up
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -28,15 +28,7 @@ from trainer_adapter.automodel.setup import (
 
 pytestmark = pytest.mark.usefixtures("only_rank")
 
-REWARD = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
 THREE_RANKS: Any = SimpleNamespace(size=lambda: 3)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    setup_cases.save_models(folder)
-    return folder
 
 
 def test_a_single_rank_gets_all_parts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,13 +64,6 @@ def test_where_nothing_is_trained_there_is_no_optimizer(folder: Path) -> None:
         assert (state.optimizer, state.scheduler) == (None, None)
 
 
-def test_a_reward_model_gives_one_score_a_sequence(folder: Path) -> None:
-    with set_up({**policy_config(folder / "llama"), **REWARD}) as state:
-        assert state.is_reward_model
-        scores = state.model(input_ids=setup_cases.BATCH, use_cache=False).logits
-    assert scores.shape == (4, 1)
-
-
 def test_the_reference_is_a_copy_that_training_leaves_alone(folder: Path) -> None:
     with set_up(policy_config(folder / "llama")) as state:
         reference = setup_reference_model_state(state.model)
@@ -112,16 +97,14 @@ def test_the_reference_copies_single_numbers_too() -> None:
 def test_layouts_that_cannot_be_are_refused(
     folder: Path, dtensor_cfg: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    with pytest.raises(error, match=text), set_up(policy_config(folder / "llama", **dtensor_cfg)):
-        pass
+    assert_refused(policy_config(folder / "llama", **dtensor_cfg), error, text)
 
 
 @pytest.mark.filterwarnings("ignore:Attempted to get default timeout for nccl")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_nothing_is_trained_unless_the_configuration_says_so(folder: Path) -> None:
-    config = policy_config(folder / "llama", device="cuda")
-    with pytest.raises(RuntimeError, match=r"no CUDA device found; set dtensor_cfg\.device=cpu"), set_up(config):
-        pass
+    text = r"no CUDA device found; set dtensor_cfg\.device=cpu"
+    assert_refused(policy_config(folder / "llama", device="cuda"), RuntimeError, text)
 
 
 def prepared(folder: Path, **dtensor_cfg: Any) -> tuple[Any, RuntimeConfig, DistributedContext]:

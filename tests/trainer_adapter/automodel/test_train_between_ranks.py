@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import pytest
 import torch
-from tests.ranks import run_ranks
-from tests.trainer_adapter.automodel import tiny_policy, train_worker
+from tests.trainer_adapter.automodel import rank_processes, tiny_policy, train_worker
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
 from torch import Tensor
 
@@ -23,19 +21,11 @@ Ranks = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What each rank got, by case."""
-    folder = tmp_path_factory.mktemp("gloo")
-    run_ranks(train_worker.be_a_rank, [(rank, folder) for rank in range(2)])
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return rank_processes.play_in_one_group(train_worker.__name__, tmp_path_factory.mktemp("gloo"))
 
 
 def assert_close(found: Any, expected: Tensor) -> None:
     torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-5)
-
-
-def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert_close(found[name], torch.tensor(gradient))
 
 
 # --- the vocabulary sharded, evenly (64), unevenly (7: 4 and 3), all to one rank (1) ---
@@ -96,52 +86,6 @@ def test_logits_that_are_sharded_in_another_way_are_gathered(ranks: Ranks, layou
 def test_sharded_scores_are_gathered(ranks: Ranks) -> None:
     for rank in ranks:
         assert rank["layouts"]["scores"] == [1.0, 2.0, 3.0]
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_real_model_with_a_sharded_last_layer_trains_as_on_one_rank(ranks: Ranks, packed: bool) -> None:
-    expected = train_worker.vocab_parallel_model(None, packed)
-    for rank in ranks:
-        found = rank[f"vocab-parallel {packed}"]
-        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-        assert_same_gradients(found["gradients"], expected["gradients"])
-
-
-# --- samples sharded ---
-
-
-def test_sharded_ranks_with_unequal_microbatches_train_as_one_with_all_of_them(ranks: Ranks) -> None:
-    rows = [lengths for own, dummies in train_worker.ROWS for lengths in own[: len(own) - dummies]]
-    expected = train_worker.data_parallel_model(None, rows, 0)
-    assert sum(rank["data-parallel"]["loss"] for rank in ranks) == pytest.approx(expected["loss"], rel=1e-5)
-    for rank in ranks:
-        assert rank["data-parallel"]["norm"] == pytest.approx(expected["norm"], rel=1e-4)
-        assert_same_gradients(rank["data-parallel"]["gradients"], expected["gradients"])
-
-
-# --- positions sharded ---
-
-
-@pytest.mark.parametrize("loss", train_worker.LOSSES)
-def test_losses_and_their_gradients_over_sharded_positions(ranks: Ranks, loss: str) -> None:
-    microbatch = processed(batch_of(train_worker.LENGTHS), packed=False)
-    logits = train_worker.logits_of(microbatch, tiny_policy.VOCAB).requires_grad_()
-    expected = train_worker.loss_of(logits, microbatch, loss, False)
-    expected.backward()
-    assert logits.grad is not None
-    for rank, positions in zip(ranks, train_worker.POSITIONS, strict=True):
-        assert rank["sequence"][loss]["loss"] == pytest.approx(expected.item(), rel=1e-5)
-        assert_close(rank["sequence"][loss]["gradient"], logits.grad[:, positions])
-
-
-def test_logprobs_and_largest_logits_over_sharded_positions(ranks: Ranks) -> None:
-    microbatch = processed(batch_of(train_worker.LENGTHS), packed=False)
-    logits = train_worker.logits_of(microbatch, tiny_policy.VOCAB)
-    values, ids = train_worker.topk_of(logits, microbatch, 4)
-    for rank in ranks:
-        assert_close(rank["sequence"]["logprobs"], train_worker.logprobs_of(logits, microbatch, False))
-        assert_close(rank["sequence"]["topk"][0], values)
-        assert rank["sequence"]["topk"][1] == ids.tolist()
 
 
 # --- gradients and statistics ---

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.trainer_adapter.automodel import tiny_policy
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
-from torch import Tensor
 
 from trainer_adapter.automodel.config import TrainingSamplingParams
 from trainer_adapter.automodel.train import apply_temperature_scaling, extract_logits, model_forward
@@ -26,13 +25,6 @@ class Recorder(torch.nn.Module):
         return arguments
 
 
-class Plain(torch.nn.Module):
-    """A model that knows the four arguments every model knows, and no more."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool) -> Tensor:
-        return input_ids[..., None].float()
-
-
 def test_every_model_gets_ids_mask_positions_and_no_cache() -> None:
     inputs = processed(batch_of([3, 5]), packed=False).processed_inputs
     arguments = model_forward(Recorder(), inputs)
@@ -41,11 +33,6 @@ def test_every_model_gets_ids_mask_positions_and_no_cache() -> None:
     assert arguments["attention_mask"] is inputs.attention_mask
     assert arguments["position_ids"] is inputs.position_ids
     assert arguments["use_cache"] is False
-
-
-def test_a_model_that_knows_nothing_of_packing_can_run_unpacked() -> None:
-    inputs = processed(batch_of([3, 5]), packed=False).processed_inputs
-    assert model_forward(Plain(), inputs).shape == (2, 5, 1)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tests.trainer_adapter.automodel import setup_cases
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.data import ProcessedMicrobatch, make_processed_microbatch_iterator
@@ -16,25 +17,14 @@ EOS = 0
 TOKENIZER: Any = SimpleNamespace(eos_token_id=EOS)
 VOCAB = 64
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SHAPE: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.3,  # far from uniform, so that a wrong token has a very different log-probability
-    "tie_word_embeddings": False,
-}
+SHAPE: dict[str, Any] = {**setup_cases.SHAPE, "tie_word_embeddings": False}
 
 
 def tiny_model(family: str = "llama", vocab: int = VOCAB) -> Any:
     """Always the same weights for the same arguments."""
     torch.manual_seed(0)
-    if family == "llama":
-        model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=vocab, **SHAPE))
-    else:
-        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=vocab, **SHAPE))
-    return model.to(DEVICE).eval()
+    config = AutoConfig.for_model(family, **{**SHAPE, "vocab_size": vocab})
+    return AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
 
 
 def batch_of(lengths: list[int], width: int | None = None, vocab: int = VOCAB) -> BatchedDataDict[Any]:
@@ -69,7 +59,7 @@ def expected_logprobs(model: Any, batch: BatchedDataDict[Any], temperature: floa
     for row, ids in enumerate(batch["input_ids"]):
         logits = logits_of_row(model, batch, row) / temperature
         found = [logits[i - 1].log_softmax(-1)[ids[i]] for i in range(1, len(logits))]
-        rows.append(torch.stack([*[torch.zeros((), device=ids.device)] * 1, *found]))
+        rows.append(torch.stack([torch.zeros((), device=ids.device), *found]))
     return torch.stack([torch.nn.functional.pad(row, (0, batch["input_ids"].shape[1] - len(row))) for row in rows])
 
 

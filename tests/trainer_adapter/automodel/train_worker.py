@@ -1,43 +1,32 @@
-"""One rank of the group of test_train_between_ranks: runs every case, writes its results as JSON."""
+"""The cases of test_train_between_ranks, which rank_processes.py runs."""
 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed
 from tests.trainer_adapter.automodel import tiny_policy
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from trainer_adapter.automodel.config import TrainingSamplingParams
-from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch
+from trainer_adapter.automodel.data import ProcessedMicrobatch
 from trainer_adapter.automodel.train import (
     LogprobsPostProcessor,
     LossPostProcessor,
     ScorePostProcessor,
     TopkLogitsPostProcessor,
     aggregate_training_statistics,
-    automodel_forward_backward,
     clip_grad_norm,
 )
 from trainer_adapter.losses import NLLLoss
 
 LENGTHS = [7, 2, 8]
 COUNTS = (torch.tensor(3.0), torch.tensor(11.0))
-POSITIONS = [[0, 1, 6, 7], [2, 3, 4, 5]]
-"""Of a sequence of 8 on each context-parallel rank: one early and one late stretch."""
-ROWS: list[tuple[list[list[int]], int]] = [([[7, 2], [8], [3, 3, 3]], 0), ([[4, 4, 4, 4], [5], [5]], 2)]
-"""The lengths of each data-parallel rank's microbatches, and how many of them are dummies."""
 FILTER = TrainingSamplingParams(top_k=5, top_p=0.9)
 
 
@@ -56,22 +45,18 @@ def logits_of(microbatch: ProcessedMicrobatch, vocab: int) -> Tensor:
     return 3 * torch.randn(shape, generator=torch.Generator().manual_seed(vocab))
 
 
-def loss_of(logits: Tensor, microbatch: ProcessedMicrobatch, loss: str, packed: bool, mesh: Any = None) -> Tensor:
-    processor = LossPostProcessor(LOSSES[loss], {}, None, mesh, None, 1, 1, enable_seq_packing=packed)
+def loss_of(logits: Tensor, microbatch: ProcessedMicrobatch, loss: str, packed: bool) -> Tensor:
+    processor = LossPostProcessor(LOSSES[loss], {}, None, None, None, 1, 1, enable_seq_packing=packed)
     return processor(logits, microbatch, *COUNTS)[0]
 
 
-def logprobs_of(
-    logits: Tensor, microbatch: ProcessedMicrobatch, packed: bool, mesh: Any = None, **settings: Any
-) -> Tensor:
+def logprobs_of(logits: Tensor, microbatch: ProcessedMicrobatch, packed: bool, **settings: Any) -> Tensor:
     cfg = {"logprob_chunk_size": settings.pop("chunk_size", None)}
-    return LogprobsPostProcessor(cfg, None, mesh, None, 1, packed, **settings)(logits, microbatch)
+    return LogprobsPostProcessor(cfg, None, None, None, 1, packed, **settings)(logits, microbatch)
 
 
-def topk_of(
-    logits: Tensor, microbatch: ProcessedMicrobatch, k: int, packed: bool = False, mesh: Any = None
-) -> tuple[Tensor, Tensor]:
-    return TopkLogitsPostProcessor({}, None, mesh, None, 1, k, packed)(logits, microbatch)
+def topk_of(logits: Tensor, microbatch: ProcessedMicrobatch, k: int, packed: bool) -> tuple[Tensor, Tensor]:
+    return TopkLogitsPostProcessor({}, None, None, None, 1, k, packed)(logits, microbatch)
 
 
 # --- the vocabulary sharded ---
@@ -107,90 +92,6 @@ def other_layouts(mesh: DeviceMesh) -> dict[str, Any]:
     }
     scores = distribute_tensor(torch.tensor([[1.0], [2.0], [3.0]]), mesh, [Shard(0)])
     return {**result, "scores": ScorePostProcessor({})(scores).tolist()}
-
-
-def vocab_parallel_model(mesh: DeviceMesh | None, packed: bool) -> dict[str, Any]:
-    """A model whose last layer is sharded, unless mesh is None, over a real microbatch and a dummy."""
-    model = tiny_policy.tiny_model()
-    if mesh is not None:
-        plan = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
-        parallelize_module(model, mesh, {"lm_head": plan})
-    microbatches = [processed(batch_of(lengths), packed) for lengths in (LENGTHS, [4, 4])]
-    processor = LossPostProcessor(NLLLoss(), {}, None, None, None, 1, 1, enable_seq_packing=packed)
-    results = automodel_forward_backward(
-        model,
-        microbatches,
-        processor,
-        global_valid_seqs=COUNTS[0],
-        global_valid_toks=COUNTS[1],
-        sampling_params=TrainingSamplingParams(temperature=0.7),
-        num_valid_microbatches=1,
-    )
-    return {"losses": [loss.item() for loss, _ in results], "gradients": whole_gradients(model)}
-
-
-def whole_gradients(model: Any) -> dict[str, Any]:
-    found = tiny_policy.gradients(model)
-    whole = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in found.items()}
-    return {name: gradient.tolist() for name, gradient in whole.items()}
-
-
-# --- weights and samples sharded ---
-
-
-def nan_when_masked(
-    logits: Tensor, data: Mapping[str, Tensor], seqs: Tensor, toks: Tensor
-) -> tuple[Tensor, dict[str, Any]]:
-    """NaN where a sample is masked out, with which dummies are marked here."""
-    loss, metrics = older_loss(logits, data, seqs, toks)
-    return loss * (0 / data["sample_mask"].max() + 1), metrics
-
-
-def data_parallel_model(mesh: DeviceMesh | None, rows: list[list[int]], dummies: int) -> dict[str, Any]:
-    """A model over one microbatch for each of rows, the last ones dummies; over a mesh its weights are sharded."""
-    model = tiny_policy.tiny_model()
-    if mesh is not None:
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-    microbatches = [processed(batch_of(lengths), packed=True) for lengths in rows]
-    for microbatch in microbatches[len(rows) - dummies :]:
-        microbatch.data_dict["sample_mask"].zero_()
-    processor = LossPostProcessor(nan_when_masked, {}, None, None, None, 1, 1, enable_seq_packing=True)
-    results = automodel_forward_backward(
-        model,
-        microbatches,
-        processor,
-        global_valid_seqs=COUNTS[0],
-        global_valid_toks=COUNTS[1],
-        dp_size=1 if mesh is None else mesh.size(),
-        num_valid_microbatches=len(rows) - dummies,
-    )
-    norm = clip_grad_norm(model.parameters(), max_norm=1.0).item()
-    return {"loss": sum(loss.item() for loss, _ in results), "norm": norm, "gradients": whole_gradients(model)}
-
-
-# --- positions sharded ---
-
-
-def sequence_case(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
-    microbatch = processed(batch_of(LENGTHS), packed=False)
-    whole = logits_of(microbatch, tiny_policy.VOCAB)
-    own = torch.tensor(POSITIONS[rank])
-    ids, index = microbatch.processed_inputs.input_ids[:, own], own[None]
-    inputs = ProcessedInputs(input_ids=ids, seq_len=8, cp_buffers=[ids, index], seq_index=index)
-    microbatch.data_dict["input_ids"] = ids  # as context parallelism leaves the buffer
-    sharded = ProcessedMicrobatch(microbatch.data_dict, inputs, 3, 8)
-    result: dict[str, Any] = {}
-    for loss in LOSSES:
-        leaf = whole[:, own].clone().requires_grad_()
-        value = loss_of(leaf, sharded, loss, False, mesh)
-        value.backward()
-        assert leaf.grad is not None
-        result[loss] = {"loss": value.item(), "gradient": leaf.grad.tolist()}
-    result["logprobs"] = logprobs_of(whole[:, own], sharded, False, mesh).tolist()
-    result["topk"] = [part.tolist() for part in topk_of(whole[:, own], sharded, 4, False, mesh)]
-    return result
 
 
 # --- gradients and statistics ---
@@ -239,21 +140,7 @@ def cases(rank: int, mesh: DeviceMesh) -> dict[str, Callable[[], dict[str, Any]]
             for packed in (False, True)
         },
         "layouts": lambda: other_layouts(mesh),
-        "vocab-parallel False": lambda: vocab_parallel_model(mesh, False),
-        "vocab-parallel True": lambda: vocab_parallel_model(mesh, True),
-        "data-parallel": lambda: data_parallel_model(mesh, *ROWS[rank]),
-        "sequence": lambda: sequence_case(mesh, rank),
         "clipped": lambda: clipping_case(mesh, other, 0.5),
         "unclipped": lambda: clipping_case(mesh, other, 1000.0),
         "statistics": lambda: statistics_case(mesh, rank),
     }
-
-
-def be_a_rank(rank: int, folder: Path) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    seen = {case: play() for case, play in cases(rank, mesh).items()}
-    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
-    torch.distributed.destroy_process_group()

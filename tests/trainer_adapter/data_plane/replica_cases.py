@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed
+from prometheus_client.parser import text_string_to_metric_families
 from tests.trainer_adapter.data_plane.exchanged_values import equal, mapping_of
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -63,6 +65,14 @@ def first_batch() -> dict[str, Any]:
 def meta_of(partition: str, rows: list[int], known: bool = True) -> KVBatchMeta:
     lengths = [LENGTHS[row] for row in rows] if known else None
     return KVBatchMeta(partition, "train", [IDS[row] for row in rows], list(FIELDS), lengths)
+
+
+def counters(http_address: str | None) -> dict[tuple[str, str], int]:
+    """The server's, by name and partition."""
+    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=20) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    samples = [sample for family in families for sample in family.samples if "partition" in sample.labels]
+    return {(sample.name, sample.labels["partition"]): int(sample.value) for sample in samples}
 
 
 @dataclass
@@ -196,13 +206,6 @@ def preprocess_fails(here: Rank, name: str) -> Any:
     ]
 
 
-def without_client(here: Rank, name: str) -> Any:
-    side = replace(here, client=None).side()
-    meta = meta_of(name, ORDERS[here.dp_rank])
-    side.write_back(meta, {}, result_key="logprobs", field="prev_logprobs")
-    return raised(lambda: side.fetch(meta))
-
-
 # --- write_back ---
 
 
@@ -216,7 +219,7 @@ def written(here: Rank, name: str) -> Any:
     rows = ORDERS[here.dp_rank]
     result = wait_for_results(here, rows) if here.replica.is_leader else None
     here.side().write_back(meta_of(name, rows), result, result_key="logprobs", field="prev_logprobs")
-    here.side().write_back(meta_of(name, rows), result, result_key="reward", field="reward")
+    here.side().write_back(meta_of(name, rows, known=False), result, result_key="reward", field="reward")
     return "written"
 
 
@@ -236,21 +239,6 @@ def unwritable(here: Rank, name: str) -> Any:
             meta_of(name, rows), wait_for_results(here, rows), result_key="scores", field="prev_logprobs"
         )
     )
-
-
-def put_again(here: Rank, name: str) -> Any:
-    """One row of each replica has become another one since it was claimed."""
-    claim = here.claim(name)
-    if here.client is not None:
-        first = claim.meta.sample_ids[:1]
-        here.client.clear_samples(first, name)
-        here.client.put_samples(first, name, {"sample_mask": torch.ones(1)})
-    result = {"logprobs": torch.zeros(claim.meta.size, 8)}
-
-    def write() -> None:
-        here.side().write_back(claim.meta, result, result_key="logprobs", field="prev_logprobs")
-
-    return [raised(write), claim.release()]
 
 
 # --- claims ---
@@ -398,8 +386,8 @@ def layouts(here: Rank, _name: str) -> Any:
 
 
 FETCHES = [fetched, some_fields, minted, unknown_lengths, unaligned, independent, jagged, preprocessed, planned]
-FETCHES += [plan_of_other_rows, unreadable, unreadable_by_one, preprocess_fails, without_client]
-WRITES = [written, written_by_input_lengths, unwritable, put_again]
+FETCHES += [plan_of_other_rows, unreadable, unreadable_by_one, preprocess_fails]
+WRITES = [written, written_by_input_lengths, unwritable]
 CLAIMS = [claimed, left_clean, one_rank_fails, ranks_disagree, fenced, cleared, too_few_rows, end_of_data]
 EXCHANGES = [exchanged, gathered, refused, make_fails, layouts]
 CASES: dict[str, Callable[[Rank, str], Any]] = {

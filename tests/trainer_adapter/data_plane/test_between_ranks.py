@@ -7,17 +7,15 @@ replica_cases.py has the cases and their data.
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 from tests.ranks import run_ranks
 from tests.trainer_adapter.data_plane import replica_cases
-from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, ORDERS, PAD, WORLD, tokens
+from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, ORDERS, PAD, WORLD, counters, tokens
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.columns import kv_first_write
@@ -53,16 +51,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
             arguments = [(rank, server.addresses[0], folder) for rank in range(WORLD)]
             run_ranks(replica_cases.be_a_rank, arguments)
             ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
-            yield Played(ranks, counters(server), client)
+            yield Played(ranks, counters(server.http_address), client)
     finally:
         server.stop()
-
-
-def counters(server: ServerThread) -> dict[tuple[str, str], int]:
-    with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=20) as response:
-        families = list(text_string_to_metric_families(response.read().decode()))
-    samples = [sample for family in families for sample in family.samples if "partition" in sample.labels]
-    return {(sample.name, sample.labels["partition"]): int(sample.value) for sample in samples}
 
 
 def padded(rows: list[int], width: int) -> list[list[int]]:
@@ -153,12 +144,6 @@ def test_a_preprocessing_that_fails_or_loses_rows_fails_on_all_ranks(played: Pla
         assert drops.startswith(f"{prefix}ValueError: preprocess must keep the meta's 4 rows, but returned 3")
 
 
-def test_without_a_client_nothing_is_written_and_no_rank_gets_rows(played: Played) -> None:
-    for text in played.seen("without_client"):
-        assert "RuntimeError: " in text
-        assert "no data-plane client" in text
-
-
 # --- write_back ---
 
 
@@ -170,7 +155,7 @@ def test_the_leaders_result_is_stored_row_by_row_without_padding(played: Played,
         torch.testing.assert_close(values, row + torch.arange(LENGTHS[row]) / 10 + 1000 * leader)
 
 
-def test_a_result_with_one_value_a_row_is_stored_as_it_is(played: Played) -> None:
+def test_a_result_with_one_value_a_row_is_stored_as_it_is_and_needs_no_lengths(played: Played) -> None:
     stored = played.client.get_samples(IDS, "written", ["reward"])["reward"]
     assert stored.tolist() == [row + 0.5 for row in range(8)]
     assert played.counts["dataplane_put_rows_total", "written"] == 3 * 8  # rollouts, and twice each row
@@ -179,16 +164,8 @@ def test_a_result_with_one_value_a_row_is_stored_as_it_is(played: Played) -> Non
 def test_a_result_without_the_key_fails_on_all_ranks(played: Played) -> None:
     for rank, text in enumerate(played.seen("unwritable")):
         prefix = "" if rank % 2 == 0 else f"RuntimeError: rank {rank - 1} failed: "
-        assert (
-            text
-            == f"{prefix}RuntimeError: write-back of 'scores': the result has no such key, only ['logprobs', 'reward']"
-        )
-
-
-def test_a_row_that_was_cleared_and_put_again_is_not_written_to(played: Played) -> None:
-    for text, released in played.seen("put_again"):
-        assert text.startswith("ReplacedError: ")
-        assert released == 3
+        refusal = "RuntimeError: write-back of 'scores': the result has no such key, only ['logprobs', 'reward']"
+        assert text == f"{prefix}{refusal}"
 
 
 # --- claims ---

@@ -8,7 +8,6 @@ import pytest
 
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.pad_target import pad_target, with_pad_target
-from trainer_adapter.sharding import shard_meta_for_dp
 
 KEY = "global_forward_pad_seqlen"
 
@@ -50,11 +49,6 @@ def test_minting_twice_changes_nothing_and_leaves_the_first_meta_alone() -> None
 @pytest.mark.parametrize(("held", "width"), [(5, 8), (8, 8), (16, 16), (18, 20)])
 def test_a_width_of_the_first_write_is_widened_but_never_narrowed(held: int, width: int) -> None:
     assert pad_target(with_pad_target(meta_of([3, 5], **{KEY: held}), pad_to_multiple=4)) == width
-
-
-def test_all_shards_keep_the_width_of_the_whole() -> None:
-    metas, _ = shard_meta_for_dp(with_pad_target(meta_of([1, 2, 9, 3]), pad_to_multiple=4), dp_world=2)
-    assert [pad_target(meta) for meta in metas] == [12, 12]
 
 
 @pytest.mark.parametrize(

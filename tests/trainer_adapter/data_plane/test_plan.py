@@ -6,23 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.trainer_adapter.planning import dynamic_args, packing_args
 
-from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs, SequencePackingArgs
+from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.data_plane._plan import attach_plan
 from trainer_adapter.sharding import shard_meta_for_dp
 
 LENGTHS = [2, 8, 4, 16, 28, 32, 2, 32]
-PACKING = SequencePackingArgs(
-    max_tokens_per_microbatch=32,
-    input_key="input_ids",
-    input_lengths_key="input_lengths",
-    algorithm="modified_first_fit_decreasing",
-    sequence_length_pad_multiple=4,
-)
-DYNAMIC = DynamicBatchingArgs(
-    max_tokens_per_microbatch=32, sequence_length_round=4, input_key="input_ids", input_lengths_key="input_lengths"
-)
+PACKING, DYNAMIC = packing_args(32, pad_multiple=4), dynamic_args(32, 4)
 
 
 def meta_of(rows: int, **extra_info: Any) -> KVBatchMeta:

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import random
 import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 from scripts.page_blocks import ADDRESS, ROOT, programs_of
+from tests.trainer_adapter.data_plane.replica_cases import counters
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.plain_policy import grpo_loss, logits_alone, logprobs_of, model_alone
 from tests.trainer_adapter.worker.worker_cases import LENGTHS, TEMPERATURE, Layout, batch
@@ -33,14 +32,7 @@ pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(400)]  # two
 LAYOUT = Layout(tp=2)
 ROLLOUT_FIELDS = ("input_ids", "input_lengths", "token_mask", "sample_mask", "generation_logprobs")
 TRAIN_FIELDS = (*ROLLOUT_FIELDS, "prev_logprobs", "reference_policy_logprobs", "advantages")
-PER_TOKEN = (
-    "input_ids",
-    "token_mask",
-    "generation_logprobs",
-    "prev_logprobs",
-    "reference_policy_logprobs",
-    "advantages",
-)
+PER_TOKEN = [name for name in TRAIN_FIELDS if name not in ("input_lengths", "sample_mask")]
 IDS = [f"p{row // 2}_g{row % 2}" for row in range(len(LENGTHS))]
 SHUFFLED = random.Random(3).sample(range(len(LENGTHS)), len(LENGTHS))
 
@@ -50,7 +42,7 @@ class Played(NamedTuple):
 
     columns: dict[str, dict[str, Tensor]]
     reports: list[dict[str, Any]]
-    counts: dict[str, float]
+    counts: dict[tuple[str, str], int]
     consumed: dict[str, int]
 
 
@@ -88,7 +80,7 @@ def play(folder: Path, client: DataPlaneClient, server: ServerThread) -> Played:
             reports = [policy.train_from_meta(claim.meta, ClippedPolicyGradientLoss()) for _ in range(2)]
     finally:
         assert policy.shutdown()
-    counts = counts_of(server)
+    counts = counters(server.http_address)
     consumed = {task.task: task.consumed_rows_total for task in client.partition("train").tasks}
     return Played({sample_id: columns_of(client, sample_id) for sample_id in IDS}, reports, counts, consumed)
 
@@ -112,13 +104,6 @@ def columns_of(client: DataPlaneClient, sample_id: str) -> dict[str, Tensor]:
     return {name: data[name].values() if data[name].is_nested else data[name][0] for name in names}
 
 
-def counts_of(server: ServerThread) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=20) as response:
-        families = list(text_string_to_metric_families(response.read().decode()))
-    samples = [sample for family in families for sample in family.samples]
-    return {sample.name: sample.value for sample in samples if sample.labels.get("partition") == "train"}
-
-
 @pytest.mark.parametrize("name", ["prev_logprobs", "reference_policy_logprobs"])
 def test_columns_read_back_are_those_of_a_plain_forward_row_by_row(folder: Path, played: Played, name: str) -> None:
     with torch.no_grad():
@@ -130,8 +115,8 @@ def test_columns_read_back_are_those_of_a_plain_forward_row_by_row(folder: Path,
 
 def test_leaders_alone_write_and_read(played: Played) -> None:
     """Of two ranks one: each row is written once by each stage, and read once by each of four."""
-    assert played.counts["dataplane_put_rows_total"] == 3 * len(IDS)
-    assert played.counts["dataplane_read_rows_total"] == 4 * len(IDS)
+    assert played.counts["dataplane_put_rows_total", "train"] == 3 * len(IDS)
+    assert played.counts["dataplane_read_rows_total", "train"] == 4 * len(IDS)
 
 
 def test_each_stage_consumed_every_row(played: Played) -> None:

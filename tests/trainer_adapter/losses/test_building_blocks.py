@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -82,32 +83,23 @@ def test_a_masked_mean_keeps_the_dtype_of_the_values_whatever_the_count_is(dtype
 # --- merge_metrics ---
 
 
-def test_metrics_are_summed_and_extremes_taken_of_what_is_finite() -> None:
-    parts = [
-        {"loss": 0.5, "probs_ratio_min": math.inf, "probs_ratio_max": -math.inf},
-        {"loss": 0.25, "probs_ratio_min": 0.75, "probs_ratio_max": 1.5, "entropy_max": 2},
-        {"loss": 1.0, "probs_ratio_min": 0.5, "probs_ratio_max": 1.25, "probs_ratio_clamped_min": math.inf},
-    ]
-    assert merge_metrics(parts) == {
-        "loss": 1.75,
-        "probs_ratio_min": 0.5,
-        "probs_ratio_max": 1.5,
-        "entropy_max": 2,
-        "probs_ratio_clamped_min": math.inf,
-    }
+SENTINELS = {"ratio_min": math.inf, "ratio_max": -math.inf}
 
 
-def test_extremes_without_a_finite_value_stay_sentinels() -> None:
-    parts = [{"ratio_min": math.inf, "ratio_max": -math.inf}] * 2
-    assert merge_metrics(parts) == {"ratio_min": math.inf, "ratio_max": -math.inf}
-
-
-@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
-def test_no_infinity_or_nan_hides_the_extremes_of_the_other_parts(odd: float) -> None:
-    parts = [{"ratio_min": odd, "ratio_max": odd}, {"ratio_min": 0.5, "ratio_max": 1.5}]
-    assert merge_metrics(parts) == {"ratio_min": 0.5, "ratio_max": 1.5}
-
-
-def test_metrics_may_be_tensors() -> None:
-    merged = merge_metrics([{"loss": torch.tensor(1.0), "x_min": torch.tensor(math.inf)}, {"x_min": torch.tensor(2.0)}])
-    assert (merged["loss"], merged["x_min"]) == (1.0, 2.0)
+@pytest.mark.parametrize(
+    ("parts", "merged"),
+    [
+        ([{"loss": 0.5}, {"loss": 0.25, "entropy_max": 2}, {"loss": 1.0}], {"loss": 1.75, "entropy_max": 2}),
+        ([{"r_min": 0.75, "r_max": 1.5}, {"r_min": 0.5, "r_max": 1.25}], {"r_min": 0.5, "r_max": 1.5}),
+        ([SENTINELS, SENTINELS], SENTINELS),
+        *(
+            ([{"r_min": odd, "r_max": odd}, {"r_min": 0.5, "r_max": 1.5}], {"r_min": 0.5, "r_max": 1.5})
+            for odd in (math.inf, -math.inf, math.nan)
+        ),
+        ([{"loss": torch.tensor(1.0), "r_min": torch.tensor(math.inf)}, {"r_min": 2.0}], {"loss": 1.0, "r_min": 2.0}),
+    ],
+)
+def test_metrics_are_summed_and_extremes_taken_of_what_is_finite(
+    parts: list[dict[str, Any]], merged: dict[str, float]
+) -> None:
+    assert merge_metrics(parts) == merged

@@ -29,7 +29,6 @@ from trainer_adapter.losses import (
     DPOLoss,
     DPOOptions,
     LossFunction,
-    LossInputType,
     LossResult,
     NLLLoss,
     SequencePackingLossWrapper,
@@ -89,10 +88,8 @@ def test_invalid_rows_and_padding_contribute_exactly_nothing(loss_fn: LossFuncti
     clean = {
         key: value.nan_to_num(0.5, 0.5, 0.5) if value.is_floating_point() else value for key, value in batch.items()
     }
-    (loss, metrics), (expected, expected_metrics) = (
-        run_loss(loss_fn, logits, batch),
-        run_loss(loss_fn, clean_logits, clean),
-    )
+    loss, metrics = run_loss(loss_fn, logits, batch)
+    expected, expected_metrics = run_loss(loss_fn, clean_logits, clean)
     assert torch.equal(loss, expected)
     assert metrics == expected_metrics
     gradient = gradient_of(loss, logits)
@@ -239,8 +236,3 @@ def test_boundaries_that_do_not_fit_each_other_or_the_rows_are_refused(batch: Ba
         SequencePackingLossWrapper(NLLLoss(), boundaries([]))
     with pytest.raises(ValueError, match="cu_seqlens_q has 2 sequences, but the data has 6 rows"):
         SequencePackingLossWrapper(NLLLoss(), boundaries([1, 2]))(torch.zeros(1, 3, VOCAB), batch, *counts_of(batch))
-
-
-def test_every_input_type_has_a_loss_here_but_logits() -> None:
-    types = {getattr(loss_fn, "input_type", None) for loss_fn in LOSSES.values()}
-    assert types == {LossInputType.LOGPROB, LossInputType.DISTILLATION}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer_adapter.policy.serial_group import SerialGroup, answer, batch_of, config_of
+from tests.trainer_adapter.policy.serial_group import SerialGroup, answer, batch_of, config_of, no_loss
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.policy import DataPlanePolicy
@@ -137,7 +137,3 @@ def test_two_plans_for_one_batch_are_refused_at_once() -> None:
     config["dynamic_batching"]["enabled"] = True
     with pytest.raises(AssertionError, match="dynamic_batching and sequence_packing are both enabled"):
         DataPlanePolicy(config, SerialGroup(1))
-
-
-def no_loss(*_args: Any, **_kwargs: Any) -> Any:
-    raise NotImplementedError("the workers of these tests compute no loss")

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.trainer_adapter.policy.serial_group import SerialGroup, config_of, meta_of
+from tests.trainer_adapter.policy.serial_group import SerialGroup, config_of, meta_of, no_loss
 
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.policy import DataPlanePolicy
 
 LENGTHS = [3, 9, 5, 13, 2, 7, 11, 1]
-
-
-def no_loss(*_args: Any, **_kwargs: Any) -> Any:
-    raise NotImplementedError("the workers of these tests compute no loss")
 
 
 def metas_after(group: SerialGroup) -> list[KVBatchMeta]:

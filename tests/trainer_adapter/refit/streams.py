@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from tests.trainer_adapter.refit.refit_cases import CPU, TinyModel, told
+from tests.trainer_adapter.refit.refit_cases import CPU, TinyModel, expected_weights, told
 
 from trainer_adapter.refit import RefitInfo, generation_parameters, receive_streamed_weights, refit_info
 
@@ -27,12 +27,23 @@ def both(trainer: Callable[[], Any], engine: Callable[[], Any]) -> tuple[str, st
         return running.result(), outcome
 
 
-def taking(endpoint: str, into: dict[str, torch.Tensor], info: RefitInfo = INFO, timeout_s: float = 10) -> Any:
+def broken() -> Iterator[tuple[str, torch.Tensor]]:
+    yield from list(parameters())[:8]
+    raise OSError("gathering failed")
+
+
+def take(source: Any, into: dict[str, torch.Tensor]) -> None:
     """An engine that keeps copies."""
+    with source as weights:
+        for name, weight in weights:
+            into[name] = weight.clone()
 
-    def take() -> None:
-        with receive_streamed_weights(endpoint, info, CPU, timeout_s) as weights:
-            for name, weight in weights:
-                into[name] = weight.clone()
 
-    return take
+def taking(endpoint: str, into: dict[str, torch.Tensor], info: RefitInfo = INFO, timeout_s: float = 10) -> Any:
+    return lambda: take(receive_streamed_weights(endpoint, info, CPU, timeout_s), into)
+
+
+def assert_all_weights(got: dict[str, torch.Tensor]) -> None:
+    expected = expected_weights(MODEL, torch.bfloat16)
+    assert list(got) == list(expected)
+    assert all(torch.equal(got[name], value) and got[name].dtype == value.dtype for name, value in expected.items())

@@ -26,11 +26,6 @@ def test_every_entry_of_the_state_dict_is_sent_in_order_and_cast_if_it_is_floati
         assert torch.equal(value, expected[key]), key
 
 
-def test_tied_embeddings_are_sent_under_both_names() -> None:
-    sent = dict(generation_parameters(TinyModel(), torch.float32))
-    assert torch.equal(sent["embedding.weight"], sent["head.weight"])
-
-
 def test_info_has_the_names_shapes_and_dtypes_in_the_order_of_sending_without_reading_values() -> None:
     sent = generation_parameters(TinyModel(adapter=True), torch.bfloat16)
     info = refit_info(TinyModel(adapter=True).to("meta"), torch.bfloat16)

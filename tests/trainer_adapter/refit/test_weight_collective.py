@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from tests.ranks import free_port
-from tests.trainer_adapter.refit.refit_cases import CPU, TinyModel, expected_weights, told
-from tests.trainer_adapter.refit.streams import INFO, MODEL, parameters
+from tests.trainer_adapter.refit.refit_cases import CPU, TinyModel, told
+from tests.trainer_adapter.refit.streams import INFO, assert_all_weights, broken, parameters, take
 from torch import Tensor
 
 from trainer_adapter.refit import WeightCollective, WeightPublisher
@@ -47,22 +47,15 @@ def send(group: WeightCollective) -> None:
 
 
 def taking(into: dict[str, Tensor], info: Any = INFO) -> Rank:
-    def take(group: WeightCollective) -> None:
-        with group.receive(info) as weights:
-            for name, weight in weights:
-                into[name] = weight.clone()
-
-    return take
+    return lambda group: take(group.receive(info), into)
 
 
 @pytest.mark.parametrize("group_bytes", [1, 700, 10_000_000])
 def test_every_engine_gets_all_weights_bit_by_bit_whatever_the_size_of_the_groups(group_bytes: int) -> None:
     got: list[dict[str, Tensor]] = [{}, {}]
     assert play(send, send, taking(got[0]), taking(got[1]), group_bytes=group_bytes) == ["done"] * 4
-    expected = expected_weights(MODEL, torch.bfloat16)
     for one in got:
-        assert list(one) == list(expected)
-        assert all(torch.equal(one[name], value) and one[name].dtype == value.dtype for name, value in expected.items())
+        assert_all_weights(one)
 
 
 def test_no_weights_are_a_transfer_too() -> None:
@@ -83,11 +76,6 @@ def stopping(group: WeightCollective) -> None:
         forwarded = (item for item in weights)
         next(forwarded)
         forwarded.close()
-
-
-def broken() -> Iterator[tuple[str, Tensor]]:
-    yield from list(parameters())[:8]
-    raise OSError("gathering failed")
 
 
 def send_broken(group: WeightCollective) -> None:

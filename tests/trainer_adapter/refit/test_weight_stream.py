@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer_adapter.refit.refit_cases import CPU, expected_weights, mappings_of_weights
-from tests.trainer_adapter.refit.streams import INFO, MODEL, both, parameters, taking
+from tests.trainer_adapter.refit.refit_cases import CPU, mappings_of_weights
+from tests.trainer_adapter.refit.streams import INFO, assert_all_weights, both, broken, parameters, taking
 from torch import Tensor
 
 from trainer_adapter.refit import RefitInfo, receive_streamed_weights, stream_endpoint, stream_weights
@@ -45,9 +45,7 @@ def test_weights_arrive_bit_by_bit_whatever_the_size_of_the_buffers(endpoint: st
     got: dict[str, Tensor] = {}
     outcome = both(sending(endpoint, buffer_bytes=buffer_bytes), taking(endpoint, got))
     assert outcome == ("done", "done")
-    expected = expected_weights(MODEL, torch.bfloat16)
-    assert list(got) == list(expected)
-    assert all(torch.equal(got[name], value) and got[name].dtype == value.dtype for name, value in expected.items())
+    assert_all_weights(got)
 
 
 def test_an_endpoint_serves_again_at_once_also_after_an_engine_that_refused(endpoint: str) -> None:
@@ -106,12 +104,6 @@ def test_an_engine_that_expects_other_weights_refuses(endpoint: str, info: Any, 
     assert trainer.startswith(f"RuntimeError: the engine at {endpoint} refused the weights: ValueError: ")
     assert trainer.endswith(text)
     assert engine.endswith(text)
-
-
-def broken() -> Iterator[tuple[str, Tensor]]:
-    items = list(parameters())
-    yield from items[:8]
-    raise OSError("gathering failed")
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,9 @@ def whole(folder: Path, case: str, layout: Layout, name: str) -> Tensor:
     return torch.cat(parts[::model_ranks])
 
 
-def assert_logprobs(folder: Path, case: str, layout: Layout, temperature: float = TEMPERATURE) -> None:
+def assert_logprobs(folder: Path, case: str, layout: Layout) -> None:
     with torch.no_grad():
-        expected = logprobs_of(logits_alone(model_alone(folder / "model"), temperature))
+        expected = logprobs_of(logits_alone(model_alone(folder / "model"), TEMPERATURE))
     torch.testing.assert_close(whole(folder, case, layout, "logprobs"), expected, rtol=1e-5, atol=1e-5)
 
 

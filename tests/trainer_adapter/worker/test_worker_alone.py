@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.ranks import be_the_only_rank
+from tests.ranks import be_the_only_rank, free_port
 from tests.trainer_adapter.automodel.setup_cases import whole_weights
+from tests.trainer_adapter.refit.streams import take
 from tests.trainer_adapter.worker import worker_cases
-from tests.trainer_adapter.worker.worker_cases import Layout, batch
+from tests.trainer_adapter.worker.plain_policy import logits_alone, logprobs_of, model_alone
+from tests.trainer_adapter.worker.worker_cases import ADAM, Layout, batch
 from torch import Tensor
 
 from dataplane_client import KVBatchMeta, connect, kv_first_write, read_columns
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_server.testing import running_server
 from trainer_adapter.losses import ClippedPolicyGradientLoss, NLLLoss
+from trainer_adapter.refit import WeightCollective, receive_streamed_weights, stream_endpoint
 from trainer_adapter.worker import AutomodelPolicyWorker
 
+HALVED = {"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}
 MakeWorker = Callable[..., AutomodelPolicyWorker]
 
 
@@ -146,8 +152,7 @@ def test_steps_do_not_overlap(make_worker: MakeWorker) -> None:
 
 @pytest.mark.parametrize("packing", worker_cases.PACKINGS)
 def test_every_global_batch_is_a_step_and_every_call_one_of_the_schedule(make_worker: MakeWorker, packing: str) -> None:
-    schedule = {"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}
-    worker = make_worker(packing, changes={"scheduler": schedule})
+    worker = make_worker(packing, changes={"scheduler": HALVED})
     report = worker.train(batch(), ClippedPolicyGradientLoss(), gbs=4)
     assert report["global_loss"].shape == (2,)
     assert set(report["all_mb_metrics"]["lr"]) == {worker_cases.LEARNING_RATE}
@@ -185,9 +190,8 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
     make_worker: MakeWorker, caplog: pytest.LogCaptureFixture, limit: float | None
 ) -> None:
     """Nor does it reach the optimizer's state or the schedule."""
-    adam = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
-    schedule = {"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}
-    worker = make_worker(changes={"max_grad_norm": limit, "optimizer": adam, "scheduler": schedule})
+    changes = {"max_grad_norm": limit, "optimizer": ADAM, "scheduler": HALVED}
+    worker = make_worker(changes=changes)
     before = weights(worker)
     rows = batch()
     rows["advantages"][0, 1] = float("nan")
@@ -198,7 +202,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
     after = worker.train(batch(), ClippedPolicyGradientLoss())
     assert set(after["all_mb_metrics"]["lr"]) == {0.01}
     trained = weights(worker)
-    fresh = make_worker(changes={"max_grad_norm": limit, "optimizer": adam, "scheduler": schedule})
+    fresh = make_worker(changes=changes)
     fresh.train(batch(), ClippedPolicyGradientLoss())
     assert_equal(weights(fresh), trained)
 
@@ -211,19 +215,27 @@ def test_microbatches_without_a_valid_sample_add_no_metrics(make_worker: MakeWor
 
 
 @pytest.mark.parametrize(
-    ("gbs", "rows", "message"),
-    [(16, 8, "all ranks together have 8 samples, fewer than one global batch of 16"), (-1, 8, "got -1")],
+    ("gbs", "message"),
+    [(16, "all ranks together have 8 samples, fewer than one global batch of 16"), (-1, "got -1")],
 )
-def test_a_global_batch_that_the_rows_do_not_fill_is_refused(
-    make_worker: MakeWorker, gbs: int, rows: int, message: str
-) -> None:
+def test_a_global_batch_that_the_rows_do_not_fill_is_refused(make_worker: MakeWorker, gbs: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_worker().train(batch().slice(0, rows), NLLLoss(), gbs=gbs)
+        make_worker().train(batch(), NLLLoss(), gbs=gbs)
 
 
 def test_rows_behind_the_last_whole_global_batch_are_not_used(make_worker: MakeWorker) -> None:
     report = make_worker("sequence").train(batch(), ClippedPolicyGradientLoss(), gbs=3)
     assert report["global_loss"].shape == (2,)
+
+
+# --- log-probabilities ---
+
+
+def test_without_a_generation_block_there_is_no_temperature(make_worker: MakeWorker, model: Path) -> None:
+    with torch.no_grad():
+        expected = logprobs_of(logits_alone(model_alone(model), temperature=1.0))
+    found = make_worker(changes={"generation": None}).get_logprobs(batch())["logprobs"]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 # --- packed rows ---
@@ -277,7 +289,7 @@ def test_microbatches_of_training_must_divide_the_rows(make_worker: MakeWorker) 
 
 @pytest.mark.parametrize("mbs", [0, -2])
 def test_a_microbatch_is_at_least_one_sample(make_worker: MakeWorker, mbs: int) -> None:
-    with pytest.raises(ValueError, match="at least 1 sample"):
+    with pytest.raises(ValueError, match=f"mbs must be at least 1 sample, got {mbs}"):
         make_worker(changes={"logprob_batch_size": mbs}).get_logprobs(batch())
 
 
@@ -322,10 +334,9 @@ def test_a_worker_claims_its_own_shard_where_there_is_no_driver(make_worker: Mak
 
 
 def test_offloaded_and_brought_back_it_goes_on_as_before(make_worker: MakeWorker) -> None:
-    adam = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
-    steady = make_worker(changes={"optimizer": adam})
+    steady = make_worker(changes={"optimizer": ADAM})
     expected = [steady.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(3)]
-    worker = make_worker(changes={"optimizer": adam, "offload_optimizer_for_logprob": True})
+    worker = make_worker(changes={"optimizer": ADAM, "offload_optimizer_for_logprob": True})
     losses = []
     for _ in range(3):
         worker.prepare_for_lp_inference()
@@ -336,6 +347,32 @@ def test_offloaded_and_brought_back_it_goes_on_as_before(make_worker: MakeWorker
         worker.offload_before_refit()
         worker.offload_after_refit()
     assert losses == expected
+
+
+# --- engines ---
+
+
+def test_engines_get_the_trained_weights_bit_by_bit(make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, cpu = make_worker(), torch.device("cpu")
+    worker.train(batch(), ClippedPolicyGradientLoss())
+    info = worker.prepare_refit_info()
+    streamed: dict[str, Tensor] = {}
+    broadcast: dict[str, Tensor] = {}
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory(prefix="refit") as folder, ThreadPoolExecutor(1) as pool:  # short, for the socket
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        engine = pool.submit(take, receive_streamed_weights(stream_endpoint(cpu, 0), info, cpu), streamed)
+        worker.stream_weights_via_ipc_zmq(buffer_size_bytes=20_000)
+        engine.result()
+        group = "127.0.0.1", free_port(), 2
+        engine = pool.submit(lambda: take(WeightCollective(*group, rank=1, device=cpu).receive(info), broadcast))
+        worker.init_collective(*group, train_world_size=1)
+        worker.broadcast_weights_for_collective()
+        engine.result()
+    trained = weights(worker)
+    expected = {**trained, "lm_head.weight": trained["model.embed_tokens.weight"]}  # tied, and sent under both names
+    assert_equal(streamed, expected)
+    assert_equal(broadcast, expected)
 
 
 # --- reward models ---

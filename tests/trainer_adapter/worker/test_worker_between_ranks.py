@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.plain_policy import IS_TOKEN, logits_alone, model_alone
 from tests.trainer_adapter.worker.played_cases import (
@@ -19,7 +18,6 @@ from tests.trainer_adapter.worker.played_cases import (
     whole,
 )
 from tests.trainer_adapter.worker.worker_cases import EVERYWHERE, SLOW, TEMPERATURE, TWO_RANKS, Layout
-from torch import Tensor
 
 pytestmark = pytest.mark.xdist_group("ranks")
 PLACES = [
@@ -55,19 +53,9 @@ def where(request: pytest.FixtureRequest, layout: Layout, packing: str) -> Path:
     return found
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name, value in found.items() if not torch.equal(value, expected[name])] == []
-
-
 @pytest.mark.parametrize(("layout", "packing"), PLACES)
 def test_logprobs_are_those_of_a_plain_forward(where: Path, layout: Layout, packing: str) -> None:
     assert_logprobs(where, f"{layout}_{packing}", layout)
-
-
-@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2)], ids=str)
-def test_without_a_generation_block_there_is_no_temperature(folder: Path, layout: Layout) -> None:
-    assert_logprobs(folder, f"plain_{layout}", layout, temperature=1.0)
 
 
 @pytest.mark.parametrize(("layout", "packing"), PLACES)
@@ -110,18 +98,8 @@ def test_each_rank_knows_its_place(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout(dp=2), Layout(tp=2), Layout()], ids=str)
-def test_after_a_kill_the_next_step_is_that_of_the_run_that_went_on(folder: Path, layout: Layout) -> None:
+def test_after_a_kill_the_next_steps_are_those_of_the_run_that_went_on(folder: Path, layout: Layout) -> None:
     losses = json.loads((folder / "killed.0.json").read_text())
     for rank in seen(folder, f"resumed_{layout}", layout.ranks):
-        assert rank["loss"] == pytest.approx(losses[2], rel=1e-6)
+        assert rank["losses"] == pytest.approx(losses[2:], rel=1e-6)
     assert losses[2] != pytest.approx(losses[1], rel=1e-3)
-
-
-@pytest.mark.parametrize("way", ["stream 0", "stream 1", "broadcast"])
-def test_an_engine_gets_the_trained_weights_bit_by_bit(folder: Path, way: str) -> None:
-    trained = load_file(folder / "refitted.0.safetensors")
-    found = load_file(folder / "refitted.2.safetensors")
-    received = {name.removeprefix(f"{way} "): value for name, value in found.items() if name.startswith(way)}
-    assert received.keys() == trained.keys() | {"lm_head.weight"}  # tied, and sent under both names
-    tied = {"lm_head.weight": trained["model.embed_tokens.weight"]}
-    assert_equal(received, {**trained, **tied})

@@ -8,10 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +17,7 @@ import torch
 import torch.distributed
 from safetensors.torch import save_file
 from tests.ranks import WarningAction, environment, free_port, run_ranks
-from tests.trainer_adapter.automodel.setup_cases import SHAPE, whole_weights
+from tests.trainer_adapter.automodel.setup_cases import SHAPE, policy_config, whole_weights
 from tokenizers import Tokenizer, models
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -28,13 +25,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.losses import ClippedPolicyGradientLoss
-from trainer_adapter.refit import RefitInfo, WeightCollective, receive_streamed_weights, stream_endpoint
 from trainer_adapter.worker import AutomodelPolicyWorker
 
 LENGTHS = [3, 9, 17, 5, 30, 12, 24, 7]
 WIDTH = 32
 EOS, PAD = 1, 2
-CPU = torch.device("cpu")
 TEMPERATURE = 0.7
 MAX_GRAD_NORM = 0.05
 LEARNING_RATE = 0.5
@@ -105,23 +100,14 @@ def shard(rank: int, layout: Layout) -> BatchedDataDict[Any]:
 
 
 def config(model: Path, layout: Layout, packing: str = "none", backend: str = "transformers", **changes: Any) -> Any:
-    dtensor_cfg = {
-        "model_backend": backend,
-        "device": "cpu",
-        "cpu_offload": False,
-        "sequence_parallel": False,
-        "activation_checkpointing": False,
-        "tensor_parallel_size": layout.tp,
-        "context_parallel_size": layout.cp,
-        "context_parallel_attention": "gathered",
-    }
+    sizes = {"tensor_parallel_size": layout.tp, "context_parallel_size": layout.cp}
+    basis = policy_config(model, model_backend=backend, context_parallel_attention="gathered", **sizes)
     # DTensor plans every operation again for every shape, which takes seconds: tensor-parallel passes get few shapes.
     few_shapes = layout.tp > 1
     tokens = {"train_mb_tokens": 36, "logprob_mb_tokens": 36 if few_shapes else 64}
     return {
-        "model_name": str(model),
+        **basis,
         "tokenizer": {"name": str(model)},
-        "precision": "float32",
         "max_grad_norm": MAX_GRAD_NORM,
         "train_global_batch_size": len(LENGTHS),
         "train_micro_batch_size": 2,
@@ -135,7 +121,6 @@ def config(model: Path, layout: Layout, packing: str = "none", backend: str = "t
         "sequence_packing": {"enabled": packing == "sequence", "algorithm": "modified_first_fit_decreasing", **tokens},
         "optimizer": {"name": "torch.optim.SGD", "kwargs": {"lr": LEARNING_RATE}},
         "generation": {"colocated": {"enabled": False}, "temperature": TEMPERATURE, "top_p": 1.0, "top_k": None},
-        "dtensor_cfg": dtensor_cfg,
         **changes,
     }
 
@@ -218,26 +203,18 @@ def local_weights(made: AutomodelPolicyWorker) -> list[torch.Tensor]:
     return [(part.to_local() if isinstance(part, DTensor) else part).clone() for part in parameters]
 
 
-def without_temperature(layout: Layout) -> Case:
-    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
-        with worker(config(folder / "model", layout, generation=None)) as made:
-            return {"logprobs": made.get_logprobs(shard(rank, layout))["logprobs"]}, {}
-
-    return play
-
-
 ADAM = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
 WARM_UP = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.25, "total_iters": 4}}
 
 
 def killed_after_a_checkpoint(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Two steps, a checkpoint, the loss of a third step; then the process is killed."""
+    """Two steps, a checkpoint, and two further steps; then the process is killed."""
     layout = Layout(dp=2)
     made = AutomodelPolicyWorker(config(folder / "model", layout, optimizer=ADAM, scheduler=WARM_UP))
     losses = [train_once(made, rank, layout) for _ in range(2)]
     saved = folder / "saved"
     made.save_checkpoint(str(saved / "weights"), str(saved / "optimizer"), str(saved / "tokenizer"), {})
-    losses.append(train_once(made, rank, layout))
+    losses += [train_once(made, rank, layout) for _ in range(2)]
     (folder / f"killed.{rank}.json").write_text(json.dumps(losses))
     torch.distributed.barrier()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -249,7 +226,7 @@ def resumed(layout: Layout) -> Case:
         paths = {"weights_path": str(folder / "saved/weights"), "optimizer_path": str(folder / "saved/optimizer")}
         given = config(folder / "model", layout, optimizer=ADAM, scheduler=WARM_UP)
         with worker(given, init_reference_model=False, **paths) as made:
-            return {}, {"loss": train_once(made, rank, layout)}
+            return {}, {"losses": [train_once(made, rank, layout) for _ in range(2)]}
 
     return play
 
@@ -259,64 +236,10 @@ def train_once(made: AutomodelPolicyWorker, rank: int, layout: Layout) -> float:
     return float(report["global_loss"])
 
 
-def refitted(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Two ranks train a step and send their weights to the third process, an engine, over both transports."""
-    layout = Layout(dp=2)
-    meeting = int(os.environ["MASTER_PORT"]) + 1
-    if rank == layout.ranks:
-        return engine(folder, rank, meeting), {}
-    os.environ["WORLD_SIZE"] = str(layout.ranks)
-    tempfile.tempdir = str(folder)  # where the sockets of this machine's engines lie
-    with worker(config(folder / "model", layout), init_reference_model=False) as made:
-        train_once(made, rank, layout)
-        info = made.prepare_refit_info()
-        if rank == 0:
-            shapes = {name: [list(shape), str(dtype).removeprefix("torch.")] for name, (shape, dtype) in info.items()}
-            (folder / "info.partial").write_text(json.dumps(shapes))
-            (folder / "info.partial").rename(folder / "info.json")
-        made.stream_weights_via_ipc_zmq(buffer_size_bytes=20_000)
-        made.init_collective("127.0.0.1", meeting, layout.ranks + 1, train_world_size=layout.ranks)
-        made.broadcast_weights_for_collective()
-        weights = whole_weights(made._policy.model)
-    return weights, {}
-
-
-def engine(folder: Path, rank: int, meeting: int) -> Tensors:
-    """The weights that arrived over both transports; every rank of the trainer streams to its own engine."""
-    tempfile.tempdir = str(folder)  # where the sockets of this machine's engines lie
-    info = _info(folder)
-    streams = [stream_endpoint(CPU, trainer) for trainer in range(rank)]
-    with ThreadPoolExecutor(rank) as pool:
-        streamed = list(pool.map(lambda endpoint: _taken(receive_streamed_weights(endpoint, info, CPU)), streams))
-    collective = WeightCollective("127.0.0.1", meeting, rank + 1, rank, CPU)
-    try:
-        broadcast = _taken(collective.receive(info))
-    finally:
-        collective.close()
-    ways = {"stream 0": streamed[0], "stream 1": streamed[1], "broadcast": broadcast}
-    return {f"{way} {name}": value for way, weights in ways.items() for name, value in weights.items()}
-
-
-def _taken(weights: Any) -> Tensors:
-    with weights as items:
-        return {name: value.clone() for name, value in items}
-
-
-def _info(folder: Path) -> RefitInfo:
-    deadline = time.monotonic() + 60
-    while not (path := folder / "info.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    shapes = json.loads(path.read_text())
-    return {name: (torch.Size(shape), getattr(torch, dtype)) for name, (shape, dtype) in shapes.items()}
-
-
 CASES: dict[str, tuple[int, Case]] = {
-    "refitted": (3, refitted),
     "killed": (2, killed_after_a_checkpoint),
     **{f"resumed_{layout}": (layout.ranks, resumed(layout)) for layout in (Layout(dp=2), Layout(tp=2), Layout())},
     **{f"{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing)) for layout, packing in EVERYWHERE},
-    **{f"plain_{layout}": (layout.ranks, without_temperature(layout)) for layout in (Layout(), Layout(tp=2))},
     **{f"unlimited_{layout}": (layout.ranks, trained_without_limit(layout)) for layout in TWO_RANKS},
 }
 """Ranks that play, and the case."""

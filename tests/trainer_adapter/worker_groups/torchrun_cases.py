@@ -1,9 +1,7 @@
-"""Two processes that each run this script, as torchrun starts them. Each runs every case of CASES and writes JSON."""
+"""Two processes that each run this script, as torchrun starts them; rank_processes.py runs the cases."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed
 from safetensors.torch import save_file
-from tests.ranks import environment, free_port, run_ranks
+from tests.trainer_adapter.automodel.rank_processes import Case
 from tests.trainer_adapter.worker_groups import training_script
 from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
 
@@ -50,7 +47,7 @@ def shards_of(*sizes: int) -> list[BatchedDataDict[Any]]:
     ]
 
 
-def dealt(_rank: int, *_: Any) -> dict[str, Any]:
+def dealt(_rank: int, _folder: Path) -> dict[str, Any]:
     with group_of() as group:
         found = group.run_on_shards("get_logprobs", {"data": shards_of(2, 3)}, micro_batch_size=None)
         metas = [META.subset([0]), META.subset([1])]
@@ -63,7 +60,7 @@ def dealt(_rank: int, *_: Any) -> dict[str, Any]:
         }
 
 
-def replicated(_rank: int, *_: Any) -> dict[str, Any]:
+def replicated(_rank: int, _folder: Path) -> dict[str, Any]:
     with group_of(tp_size=2) as group:
         (report,) = group.run_on_shards("seen", {"data": shards_of(2)})
         return {
@@ -74,7 +71,7 @@ def replicated(_rank: int, *_: Any) -> dict[str, Any]:
         }
 
 
-def everywhere(rank: int, *_: Any) -> dict[str, Any]:
+def everywhere(rank: int, _folder: Path) -> dict[str, Any]:
     with group_of() as group:
         futures = group.start("sum_of_ranks")
         return {
@@ -88,15 +85,16 @@ def everywhere(rank: int, *_: Any) -> dict[str, Any]:
         }
 
 
-def trained(rank: int, folder: Path, address: str) -> dict[str, Any]:
-    """What the script found is in a file of its own."""
+def trained(rank: int, folder: Path) -> dict[str, Any]:
+    """The folder holds the model and the address of a server; what the script found is in a file of its own."""
+    address = (folder / "address").read_text()
     settings = training_script.config(folder, "sequence")
     group = TorchrunWorkerGroup(AutomodelPolicyWorker, {"config": settings, "data_plane": address})
     save_file(training_script.trained(group, settings, address), folder / f"trained{rank}.safetensors")
     return {}
 
 
-def agreed(_rank: int, *_: Any) -> dict[str, Any]:
+def agreed(_rank: int, _folder: Path) -> dict[str, Any]:
     with group_of() as group:
         ours = group.is_driver
         meta: Any = group.from_driver(META if ours else None)
@@ -111,7 +109,7 @@ def agreed(_rank: int, *_: Any) -> dict[str, Any]:
         }
 
 
-def disagreeing(rank: int, *_: Any) -> dict[str, Any]:
+def disagreeing(rank: int, _folder: Path) -> dict[str, Any]:
     with group_of() as group:
         other_rows = shards_of(2, 3)
         other_rows[1]["input_ids"] += rank
@@ -125,7 +123,7 @@ def disagreeing(rank: int, *_: Any) -> dict[str, Any]:
         }
 
 
-def refused(_rank: int, *_: Any) -> dict[str, Any]:
+def refused(_rank: int, _folder: Path) -> dict[str, Any]:
     with group_of() as group:
         return {
             "alike": outcome_of(lambda: group.run_everywhere("refuse", why="fly")),
@@ -133,7 +131,7 @@ def refused(_rank: int, *_: Any) -> dict[str, Any]:
         }
 
 
-def failed_at_its_end(_rank: int, *_: Any) -> dict[str, Any]:
+def failed_at_its_end(_rank: int, _folder: Path) -> dict[str, Any]:
     with group_of() as group:
         return {
             "failed": outcome_of(lambda: group.run_everywhere("fail_alone", rank=1, others_wait=False)),
@@ -141,7 +139,7 @@ def failed_at_its_end(_rank: int, *_: Any) -> dict[str, Any]:
         }
 
 
-def failed_in_the_midst(_rank: int, *_: Any) -> dict[str, Any]:
+def failed_in_the_midst(_rank: int, _folder: Path) -> dict[str, Any]:
     """The failed rank ends as its process would, and so frees the other."""
     began = time.monotonic()
     with group_of(grace_s=1) as group:
@@ -149,29 +147,5 @@ def failed_in_the_midst(_rank: int, *_: Any) -> dict[str, Any]:
     return {"failed": failed, "seconds": time.monotonic() - began}
 
 
-CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    "dealt": dealt,
-    "replicated": replicated,
-    "everywhere": everywhere,
-    "trained": trained,
-    "agreed": agreed,
-    "disagreeing": disagreeing,
-    "refused": refused,
-    "failed_at_its_end": failed_at_its_end,
-    "failed_in_the_midst": failed_in_the_midst,
-}
-
-
-def play_cases(folder: Path, address: str) -> list[dict[str, Any]]:
-    """Start both ranks; what each saw, by case. The folder holds the training script's model."""
-    cases = [(name, free_port()) for name in CASES]
-    run_ranks(be_a_rank, [(rank, folder, address, cases) for rank in range(2)])
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
-
-
-def be_a_rank(rank: int, folder: Path, address: str, cases: list[tuple[str, int]]) -> None:
-    seen = {}
-    for name, port in cases:
-        os.environ.update(environment(rank, 2, port))
-        seen[name] = CASES[name](rank, folder, address)
-    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
+WHOLE = [dealt, replicated, everywhere, trained, agreed, disagreeing, refused]
+CASES: dict[str, Case] = {case.__name__: case for case in [*WHOLE, failed_at_its_end, failed_in_the_midst]}

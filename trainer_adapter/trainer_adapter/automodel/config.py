@@ -32,6 +32,11 @@ def required(config: Mapping[str, Any], path: str) -> Any:
     return found
 
 
+def is_enabled(config: Mapping[str, Any], block: str) -> bool:
+    """Whether an optional block of a configuration is present and enabled."""
+    return bool((config.get(block) or {}).get("enabled", False))
+
+
 # --- written by the user ---
 
 

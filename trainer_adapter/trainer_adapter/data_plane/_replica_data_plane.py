@@ -7,8 +7,7 @@ their group's timeout, which must be longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields as fields_of
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -20,6 +19,7 @@ from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.codec import materialize
 from dataplane_client.columns_layout import Layout
 from dataplane_client.meta import KVBatchMeta
+from trainer_adapter._exchange import meta_values
 from trainer_adapter.data_plane._claim import ReplicaClaim
 from trainer_adapter.data_plane._columns import result_column
 from trainer_adapter.data_plane._plan import attach_plan
@@ -224,7 +224,7 @@ class ReplicaDataPlane:
                 **options,
             )
             held.append(claim)
-            return {"claim_id": claim.claim_id, "meta": _as_mapping(claim.meta)}
+            return {"claim_id": claim.claim_id, "meta": meta_values(claim.meta)}
 
         taken = run_on_leader(take, self._replica, self._device)
         meta = KVBatchMeta(**taken["meta"])
@@ -236,7 +236,3 @@ def _preprocess(preprocess: Preprocess, batch: BatchedDataDict[Any], meta: KVBat
     if done.size != meta.size:
         raise ValueError(f"preprocess must keep the meta's {meta.size} rows, but returned {done.size}")
     return done
-
-
-def _as_mapping(meta: KVBatchMeta) -> Mapping[str, Any]:
-    return {column.name: getattr(meta, column.name) for column in fields_of(meta)}

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
-import torch.distributed
 from torch.distributed import ProcessGroup
+
+from trainer_adapter._exchange import largest_over
 
 _UNREADABLE = 1 << 62
 """Wider than every row: sent by a rank that could not read its rows."""
-
-
-class _JaggedTensor(Protocol):
-    def offsets(self) -> torch.Tensor: ...
 
 
 def agree_on_longest(longest: int, dp_group: ProcessGroup | None, device: torch.device) -> int:
@@ -24,7 +21,7 @@ def agree_on_longest(longest: int, dp_group: ProcessGroup | None, device: torch.
     """
     if dp_group is None:
         return longest
-    agreed = _largest(longest, dp_group, device)
+    agreed = largest_over(longest, dp_group, device)
     if agreed == _UNREADABLE:
         raise RuntimeError("another data-parallel rank could not read its rows; see that rank's error")
     return agreed
@@ -33,20 +30,11 @@ def agree_on_longest(longest: int, dp_group: ProcessGroup | None, device: torch.
 def report_unreadable(dp_group: ProcessGroup | None, device: torch.device) -> None:
     """Take part in agree_on_longest as a rank that could not read its rows."""
     if dp_group is not None:
-        _largest(_UNREADABLE, dp_group, device)
-
-
-def _largest(value: int, group: ProcessGroup, device: torch.device) -> int:
-    largest = torch.tensor([value], device=device)
-    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=group)
-    return int(largest.item())
+        largest_over(_UNREADABLE, dp_group, device)
 
 
 def longest_row(columns: Mapping[str, Any]) -> int:
     """Tokens of the longest row of a batch's ragged columns; 0 without any."""
-    lengths = [
-        int(cast("_JaggedTensor", value).offsets().diff().max().item())
-        for value in columns.values()
-        if isinstance(value, torch.Tensor) and value.is_nested and value.shape[0]
-    ]
-    return max(lengths, default=0)
+    tensors = [value for value in columns.values() if isinstance(value, torch.Tensor)]
+    ragged: list[Any] = [tensor for tensor in tensors if tensor.is_nested and tensor.shape[0]]
+    return max((int(tensor.offsets().diff().max().item()) for tensor in ragged), default=0)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from trainer_adapter.losses._distillation import topk_logprobs
-from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult
+from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult, value_of
 from trainer_adapter.losses._masking import require
 from trainer_adapter.losses._token_logprobs import next_token_logprobs
 
@@ -23,15 +23,14 @@ def prepare_loss_input(logits: Tensor, data: Mapping[str, Any], loss_fn: LossFun
 
     Raises ValueError for a type that is not one of LossInputType.
     """
-    # Compare values: a loss may use another package's enumeration with the same names.
-    wanted = getattr(loss_fn, "input_type", None)
-    kind = getattr(wanted, "value", wanted)
+    kind = value_of(loss_fn, "input_type")
     if kind == LossInputType.LOGIT.value:
         return {"logits": logits}
     if kind == LossInputType.LOGPROB.value:
         return {"next_token_logprobs": next_token_logprobs(logits, require(data, "input_ids"))}
     if kind == LossInputType.DISTILLATION.value:
         return topk_logprobs(logits, data, loss_fn)
+    wanted = getattr(loss_fn, "input_type", None)
     raise ValueError(f"input_type of {type(loss_fn).__name__} is {wanted!r}, not one of {[*LossInputType]}")
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult, LossType
-from trainer_adapter.losses._masking import masked_mean, require, token_weights
+from trainer_adapter.losses._masking import counts, masked_mean, require, token_weights
 from trainer_adapter.losses._metrics import as_floats
 
 
@@ -79,12 +79,7 @@ class DistillationLoss:
         student = student_topk_logprobs.masked_fill((mask == 0)[..., None], 0.0)
         teacher = teacher_topk_logprobs.to(student.dtype)
         loss = masked_mean(self._divergence(student, teacher, H_all), mask, global_valid_toks)
-        metrics = {
-            "loss": loss,
-            "num_unmasked_tokens": mask.sum(),
-            "num_valid_samples": require(data, "sample_mask").sum(),
-        }
-        return loss, as_floats(metrics)
+        return loss, as_floats({"loss": loss, **counts(data, mask)})
 
     def _divergence(self, student: Tensor, teacher: Tensor, entropy: Tensor | None) -> Tensor:
         floored = teacher.clamp(min=self._options.outside_logprob)

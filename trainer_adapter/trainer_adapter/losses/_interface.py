@@ -41,6 +41,15 @@ class LossInputType(enum.Enum):
     DISTILLATION = "distillation"
 
 
+def value_of(loss_fn: object, name: str) -> object:
+    """The value of an enumeration that a loss names; None without it.
+
+    Values are compared, because a loss may use another package's enumeration with the same names.
+    """
+    member = getattr(loss_fn, name, None)
+    return getattr(member, "value", member)
+
+
 class LossFunction(Protocol):
     """A loss of either shape.
 

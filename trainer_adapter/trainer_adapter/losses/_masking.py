@@ -43,6 +43,11 @@ def token_weights(data: Mapping[str, Any], dtype: torch.dtype = torch.float32) -
     return tokens[:, 1:].to(dtype) * samples[:, None].to(dtype)
 
 
+def counts(data: Mapping[str, Any], mask: Tensor) -> dict[str, Tensor]:
+    """The metrics `num_unmasked_tokens` and `num_valid_samples` of a microbatch with these token_weights."""
+    return {"num_unmasked_tokens": mask.sum(), "num_valid_samples": require(data, "sample_mask").sum()}
+
+
 def masked_column(data: Mapping[str, Any], key: str, mask: Tensor) -> Tensor:
     """Column `key` [B,S] at predicted tokens: [B,S-1] in the dtype of `mask`, 0 where `mask` is 0.
 

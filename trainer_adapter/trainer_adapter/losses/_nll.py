@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer_adapter.losses._interface import LossInputType, LossResult, LossType
-from trainer_adapter.losses._masking import masked_mean, require, token_weights
+from trainer_adapter.losses._masking import counts, masked_mean, token_weights
 from trainer_adapter.losses._metrics import as_floats
 
 
@@ -28,9 +28,4 @@ class NLLLoss:
         """next_token_logprobs: [B,S-1]. data: `token_mask` [B,S], `sample_mask` [B]."""
         mask = token_weights(data, next_token_logprobs.dtype)
         loss = -masked_mean(next_token_logprobs, mask, global_valid_toks)
-        metrics = {
-            "loss": loss,
-            "num_unmasked_tokens": mask.sum(),
-            "num_valid_samples": require(data, "sample_mask").sum(),
-        }
-        return loss, as_floats(metrics)
+        return loss, as_floats({"loss": loss, **counts(data, mask)})

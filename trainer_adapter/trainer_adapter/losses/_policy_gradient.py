@@ -27,7 +27,7 @@ from torch import Tensor
 
 from trainer_adapter.losses._interface import LossInputType, LossResult, LossType
 from trainer_adapter.losses._log_ratios import KLEstimator, estimate_kl, exp_of_log_ratio
-from trainer_adapter.losses._masking import masked_column, masked_mean, require, row_means, token_weights
+from trainer_adapter.losses._masking import counts, masked_column, masked_mean, require, row_means, token_weights
 from trainer_adapter.losses._metrics import as_floats, masked_max, masked_min
 
 
@@ -125,7 +125,7 @@ class ClippedPolicyGradientLoss:
             **self._mismatch(tokens, weights),
         }
         metrics = {name: masked_mean(value.detach(), tokens.mask, global_valid_toks) for name, value in shares.items()}
-        return loss, as_floats({"loss": loss, **metrics, **_extremes(shares, tokens.mask), **tokens.counts()})
+        return loss, as_floats({"loss": loss, **metrics, **_extremes(shares, tokens.mask), **counts(data, tokens.mask)})
 
     def _clamp(self, ratios: Tensor) -> Tensor:
         return ratios.clamp(1 - self._options.ratio_clip_min, 1 + self._options.ratio_clip_max)
@@ -187,9 +187,6 @@ class _Tokens:
 
     def column(self, key: str) -> Tensor:
         return masked_column(self.data, key, self.mask)
-
-    def counts(self) -> dict[str, Tensor]:
-        return {"num_unmasked_tokens": self.mask.sum(), "num_valid_samples": self.sample_mask.sum()}
 
 
 def _entropy_samples(tokens: _Tokens) -> Tensor:

@@ -253,22 +253,18 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         if "error" in outcome:
             raise RuntimeError(f"the driver could not {what}: {outcome['error']}")
 
-    # --- device and CPU memory ---
+    # --- device and CPU memory: see the interfaces ---
 
     def prepare_for_training(self) -> None:
-        """Move weights and optimizer state to the device; training mode."""
         self._workers.run_everywhere("prepare_for_training")
 
     def prepare_for_lp_inference(self) -> None:
-        """Move weights to the device; evaluation mode; optimizer state to the CPU if configured."""
         self._workers.run_everywhere("prepare_for_lp_inference")
 
     def finish_training(self) -> None:
-        """Called once after the last `train` of a stage."""
         self._workers.run_everywhere("finish_training")
 
     def offload_before_refit(self) -> None:
-        """Move optimizer state to the CPU."""
         self._workers.run_everywhere("offload_before_refit")
 
     def offload_after_refit(self) -> None:
@@ -301,7 +297,6 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         return self._workers.start("stream_weights_via_ipc_zmq", **given)
 
     def broadcast_weights_for_collective(self, kv_scales: dict[str, float] | None = None) -> list[ray.ObjectRef[Any]]:
-        """See ColocatablePolicyInterface."""
         return self._workers.start("broadcast_weights_for_collective", kv_scales=kv_scales)
 
     # --- shutdown ---

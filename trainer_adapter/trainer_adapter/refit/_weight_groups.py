@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from trainer_adapter.pad_target import rounded_up
 from trainer_adapter.refit._generation_parameters import RefitInfo
 
 MEMORY_SHARE = 0.02
@@ -73,7 +74,7 @@ def plan_groups(info: RefitInfo, limit_bytes: int, alignment: int) -> list[Group
     places: list[Place] = []
     for name, (shape, dtype) in info.items():
         end = places[-1].end if places else 0
-        place = Place(name, shape, dtype, -(-end // alignment) * alignment)
+        place = Place(name, shape, dtype, rounded_up(end, alignment))
         if places and place.end > limit_bytes:
             groups.append(Group(tuple(places)))
             places, place = [], Place(name, shape, dtype, 0)

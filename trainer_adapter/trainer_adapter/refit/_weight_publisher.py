@@ -79,7 +79,7 @@ class WeightPublisher:
                 f"rank {self._rank} must be below train_world_size ({train_world_size}), and that below world_size "
                 f"({world_size}): trainers have the first ranks, engines the following ones"
             )
-        self._close_collective()
+        self.close()
         self._collective = WeightCollective(ip, port, world_size, self._rank, self._device, self._timeout_s)
 
     def broadcast_weights_for_collective(self, kv_scales: Mapping[str, float] | None = None) -> None:
@@ -95,9 +95,6 @@ class WeightPublisher:
 
     def close(self) -> None:
         """Leave the group; can be called again."""
-        self._close_collective()
-
-    def _close_collective(self) -> None:
         if self._collective is not None:
             self._collective.close()
             self._collective = None

@@ -33,9 +33,8 @@ def logprobs(
     sampling_params: TrainingSamplingParams | None,
 ) -> Tensor:
     """[B,S] float32 on the CPU; column 0 and padding are 0."""
-    return _run_inference(
-        policy, data, micro_batch_size, _logprobs_processor(policy, sampling_params), sampling_params
-    )[0]
+    processor = LogprobsPostProcessor(**policy.processor_settings, sampling_params=sampling_params)
+    return _run_inference(policy, data, micro_batch_size, processor, sampling_params)[0]
 
 
 def topk_logits(
@@ -44,11 +43,7 @@ def topk_logits(
     """Values [B,S,k] float32 and vocabulary ids [B,S,k] int64, on the CPU; 0 after the last position of a row's
     microbatch.
     """
-    mesh, cp_size = policy.context.device_mesh, policy.context.cp_size
-    packs = policy.runtime.enable_seq_packing
-    processor = TopkLogitsPostProcessor(
-        policy.config, mesh, policy.mesh("cp"), policy.mesh("tp"), cp_size, k, enable_seq_packing=packs
-    )
+    processor = TopkLogitsPostProcessor(**policy.processor_settings, k=k)
     values, ids = _run_inference(policy, data, micro_batch_size, processor, policy.runtime.sampling_params)
     return values, ids
 
@@ -63,22 +58,10 @@ def fp8_scales(
     policy: LoadedPolicy, data: BatchedDataDict[Any], micro_batch_size: int | None, calibration: QkvCalibration
 ) -> dict[str, Any]:
     """Run forward passes over the batch and compute the scales of `calibration`."""
-    processor = _logprobs_processor(policy, None)
+    processor = LogprobsPostProcessor(**policy.processor_settings)
     with calibration:
         _run_inference(policy, data, micro_batch_size, processor, None, calibration.watched)
     return calibration.scales(policy.context.device_mesh)
-
-
-def _logprobs_processor(policy: LoadedPolicy, sampling_params: TrainingSamplingParams | None) -> LogprobsPostProcessor:
-    return LogprobsPostProcessor(
-        policy.config,
-        policy.context.device_mesh,
-        policy.mesh("cp"),
-        policy.mesh("tp"),
-        policy.context.cp_size,
-        enable_seq_packing=policy.runtime.enable_seq_packing,
-        sampling_params=sampling_params,
-    )
 
 
 def _run_inference(

@@ -73,6 +73,18 @@ class LoadedPolicy:
         dp_mesh, cp_size = self.mesh("dp"), self.context.cp_size
         return get_microbatch_iterator(data, self.config, mbs, dp_mesh, self.tokenizer, cp_size)
 
+    @property
+    def processor_settings(self) -> dict[str, Any]:
+        """The arguments that all post-processors of this policy share."""
+        return {
+            "cfg": self.config,
+            "device_mesh": self.context.device_mesh,
+            "cp_mesh": self.mesh("cp"),
+            "tp_mesh": self.mesh("tp"),
+            "cp_size": self.context.cp_size,
+            "enable_seq_packing": self.runtime.enable_seq_packing,
+        }
+
     def forward_contexts(self) -> Contexts:
         """Return a function from a microbatch's inputs to the context of its forward and backward pass."""
         divided = context_parallel_contexts(self.context, self.config)

@@ -52,7 +52,12 @@ class TrainingStep:
         differentiates: bool = True,
     ) -> None:
         self._policy = policy
-        self._processor = _loss_processor(policy, loss_fn)
+        self._processor = LossPostProcessor(
+            loss_fn,
+            **policy.processor_settings,
+            dp_size=policy.context.dp_size,
+            sampling_params=policy.runtime.sampling_params,
+        )
         self._valid = (global_valid_seqs, global_valid_toks)
         self._num_global_batches = num_global_batches
         self._differentiates = differentiates
@@ -141,20 +146,6 @@ def _optimizer(policy: LoadedPolicy) -> torch.optim.Optimizer:
     if policy.state.optimizer is None:
         raise RuntimeError("the policy has no optimizer and cannot be trained: it was set up with init_optimizer=False")
     return policy.state.optimizer
-
-
-def _loss_processor(policy: LoadedPolicy, loss_fn: LossFunction) -> LossPostProcessor:
-    return LossPostProcessor(
-        loss_fn,
-        policy.config,
-        policy.context.device_mesh,
-        policy.mesh("cp"),
-        policy.mesh("tp"),
-        policy.context.cp_size,
-        policy.context.dp_size,
-        enable_seq_packing=policy.runtime.enable_seq_packing,
-        sampling_params=policy.runtime.sampling_params,
-    )
 
 
 def _cache_clearer(policy: LoadedPolicy) -> Callable[[int], None] | None:

@@ -63,7 +63,6 @@ class RayWorkerGroup:
 
     @property
     def dp_size(self) -> int:
-        """See WorkerGroup."""
         return len(self._replicas.leaders)
 
     @property
@@ -80,7 +79,6 @@ class RayWorkerGroup:
         return self._wait(self.start(method, **arguments), method)[0]
 
     def run_on_shards(self, method: str, shards: Mapping[str, Sequence[Any]], **common: Any) -> list[Any]:
-        """See WorkerGroup."""
         self._health.check(method)
         shared = self._put(common)
         own = [self._put({name: shards[name][dp] for name in shards}) for dp in range(self.dp_size)]

@@ -18,14 +18,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import fields
 from datetime import timedelta
 from typing import Any, cast
 
 import torch
 
 from dataplane_client.meta import KVBatchMeta
-from trainer_adapter._exchange import broadcast_values, gather_values
+from trainer_adapter._exchange import broadcast_values, gather_values, meta_values
 from trainer_adapter.worker_groups._digest import digest_of_call
 from trainer_adapter.worker_groups._failures import Health, WorkerFailed
 from trainer_adapter.worker_groups._interface import AgreedT
@@ -67,7 +66,6 @@ class TorchrunWorkerGroup:
 
     @property
     def dp_size(self) -> int:
-        """See WorkerGroup."""
         return len(self._replicas.leaders)
 
     @property
@@ -142,12 +140,9 @@ class TorchrunWorkerGroup:
             return False
 
 
-_META = tuple(field.name for field in fields(KVBatchMeta))
-
-
 def _encode_value(value: Mapping[str, Any] | KVBatchMeta | None) -> dict[str, Any]:
     if isinstance(value, KVBatchMeta):
-        return {"meta": {name: getattr(value, name) for name in _META}}
+        return {"meta": meta_values(value)}
     return {} if value is None else {"values": dict(value)}
 
 

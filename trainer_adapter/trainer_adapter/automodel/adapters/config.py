@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from trainer_adapter.automodel.config import is_enabled
+
 INITIAL_VALUES = ("xavier", "uniform", "kaiming")
-_FLOAT32 = (None, "float32", "torch.float32")
+_FLOAT32 = ("float32", "torch.float32")
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,7 @@ class PeftConfig:
         Raises ValueError naming the key for an unknown key and for an invalid value.
         """
         settings = {key: value for key, value in lora_cfg.items() if key not in ("enabled", "use_triton", "lora_dtype")}
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(settings.keys() - known):
-            raise ValueError(
-                f"dtensor_cfg.lora_cfg: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
-            )
+        check_keys(settings, cls)
         _check_unchangeable(lora_cfg)
         for key in ("target_modules", "exclude_modules"):
             settings[key] = _check_names(key, settings.get(key))
@@ -65,11 +63,9 @@ def peft_config(dtensor_cfg: Mapping[str, Any], tp_size: int, device: str) -> Pe
     Raises AssertionError for use_triton with tensor parallelism, ValueError for other invalid settings,
     NotImplementedError for dropout if tensor-parallel ranks cannot draw the same random numbers.
     """
-    lora_cfg = dtensor_cfg.get("lora_cfg") or {}
-    if not lora_cfg.get("enabled"):
+    lora_cfg = enabled_lora_cfg(dtensor_cfg, tp_size)
+    if lora_cfg is None:
         return None
-    if tp_size > 1 and lora_cfg.get("use_triton"):
-        raise AssertionError("dtensor_cfg.lora_cfg: use_triton must be false with tensor_parallel_size > 1")
     config = PeftConfig.from_dict(lora_cfg)
     if config.dropout > 0 and tp_size > 1 and device == "cpu":
         raise NotImplementedError(
@@ -77,6 +73,23 @@ def peft_config(dtensor_cfg: Mapping[str, Any], tp_size: int, device: str) -> Pe
             "drop different elements of replicated tensors"
         )
     return config
+
+
+def enabled_lora_cfg(dtensor_cfg: Mapping[str, Any], tp_size: int) -> Mapping[str, Any] | None:
+    """Return dtensor_cfg.lora_cfg; None if it is not enabled. AssertionError for use_triton with tensor parallelism."""
+    if not is_enabled(dtensor_cfg, "lora_cfg"):
+        return None
+    lora_cfg: Mapping[str, Any] = dtensor_cfg["lora_cfg"]
+    if tp_size > 1 and lora_cfg.get("use_triton"):
+        raise AssertionError("dtensor_cfg.lora_cfg: use_triton must be false with tensor_parallel_size > 1")
+    return lora_cfg
+
+
+def check_keys(settings: Mapping[str, Any], peft_config: Any) -> None:
+    """Raise ValueError naming the keys that are no fields of the class peft_config."""
+    known = {field.name for field in fields(peft_config)}
+    if unknown := sorted(settings.keys() - known):
+        raise ValueError(f"dtensor_cfg.lora_cfg: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
 
 
 def _check_unchangeable(lora_cfg: Mapping[str, Any]) -> None:

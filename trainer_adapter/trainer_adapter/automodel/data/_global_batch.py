@@ -11,6 +11,7 @@ import torch.distributed
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.rank import to_compute_device
 from trainer_adapter.losses import LossFunction, LossType
+from trainer_adapter.losses._interface import value_of
 
 
 def process_global_batch(
@@ -38,9 +39,7 @@ def process_global_batch(
     counts = to_compute_device(_count_valid(batch))
     if dp_group is not None:
         torch.distributed.all_reduce(counts, group=dp_group)
-    # Compare values: a loss may use another package's enumeration with the same names.
-    unit = getattr(loss_fn, "loss_type", None)
-    if getattr(unit, "value", unit) == LossType.TOKEN_LEVEL.value and "token_mask" not in batch:
+    if value_of(loss_fn, "loss_type") == LossType.TOKEN_LEVEL.value and "token_mask" not in batch:
         raise AssertionError("token_mask must be present in the data when the loss is token-level")
     seqs, toks = counts.float() if counts.is_floating_point() else counts
     return {"batch": batch, "global_valid_seqs": seqs, "global_valid_toks": toks}

@@ -15,13 +15,14 @@ from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel.config import required
+from trainer_adapter._exchange import largest_over
+from trainer_adapter.automodel.config import is_enabled, required
 from trainer_adapter.automodel.data._inputs import ProcessedInputs, ProcessedMicrobatch
 from trainer_adapter.automodel.data._packing import get_flash_attention_kwargs, pack_sequences
 from trainer_adapter.automodel.rank import compute_device, to_compute_device
+from trainer_adapter.pad_target import rounded_up
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -35,7 +36,7 @@ def make_processed_microbatch_iterator(
     cp_size: int,
 ) -> Iterator[ProcessedMicrobatch]:
     """Yield each microbatch with its inputs, made on demand; packed if cfg enables sequence_packing."""
-    packs = _is_enabled(cfg, "sequence_packing")
+    packs = is_enabled(cfg, "sequence_packing")
     for microbatch in raw_iterator:
         rows, columns = microbatch["input_ids"].shape[:2]
         inputs = process_microbatch(microbatch, tokenizer, packs, cfg, cp_size)
@@ -69,33 +70,20 @@ def _raw_microbatches(
 ) -> tuple[Iterator[BatchedDataDict[Any]], int]:
     if required(cfg, "dynamic_batching.enabled"):
         return data.make_microbatch_iterator_with_dynamic_shapes(), data.get_microbatch_iterator_dynamic_shapes_len()
-    if _is_enabled(cfg, "sequence_packing"):
+    if is_enabled(cfg, "sequence_packing"):
         return _add_dummies(data, dp_mesh)
     if mbs < 1:
         raise ValueError(f"mbs must be at least 1 sample, got {mbs}")
     return data.make_microbatch_iterator(mbs), data.size // mbs
 
 
-def _is_enabled(cfg: Mapping[str, Any], block: str) -> bool:
-    """Whether an optional block of the configuration is present and enabled."""
-    return bool((cfg.get(block) or {}).get("enabled", False))
-
-
 def _add_dummies(data: BatchedDataDict[Any], dp_mesh: DeviceMesh | None) -> tuple[Iterator[BatchedDataDict[Any]], int]:
     """Return the packed microbatches followed by this rank's dummies, and the number of real ones."""
     microbatches = data.make_microbatch_iterator_for_packable_sequences()
     length = data.get_microbatch_iterator_for_packable_sequences_len()[0]
-    dummies = _max_over_ranks(length, dp_mesh) - length
+    dummies = 0 if dp_mesh is None else largest_over(length, None, compute_device()) - length
     repeated = cycle(data.make_microbatch_iterator_for_packable_sequences())
     return chain(microbatches, islice(repeated, dummies)), length
-
-
-def _max_over_ranks(count: int, dp_mesh: DeviceMesh | None) -> int:
-    if dp_mesh is None:
-        return count
-    largest = torch.tensor([count], device=compute_device())
-    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
-    return int(largest.item())
 
 
 def process_microbatch(
@@ -163,7 +151,7 @@ def _pack_rows(
         packed_sequence_size=[input_ids.shape[0]],
         padding_value=tokenizer.eos_token_id,
         return_attention_mask=False,
-        min_seq_len=_rounded_up(width, _token_divisor(cfg, cp_size)),
+        min_seq_len=rounded_up(width, _token_divisor(cfg, cp_size)),
     )
     return ProcessedInputs(
         input_ids=packed_ids,
@@ -181,10 +169,6 @@ def _token_divisor(cfg: Mapping[str, Any], cp_size: int) -> int:
     if cp_size > 1:
         return 2 * cp_size
     return int(layout.get("tensor_parallel_size", 1)) if layout.get("sequence_parallel") else 1
-
-
-def _rounded_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _check_multimodal(enable_seq_packing: bool, cfg: Mapping[str, Any]) -> None:

@@ -8,12 +8,12 @@ shards it by the same rules; this is for tests and for trying configurations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
 
+from trainer_adapter.automodel.adapters.config import check_keys, enabled_lora_cfg
 from trainer_adapter.automodel.choices import device_type
 from trainer_adapter.automodel.config import DistributedContext, PolicyConfig, RuntimeConfig
 from trainer_adapter.automodel.models.automodel_ranks import mark_norms_of_heads
@@ -62,16 +62,13 @@ def _check_sizes(dtensor_cfg: Mapping[str, Any], context: DistributedContext, on
 
 def _adapter_config(dtensor_cfg: Mapping[str, Any], tp_size: int) -> Any:
     """The package's PeftConfig, in float32 like all weights; None if dtensor_cfg.lora_cfg is not enabled."""
-    lora_cfg = dict(dtensor_cfg.get("lora_cfg") or {})
-    if not lora_cfg.pop("enabled", False):
+    lora_cfg = enabled_lora_cfg(dtensor_cfg, tp_size)
+    if lora_cfg is None:
         return None
-    if tp_size > 1 and lora_cfg.get("use_triton"):
-        raise AssertionError("dtensor_cfg.lora_cfg: use_triton must be false with tensor_parallel_size > 1")
+    settings = {key: value for key, value in lora_cfg.items() if key != "enabled"}
     peft_config = from_package("components._peft.lora", "PeftConfig")
-    known = {field.name for field in fields(peft_config)}
-    if unknown := sorted(lora_cfg.keys() - known):
-        raise ValueError(f"dtensor_cfg.lora_cfg: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-    return peft_config.from_dict({**lora_cfg, "lora_dtype": "torch.float32"})
+    check_keys(settings, peft_config)
+    return peft_config.from_dict({**settings, "lora_dtype": "torch.float32"})
 
 
 def _model_kwargs(config: PolicyConfig, runtime_config: RuntimeConfig, tp_size: int, on_cpu: bool) -> dict[str, Any]:

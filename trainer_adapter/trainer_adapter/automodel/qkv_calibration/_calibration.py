@@ -133,8 +133,9 @@ class QkvCalibration:
             raise ValueError("calibration needs at least one microbatch with a real token, and no rank had one")
         self._check(samples == _LEFT_OUT, "was not part of a forward pass")
         self._check(~samples.isfinite(), "is not finite")
+        percentiles = samples.double().quantile(self._percentile / 100, dim=0).tolist()
         layers: dict[str, dict[str, float]] = {layer: {} for layer in self._sources}
-        for (layer, kind), largest in zip(self._tensors, self._percentiles(samples), strict=True):
+        for (layer, kind), largest in zip(self._tensors, percentiles, strict=True):
             layers[layer][f"{kind}_scale"] = self._scale(kind, largest)
         return {
             "format": "fp8_e4m3",
@@ -177,10 +178,6 @@ class QkvCalibration:
         for (layer, kind), is_bad in zip(self._tensors, is_wrong.any(0).tolist(), strict=True):
             if is_bad:
                 raise ValueError(f"calibration: the {kind} of {layer} {what}")
-
-    def _percentiles(self, samples: Tensor) -> list[float]:
-        found: list[float] = samples.double().quantile(self._percentile / 100, dim=0).tolist()
-        return found
 
     def _scale(self, kind: str, largest: float) -> float:
         if largest == 0:

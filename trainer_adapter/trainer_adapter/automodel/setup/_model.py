@@ -18,6 +18,7 @@ from trainer_adapter.automodel.config import (
     ModelAndOptimizerState,
     PolicyConfig,
     RuntimeConfig,
+    is_enabled,
     required,
 )
 from trainer_adapter.automodel.models.automodel_model import load_automodel
@@ -116,7 +117,7 @@ def _check_layout(config: PolicyConfig, runtime: RuntimeConfig, context: Distrib
     if context.cp_size > 1:
         sequence_parallel = context.tp_size > 1 and context.fsdp2_config.sequence_parallel
         _check_context_parallel(runtime, sequence_parallel, is_vlm)
-    if runtime.is_reward_model and (config["dtensor_cfg"].get("lora_cfg") or {}).get("enabled"):
+    if runtime.is_reward_model and is_enabled(config["dtensor_cfg"], "lora_cfg"):
         raise NotImplementedError(
             "dtensor_cfg.lora_cfg: adapters are not supported for reward models, whose head would be neither trained "
             "nor saved"

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from trainer_adapter.automodel.choices import context_parallel_attention, device_type
-from trainer_adapter.automodel.config import PolicyConfig, RuntimeConfig, TrainingSamplingParams, required
+from trainer_adapter.automodel.config import PolicyConfig, RuntimeConfig, TrainingSamplingParams, is_enabled, required
 from trainer_adapter.automodel.models.backend import require_model_backend, resolve_model_class, reward_model_class
+from trainer_adapter.automodel.models.force_hf import architecture_of
 from trainer_adapter.automodel.packages import require_transformers
 from trainer_adapter.automodel.rank import report
 
@@ -42,7 +43,7 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
     context_parallel_attention(config)
     attn_impl = _choose_attention(config, packing)
     model_config = _read_model_config(config["model_name"], attn_impl if packing else None, overrides)
-    reward = bool(dict(config.get("reward_model_cfg") or {}).get("enabled"))
+    reward = is_enabled(config, "reward_model_cfg")
     model_class = _choose_model_class(config, model_config, packing, reward)
     _check_parallelism(config, packing)
     return RuntimeConfig(
@@ -146,8 +147,7 @@ def _read_model_config(name: str, attention: str | None, overrides: Mapping[str,
 
 def _is_nemotron_nas(model_config: Any) -> bool:
     """Whether the model's code accepts no arguments of FlashAttention."""
-    architecture = next(iter(model_config.architectures or []), None)
-    return bool(architecture == "DeciLMForCausalLM" and model_config.model_type == "nemotron-nas")
+    return bool(architecture_of(model_config) == "DeciLMForCausalLM" and model_config.model_type == "nemotron-nas")
 
 
 def _choose_model_class(config: PolicyConfig, model_config: Any, packing: bool, reward: bool) -> Any:

@@ -29,6 +29,7 @@ from trainer_adapter.losses import (
     prepare_loss_input,
 )
 from trainer_adapter.losses._call import PrepareFunction
+from trainer_adapter.losses._interface import value_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -100,7 +101,7 @@ class LossPostProcessor:
         For a loss over log-probabilities the row is [1,L]; the last column of each piece predicts the next piece's
         first token. For any other loss it is the logits [1,L,V].
         """
-        if not _asks_for_logprobs(self._loss_fn):
+        if value_of(self._loss_fn, "input_type") != LossInputType.LOGPROB.value:
             params = self._sampling_params
             return _gather_logits(logits, sequence), lambda piece, data, loss_fn: _prepare(
                 piece, data, loss_fn, None, params
@@ -119,14 +120,9 @@ def _prepare(
 ) -> dict[str, Any]:
     """The input that loss_fn asks for; prepare_loss_input makes it if the logits are whole and nothing is filtered."""
     is_plain = sequence is None and not isinstance(logits, DTensor) and not is_filtering(params)
-    if _asks_for_logprobs(loss_fn) and not is_plain:
+    if value_of(loss_fn, "input_type") == LossInputType.LOGPROB.value and not is_plain:
         return {"next_token_logprobs": next_token_logprobs(logits, data["input_ids"], sequence, params)}
     return prepare_loss_input(_gather_logits(logits, sequence), data, loss_fn)
-
-
-def _asks_for_logprobs(loss_fn: LossFunction) -> bool:
-    kind = getattr(loss_fn, "input_type", None)
-    return getattr(kind, "value", kind) == LossInputType.LOGPROB.value
 
 
 def _gather_logits(logits: Tensor, sequence: SequenceShard | None) -> Tensor:

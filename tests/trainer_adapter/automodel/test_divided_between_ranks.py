@@ -1,4 +1,4 @@
-"""Real ranks that share sequences compute what one process does; see divided_cases.py."""
+"""Real ranks that share sequences or divide activations by tokens compute what one process does; see divided_cases."""
 
 from __future__ import annotations
 
@@ -11,27 +11,39 @@ from tests.trainer_adapter.automodel.divided_expected import assert_as_expected
 
 pytestmark = pytest.mark.xdist_group("ranks")
 on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU")
+CONTEXT = "input_ids: rows of 7 tokens cannot be divided"
+TOKENS = "input_ids: dtensor_cfg.sequence_parallel cannot divide rows of 7 tokens"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.getbasetemp() / "divided"
 
 
 @on_cpus
-@pytest.mark.parametrize("name", [name for name in CASES if "context" in name])
-def test_ranks_that_share_sequences_infer_and_train_as_one_process_does(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_infer_and_train_as_one_process_does(folder: Path, name: str) -> None:
     assert_as_expected(folder, name)
 
 
 @on_cpus
-@pytest.mark.parametrize(("name", "multiple"), [("context llama", 4), ("context x4 llama", 8)])
-def test_rows_that_cannot_be_divided_are_refused_on_all_ranks(folder: Path, name: str, multiple: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "multiple"),
+    [
+        ("context llama", CONTEXT, 4),
+        ("context x4 llama", CONTEXT, 8),
+        ("tokens llama", TOKENS, 2),
+        ("data x tokens qwen3", TOKENS, 2),
+    ],
+)
+def test_rows_that_cannot_be_divided_are_refused_on_all_ranks(
+    folder: Path, name: str, text: str, multiple: int
+) -> None:
     first, last = CASES[name].ranks
     for seen in play_cases(folder, "cpu")[first : last + 1]:
-        (text,) = seen[name][1]["refused"]
-        assert text.startswith("input_ids: rows of 7 tokens cannot be divided")
-        assert text.endswith(f"set make_sequence_length_divisible_by to a multiple of {multiple}")
+        (refusal,) = seen[name][1]["refused"]
+        assert refusal.startswith(text)
+        assert refusal.endswith(f"set make_sequence_length_divisible_by to a multiple of {multiple}")
 
 
 @on_cpus
