@@ -42,6 +42,7 @@ def test_every_link_and_path_of_a_page_leads_somewhere(page: Path) -> None:
 
 
 def anchors_of(page: Path) -> set[str]:
+    """What the headings of a page are linked by, as GitHub makes it."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

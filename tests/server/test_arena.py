@@ -82,13 +82,6 @@ def test_chunks_are_views(arena: Arena) -> None:
     assert bytes(piece) == b"abcd"
 
 
-def test_an_arena_closes_although_a_call_that_was_cut_off_still_holds_a_view() -> None:
-    arena = Arena(SIZE)
-    held = arena.view(Run(0, 8))
-    arena.close()
-    assert bytes(held) == bytes(8)
-
-
 def test_an_arena_larger_than_memory_is_an_os_error() -> None:
     with pytest.raises(OSError, match="allocate"):
         Arena(1 << 60)

@@ -1,18 +1,19 @@
-"""The arena in a file: its values outlive the server, one server uses it, and it knows the former servers' clients."""
+"""The arena that clients share: what they can do with it, and, where it is a file, how it outlives its server.
+
+A file has one server at a time; `test_arena_holders.py` shows that it knows the clients of former ones.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import itertools
 import json
 import mmap
 import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,9 @@ from dataplane_server.core.calls.values import Run
 from dataplane_server.storage.arena import NONCE_BYTES, Arena
 from dataplane_server.storage.untruncatable import can_guard
 
-SIZE = 5 * mmap.PAGESIZE
-FILE_BYTES = SIZE + 2 * mmap.PAGESIZE
+SIZE = 5 * mmap.PAGESIZE - 100
+SHARED_BYTES = 6 * mmap.PAGESIZE
+FILE_BYTES = 7 * mmap.PAGESIZE
 VALUES = bytes(number % 251 for number in range(SIZE))
 
 # Serves one client: `SERVER FILE SIZE SOCKET`. Writes VALUES.
@@ -43,33 +45,6 @@ with arena.descriptors() as descriptors:
     socket.send_fds(peer, [b"x"], descriptors)
 print("serves", flush=True)
 sys.stdin.read()
-"""
-
-# A client: `CLIENT SOCKET KEEPS`. Keeps something of what it received, tells which process has it, drops it when told.
-CLIENT = """
-import mmap, os, socket, sys
-_, (reading, writing), _, _ = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 2)
-keeps, size = sys.argv[2], os.fstat(reading).st_size
-maps = {
-    "reading": lambda: mmap.mmap(reading, size, prot=mmap.PROT_READ),
-    "writing": lambda: mmap.mmap(writing, size),
-    "private": lambda: mmap.mmap(reading, size, flags=mmap.MAP_PRIVATE),
-}
-files, kept = [reading, writing], []
-if keeps != "descriptors":
-    kept.append(maps[keeps.split()[0]]())
-    while files:
-        os.close(files.pop())
-if keeps.endswith("in a child") and os.fork():
-    os._exit(0)
-print(os.getpid(), flush=True)
-sys.stdin.readline()
-for mapping in kept:
-    mapping.close()
-for file in files:
-    os.close(file)
-print("dropped", flush=True)
-sys.stdin.readline()
 """
 
 # What a client may do with what it received, as JSON: `DEEDS SOCKET SIZE`.
@@ -90,6 +65,7 @@ print(json.dumps({
     "grow": tried(lambda: os.ftruncate(writing, 2 * size)),
     "shrink the reading one": tried(lambda: os.ftruncate(reading, 0)),
     "map the reading one to write": tried(lambda: mmap.mmap(reading, size) and None),
+    "write the reading one": tried(lambda: os.pwrite(reading, b"x", 0)),
     "change": tried(change),
     "read": mmap.mmap(reading, size, prot=mmap.PROT_READ)[0:3].decode(),
 }))
@@ -110,17 +86,29 @@ with arena.descriptors() as (reading, writing):
 """
 
 
-@pytest.fixture(params=["memory", "disk"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "disk":
+@contextlib.contextmanager
+def path_on(medium: str, tmp_path: Path) -> Iterator[Path]:
+    if medium == "disk":
         yield tmp_path / "arena"
         return
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder) / "arena"
 
 
-def opened(path: Path) -> contextlib.closing[Arena]:
+@pytest.fixture(params=["memory", "disk"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with path_on(request.param, tmp_path) as path:
+        yield path
+
+
+def opened(path: Path | None) -> contextlib.closing[Arena]:
     return contextlib.closing(Arena(SIZE, shared=True, file=path))
+
+
+@pytest.fixture(params=["no file", "memory", "disk"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arena]:
+    with path_on(request.param, tmp_path) as path, opened(None if request.param == "no file" else path) as arena:
+        yield arena
 
 
 @contextlib.contextmanager
@@ -137,14 +125,6 @@ def running(script: str, *arguments: object, give: tuple[int, ...] = ()) -> Iter
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-def told(process: subprocess.Popen[str]) -> str:
-    """Send an empty line; the answer."""
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return line_of(process)
 
 
 @contextlib.contextmanager
@@ -174,6 +154,12 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def size_of(arena: Arena) -> int:
+    """Of what clients are given."""
+    with arena.descriptors() as (reading, _):
+        return os.fstat(reading).st_size
+
+
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
@@ -197,13 +183,16 @@ def test_a_new_file_is_all_zero_private_and_has_its_space(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_each_life_has_its_nonce_where_clients_find_it_and_leaves_no_descriptor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_file", [False, True], ids=["no file", "file"])
+def test_each_life_has_its_nonce_where_clients_find_it_and_leaves_no_descriptor(tmp_path: Path, in_file: bool) -> None:
     nonces, before = set(), descriptors()
     for _ in range(3):
-        with opened(tmp_path / "arena") as arena, arena.descriptors() as (reading, _):
+        with opened(tmp_path / "arena" if in_file else None) as arena, arena.descriptors() as (reading, _):
             nonces.add(arena.nonce)
+            assert (arena.nonce_offset, arena.file_bytes) == (5 * mmap.PAGESIZE, SHARED_BYTES)
             assert os.pread(reading, NONCE_BYTES, arena.nonce_offset) == arena.nonce
     assert len(nonces) == 3
+    assert {len(nonce) for nonce in nonces} == {NONCE_BYTES}
     assert descriptors() == before
 
 
@@ -230,6 +219,7 @@ def test_what_a_server_left_that_was_killed_as_it_made_the_file_is_no_hindrance(
 
 def test_an_arena_that_is_not_shared_keeps_its_values_too(tmp_path: Path) -> None:
     with contextlib.closing(Arena(SIZE, file=tmp_path / "arena")) as arena:
+        assert not arena.shared
         arena.view(Run(0, 3))[:] = b"abc"
         with pytest.raises(ValueError, match="not shared"), arena.descriptors():
             pass
@@ -240,7 +230,7 @@ def test_an_arena_that_is_not_shared_keeps_its_values_too(tmp_path: Path) -> Non
 def test_an_arena_without_a_file_is_fresh_and_guarded_and_has_no_former_clients() -> None:
     for shared in (False, True):
         with contextlib.closing(Arena(SIZE, shared=shared)) as arena:
-            assert (arena.fresh, arena.guarded, arena.holders()) == (True, True, [])
+            assert (arena.shared, arena.fresh, arena.guarded, arena.holders()) == (shared, True, True, [])
 
 
 # -- files that cannot be used -----------------------------------------------------------------------------------------
@@ -250,9 +240,9 @@ def test_a_file_of_another_size_is_refused_and_left_as_it_is(tmp_path: Path) -> 
     path = tmp_path / "arena"
     with opened(path) as arena:
         arena.view(Run(0, 3))[:] = b"abc"
-    with pytest.raises(
-        ValueError, match=rf"{FILE_BYTES} bytes.*{SIZE + FILE_BYTES}.*--memory.*empty the folder {tmp_path}"
-    ):
+    needed = FILE_BYTES + 5 * mmap.PAGESIZE
+    words = rf"{FILE_BYTES} bytes.*{needed}.*--memory.*empty the folder {tmp_path}"
+    with pytest.raises(ValueError, match=words):
         Arena(2 * SIZE, file=path)
     with opened(path) as arena:
         assert bytes(arena.view(Run(0, 3))) == b"abc"
@@ -283,6 +273,15 @@ def test_a_file_that_may_not_be_so_large_is_an_os_error_and_leaves_nothing(path:
     assert number == errno.EFBIG
     assert f"cannot allocate {FILE_BYTES} bytes: File too large: '{path}'" in text
     assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("size", [1 << 60, 1 << 63], ids=["more than there is", "more than a file may have"])
+def test_an_arena_that_cannot_be_had_leaves_no_descriptor(size: int, shared: bool) -> None:
+    before = descriptors()
+    with pytest.raises((OSError, OverflowError)):
+        Arena(size, shared=shared)
+    assert descriptors() == before
 
 
 # -- one server --------------------------------------------------------------------------------------------------------
@@ -355,19 +354,26 @@ def test_a_closed_arena_leaves_its_file_to_the_next_although_a_call_that_was_cut
 # -- what clients are given --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not can_guard(), reason="the system has no Landlock that guards files' sizes")
-def test_a_client_maps_the_arena_both_ways_and_cannot_truncate_it(path: Path) -> None:
-    with served(path) as (_, received):
-        deeds = result_of(DEEDS, received, SIZE, give=(received,))
+def test_a_client_maps_the_arena_both_ways_and_cannot_truncate_it(shared: Arena) -> None:
+    if not shared.guarded:
+        pytest.skip("the system has no Landlock that guards files' sizes")
+    in_memory = shared.file_bytes == size_of(shared)
+    before, refused = size_of(shared), "EPERM" if in_memory else "EACCES"
+    ours, theirs = socket.socketpair()
+    with ours, theirs, shared.descriptors() as lent:
+        socket.send_fds(theirs, [b"x"], lent)
+        deeds = result_of(DEEDS, ours.fileno(), SIZE, give=(ours.fileno(),))
     assert deeds == {
-        "shrink": "EACCES",
-        "grow": "EACCES",
+        "shrink": refused,
+        "grow": refused,
         "shrink the reading one": "EINVAL",
         "map the reading one to write": "EACCES",
+        "write the reading one": "EBADF",
         "change": None,
         "read": "new",
     }
-    assert path.stat().st_size == FILE_BYTES
+    assert bytes(shared.view(Run(0, 3))) == b"new"
+    assert size_of(shared) == before
 
 
 def test_the_server_itself_is_not_restricted(tmp_path: Path) -> None:
@@ -382,101 +388,7 @@ def test_where_the_system_refuses_landlock_clients_are_served_and_the_arena_says
     assert result_of(UNGUARDED, tmp_path / "arena", SIZE) == [False, [FILE_BYTES, FILE_BYTES]]
 
 
-def test_programs_that_are_started_inherit_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path / "arena") as arena, arena.descriptors() as files:
+def test_programs_that_are_started_inherit_nothing(shared: Arena) -> None:
+    with shared.descriptors() as files:
         assert [os.get_inheritable(file) for file in files] == [False, False]
         assert [fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE for file in files] == [os.O_RDONLY, os.O_RDWR]
-
-
-# -- holders -----------------------------------------------------------------------------------------------------------
-
-KEEPS = ["descriptors", "reading", "writing", "private", "reading in a child", "writing in a child"]
-
-
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "told to drop it"])
-@pytest.mark.parametrize("keeps", KEEPS)
-def test_a_client_of_a_killed_server_is_a_holder_until_it_has_nothing_left(
-    path: Path, keeps: str, killed: bool
-) -> None:
-    with served(path) as (server, received), running(CLIENT, received, keeps, give=(received,)) as client:
-        holding = int(line_of(client))
-        kill(server.pid)
-        if holding != client.pid:
-            client.wait()
-        with opened(path) as arena:
-            assert len(arena.holders()) == 1
-            if killed:
-                kill(holding)
-            else:
-                assert told(client) == "dropped"
-            assert arena.holders() == []
-
-
-def test_what_a_dead_server_sent_and_no_client_received_is_held_too(tmp_path: Path) -> None:
-    with served(tmp_path / "arena") as (server, _):
-        kill(server.pid)
-        with opened(tmp_path / "arena") as arena:
-            assert len(arena.holders()) == 1
-    with opened(tmp_path / "arena") as arena:
-        assert arena.holders() == []
-
-
-@contextlib.contextmanager
-def former_clients(path: Path, number: int) -> Iterator[list[list[int]]]:
-    """What clients of a life that is over still have: each a reading descriptor and a writing one."""
-    pairs = []
-    with opened(path) as arena:
-        for _ in range(number):
-            with arena.descriptors() as files:
-                pairs.append([os.dup(file) for file in files])
-    try:
-        yield pairs
-    finally:
-        for file in itertools.chain(*pairs):
-            os.close(file)
-
-
-def test_holders_of_this_life_are_not_listed(tmp_path: Path) -> None:
-    with former_clients(tmp_path / "arena", 1), opened(tmp_path / "arena") as arena, arena.descriptors():
-        assert len(arena.holders()) == 1
-
-
-def test_no_two_holders_of_a_file_have_the_same_number(tmp_path: Path) -> None:
-    seen: list[int] = []
-    for _ in range(3):
-        with former_clients(tmp_path / "arena", 2), former_clients(tmp_path / "arena", 3):
-            with opened(tmp_path / "arena") as arena:
-                found = arena.holders()
-            assert found == sorted(found)
-            assert len(found) == 5
-            seen += found
-    assert len(set(seen)) == 15
-
-
-@pytest.mark.parametrize("lost", [0, 1], ids=["the reading one", "the writing one"])
-def test_a_client_that_lost_one_of_its_descriptors_is_a_holder(tmp_path: Path, lost: int) -> None:
-    with former_clients(tmp_path / "arena", 1) as (pair,), opened(tmp_path / "arena") as arena:
-        with Path(os.devnull).open() as nothing:
-            os.dup2(nothing.fileno(), pair[lost])
-        assert len(arena.holders()) == 1
-
-
-def lock(file: int, kind: int, start: int, length: int) -> None:
-    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
-
-
-def test_a_client_that_locks_more_than_its_number_is_found_and_costs_no_more(tmp_path: Path) -> None:
-    with former_clients(tmp_path / "arena", 1) as ((reading, _),), opened(tmp_path / "arena") as arena:
-        lock(reading, fcntl.F_RDLCK, 0, 1 << 61)
-        assert 1 <= len(arena.holders()) <= 3
-
-
-def test_holders_are_found_in_whatever_order_the_kernel_tells_of_them(tmp_path: Path) -> None:
-    with former_clients(tmp_path / "arena", 3) as (first, *_), opened(tmp_path / "arena") as arena:
-        before = arena.holders()
-        for file in first:
-            lock(file, fcntl.F_UNLCK, 0, 0)
-        assert arena.holders() == before[1:]
-        for file in first:
-            lock(file, fcntl.F_RDLCK, arena.file_bytes + before[0], 1)
-        assert arena.holders() == before

@@ -55,13 +55,11 @@ def test_what_is_no_mode_is_refused_with_the_form(text: str) -> None:
         (["--max-rows", "0"], "max_rows must be at least 1"),
         (["--max-rows", "many"], "argument --max-rows: invalid int value: 'many'"),
         (["--listen", "somewhere"], "'somewhere' is not host:port"),
-        (["--listen", "0.0.0.0:50051"], "can be reached from other hosts"),
         (["--http", "9464"], "http: '9464' is not host:port"),
         (["--health", "50052"], "health: '50052' is not host:port"),
         (["--socket-mode", "rw"], "--socket-mode: 'rw' is not a file mode"),
         (["--socket-mode", "060"], "socket_mode must be 0600 to 0777"),
         (["--grace", "-1"], "drain_grace_s must be finite and not negative"),
-        (["--grace", "nan"], "drain_grace_s must be finite and not negative"),
         (["--log-level", "loud"], "argument --log-level: invalid choice: 'loud'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -82,20 +80,14 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
     assert (ended.value.code, capsys.readouterr().out) == (0, f"dataplane-server {version('rl-dataplane')}\n")
 
 
-def test_every_flag_tells_its_default_in_one_form(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["-h"])
-    _, version_flag, *flags = re.split(r"\n  (?=--)", capsys.readouterr().out)
-    assert version_flag.startswith("--version")
-    assert len(flags) >= 15
-    assert [flag for flag in flags if not re.search(r"\(default:\s[^()]+\)\s*$", flag)] == []
-
-
-def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_tells_every_flag_with_its_default_in_one_form(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    for flag in ("--listen", "--http", "--memory", "--max-rows", "--grace", "--insecure", "--log-level", "--health"):
-        assert flag in shown
-    assert "--socket-mode MODE" in shown
+    _, version_flag, *flags = re.split(r"\n  (?=--)", capsys.readouterr().out)
+    assert version_flag.startswith("--version")
+    assert [flag for flag in flags if not re.search(r"\(default:\s[^()]+\)\s*$", flag)] == []
+    told = {flag.split()[0] for flag in flags}
+    assert len(told) >= 15
+    assert {"--listen", "--http", "--memory", "--max-rows", "--grace", "--insecure", "--log-level", "--health"} <= told
+    assert any(flag.startswith("--socket-mode MODE") for flag in flags)

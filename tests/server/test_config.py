@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataplane_server.config import ServerConfig, host_and_port, is_loopback
+from dataplane_server.config import ServerConfig, host_and_port
 from dataplane_server.core.calls.limits import Limits
 
 
@@ -38,7 +38,8 @@ def test_settings_are_accepted(settings: dict[str, Any]) -> None:
         ({"listen": ("0.0.0.0:50051",)}, "'0.0.0.0:50051' can be reached from other hosts"),
         ({"listen": ("[::]:50051",)}, "can be reached from other hosts"),
         ({"listen": ("10.0.0.1:50051",)}, "can be reached from other hosts"),
-        ({"listen": ("dataplane.example:50051",)}, "can be reached from other hosts"),
+        ({"listen": ("localhost.example:50051",)}, "can be reached from other hosts"),
+        ({"listen": ("*:50051",)}, "can be reached from other hosts"),
         ({"listen": ("127.0.0.1:0", "0.0.0.0:0")}, "'0.0.0.0:0'"),
         ({"listen": ("127.0.0.1",)}, "listen: '127.0.0.1' is not host:port"),
         ({"listen": ("127.0.0.1:65536",)}, "is not host:port"),
@@ -75,13 +76,3 @@ def test_settings_are_refused(settings: dict[str, Any], message: str) -> None:
 )
 def test_an_address_is_split_at_its_port(address: str, host: str, port: int) -> None:
     assert host_and_port("listen", address) == (host, port)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_other_hosts_cannot_reach(host: str) -> None:
-    assert is_loopback(host)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "localhost.example", "*", ""])  # noqa: S104  # refused
-def test_other_hosts_can_reach(host: str) -> None:
-    assert not is_loopback(host)

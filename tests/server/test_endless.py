@@ -25,25 +25,16 @@ async def begun(calls: EndlessCalls) -> asyncio.Task[object]:
     return task
 
 
-async def test_a_call_ends_with_the_reason_that_it_is_given() -> None:
+async def test_a_call_ends_with_the_first_reason_that_it_is_given_and_others_go_on() -> None:
     calls = EndlessCalls()
     task, other = await begun(calls), await begun(calls)
     calls.end(task, TAKEN_OVER)
+    calls.end(task, DRAINING)
     with pytest.raises(Refusal) as caught:
         await task
     assert caught.value is TAKEN_OVER
     assert not other.done()
     other.cancel()
-
-
-async def test_the_first_reason_counts() -> None:
-    calls = EndlessCalls()
-    task = await begun(calls)
-    calls.end(task, TAKEN_OVER)
-    calls.end_all(DRAINING)
-    with pytest.raises(Refusal) as caught:
-        await task
-    assert caught.value is TAKEN_OVER
 
 
 async def test_all_calls_end_at_once_and_later_ones_do_not_begin() -> None:

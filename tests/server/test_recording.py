@@ -132,16 +132,14 @@ def test_a_recording_without_its_end_is_replayed_as_far_as_it_goes(recording: Pa
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"", "not a recording"), (b"\x04\0\0\0\x93\x01\x02\x03", "not a recording"), (b"[text]", "not a recording")],
-    ids=["an empty file", "another list", "text"],
+    "content", [b"", b"\x04\0\0\0\x93\x01\x02\x03", b"[text]"], ids=["an empty file", "another list", "text"]
 )
-def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     ran = run(path)
     assert ran.returncode == 2
-    assert words in ran.stderr
+    assert "not a recording" in ran.stderr
 
 
 def test_a_recording_of_another_version_is_refused(recording: Path) -> None:

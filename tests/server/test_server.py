@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -18,15 +16,11 @@ from dataplane_server.testing import ServerThread, running_server
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
-
-def config(*listen: str, http: str | None = None) -> ServerConfig:
-    return ServerConfig(listen=listen or ("127.0.0.1:0",), http=http, limits=Limits(memory_bytes=1 << 20))
+LIMITS = Limits(memory_bytes=1 << 20)
 
 
-@contextlib.contextmanager
-def taken_port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        yield other.getsockname()[1]
+def config(*listen: str) -> ServerConfig:
+    return ServerConfig(listen=listen, limits=LIMITS)
 
 
 def answers(address: str) -> bool:
@@ -35,27 +29,14 @@ def answers(address: str) -> bool:
     return status.memory_budget_bytes == 1 << 20
 
 
-def test_a_server_listens_everywhere_it_was_told_to_and_says_where(tmp_path: Path) -> None:
+def test_a_server_listens_everywhere_it_was_told_to_says_where_and_frees_the_addresses(tmp_path: Path) -> None:
     server = ServerThread(config("127.0.0.1:0", f"unix:{tmp_path}/a.sock", f"unix://{tmp_path}/b.sock"))
-    tcp, first, second = server.addresses
+    tcp, first, second = addresses = server.addresses
     assert (first, second) == (f"unix://{tmp_path}/a.sock", f"unix://{tmp_path}/b.sock")
     assert not tcp.endswith(":0")
-    assert all(answers(address) for address in server.addresses)
+    assert all(answers(address) for address in addresses)
     server.check_invariants()
     server.stop()
-
-
-def test_a_stopped_server_leaves_no_socket_behind(tmp_path: Path) -> None:
-    server = ServerThread(config(f"unix://{tmp_path}/a.sock"))
-    assert (tmp_path / "a.sock").is_socket()
-    server.stop()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_stopped_server_frees_its_addresses(tmp_path: Path) -> None:
-    first = ServerThread(config("127.0.0.1:0", f"unix://{tmp_path}/a.sock"))
-    addresses = first.addresses
-    first.stop()
     again = ServerThread(config(*addresses))
     assert all(answers(address) for address in addresses)
     again.stop()
@@ -86,14 +67,13 @@ def test_a_file_in_the_place_of_the_socket_is_left_alone(tmp_path: Path) -> None
     assert path.read_text() == "data"
 
 
-def test_a_taken_port_is_an_os_error() -> None:
-    with taken_port() as port, pytest.raises(OSError, match=f"on 127.0.0.1:{port}: another .*--listen 127"):
-        ServerThread(config(f"127.0.0.1:{port}"))
-
-
-def test_a_taken_port_of_the_http_side_is_an_os_error() -> None:
-    with taken_port() as port, pytest.raises(OSError, match=f"on 127.0.0.1:{port}: another .*--http 127"):
-        ServerThread(config(http=f"127.0.0.1:{port}"))
+@pytest.mark.parametrize("flag", ["listen", "http", "health"])
+def test_a_taken_port_is_an_os_error(flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        settings = {"listen": ("127.0.0.1:0",), flag: (taken,) if flag == "listen" else taken}
+        with pytest.raises(OSError, match=f"cannot listen on {taken}: another .*--{flag} 127"):
+            ServerThread(ServerConfig(**settings, limits=LIMITS))  # type: ignore[arg-type]  # one of the three
 
 
 @pytest.mark.parametrize(
@@ -110,7 +90,7 @@ def test_an_address_where_nothing_can_listen_is_refused_in_words(
     listen: str, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(OSError, match=re.escape(f"cannot listen on {listen}: {message}")):
-        ServerThread(ServerConfig(listen=(listen,), insecure=True, limits=Limits(memory_bytes=1 << 20)))
+        ServerThread(ServerConfig(listen=(listen,), insecure=True, limits=LIMITS))
     assert capfd.readouterr().err == ""  # gRPC has not tried
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,27 +24,24 @@ async def waiting(waiters: Waiters, timeout_s: float = 20.0) -> asyncio.Task[Gra
     return task
 
 
-async def test_a_waiter_gets_the_answer_of_its_ticket() -> None:
+@pytest.mark.parametrize(
+    ("kind", "effect", "answer"),
+    [(Grant, Granted, GRANT), (Reservation, Admitted, RESERVATION)],
+)
+async def test_a_waiter_gets_the_answer_of_its_ticket(kind: Any, effect: Any, answer: object) -> None:
     waiters = Waiters()
-    task = await waiting(waiters)
-    waiters.wake(Granted(6, GRANT))
-    waiters.wake(Granted(7, GRANT))
-    assert await task is GRANT
-
-
-async def test_a_waiter_for_room_gets_its_reservation() -> None:
-    waiters = Waiters()
-    task = asyncio.create_task(waiters.wait(7, Reservation, 20.0, lambda ticket: LATE))
+    task = asyncio.create_task(waiters.wait(7, kind, 20.0, lambda ticket: LATE))
     await asyncio.sleep(0)
-    waiters.wake(Admitted(7, RESERVATION))
-    assert await task is RESERVATION
+    waiters.wake(effect(6, answer))
+    waiters.wake(effect(7, answer))
+    assert await task is answer
 
 
 async def test_a_failure_is_raised_where_it_is_awaited() -> None:
     waiters = Waiters()
     task = await waiting(waiters)
-    waiters.wake(Failed(7, Refusal(Reason.DRAINING, "the server is shutting down")))
-    with pytest.raises(Refusal, match="shutting down"):
+    waiters.wake(Failed(7, LATE))
+    with pytest.raises(Refusal, match="too late"):
         await task
 
 

@@ -9,11 +9,6 @@ from dataplane_server.config import host_and_port
 
 
 @each_overlay
-def test_the_server_takes_its_arguments(overlay: str) -> None:
-    assert config_of(overlay).listen
-
-
-@each_overlay
 def test_the_ports_of_the_container_are_those_that_the_server_listens_at(overlay: str) -> None:
     config = config_of(overlay)
     assert config.http is not None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.deploy.monitoring.rule_files import ROOT, RULE_FILES, RULE_TESTS, RULES, load_expectations, load_rules
+from tests.repository.test_pages import anchors_of
 
 ALERTS = load_rules("alert")
 OPERATIONS = ROOT / "docs" / "operations.md"
@@ -50,14 +50,8 @@ def test_an_alert_says_how_bad_it_is_what_is_wrong_with_figures_and_what_to_do(a
 
 
 def test_every_runbook_is_a_section_of_the_operations_guide() -> None:
-    sections = {f"docs/operations.md#{anchor}" for anchor in anchors(OPERATIONS.read_text())}
+    sections = {f"docs/operations.md#{anchor}" for anchor in anchors_of(OPERATIONS)}
     assert {rule["annotations"]["runbook"] for rule in ALERTS.values()} <= sections
-
-
-def anchors(page: str) -> set[str]:
-    """What the headings of a page are linked by, as GitHub makes it."""
-    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_names_of_rules_and_tests_are_unique() -> None:

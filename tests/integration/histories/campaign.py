@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.integration.histories.checker import violations
+from tests.integration.histories.counters import disagreements
 from tests.integration.histories.history import Final, History, TaskCounts
 from tests.integration.histories.reader import read_history
 from tests.integration.histories.settings import FIELDS, PARTITION, SHARED_TASKS, STOP_FILE, TASKS, Settings
@@ -95,6 +97,14 @@ def _final(client: DataPlaneClient, seen: set[str]) -> Final:
     return Final(values, described.rows, described.rows_put_total, dict(described.removed_rows), tasks)
 
 
+def judged(history: History, settings: Settings, log: str = "") -> tuple[list[str], dict[str, int]]:
+    """What is wrong, which also goes into a file beside the history, and the figures. log: of the server."""
+    found = [*map(str, violations(history)), *disagreements(history)]
+    found += [line for line in log.splitlines() if '"level": "error"' in line or "Traceback" in line]
+    (settings.folder / "violations").write_text("\n".join(found))
+    return found, {**figures(history, settings), "violations": len(found)}
+
+
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +139,7 @@ def figures(history: History, settings: Settings) -> dict[str, int]:
     }
 
 
-def table(counts: dict[str, int], title: str) -> str:
+def table(counts: dict[str, int], settings: Settings) -> str:
     """The figures, one a line."""
+    title = f"{settings.processes} processes, {settings.seconds:g} s, seed {settings.seed}"
     return "\n".join([title, *(f"  {name:<40}{count:>10,}" for name, count in counts.items()), ""])

@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.failpoints.lives import Lives, zygote
-from tests.integration.histories.campaign import figures, run
-from tests.integration.histories.checker import violations
-from tests.integration.histories.counters import disagreements
+from tests.integration.histories.campaign import judged, run
 from tests.integration.histories.history import History
 from tests.integration.histories.settings import Settings
 
@@ -38,7 +36,7 @@ _COUNTED = ("kills of working lives", "kills of idle lives", "commits", "redeliv
 
 
 def one_round(zygotes: list[Any], folder: Path, data: Path, durability: str, settings: Settings) -> Counter[str]:
-    """What there was of everything. Writes violations into the folder."""
+    """What there was of everything."""
     flags = ("--memory", "256MiB", "--log-history", "0", "--durability", durability)
     with Lives(zygotes, folder, data, *flags, checkpoint_calls=300, segment_bytes=64 << 10) as lives:
         assert lives.begin() is None, lives.log
@@ -46,13 +44,9 @@ def one_round(zygotes: list[Any], folder: Path, data: Path, durability: str, set
             killing = thread.submit(_kill_often, lives, settings)
             history = run(settings)
             spans = killing.result()
-        log = lives.log.splitlines()
-    found = [*map(str, violations(history)), *disagreements(history)]
-    found += [line for line in log if '"level": "error"' in line or "Traceback" in line]
-    (folder / "violations").write_text("\n".join(found))
+        _, counts = judged(history, settings, lives.log)
     idle = _idle(history, spans)
-    counts = {"kills of working lives": len(spans) - idle, "kills of idle lives": idle, "violations": len(found)}
-    return Counter(figures(history, settings) | counts)
+    return Counter({**counts, "kills of working lives": len(spans) - idle, "kills of idle lives": idle})
 
 
 def _kill_often(lives: Lives, settings: Settings) -> list[tuple[int, int]]:
@@ -108,12 +102,12 @@ def _round(zygotes: list[Any], durability: str, seed: int, seconds: float) -> Co
     try:
         counts = one_round(zygotes, folder, data, durability, settings)
     except (AssertionError, DataPlaneError):
-        (folder / "violations").write_text(traceback.format_exc())
+        (settings.folder / "violations").write_text(traceback.format_exc())
         counts = Counter(violations=1)
     counts.update(rounds=1, seconds=round(time.monotonic() - began))
     _say(f"durability {durability}, seed {seed}", counts)
     if counts["violations"]:
-        found = (folder / "violations").read_text().splitlines()[:_SHOWN]
+        found = (settings.folder / "violations").read_text().splitlines()[:_SHOWN]
         again = f"--durability {durability} --seed {seed} --seconds {seconds:g} --kills 1"
         found.append(f"files: {folder} {data}\nagain: python -m tests.integration.histories.crash {again}")
         sys.exit("\n".join(found))

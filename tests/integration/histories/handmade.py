@@ -1,57 +1,91 @@
-"""Histories made by hand, a call at a time."""
+"""Histories made by hand, an event at a time."""
 
 from __future__ import annotations
 
-from tests.integration.histories.history import Batch, Delivery, Ending, History, Outcome
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tests.integration.histories.history import Batch, Delivery, Ending, History, Outcome, WriteBack
 
 GRACE = 1000
 LONG = 100_000
 
 
-def new_history() -> History:
-    """Two rows of group g were put; three processes run all the time; nobody has claimed a row yet."""
+class Silence(NamedTuple):
+    """The process was stopped in between."""
+
+    process: str
+    begin: int
+    end: int
+
+
+class Complaint(NamedTuple):
+    text: str
+
+
+class Shared(NamedTuple):
+    """Several processes may hold a claim of this task together."""
+
+    task: str = "rows"
+
+
+Event = Delivery | Ending | WriteBack | Batch | Silence | Complaint | Shared
+
+
+def history_of(events: Sequence[Event]) -> History:
+    """Two rows of group g were put; three processes run all the time. The rest is told by events, in any order."""
     made = History(GRACE, ("rows",))
     made.batches.append(Batch("producer", "g", ("a", "b"), begun_at=10, outcome="done"))
     made.pulses = {process: list(range(0, LONG, 100)) for process in ("first", "second", "third")}
+    for event in events:
+        if isinstance(event, Delivery):
+            made.deliveries.append(event)
+        elif isinstance(event, Ending):
+            made.endings.append(event)
+        elif isinstance(event, WriteBack):
+            made.writes.append(event)
+        elif isinstance(event, Batch):
+            made.batches.append(event)
+        elif isinstance(event, Complaint):
+            made.complaints.append(event.text)
+        elif isinstance(event, Shared):
+            made.shared_tasks |= {event.task}
+        else:
+            pulses = made.pulses[event.process]
+            made.pulses[event.process] = [at for at in pulses if not event.begin < at < event.end]
     return made
 
 
-def deliver(
-    history: History, process: str, fence: int, asked_at: int, got_at: int, rows: str = "ab", *, whole: bool = False
-) -> None:
-    claim = Delivery(process, "rows", f"c-{fence}", fence, asked_at, got_at, tuple(rows), (1,) * len(rows), whole)
-    history.deliveries.append(claim)
+def deliver(process: str, fence: int, asked_at: int, got_at: int, rows: str = "ab", *, whole: bool = False) -> Delivery:
+    return Delivery(process, "rows", f"c-{fence}", fence, asked_at, got_at, tuple(rows), (1,) * len(rows), whole)
 
 
-def commit(
-    history: History, process: str, fence: int, begun_at: int, outcome: Outcome = "done", *, columns: bool = False
-) -> None:
-    history.endings.append(Ending(process, fence, "commit", begun_at, begun_at + 10, outcome, columns))
+def commit(process: str, fence: int, begun_at: int, outcome: Outcome = "done", *, columns: bool = False) -> Ending:
+    return Ending(process, fence, "commit", begun_at, begun_at + 10, outcome, columns)
 
 
-def release(history: History, process: str, fence: int, begun_at: int, outcome: Outcome = "done") -> None:
-    history.endings.append(Ending(process, fence, "release", begun_at, begun_at + 10, outcome))
+def release(process: str, fence: int, begun_at: int) -> Ending:
+    return Ending(process, fence, "release", begun_at, begun_at + 10, "done")
 
 
-def silence(history: History, process: str, begin: int, end: int) -> None:
-    """Take the process for stopped in between."""
-    history.pulses[process] = [at for at in history.pulses[process] if not begin < at < end]
+def put(rows: str, group: str = "", outcome: Outcome = "done", begun_at: int = 10) -> Batch:
+    return Batch("producer", group, tuple(rows), begun_at, outcome)
 
 
-def put(history: History, rows: str, group: str = "", outcome: Outcome = "done", begun_at: int = 10) -> None:
-    history.batches.append(Batch("producer", group, tuple(rows), begun_at, outcome))
+RELEASED_AND_COMMITTED_BY_ANOTHER: list[Event] = [
+    deliver("first", 1, 20, 30),
+    release("first", 1, 40),
+    deliver("second", 2, 20, 41),
+    commit("second", 2, 50),
+]
 
 
-def released_and_committed_by_another(history: History) -> None:
-    deliver(history, "first", 1, 20, 30)
-    release(history, "first", 1, 40)
-    deliver(history, "second", 2, 20, 41)
-    commit(history, "second", 2, 50)
-
-
-def stopped_fenced_and_redelivered(history: History) -> None:
-    silence(history, "first", 40, 5000)
-    deliver(history, "first", 1, 20, 30)
-    deliver(history, "second", 2, 20, 1041)
-    commit(history, "first", 1, 5010, "fenced")
-    commit(history, "second", 2, 2000)
+def stopped_fenced_and_redelivered(*, columns: bool = False, late_columns: bool = False) -> list[Event]:
+    """columns: the second process commits with columns; late_columns: the first one tries to."""
+    return [
+        Silence("first", 40, 5000),
+        deliver("first", 1, 20, 30),
+        deliver("second", 2, 20, 1041),
+        commit("first", 1, 5010, "fenced", columns=late_columns),
+        commit("second", 2, 2000, columns=columns),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,19 @@ class Settings:
     def of_json(cls, text: str) -> Settings:
         facts = json.loads(text)
         return cls(**facts | {"folder": Path(facts["folder"])})
+
+    @classmethod
+    def chosen(cls, address: str, folder: Path, processes: int, seconds: float) -> Settings:
+        """HISTORIES_PROCESSES, _SECONDS, _GRACE and _SEED of the environment replace what a test wants. Makes the
+        folder.
+        """
+        folder.mkdir()
+
+        def value(name: str, wanted: float) -> float:
+            return float(os.environ.get(f"HISTORIES_{name}", wanted))
+
+        processes, seed = int(value("PROCESSES", processes)), int(value("SEED", 1))
+        return cls(address, folder, processes, value("SECONDS", seconds), value("GRACE", 1.0), seed)
 
     def options(self, slot: int, process: str) -> dict[str, Any]:
         """How the client of a process connects; half of them use shared memory."""

@@ -7,17 +7,12 @@ from dataclasses import replace
 import pytest
 from tests.integration.histories import counters
 from tests.integration.histories.handmade import (
-    new_history,
+    RELEASED_AND_COMMITTED_BY_ANOTHER,
+    history_of,
     put,
-    released_and_committed_by_another,
     stopped_fenced_and_redelivered,
 )
 from tests.integration.histories.history import NEVER, Final, History, TaskCounts, Unanswered
-
-
-@pytest.fixture
-def history() -> History:
-    return new_history()
 
 
 def counted(history: History, books: Final) -> list[str]:
@@ -32,11 +27,9 @@ def books(delivered: int = 4, put: int = 5, resident: int = 2, rolled_back: int 
 
 
 @pytest.fixture
-def rolled_back(history: History) -> History:
+def rolled_back() -> History:
     """Both rows were released once, then committed; group lost was rolled back."""
-    released_and_committed_by_another(history)
-    put(history, "xyz", "lost", "refused", NEVER)
-    return history
+    return history_of([*RELEASED_AND_COMMITTED_BY_ANOTHER, put("xyz", "lost", "refused", NEVER)])
 
 
 def test_books_that_agree_with_the_history_are_accepted(rolled_back: History) -> None:
@@ -67,8 +60,8 @@ def test_books_that_contradict_the_history_or_themselves_are_found(rolled_back: 
     assert counted(rolled_back, wrong) != []
 
 
-def test_fenced_deliveries_must_have_expired_in_the_books(history: History) -> None:
-    stopped_fenced_and_redelivered(history)
+def test_fenced_deliveries_must_have_expired_in_the_books() -> None:
+    history = history_of(stopped_fenced_and_redelivered())
     agreed = Final({}, 2, 2, {}, {"rows": TaskCounts(0, 0, 2, 4, {"committed": 2, "expired": 2})})
     assert counted(history, agreed) == []
     wrong = TaskCounts(0, 0, 2, 4, {"committed": 2, "released": 2})

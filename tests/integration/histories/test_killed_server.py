@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -10,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.histories.campaign import figures, run, table
-from tests.integration.histories.checker import violations
-from tests.integration.histories.counters import disagreements
+from tests.integration.histories.campaign import judged, run, table
 from tests.integration.histories.mortal_server import MortalServer
 from tests.integration.histories.settings import Settings
 
@@ -37,21 +34,14 @@ def data(durability: str) -> Iterator[Path]:
 def test_no_row_is_lost_or_doubled_when_server_and_clients_are_killed(
     tmp_path: Path, data: Path, durability: str, processes: int, seconds: float
 ) -> None:
-    folder = tmp_path / "histories"
-    folder.mkdir()
-    seconds = float(os.environ.get("HISTORIES_SECONDS", seconds))
-    seed = int(os.environ.get("HISTORIES_SEED", "1"))
     with MortalServer(tmp_path, data, "--durability", durability) as server:
-        settings = Settings(server.address, folder, processes, seconds, 1.0, seed)
-        server.kill_often(seed, 0.2, 1.5, seconds)
+        settings = Settings.chosen(server.address, tmp_path / "histories", processes, seconds)
+        server.kill_often(settings.seed, 0.2, 1.5, settings.seconds)
         history = run(settings)
         server.spare()
-        found = [*map(str, violations(history)), *disagreements(history)]
-        log = server.log
-    counts = {**figures(history, settings), "kills of the server": server.kills, "violations": len(found)}
-    sys.stdout.write(table(counts, f"{processes} processes, {seconds:g} s, seed {seed}"))
-    (folder / "violations").write_text("\n".join(found))
+        found, counts = judged(history, settings, server.log)
+    counts["kills of the server"] = server.kills
+    sys.stdout.write(table(counts, settings))
     assert found[:_SHOWN] == []
-    assert [line for line in log.splitlines() if '"level": "error"' in line or "Traceback" in line] == []
     assert [name for name in ("kills of the server", "kills", "commits", "releases") if not counts[name]] == []
     assert len(server.recoveries) == server.kills

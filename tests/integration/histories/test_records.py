@@ -95,40 +95,28 @@ def test_a_commit_of_a_killed_process_has_no_end(record: Recorder, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("calls", "outcome"),
+    ("calls", "error", "outcome"),
     [
-        ([], "refused"),
-        (["fill", "abort"], "refused"),
-        (["fill", "finish"], "done"),
+        ([], None, "refused"),
+        (["fill", "abort"], None, "refused"),
+        (["fill", "finish"], None, "done"),
+        (["fill", "finish"], KeyboardInterrupt, "unknown"),
+        (["fill", "finish"], errors.GroupFencedError, "refused"),
     ],
+    ids=["left alone", "aborted", "finished", "killed as it was finished", "rolled back by the server"],
 )
 def test_a_group_is_there_when_it_was_finished(
-    record: Recorder, tmp_path: Path, calls: list[str], outcome: str
+    record: Recorder, tmp_path: Path, calls: list[str], error: type[BaseException] | None, outcome: str
 ) -> None:
     reserve(record)
     for what in calls:
-        with record.call(what, group="g"):
-            pass
+        with contextlib.suppress(errors.DataPlaneError, KeyboardInterrupt), record.call(what, group="g"):
+            if error is not None and what == "finish":
+                raise error("no")
     (batch,) = history(tmp_path).batches
     assert (batch.group, batch.rows, batch.outcome) == ("g", ("a", "b"), outcome)
-    assert (batch.begun_at == NEVER) == (outcome == "refused")
-
-
-def test_nobody_knows_of_a_group_whose_producer_was_killed_as_it_finished_it(record: Recorder, tmp_path: Path) -> None:
-    reserve(record)
-    record.begin("finish", group="g")
-    (batch,) = history(tmp_path).batches
-    assert batch.outcome == "unknown"
-    assert batch.begun_at < NEVER
-
-
-def test_a_group_that_the_server_rolled_back_is_not_there(record: Recorder, tmp_path: Path) -> None:
-    reserve(record)
-    with contextlib.suppress(errors.DataPlaneError), record.call("finish", group="g"):
-        raise errors.GroupFencedError("rolled back")
-    (batch,) = history(tmp_path).batches
-    assert batch.outcome == "refused"
-    assert batch.reserved_at < batch.fenced_at < NEVER
+    assert (batch.begun_at < NEVER) == ("finish" in calls)
+    assert (batch.reserved_at < batch.fenced_at < NEVER) == (error is errors.GroupFencedError)
 
 
 def test_every_line_shows_that_its_process_ran(record: Recorder, tmp_path: Path) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from tests.integration.histories.campaign import figures, run, table
-from tests.integration.histories.checker import violations
-from tests.integration.histories.counters import disagreements
+from tests.integration.histories.campaign import judged, run, table
 from tests.integration.histories.mortal_server import COMMAND, MortalServer
 from tests.integration.histories.settings import Settings
 
@@ -61,20 +58,16 @@ class GuardedServer(MortalServer):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seconds", [6.0, pytest.param(240.0, marks=pytest.mark.soak)], ids=["short", "long"])
 def test_a_standby_takes_over_at_once_and_nothing_is_lost(tmp_path: Path, seconds: float) -> None:
-    folder = tmp_path / "histories"
-    folder.mkdir()
-    seconds, seed = float(os.environ.get("HISTORIES_SECONDS", seconds)), int(os.environ.get("HISTORIES_SEED", "1"))
     with GuardedServer(tmp_path, tmp_path / "data") as server:
-        settings = Settings(server.address, folder, 8, seconds, 1.0, seed)
-        server.kill_often(seed, 0.5, 1.5, seconds)
+        settings = Settings.chosen(server.address, tmp_path / "histories", 8, seconds)
+        server.kill_often(settings.seed, 0.5, 1.5, settings.seconds)
         history = run(settings)
         server.spare()
-        found = [*map(str, violations(history)), *disagreements(history)]
-    slowest_ms = round(max(server.takeovers) * 1e3)
-    counts = {**figures(history, settings), "takeovers": server.kills, "the slowest, ms": slowest_ms}
-    sys.stdout.write(table(counts, f"{seconds:g} s, seed {seed}"))
+        found, counts = judged(history, settings, server.log)
+    counts |= {"takeovers": server.kills, "the slowest, ms": round(max(server.takeovers) * 1e3)}
+    sys.stdout.write(table(counts, settings))
     assert found == []
     assert '"level": "error"' not in server.log
     assert server.takeovers
-    if seconds > 60:  # a short run shares its cores with other tests
+    if settings.seconds > 60:  # a short run shares its cores with other tests
         assert max(server.takeovers) < _LONGEST_S

@@ -1,61 +1,27 @@
-"""With durability `disk` an answer leaves when what it tells is on stable storage, and no freed byte is used before."""
+"""With durability `disk` an answer leaves when what it tells is on stable storage, and no freed byte is used before.
+
+What happens when syncs fail, or power is lost, is shown by `tests/simulate`.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import numpy as np
 import pytest
+from tests.server.durability.test_life import LIMITS, REGISTER, begin, put, put_of
 
 from dataplane_server.core.calls.answers import Reservation, Waiting
-from dataplane_server.core.calls.columns import ColumnSpec, Shape
-from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.requests import (
-    AbortWrite,
-    ClearSamples,
-    FinishWrite,
-    PutSamples,
-    Recover,
-    RegisterPartition,
-    Settle,
-)
-from dataplane_server.core.calls.values import Definition
+from dataplane_server.core.calls.requests import AbortWrite, ClearSamples, Recover, Settle
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability import life as lives
-from dataplane_server.durability.life import DataDirDurability, Life, RecoveryError, Terms, begin_life
+from dataplane_server.durability.life import DataDirDurability, RecoveryError
 from dataplane_server.durability.log_reader import LogReader
-
-LIMITS = Limits(memory_bytes=4096)
-REGISTER = RegisterPartition("r", Definition("p", ("a",), ("t",)))
-
-
-def raised(error: OSError) -> None:
-    raise error
-
-
-def begin(folder: Path, durability: DataDirDurability = "disk", *, accept_loss: bool = False) -> Life:
-    life = begin_life(Terms(folder, LIMITS, True, durability, raised, accept_loss))
-    life.resume()
-    if life.commits is not None:
-        life.commits.start(lambda call: life.plane.apply(call, life.now()))
-    return life
-
-
-def put(plane: DataPlane, sample_id: str, size: int, fill: Life | None = None) -> Reservation:
-    column = ColumnSpec("a", Shape("jagged", "uint8", ()), np.array([size]))
-    begun = plane.apply(PutSamples(f"put {sample_id}", "p", (sample_id,), (column,)), 0.0)
-    assert isinstance(begun, Reservation)
-    if fill is not None:
-        fill.arena.view(begun.runs[0])[:] = b"x" * size
-    plane.apply(FinishWrite(begun.ticket), 0.0)
-    return begun
 
 
 async def test_calls_are_in_the_log_when_their_answers_may_leave_and_not_before(tmp_path: Path) -> None:
-    life = begin(tmp_path)
+    life = begin(tmp_path, "disk")
     life.plane.apply(REGISTER, 0.0)
-    put(life.plane, "s", 100, life)
+    put(life.plane, "s", 100)
     assert life.commits is not None
     assert LogReader(tmp_path, 0).read() == []
     pending = life.commits.unstable()
@@ -67,36 +33,13 @@ async def test_calls_are_in_the_log_when_their_answers_may_leave_and_not_before(
     life.arena.close()
 
 
-async def test_a_failed_sync_ends_the_process_and_answers_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    life = begin(tmp_path)
-    life.plane.apply(REGISTER, 0.0)
-    assert life.commits is not None
-
-    def fails(file: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "fdatasync", fails)
-    pending = life.commits.unstable()
-    writing = vars(life.commits)["_writing"]
-    with pytest.raises(OSError, match="Input/output error"):
-        await writing
-    assert pending is not None
-    assert not pending.done()
-    monkeypatch.undo()
-    life.arena.close()
-    assert "p" not in begin(tmp_path).plane.partitions
-
-
 def test_freed_bytes_are_used_again_once_the_call_that_freed_them_is_stable() -> None:
     plane = DataPlane(LIMITS, incarnation="i")
     plane.apply(Recover(False, defer_frees=True), 0.0)
     plane.apply(REGISTER, 0.0)
     put(plane, "s1", 4000)
     plane.apply(ClearSamples("c1", "p", ["s1"]), 0.0)
-    column = ColumnSpec("a", Shape("jagged", "uint8", ()), np.array([4000]))
-    waiting = plane.apply(PutSamples("put s2", "p", ("s2",), (column,)), 0.0)
+    waiting = plane.apply(put_of("s2", 4000), 0.0)
     assert isinstance(waiting, Waiting)
     plane.check_invariants()
     plane.apply(Settle(plane.releases), 0.0)
@@ -111,18 +54,18 @@ def test_freed_bytes_are_used_again_once_the_call_that_freed_them_is_stable() ->
 
 
 async def test_a_changed_value_is_named_and_only_its_row_is_cleared_if_the_loss_is_accepted(tmp_path: Path) -> None:
-    life = begin(tmp_path)
+    life = begin(tmp_path, "disk")
     life.plane.apply(REGISTER, 0.0)
-    runs = [put(life.plane, name, 500, life).runs[0] for name in ("s1", "s2")]
+    (_, (run,)) = [put(life.plane, name, 500).runs for name in ("s1", "s2")]
     await life.close()
-    life.arena.view(runs[1])[7] = 0
+    life.arena.view(run)[7] = 1
     life.arena.close()
     with pytest.raises(
         RecoveryError,
         match=r"stored values are not those that were put: field 'a' of sample 's2' in 'p'; restore a snapshot",
     ):
-        begin(tmp_path)
-    after = begin(tmp_path, accept_loss=True)
+        begin(tmp_path, "disk")
+    after = begin(tmp_path, "disk", accept_loss=True)
     rows = after.plane.partitions["p"].rows
     assert rows.ids(rows.all_slots()) == ["s1"]
     await after.close()
@@ -147,9 +90,10 @@ def test_only_disk_survives_the_machine(
 async def test_the_durability_of_a_directory_may_change_from_life_to_life(tmp_path: Path) -> None:
     for number, durability in enumerate(("disk", "process", "disk", "process", "disk")):
         life = begin(tmp_path, durability)  # type: ignore[arg-type]  # one of the two
-        if not number:
+        if life.recovery is None:
             life.plane.apply(REGISTER, life.now())
-        assert life.plane.totals().rows == number
-        put(life.plane, f"s{number}", 300, life)
+        else:
+            assert (life.recovery.rows, life.recovery.calls, life.recovery.torn_bytes) == (number, 1 + 3 * number, 0)
+        put(life.plane, f"s{number}", 300)
         await life.close()
         life.arena.close()

@@ -42,6 +42,11 @@ def again(value: object) -> Any:
     return decode(Given(encode({"root": value}, {})))["root"]
 
 
+def texts(value: Any) -> object:
+    """What tells also types of items apart. The order of a set is its own."""
+    return sorted(map(repr, value)) if isinstance(value, set) else repr(value)
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -64,7 +69,7 @@ def again(value: object) -> Any:
 )
 def test_a_value_comes_back_equal_and_of_the_same_type(value: object) -> None:
     found = again(value)
-    assert repr(found) == repr(value)
+    assert texts(found) == texts(value)
     assert found == value
     assert type(found) is type(value)
 

@@ -406,35 +406,6 @@ def test_a_record_and_a_segment_that_come_between_two_looks_are_read(tmp_path: P
         assert (reader.read(), reader.read(), len(segments(tmp_path))) == ([b"a"], [bytes(80)], 2)
 
 
-def test_every_acknowledged_record_survives_kills_at_any_moment(tmp_path: Path) -> None:
-    code = """
-first = 0
-if segments(folder):
-    reader = LogReader(folder, segments(folder)[0][0])
-    while reader.read():
-        pass
-    reader.cut()
-    first = reader.next_record
-writer = LogWriter(folder, first, {}, segment_bytes=200_000)
-while True:
-    writer.append(payload_of(writer.next_record))
-    say(writer.next_record)
-"""
-    acknowledged = 0
-    for _ in range(20):
-        with program(code, tmp_path) as process:
-            for _ in range(random.randrange(1, 200)):
-                said_by(process).readline()
-            process.kill()
-            lines = said_by(process).read().splitlines(keepends=True)
-        acknowledged = max([acknowledged, *(int(line) for line in lines if line.endswith("\n"))])
-        records, ending = read_all(LogReader(tmp_path, 0))
-        assert isinstance(ending, int)
-        assert records == numbered(len(records))
-        assert len(records) >= acknowledged
-    assert acknowledged > 500
-
-
 @pytest.mark.parametrize(
     ("limit", "segment_bytes"),
     [(30_000, 100_000), (28_672, 100_000), (60_000, 60_001), (5_000, 1_000)],

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.integration.histories.mortal_server import MortalServer
+from tests.server.durability.test_life import LIMITS, begin
 
 from dataplane_client import (
     ClaimNotFoundError,
@@ -20,17 +21,14 @@ from dataplane_client import (
     PreconditionError,
     connect,
 )
-from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import RegisterPartition
 from dataplane_server.core.calls.values import Definition
-from dataplane_server.durability.life import Life, Terms, begin_life
 from dataplane_server.durability.replica import Replica
 from dataplane_server.durability.restore import Source, prepare
 from dataplane_server.durability.snapshot import SnapshotError, verify_snapshot, write_snapshot
 
 ROWS, ENTRIES = 40, 3000
-LIMITS = Limits(memory_bytes=1 << 16)
 
 
 @pytest.fixture(params=["process", "disk"])
@@ -123,15 +121,6 @@ def test_a_snapshot_that_cannot_be_taken_or_used_changes_nothing(server: MortalS
 
 
 # -- a restore that is cut short --------------------------------------------------------------------------------------
-
-
-def begin(folder: Path) -> Life:
-    def raised(error: OSError) -> None:
-        raise error
-
-    life = begin_life(Terms(folder, LIMITS, True, "process", raised, segment_bytes=1 << 16))
-    life.resume()
-    return life
 
 
 class _Cut(BaseException):
