@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ClaimNotFoundError,
         ClaimTimeoutError,
         ClosedError,
+        ConditionFailedError,
         DataPlaneError,
         DeadlineError,
         EndOfDataError,
@@ -48,15 +49,18 @@ if TYPE_CHECKING:
         ReplacedError,
         SessionExpiredError,
         SupersededError,
+        TooFewRowsError,
         UnavailableError,
         UnsupportedTypeError,
     )
-    from dataplane_client.grants import ClaimedGroup
+    from dataplane_client.filters import Where
+    from dataplane_client.grants import ClaimedGroup, SampledRows
     from dataplane_client.listings import ClaimDescription, ClaimList, SamplePage, SessionDescription, WaitingClaim
     from dataplane_client.loader import ClaimIterator, ClaimLoader, LoadedBatch
     from dataplane_client.meta import KVBatchMeta, Tag
     from dataplane_client.options import ClientOptions, TransportChoice
     from dataplane_client.packed_tensor import PackedTensor
+    from dataplane_client.policies import ClaimOrder, TaskPolicy
 
 _HOMES = {
     "_sync.claim": ["Claim"],
@@ -73,12 +77,14 @@ _HOMES = {
         "ServerStatus",
         "TaskStatus",
     ],
-    "grants": ["ClaimedGroup"],
+    "filters": ["Where"],
+    "grants": ["ClaimedGroup", "SampledRows"],
     "listings": ["ClaimDescription", "ClaimList", "SamplePage", "SessionDescription", "WaitingClaim"],
     "loader": ["ClaimIterator", "ClaimLoader", "LoadedBatch"],
     "meta": ["KVBatchMeta", "Tag"],
     "options": ["ClientOptions", "TransportChoice"],
     "packed_tensor": ["PackedTensor"],
+    "policies": ["ClaimOrder", "TaskPolicy"],
 }
 _MODULES = ["aio", "errors", "observe"]
 
@@ -92,10 +98,12 @@ __all__ = [
     "ClaimList",
     "ClaimLoader",
     "ClaimNotFoundError",
+    "ClaimOrder",
     "ClaimTimeoutError",
     "ClaimedGroup",
     "ClientOptions",
     "ClosedError",
+    "ConditionFailedError",
     "DataPlaneClient",
     "DataPlaneError",
     "DeadLetter",
@@ -116,16 +124,20 @@ __all__ = [
     "ReplacedError",
     "SampleDescription",
     "SamplePage",
+    "SampledRows",
     "ServerStatus",
     "SessionDescription",
     "SessionExpiredError",
     "SupersededError",
     "Tag",
+    "TaskPolicy",
     "TaskStatus",
+    "TooFewRowsError",
     "TransportChoice",
     "UnavailableError",
     "UnsupportedTypeError",
     "WaitingClaim",
+    "Where",
     "aio",
     "connect",
     "errors",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from secrets import randbits
+from typing import Literal, NamedTuple, get_args
 
-from dataplane_client._arguments import checked_count, checked_name, checked_names, checked_seconds
+from dataplane_client._arguments import checked_count, checked_name, checked_names, checked_number, checked_seconds
 from dataplane_client._requests import new_request_id
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.filters import Where, filter_message
+from dataplane_client.policies import ClaimOrder, order_number
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Balance = Literal["rows", "tokens", "groups"]
@@ -16,6 +19,19 @@ Balance = Literal["rows", "tokens", "groups"]
 BatchUnit = Literal["rows", "groups"]
 """What the sizes of a claim count."""
 
+DrawStrategy = Literal["uniform", "prioritized", "fifo", "lifo"]
+"""How rows are drawn."""
+
+
+class Selection(NamedTuple):
+    """Which rows a claim takes, and which of them first."""
+
+    where: Where | None = None
+    order: ClaimOrder | None = None
+    order_tag: str = ""
+
+
+ANY = Selection()
 _BALANCES = {"rows": pb.SHARD_BALANCE_ROWS, "tokens": pb.SHARD_BALANCE_TOKENS, "groups": pb.SHARD_BALANCE_GROUPS}
 _UNITS = {None: pb.BATCH_UNIT_UNSPECIFIED, "rows": pb.BATCH_UNIT_ROWS, "groups": pb.BATCH_UNIT_GROUPS}
 
@@ -34,6 +50,7 @@ def claim_request(
     whole_groups: bool = False,
     max_tokens: int | None = None,
     unit: BatchUnit | None = None,
+    selection: Selection = ANY,
 ) -> pb.ClaimSamplesRequest:
     """A claim without a request_id: each attempt gets one of its own."""
     where = f"claim from {partition_id!r}"
@@ -47,6 +64,9 @@ def claim_request(
         whole_groups=_flag("whole_groups", whole_groups, where),
         max_tokens=_max_tokens(max_tokens, where),
         unit=_unit(unit, whole_groups, where),
+        where=filter_message(selection.where, where),
+        order=order_number(selection.order, where),
+        order_tag=checked_name("order_tag", selection.order_tag, where),
     )
 
 
@@ -64,6 +84,7 @@ def shard_request(
     max_tokens: int | None,
     whole_groups: bool,
     unit: BatchUnit | None,
+    selection: Selection,
 ) -> pb.ClaimShardRequest:
     where = f"claim_shard from {partition_id!r}"
     if balance not in get_args(Balance):
@@ -84,6 +105,42 @@ def shard_request(
         max_tokens=_max_tokens(max_tokens, where),
         whole_groups=_flag("whole_groups", whole_groups, where),
         unit=_unit(unit, whole_groups, where),
+        where=filter_message(selection.where, where),
+        order=order_number(selection.order, where),
+        order_tag=checked_name("order_tag", selection.order_tag, where),
+    )
+
+
+def draw_request(
+    partition_id: str,
+    required_fields: Sequence[str],
+    batch_size: int,
+    *,
+    min_size: int | None,
+    task_name: str | None,
+    strategy: DrawStrategy,
+    priority_tag: str,
+    priority_exponent: float,
+    where: Where | None,
+    max_times_sampled: int | None,
+    seed: int | None,
+) -> pb.DrawSamplesRequest:
+    call = f"draw_samples from {partition_id!r}"
+    if strategy not in get_args(DrawStrategy):
+        raise InvalidArgumentError(f"{call}: strategy must be one of {get_args(DrawStrategy)}, got {strategy!r}")
+    return pb.DrawSamplesRequest(
+        request_id=new_request_id(),
+        partition_id=checked_name("partition id", partition_id, call),
+        task=checked_name("task name", task_name or "", call),
+        required_fields=checked_names("field name", required_fields, call),
+        batch_size=checked_count("batch_size", batch_size, call, least=1, most=_UINT32),
+        min_size=_min_size(min_size, batch_size, call),
+        strategy=pb.DrawStrategy.Value(f"DRAW_STRATEGY_{strategy.upper()}"),
+        priority_tag=checked_name("priority_tag", priority_tag, call),
+        priority_exponent=checked_number("priority_exponent", priority_exponent, call),
+        where=filter_message(where, call),
+        max_times_sampled=_max_times_sampled(max_times_sampled, call),
+        seed=randbits(64) if seed is None else checked_count("seed", seed, call, least=0, most=(1 << 64) - 1),
     )
 
 
@@ -108,6 +165,10 @@ def _min_size(min_size: int | None, batch_size: int, where: str) -> int | None:
 def _max_tokens(max_tokens: int | None, where: str) -> int:
     """0 means no limit in the message, so callers may not pass it."""
     return 0 if max_tokens is None else checked_count("max_tokens", max_tokens, where, least=1, most=_INT64)
+
+
+def _max_times_sampled(most: int | None, where: str) -> int:
+    return 0 if most is None else checked_count("max_times_sampled", most, where, least=1, most=_UINT32)
 
 
 def release_request(claim_id: str, delay_s: float, reason: str) -> pb.ReleaseClaimRequest:

@@ -13,6 +13,7 @@ from dataplane_client.errors import (
     ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
+    ConditionFailedError,
     DataPlaneError,
     DeadlineError,
     EndOfDataError,
@@ -25,6 +26,7 @@ from dataplane_client.errors import (
     ReplacedError,
     SessionExpiredError,
     SupersededError,
+    TooFewRowsError,
     UnavailableError,
 )
 
@@ -35,10 +37,12 @@ BY_REASON: dict[str, type[DataPlaneError]] = {
     "CLAIM_FENCED": ClaimFencedError,
     "CLAIM_NOT_FOUND": ClaimNotFoundError,
     "CLAIM_TIMEOUT": ClaimTimeoutError,
+    "CONDITION_FAILED": ConditionFailedError,
     "END_OF_DATA": EndOfDataError,
     "GROUP_FENCED": GroupFencedError,
     "ROW_REPLACED": ReplacedError,
     "SESSION_EXPIRED": SessionExpiredError,
+    "TOO_FEW_ROWS": TooFewRowsError,
 }
 """Reasons with their own class; for others the status decides."""
 

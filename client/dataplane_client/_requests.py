@@ -25,6 +25,7 @@ from dataplane_client._column_messages import column_message, generations_of, in
 from dataplane_client._padded_puts import carried_lengths
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.filters import Where, filter_message
 from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.wire_columns import encode_columns
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -142,6 +143,7 @@ def put_request(
     sequence_lengths: Sequence[int] | None = None,
     generations: Sequence[int] | None = None,
     append: bool = False,
+    only_if: Where | None = None,
 ) -> Put:
     """A put of rows. where: the beginning of every error message, such as "put_samples into 'p'". append: the columns
     are added to the end of the rows' values.
@@ -166,6 +168,7 @@ def put_request(
         generations=b"" if named is None else int64_bytes(named),
         caller=caller,
         append=append,
+        only_if=filter_message(only_if, where),
     )
     return Put(header, ids, columns, lengths, row_tags)
 
@@ -284,7 +287,7 @@ def list_request(
     partition_id: str,
     task_name: str | None,
     states: Sequence[str] | None,
-    where: Mapping[str, Tag] | None,
+    where: Where | None,
     page_size: int,
     page: int | None,
 ) -> pb.ListSamplesRequest:
@@ -293,9 +296,9 @@ def list_request(
         partition_id=checked_name("partition id", partition_id, call),
         task=checked_name("task name", task_name or "", call),
         states=checked_names("state", states or (), call),
-        where_tags=b"" if where is None else _packed(_plain_tags("where", where, call), "where", call),
         page_size=checked_count("page_size", page_size, call, least=1, most=_UINT32),
         page_token=checked_count("page", page or 0, call, least=0, most=_INT64),
+        where=filter_message(where, call),
     )
 
 
@@ -329,16 +332,17 @@ def _token_bound(what: str, given: TokenRange, where: str) -> tuple[int, int]:
 
 
 def clear_request(
-    partition_id: str, sample_ids: Sequence[str] | None, generations: Sequence[int] | None
+    partition_id: str, sample_ids: Sequence[str] | None, generations: Sequence[int] | None, where: Where | None
 ) -> pb.ClearSamplesRequest:
     """sample_ids None: all rows of the partition."""
-    where = f"clear_samples in {partition_id!r}"
-    ids = None if sample_ids is None else checked_names("sample id", sample_ids, where)
-    named = None if ids == [] else checked_generations(generations, ids or (), where)
+    call = f"clear_samples in {partition_id!r}"
+    ids = None if sample_ids is None else checked_names("sample id", sample_ids, call)
+    named = None if ids == [] else checked_generations(generations, ids or (), call)
     return pb.ClearSamplesRequest(
         request_id=new_request_id(),
-        partition_id=checked_name("partition id", partition_id, where),
+        partition_id=checked_name("partition id", partition_id, call),
         sample_ids=ids or (),
         whole_partition=ids is None,
         generations=b"" if named is None else int64_bytes(named),
+        where=filter_message(where, call),
     )

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from dataplane_client._displays import html_table, short_list
 from dataplane_client.meta import Tag
+from dataplane_client.policies import TaskPolicy, task_policy
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER, KINDS_BY_NUMBER
 from rl_dataplane.v1.element_types import Kind
@@ -58,10 +59,11 @@ class TaskStatus:
         claim.
     oldest_untaken_age_s: age in seconds of the oldest untaken row (exact to a second or a hundredth); None when no row
         is untaken.
-    weight_version_lag: newest weight version of the partition less the oldest of its untaken rows; None while rows name
-        none.
+    weight_version_lag: the partition's weight version less the oldest of its untaken rows; None while rows name none.
     longest_wait_s: seconds that the oldest waiting claim has waited; None when none waits.
     claims_total: claims granted.
+    stale_rows: untaken rows that the task does not get: staler than its policy allows, or of an unknown version.
+    policy: as set by set_policies.
     """
 
     task: str
@@ -80,6 +82,8 @@ class TaskStatus:
     weight_version_lag: int | None = None
     longest_wait_s: float | None = field(default=None, compare=False)
     claims_total: int = 0
+    stale_rows: int = 0
+    policy: TaskPolicy = field(default_factory=TaskPolicy)
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,11 +92,13 @@ class PartitionDescription:
 
     max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 0 for no limit.
     removed_rows: removed rows by reason: "consumed" (cleared after every task had consumed them), "cleared" (before
-        that), "rolled_back" (with their group).
+        that), "rolled_back" (with their group), "retired" (by set_weight_version), "stale" (dropped by the policy of a
+        task).
     open_groups: groups that are reserved and not finished.
     oldest_row_age_s: age in seconds of the oldest resident row (exact to a second or a hundredth); None when there is
         none.
     newest_weight_version: the greatest that rows (tag "weight_version") or groups have named; None while none has.
+    weight_version: the version against which staleness is measured; None while none is known.
     written_bytes_total, read_bytes_total, read_rows_total: values in applied puts and commits; values and rows read.
     open: a put of a field that is not declared declares it. clear_when_consumed: rows are removed as soon as every task
         has consumed them. closed: close_partition announced the end of data.
@@ -121,6 +127,7 @@ class PartitionDescription:
     open: bool = False
     clear_when_consumed: bool = False
     closed: bool = False
+    weight_version: int | None = None
     outcome: Outcome | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -280,6 +287,7 @@ def partition_description(message: pb.Partition, outcome: Outcome | None = None)
         open_groups=message.open_groups,
         oldest_row_age_s=_seconds(message, "oldest_row_age"),
         newest_weight_version=_optional(message, "newest_weight_version"),
+        weight_version=_optional(message, "weight_version"),
         written_bytes_total=message.written_bytes_total,
         read_bytes_total=message.read_bytes_total,
         read_rows_total=message.read_rows_total,
@@ -379,6 +387,8 @@ def _task(message: pb.TaskStatus) -> TaskStatus:
         weight_version_lag=_optional(message, "weight_version_lag"),
         longest_wait_s=_seconds(message, "longest_wait"),
         claims_total=message.claims_total,
+        stale_rows=message.stale_rows,
+        policy=task_policy(message.policy) if message.HasField("policy") else TaskPolicy(),
     )
 
 

@@ -86,6 +86,14 @@ class PreconditionError(DataPlaneError, RuntimeError):
     """The call is not allowed in the current state; repeating it unchanged does not help."""
 
 
+class ConditionFailedError(PreconditionError):
+    """A row does not fit `only_if` of the put, or does not exist; nothing was put."""
+
+
+class TooFewRowsError(PreconditionError):
+    """Fewer rows can be drawn than the draw needs; none was drawn. The message says what the others lack."""
+
+
 class DeadlineError(DataPlaneError, TimeoutError):
     """The call did not end within its timeout_s. It is unknown whether a call that changes something took effect. With
     the two subclasses it did not.

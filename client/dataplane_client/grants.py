@@ -1,11 +1,12 @@
-"""What a claim grants."""
+"""What a claim grants, and what a draw finds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgpack
+import numpy as np
 
 from dataplane_client._column_messages import generations_of, int64s
 from dataplane_client.meta import KVBatchMeta
@@ -28,12 +29,40 @@ class ClaimedGroup:
 
 @dataclass(frozen=True)
 class Grant:
-    """Claimed rows. deliveries: how often each was delivered to the task, this time included."""
+    """Claimed rows. deliveries: how often each was delivered to the task, this time included. staleness: in versions,
+    -1 if unknown.
+    """
 
     claim_id: str
     meta: KVBatchMeta
     deliveries: list[int]
     groups: tuple[ClaimedGroup, ...] = ()
+    staleness: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """Rows that `draw_samples` drew, in the order in which they were drawn. Nobody holds them: read them with
+    `get_data` or `read_columns`, which tell if one was cleared since.
+
+    draws: how often each row has been drawn, this time included. probabilities: how probable it was that each row is
+    the first to be drawn, for importance weights; 1 for "fifo" and "lifo". staleness: how many versions each row was
+    behind the partition's weight version, -1 if unknown.
+    """
+
+    meta: KVBatchMeta
+    draws: list[int]
+    probabilities: list[float]
+    staleness: list[int]
+
+
+def decode_drawn(response: pb.DrawSamplesResponse, request: pb.DrawSamplesRequest) -> SampledRows:
+    return SampledRows(
+        _meta(response, request.partition_id, request.task or None, request.required_fields, {}),
+        int64s(response.draws).tolist(),
+        np.frombuffer(response.probabilities, "<f8").tolist(),
+        int64s(response.staleness).tolist(),
+    )
 
 
 def decode_grant(
@@ -43,8 +72,22 @@ def decode_grant(
     fields: Sequence[str],
     extra_info: dict[str, object],
 ) -> Grant:
+    meta = _meta(response, partition_id, task_name, fields, extra_info)
+    groups = tuple(_group(message) for message in response.groups)
+    return Grant(
+        response.claim_id, meta, int64s(response.deliveries).tolist(), groups, int64s(response.staleness).tolist()
+    )
+
+
+def _meta(
+    response: pb.ClaimSamplesResponse | pb.DrawSamplesResponse,
+    partition_id: str,
+    task_name: str | None,
+    fields: Sequence[str],
+    extra_info: dict[str, object],
+) -> KVBatchMeta:
     lengths = int64s(response.sequence_lengths).tolist()
-    meta = KVBatchMeta(
+    return KVBatchMeta(
         partition_id=partition_id,
         task_name=task_name,
         sample_ids=list(response.sample_ids),
@@ -54,8 +97,6 @@ def decode_grant(
         tags=[msgpack.unpackb(packed) if packed else {} for packed in response.row_tags],
         generations=generations_of(response.generations, len(response.sample_ids)),
     )
-    groups = tuple(_group(message) for message in response.groups)
-    return Grant(response.claim_id, meta, int64s(response.deliveries).tolist(), groups)
 
 
 def _group(message: pb.ClaimedGroup) -> ClaimedGroup:

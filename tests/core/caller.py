@@ -13,6 +13,7 @@ from tests.core.replayed import RecordedPlane
 from dataplane_server.core.calls.answers import (
     ClearResult,
     CommitResult,
+    Drawn,
     Effect,
     Grant,
     GroupAborted,
@@ -24,6 +25,7 @@ from dataplane_server.core.calls.answers import (
     Reservation,
     Reserved,
     ResetResult,
+    Retired,
     SampleTask,
     SessionExpired,
     TaskInfo,
@@ -31,6 +33,7 @@ from dataplane_server.core.calls.answers import (
 )
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
     AbandonRequest,
@@ -44,6 +47,7 @@ from dataplane_server.core.calls.requests import (
     ClearSamples,
     ClosePartition,
     CommitClaim,
+    DrawSamples,
     ExtendPartition,
     FinishGroup,
     FinishWrite,
@@ -53,6 +57,8 @@ from dataplane_server.core.calls.requests import (
     ReleaseClaim,
     ReserveGroup,
     ResetTask,
+    SetPolicies,
+    SetWeightVersion,
 )
 from dataplane_server.core.calls.values import Balance, Definition, Int64Array, Tags
 
@@ -170,6 +176,22 @@ class Caller:
         assert isinstance(grant, Grant)
         return grant
 
+    def draw_call(
+        self,
+        *required_fields: str,
+        batch_size: int = 1,
+        min_size: int | None = None,
+        partition_id: str = "p",
+        seed: int = 0,
+        **more: object,
+    ) -> DrawSamples:
+        least = batch_size if min_size is None else min_size
+        of_call = (self.request_id(), partition_id, batch_size, least, seed)
+        return DrawSamples(*of_call, required_fields=required_fields, **more)  # type: ignore[arg-type]
+
+    def draw(self, *required_fields: str, **more: object) -> Drawn:
+        return self.apply(self.draw_call(*required_fields, **more))  # type: ignore[arg-type]
+
     def commit(self, claim_id: str) -> CommitResult:
         result = self.apply(CommitClaim(self.request_id(), claim_id))
         assert isinstance(result, CommitResult)
@@ -211,6 +233,18 @@ class Caller:
         self.now += seconds
         self.apply(Advance())
         return [effect for effect in self.plane.take_effects() if not isinstance(effect, SessionExpired)]
+
+    def set_version(self, version: int, retire_below: int | None = None) -> Retired:
+        return self.apply(SetWeightVersion(self.request_id(), "p", version, retire_below))
+
+    def set_policy(self, max_staleness: int | None = None, *, task: str = "train", **more: object) -> PartitionInfo:
+        policy = TaskPolicy(max_staleness, **more)  # type: ignore[arg-type]
+        return self.apply(SetPolicies(self.request_id(), "p", (TaskPolicyOf(task, policy),)))
+
+    def put_versions(self, **versions: int | None) -> None:
+        """Put a row for each name, of a weight version (None: of an unknown one)."""
+        tags: list[Tags] = [{} if version is None else {"weight_version": version} for version in versions.values()]
+        self.put(self.put_call(list(versions), {"a": [1] * len(versions)}, tags=tags))
 
     def reserve(self, group_id: str, sample_ids: Sequence[str], session_id: str = "", **more: object) -> Reserved:
         return self.apply(ReserveGroup(self.request_id(), "p", group_id, sample_ids, session_id, **more))  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from dataplane_server.core.calls.requests import EndRead
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.space import Space
+from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task import MAX_VIEWS, Task
 from dataplane_server.core.tasks.task_states import Amount, Waiter
 from dataplane_server.core.tasks.view import View
@@ -23,7 +24,7 @@ def rows() -> RowTable:
 
 @pytest.fixture
 def task(rows: RowTable) -> Task:
-    return Task("train", rows, GroupTable(rows), {})
+    return Task("train", "p", rows, GroupTable(rows), {})
 
 
 def add(rows: RowTable, *sample_ids: str, produced: int = 1) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -113,14 +114,14 @@ def test_what_pinned_rows_owe_is_paid_when_their_last_reader_lets_go(caller: Cal
 def test_a_view_counts_and_queues_what_is_ready(rows: RowTable, task: Task) -> None:
     slots = add(rows, "x", "y", "z", produced=1)
     rows["produced"][slots[1]] |= np.uint64(2)
-    assert task.view(1).queued() == slots.tolist()
-    assert task.view(3).queued() == [slots[1]]
-    assert (task.view(1).ready, task.view(3).ready) == (3, 1)
+    assert task.view(Kind(1)).queued() == slots.tolist()
+    assert task.view(Kind(3)).queued() == [slots[1]]
+    assert (task.view(Kind(1)).ready, task.view(Kind(3)).ready) == (3, 1)
 
 
 def test_what_one_view_takes_leaves_the_others(rows: RowTable, task: Task) -> None:
     slots = add(rows, "x", "y", produced=3)
-    views = [task.view(mask) for mask in (1, 2, 3)]
+    views = [task.view(Kind(mask)) for mask in (1, 2, 3)]
     task.take(views[0].pop(Amount(1, 1)), consume=False)
     for view in views:
         assert view.queued() == [slots[1]]
@@ -130,7 +131,7 @@ def test_what_one_view_takes_leaves_the_others(rows: RowTable, task: Task) -> No
 @pytest.mark.parametrize("times", [1, 5000])
 def test_a_queue_does_not_grow_with_rows_given_back(rows: RowTable, task: Task, times: int) -> None:
     add(rows, *(f"r{i}" for i in range(8)))
-    claims, idle = task.view(1), task.view(0)
+    claims, idle = task.view(Kind(1)), task.view(Kind(0))
     assert isinstance(idle, View)
     order = idle.queued()
     for _ in range(times):
@@ -149,7 +150,7 @@ def test_a_queue_whose_rows_were_given_back_at_different_times_is_compacted_to_o
     rows: RowTable, task: Task
 ) -> None:
     slots = add(rows, *(f"r{i}" for i in range(100)))
-    view = task.view(0)
+    view = task.view(Kind(0))
     assert isinstance(view, View)
     for _ in range(30):
         for slot in slots.tolist():
@@ -163,19 +164,19 @@ def test_a_queue_whose_rows_were_given_back_at_different_times_is_compacted_to_o
 def test_idle_views_beyond_the_most_kept_are_forgotten_and_rebuilt(rows: RowTable, task: Task) -> None:
     slots = add(rows, "x", "y", produced=(1 << 40) - 1)
     for bit in range(MAX_VIEWS + 8):
-        task.view(1 << bit)
+        task.view(Kind(1 << bit))
     assert len(list(task.views)) == MAX_VIEWS
     task.take(slots[:1], consume=True)
-    assert task.view(1).queued() == [slots[1]]
+    assert task.view(Kind(1)).queued() == [slots[1]]
     assert len(list(task.views)) == MAX_VIEWS
 
 
 def test_a_view_that_somebody_waits_at_is_never_forgotten(rows: RowTable, task: Task) -> None:
     for bit in range(MAX_VIEWS):
-        task.view(1 << bit).waiters[bit] = Waiter(bit, Amount(1, 1))
-    task.check_view(1)
+        task.view(Kind(1 << bit)).waiters[bit] = Waiter(bit, Amount(1, 1))
+    task.check_view(Kind(1))
     with pytest.raises(Refusal, match="max_views") as caught:
-        task.check_view(1 << 40)
+        task.check_view(Kind(1 << 40))
     assert (caught.value.reason, caught.value.metadata["max_views"]) == (Reason.LIMIT_REACHED, str(MAX_VIEWS))
     assert task.waiting() == len(list(task.views)) == MAX_VIEWS
 

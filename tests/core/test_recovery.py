@@ -8,8 +8,9 @@ import pytest
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Failed, Grant, Reservation, Waiting
+from dataplane_server.core.calls.life_calls import LetGo, Recover
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import Drain, FinishWrite, LetGo, OpenSession, Recover, ShareReservation
+from dataplane_server.core.calls.requests import Drain, FinishWrite, OpenSession, ShareReservation
 
 HELD = pytest.mark.parametrize("held", [False, True])
 

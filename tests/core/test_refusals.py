@@ -10,6 +10,7 @@ from tests.core.caller import BYTES, Caller, int64
 
 from dataplane_server.core.calls.answers import Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import BeginRead, ClearSamples, CloseSession, Drain, PutSamples
 from dataplane_server.core.rows.space import ALIGNMENT
@@ -403,7 +404,14 @@ REFUSED: list[tuple[str, Callable[[World], object], Reason, tuple[str, ...]]] = 
         R.LIMIT_REACHED,
         ("2 rows", "at most 3"),
     ),
+    (
+        "a condition that does not hold",
+        lambda w: w.put_call(sample_ids=("s1", "s2"), only_if=(Term("<", "sequence_length", True, (4,)),)),
+        R.CONDITION_FAILED,
+        ("'p'", "'s2'", "only_if"),
+    ),
     ("reserved twice", lambda w: w.caller.reserve("g", ["s1"]), R.SAMPLE_EXISTS, ("'p'", "'s1'", "'g'")),
+    ("draw of more than there is", lambda w: w.caller.draw(batch_size=3), R.TOO_FEW_ROWS, ("'p'", "2 of 2")),
     ("finish of what is not under way", lambda w: w.caller.finish(1 << 40), R.SUPERSEDED, ("request_id",)),
 ]
 AFTER_A_CHANGE: list[tuple[Callable[[World], None], Reason]] = [

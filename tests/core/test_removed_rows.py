@@ -7,6 +7,8 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import GroupAborted
 
+REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale")
+
 
 def removed(caller: Caller, partition_id: str = "p") -> dict[str, int]:
     """Why rows are gone, where any are; the counts add up."""
@@ -22,7 +24,7 @@ def consume(caller: Caller, count: int, *tasks: str) -> None:
 
 
 def test_every_reason_is_named_before_a_row_is_gone(caller: Caller) -> None:
-    assert caller.plane.partition_info("p").removed_rows == {"consumed": 0, "cleared": 0, "rolled_back": 0}
+    assert caller.plane.partition_info("p").removed_rows == dict.fromkeys(REASONS, 0)
 
 
 def test_rows_that_every_task_has_consumed_are_removed_as_consumed(caller: Caller) -> None:

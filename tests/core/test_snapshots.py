@@ -8,8 +8,9 @@ import pytest
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Grant, SessionInfo
+from dataplane_server.core.calls.life_calls import BeginSnapshot, EndSnapshot, Recover, Restored
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import BeginSnapshot, EndSnapshot, OpenSession, Recover, Restored
+from dataplane_server.core.calls.requests import OpenSession
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_server.core.tasks.task import TaskClock
+from dataplane_server.core.tasks.task_clock import TaskClock
 from dataplane_server.core.tasks.task_states import TASK_STATES, TaskState
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -14,6 +14,7 @@ from dataplane_client.errors import (
     ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
+    ConditionFailedError,
     DataPlaneError,
     EndOfDataError,
     GroupFencedError,
@@ -25,6 +26,7 @@ from dataplane_client.errors import (
     ReplacedError,
     SessionExpiredError,
     SupersededError,
+    TooFewRowsError,
     UnavailableError,
 )
 from dataplane_server.core.calls.limits import Limits
@@ -74,6 +76,8 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.END_OF_DATA: EndOfDataError,
     Reason.APPEND_CONFLICT: AppendConflictError,
     Reason.SNAPSHOT_FAILED: PreconditionError,
+    Reason.CONDITION_FAILED: ConditionFailedError,
+    Reason.TOO_FEW_ROWS: TooFewRowsError,
 }
 RETRIED_LATER = {Reason.NO_SPACE, Reason.LIMIT_REACHED, Reason.DRAINING}
 

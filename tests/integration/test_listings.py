@@ -44,7 +44,7 @@ def test_rows_are_chosen_by_state_and_by_tags(flow: DataPlaneClient) -> None:
     untaken = flow.list_samples("p", task_name="train", states=["untaken"], where={"weight_version": 1})
     assert (untaken.meta.sample_ids, untaken.states) == (["s3"], ["untaken"])
     assert flow.list_samples("p", where={"weight_version": 0, "best": False}).meta.sample_ids == ["s2", "s4"]
-    assert flow.list_samples("p", where={"best": 1}).meta.sample_ids == []  # a bool is no number
+    assert flow.list_samples("p", where={"best": 1}).meta.sample_ids == ["s0"]  # bools are 0 and 1
 
 
 def test_pages_of_rows_with_tags_leave_none_out(flow: DataPlaneClient) -> None:

@@ -21,9 +21,10 @@ from tests.core.machine.clients import FIELDS, TASKS, Clients
 from tests.core.machine.things import Row, Value, Write
 
 from dataplane_server.core.calls.answers import PartitionInfo, Registered
+from dataplane_server.core.calls.life_calls import Settle
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, RegisterPartition, Settle
+from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, RegisterPartition
 from dataplane_server.core.calls.values import Definition, Run
 from dataplane_server.durability.life import Life
 
@@ -185,8 +186,8 @@ class Copies:
             if kind in _EMPTY:
                 copied = self._of[id(thing)] = kind()
                 _EMPTY[kind](copied, thing, self.of)
-            elif kind is tuple:
-                copied = tuple(map(self.of, thing))
+            elif isinstance(thing, tuple):
+                copied = tuple.__new__(kind, map(self.of, thing))
             elif kind is MethodType:
                 copied = MethodType(thing.__func__, self.of(thing.__self__))
             else:

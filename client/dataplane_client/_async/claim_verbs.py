@@ -13,6 +13,7 @@ from dataplane_client._async.transport import AsyncTransport
 from dataplane_client._claim_requests import (
     Balance,
     BatchUnit,
+    Selection,
     claim_request,
     reserve_request,
     reset_request,
@@ -23,8 +24,10 @@ from dataplane_client._requests import new_request_id
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.descriptions import DeadLetter, dead_letter
 from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.filters import Where
 from dataplane_client.grants import Grant, decode_grant
 from dataplane_client.meta import KVBatchMeta
+from dataplane_client.policies import ClaimOrder
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -47,6 +50,9 @@ class ClaimVerbs:
         whole_groups: bool = False,
         unit: BatchUnit | None = None,
         max_tokens: int | None = None,
+        where: Where | None = None,
+        order: ClaimOrder | None = None,
+        order_tag: str = "",
         timeout_s: float = 60.0,
     ) -> AsyncClaim:
         """Claim rows for a task until they are committed or released, or this client dies.
@@ -59,6 +65,10 @@ class ClaimVerbs:
         the claim takes the next groups as long as their rows fit into batch_size. max_tokens: claim no more rows (or
         groups) than have this many tokens together; None for no limit. Both take at least one row (or group), and may
         take less than min_size.
+
+        where: claim only rows that fit, such as "weight_version >= 17 and std > 0" (with whole_groups, only groups of
+        which every row fits). order, order_tag: which rows come first, as in `TaskPolicy`; None for the order of the
+        task's policy. Claims of one filter and order are served first come, first served.
 
         Raises ClaimTimeoutError, with nothing claimed, when timeout_s passes first; EndOfDataError, at once, when the
         partition is closed and fewer than min_size rows are left for the task; NotFoundError for an unknown partition
@@ -75,6 +85,7 @@ class ClaimVerbs:
             whole_groups=whole_groups,
             max_tokens=max_tokens,
             unit=unit,
+            selection=Selection(where, order, order_tag),
         )
         response = await self._session.request_grant("ClaimSamples", request, timeout_s, waits=True)
         return AsyncClaim(self._session, decode_grant(response, partition_id, task_name, required_fields, {}))
@@ -95,6 +106,9 @@ class ClaimVerbs:
         max_tokens: int | None = None,
         whole_groups: bool = False,
         unit: BatchUnit | None = None,
+        where: Where | None = None,
+        order: ClaimOrder | None = None,
+        order_tag: str = "",
         timeout_s: float = 60.0,
     ) -> AsyncClaim:
         """Claim the rows of one data-parallel rank for one step.
@@ -110,8 +124,9 @@ class ClaimVerbs:
         sums of sequence_lengths as equal as possible, with numbers of rows that differ by at most one; "rows" splits in
         order. whole_groups: a group goes to one rank. Then "tokens" gives ranks numbers of groups that differ by at
         most one, "rows" makes their numbers of rows as equal as possible, and "groups" splits groups in order. A rank
-        may get no row if there are fewer groups than ranks. The meta's extra_info holds dp_rank. Blocks and raises as
-        `claim`, and InvalidArgumentError for a call that contradicts the step.
+        may get no row if there are fewer groups than ranks. where, order, order_tag: as in `claim`. The meta's
+        extra_info holds dp_rank. Blocks and raises as `claim`, and InvalidArgumentError for a call that contradicts the
+        step.
         """
         request = shard_request(
             partition_id,
@@ -126,6 +141,7 @@ class ClaimVerbs:
             max_tokens=max_tokens,
             whole_groups=whole_groups,
             unit=unit,
+            selection=Selection(where, order, order_tag),
         )
         response = await self._session.request_grant("ClaimShard", request, timeout_s, waits=True)
         extra_info: dict[str, object] = {"dp_rank": dp_rank}

@@ -16,6 +16,7 @@ from dataplane_client._claim_requests import checked_version
 from dataplane_client._requests import Fields, GivenTag, Put, new_request_id, put_request, shared_put_request
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import GroupFencedError
+from dataplane_client.filters import Where
 from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -29,7 +30,8 @@ class AsyncGroup(AsyncHandle):
     manager it commits on a clean exit; on an exception it aborts, with the exception's type and message as the reason.
 
     group_id: its name in the partition. reservation_id: the name of this reservation on the server. meta: its rows,
-    those that were added included.
+    those that were added included. abort_hint: what the server said at the last put: why the rows are too stale for a
+    task already, so that generation may stop; empty if they are not.
 
     state: "open" until this object ends it ("committed", "aborted") or learns that the server has fenced it ("fenced").
     A group stays reserved as long as this object and the client that holds it live; after that its rows vanish, with a
@@ -57,6 +59,7 @@ class AsyncGroup(AsyncHandle):
         self.group_id = group_id
         self.reservation_id = reservation_id
         self.meta = meta
+        self.abort_hint = ""
 
     def __repr__(self) -> str:
         where = f"{self.meta.partition_id}/{self.group_id}"
@@ -73,6 +76,7 @@ class AsyncGroup(AsyncHandle):
         tags: Sequence[Mapping[str, GivenTag]] | None = None,
         *,
         sequence_lengths: Sequence[int] | None = None,
+        only_if: Where | None = None,
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """Write columns and tags of some rows of the group, as put_samples does. May be called any number of times.
@@ -82,7 +86,8 @@ class AsyncGroup(AsyncHandle):
         group, and the errors of put_samples.
         """
         where = f"put into group {self.group_id!r}"
-        return await self._put(self._put_request(where, sample_ids, fields, tags, sequence_lengths), timeout_s)
+        put = self._put_request(where, sample_ids, fields, tags, sequence_lengths, only_if)
+        return await self._put(put, timeout_s)
 
     async def add(
         self,
@@ -115,17 +120,19 @@ class AsyncGroup(AsyncHandle):
         fields: Fields | None,
         tags: Sequence[Mapping[str, GivenTag]] | None,
         sequence_lengths: Sequence[int] | None,
+        only_if: Where | None = None,
     ) -> Put:
         self._check_open()
         partition_id, caller = self.meta.partition_id, self._session.transport.options.caller
-        return put_request(
-            where, partition_id, sample_ids, fields, caller, tags=tags, sequence_lengths=sequence_lengths
-        )
+        rows = (where, partition_id, sample_ids, fields, caller)
+        return put_request(*rows, tags=tags, sequence_lengths=sequence_lengths, only_if=only_if)
 
     async def _put(self, put: Put, timeout_s: float | None) -> KVBatchMeta:
         put.header.reservation_id = self.reservation_id
         with self._watch_for_fence():
-            return put.receipt(await write_put(self._session.transport, put, timeout_s))
+            response = await write_put(self._session.transport, put, timeout_s)
+        self.abort_hint = response.abort_hint
+        return put.receipt(response)
 
     async def append_tokens(
         self,
@@ -156,7 +163,8 @@ class AsyncGroup(AsyncHandle):
         put = shared_put_request(where, self.meta.partition_id, fields, self._session.transport.options.caller)
         put.header.reservation_id = self.reservation_id
         with self._watch_for_fence():
-            await write_put(self._session.transport, put, timeout_s)
+            response = await write_put(self._session.transport, put, timeout_s)
+        self.abort_hint = response.abort_hint
 
     async def commit(self, weight_version: int | None = None, *, timeout_s: float | None = None) -> int:
         """Show the rows to claims, all at once. Returns how many there are.

@@ -6,9 +6,10 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 
-from dataplane_client._arguments import checked_name, checked_names
+from dataplane_client._arguments import checked_count, checked_name, checked_names
 from dataplane_client._async.runtime import sleep
 from dataplane_client._async.transport import AsyncTransport
+from dataplane_client._claim_requests import checked_version
 from dataplane_client._deadline import Deadline
 from dataplane_client._requests import extend_request, new_request_id, register_request
 from dataplane_client._tracebacks import short_tracebacks
@@ -21,6 +22,7 @@ from dataplane_client.descriptions import (
     server_status,
     snapshot_description,
 )
+from dataplane_client.policies import TaskPolicy, policy_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _RESTART_S = 0.1
@@ -121,6 +123,43 @@ class PartitionVerbs:
             request_id=new_request_id(), partition_id=checked_name("partition id", partition_id, "close_partition")
         )
         return int((await self._transport.unary("ClosePartition", request, timeout_s)).ended_claims)
+
+    async def set_weight_version(
+        self, partition_id: str, version: int, *, retire_below: int | None = None, timeout_s: float | None = None
+    ) -> int:
+        """Tell which weights the trainer has now, such as after each refit. The staleness of rows is measured against
+        it. Until the first call the partition's version is the greatest that a row or group has named. It may go back,
+        as when a trainer resumes from a checkpoint.
+
+        version: 0 to 2,147,483,646. retire_below: also remove the rows of versions before this one, claimed or not, and
+        abort the groups that began with one. Returns how many rows that removed. Raises NotFoundError.
+        """
+        where = f"set_weight_version of {partition_id!r}"
+        request = pb.SetWeightVersionRequest(
+            request_id=new_request_id(),
+            partition_id=checked_name("partition id", partition_id, where),
+            version=checked_count("version", version, where, least=0, most=(1 << 31) - 2),
+            retire_below=checked_version(retire_below, where),
+        )
+        return int((await self._transport.unary("SetWeightVersion", request, timeout_s)).retired_rows)
+
+    async def set_policies(
+        self, partition_id: str, tasks: Mapping[str, TaskPolicy], *, timeout_s: float | None = None
+    ) -> PartitionDescription:
+        """Replace the policies of tasks, by name, all in one step; other tasks keep theirs. May be called at any time:
+        rows and claims stay as they are, and waiting claims are served by the new policies. (A claim that waits keeps
+        its order.) Raises NotFoundError for an unknown partition or task.
+        """
+        where = f"set_policies of {partition_id!r}"
+        request = pb.SetPoliciesRequest(
+            request_id=new_request_id(),
+            partition_id=checked_name("partition id", partition_id, where),
+            tasks={
+                checked_name("task name", task, where): policy_message(policy, f"{where}, task {task!r}")
+                for task, policy in tasks.items()
+            },
+        )
+        return partition_description((await self._transport.unary("SetPolicies", request, timeout_s)).partition)
 
     async def create_snapshot(self, name: str, *, timeout_s: float | None = None) -> SnapshotDescription:
         """Take a snapshot of the server at this moment: rows with their values, cursors, claims. Needs --data-dir.

@@ -24,7 +24,9 @@ class Claim(Handle):
     on an exception it releases the rows, with the exception's type and message as the reason.
 
     meta: the rows. claim_id: its name on the server. deliveries: how often each row has been delivered to the task,
-    this time included; empty for an adopted claim. groups: with whole_groups, the groups in the order of their rows.
+    this time included. staleness: how many versions each row was behind the partition's weight version when it was
+    granted, -1 if unknown. Both are empty for an adopted claim. groups: with whole_groups, the groups in the order of
+    their rows.
 
     state: "open" until this object ends it ("committed", "released"), hands it over ("detached") or learns that the
     server has fenced it ("fenced"). A claim stays open, for hours if need be, as long as this object and the client
@@ -44,6 +46,7 @@ class Claim(Handle):
         self.claim_id = grant.claim_id
         self.meta: KVBatchMeta = grant.meta
         self.deliveries: list[int] = grant.deliveries
+        self.staleness: list[int] = grant.staleness
         self.groups: tuple[ClaimedGroup, ...] = grant.groups
 
     def __repr__(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dataplane_client._arguments import checked_name
 from dataplane_client._requests import list_request
 from dataplane_client._sync.transport import Transport
+from dataplane_client.filters import Where
 from dataplane_client.listings import (
     ClaimList,
     SamplePage,
@@ -15,7 +16,6 @@ from dataplane_client.listings import (
     sample_page,
     session_list,
 )
-from dataplane_client.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -30,7 +30,7 @@ class ListingVerbs:
         *,
         task_name: str | None = None,
         states: Sequence[str] | None = None,
-        where: Mapping[str, Tag] | None = None,
+        where: Where | None = None,
         page_size: int = 1000,
         page: int | None = None,
         timeout_s: float | None = None,
@@ -38,12 +38,13 @@ class ListingVerbs:
         """List rows in order of arrival, with tags and without values.
 
         task_name: also tell the state of each row for this task. states: only rows in one of these states of the task:
-        "untaken", "claimed", "consumed", "delayed", "dead". where: only rows that have all these tags. page_size: 1 to
-        65,536 rows. page: next_page of the page before; None for the first. A page may hold fewer rows than page_size,
-        and even none, while next_page is not None: with `where`, one call compares the tags of 65,536 rows.
+        "untaken", "claimed", "consumed", "delayed", "dead". where: only rows that fit a filter, such as
+        "std > 0.1 and age_s < 60", or a mapping of the tags that they have; see docs/semantics.md, "Filters".
+        page_size: 1 to 65,536 rows. page: next_page of the page before; None for the first. A page may hold fewer rows
+        than page_size, and even none, while next_page is not None: with `where`, one call looks at 65,536 rows.
 
         A page shows one point in time. Raises NotFoundError for an unknown partition or task, InvalidArgumentError for
-        states without a task.
+        states without a task and for an expression that is no filter.
         """
         request = list_request(partition_id, task_name, states, where, page_size, page)
         return sample_page(self._transport.unary("ListSamples", request, timeout_s), partition_id, task_name)

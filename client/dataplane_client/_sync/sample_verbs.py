@@ -1,4 +1,4 @@
-"""Verbs about samples by their ids: put, read, clear."""
+"""Verbs about samples: put, read and clear them by their ids, and draw some of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from dataplane_client._arguments import checked_name
+from dataplane_client._claim_requests import DrawStrategy, draw_request
 from dataplane_client._placement import Destination
 from dataplane_client._read_batches import (
     COPIES,
@@ -30,6 +31,8 @@ from dataplane_client.codec import materialize
 from dataplane_client.columns_layout import Layout, TensorLayout
 from dataplane_client.descriptions import SampleDescription, sample_description
 from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.filters import Where
+from dataplane_client.grants import SampledRows, decode_drawn
 from dataplane_client.meta import KVBatchMeta, checked_meta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -49,6 +52,7 @@ class SampleVerbs:
         *,
         sequence_lengths: Sequence[int] | None = None,
         generations: Sequence[int] | None = None,
+        only_if: Where | None = None,
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """Write columns and tags of rows, atomically.
@@ -78,7 +82,9 @@ class SampleVerbs:
 
         tags: one mapping for each id, with values None, bool, int, float, str, or NumPy scalars of these. generations:
         those of a meta, to write to exactly its rows: no row is created, and ReplacedError is raised for an id that was
-        cleared and put again.
+        cleared and put again. only_if: a filter that every row must fit, when the put begins and when it takes effect,
+        such as "state == 'new'" with tags=[{"state": "taken"}]: of several callers one puts, and the others get
+        ConditionFailedError, as for a row that does not exist.
 
         Blocks while the server's memory is full, then raises OutOfSpaceError. Raises InvalidArgumentError for rows that
         do not fit the field or the ids, UnsupportedTypeError for unsupported values, NotFoundError for an unknown
@@ -94,6 +100,7 @@ class SampleVerbs:
             tags=tags,
             sequence_lengths=sequence_lengths,
             generations=generations,
+            only_if=only_if,
         )
         return put.receipt(write_put(self._transport, put, timeout_s))
 
@@ -231,20 +238,71 @@ class SampleVerbs:
         padded = PaddedBatch(pad_value_dict or {}, pad_to_seqlen)
         return padded.batch(self._transport.read(request, Destination(padded.place), timeout_s), n_rows)
 
+    def draw_samples(
+        self,
+        partition_id: str,
+        required_fields: Sequence[str],
+        batch_size: int,
+        *,
+        min_size: int | None = None,
+        strategy: DrawStrategy = "uniform",
+        priority_tag: str = "",
+        priority_exponent: float = 1.0,
+        where: Where | None = None,
+        task_name: str | None = None,
+        max_times_sampled: int | None = None,
+        seed: int | None = None,
+        timeout_s: float | None = None,
+    ) -> SampledRows:
+        """Draw rows without taking them, for off-policy training: nobody owns them, no task consumes them, and other
+        calls may get the same rows. Read them as those of a claim; a row that is cleared meanwhile is missing then.
+
+        Draws up to batch_size different rows that hold all required fields and that no reserved group hides, whatever
+        tasks have done with them. Never waits: raises TooFewRowsError if there are fewer than min_size (None:
+        batch_size). The server looks at every row of the partition, which takes about 0.05 s for a million, and serves no
+        other call meanwhile.
+
+        strategy: "uniform"; "prioritized": each row with a probability proportional to the number in its tag
+        priority_tag, raised to the power priority_exponent (at least 0), where rows without a positive number are not
+        drawn, and put_samples of tags changes priorities; "fifo", "lifo": the rows that arrived first, or last.
+
+        where: only rows that fit a filter, such as "staleness <= 8 and age_s < 3600". task_name: only rows that are not
+        beyond the staleness that this task allows (see set_policies). max_times_sampled: only rows that were drawn less
+        often, by any call; None for no limit. seed: 0 to 2**64 - 1, where all chance comes from; None for a new one.
+
+        Raises NotFoundError for an unknown partition or task, InvalidArgumentError for an undeclared field.
+        """
+        request = draw_request(
+            partition_id,
+            required_fields,
+            batch_size,
+            min_size=min_size,
+            task_name=task_name,
+            strategy=strategy,
+            priority_tag=priority_tag,
+            priority_exponent=priority_exponent,
+            where=where,
+            max_times_sampled=max_times_sampled,
+            seed=seed,
+        )
+        return decode_drawn(self._transport.unary("DrawSamples", request, timeout_s), request)
+
     def clear_samples(
         self,
         sample_ids: Sequence[str] | None,
         partition_id: str,
         *,
         generations: Sequence[int] | None = None,
+        where: Where | None = None,
         timeout_s: float | None = None,
     ) -> int:
         """Remove rows, claimed or not (None: all rows of the partition). Returns how many there were. Ignores unknown
         ids.
 
         generations: those of a meta, to remove exactly its rows: an id that was cleared and put again since stays.
+        where: only rows that fit a filter, such as "staleness > 4 or age_s > 3600".
         """
-        request = clear_request(partition_id, sample_ids, generations)
+        request = clear_request(partition_id, sample_ids, generations, where)
         if not request.sample_ids and not request.whole_partition:
             return 0
         return int((self._transport.unary("ClearSamples", request, timeout_s)).cleared_rows)

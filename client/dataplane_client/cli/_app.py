@@ -146,6 +146,9 @@ def samples(
     tags: Annotated[
         list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="Only rows with this tag. Repeatable.")
     ] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="FILTER", help='Only rows that fit, as "std > 0 and age_s < 60".')
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most rows to show.")] = 100,
     server: Address = "",
     output: Output = "table",
@@ -154,7 +157,8 @@ def samples(
     """List the samples of a partition, in order of arrival."""
     from dataplane_client.cli._listings import samples_request, show_samples
 
-    show_samples(samples_request(partition, task, states or [], tags or []), limit, server, output, timeout)
+    request = samples_request(partition, task, states or [], tags or [], where)
+    show_samples(request, limit, server, output, timeout)
 
 
 @app.command()

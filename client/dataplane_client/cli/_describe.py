@@ -38,7 +38,7 @@ def show_partition(partition_id: str, address: str, output: Format, timeout_s: f
 
 
 def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
-    version = partition.newest_weight_version
+    version = partition.weight_version
     put, removed, read = partition.rows_put_total, partition.rows_cleared_total, partition.read_rows_total
     limit = partition.max_deliveries
     modes = {"open": partition.open, "closed": partition.closed, "clears consumed rows": partition.clear_when_consumed}
@@ -49,7 +49,7 @@ def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
         figure("put", f"{plural(put, 'row')}, {size_text(partition.written_bytes_total)} written"),
         figure("read", f"{plural(read, 'row')}, {size_text(partition.read_bytes_total)}"),
         figure("removed", f"{plural(removed, 'row')}: {counts_text(partition.removed_rows)}"),
-        figure("weights", "no version" if version is None else f"newest version {version:,}"),
+        figure("weights", "no version" if version is None else f"version {version:,}"),
         *([figure("limit", f"{plural(limit, 'delivery', 'deliveries')} of a row")] if limit else []),
         *([figure("mode", mode)] if mode else []),
         *([figure("groups", f"{partition.open_groups:,} open")] if partition.open_groups else []),
@@ -89,10 +89,13 @@ def _delivery_table(tasks: Iterable[TaskStatus]) -> Table:
 
 
 def _wait_table(tasks: Iterable[TaskStatus]) -> Table:
-    table = Table("task", ">claims\nwaiting", ">longest\nwait", ">weight versions\nbehind")
+    table = Table(
+        "task", ">claims\nwaiting", ">longest\nwait", ">weight versions\nbehind", ">may be\nbehind", ">too\nstale"
+    )
     for task in tasks:
         waits = (count_text(task.waiting_claims), age_text(task.longest_wait_s))
-        table.add_row(task.task, *waits, count_text(task.weight_version_lag))
+        bounds = (task.weight_version_lag, task.policy.max_staleness, task.stale_rows)
+        table.add_row(task.task, *waits, *map(count_text, bounds))
     return table
 
 

@@ -13,6 +13,8 @@ from dataplane_client.cli._output import print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import age_text, count_text, plural, tags_text
+from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.filters import Where, both, filter_message
 from dataplane_client.listings import (
     ClaimDescription,
     SamplePage,
@@ -58,17 +60,20 @@ def show_samples(request: pb.ListSamplesRequest, most: int, address: str, output
 
 
 def samples_request(
-    partition_id: str, task: str | None, states: Sequence[str], tags: Sequence[str]
+    partition_id: str, task: str | None, states: Sequence[str], tags: Sequence[str], where: str | None
 ) -> pb.ListSamplesRequest:
-    """tags: KEY=VALUE each. Wrong flags end the command with exit code 2."""
+    """tags: KEY=VALUE each. where: an expression. Wrong flags end the command with exit code 2."""
     if states and task is None:
         raise typer.BadParameter("--state needs --task: a row has one state for each task")
-    packed = b""
-    if tags:
-        import msgpack
+    chosen = both(_filter(dict(map(_parsed_tag, tags))), _filter(where))
+    return pb.ListSamplesRequest(partition_id=partition_id, task=task or "", states=states, where=chosen)
 
-        packed = msgpack.packb(dict(map(_parsed_tag, tags)))
-    return pb.ListSamplesRequest(partition_id=partition_id, task=task or "", states=states, where_tags=packed)
+
+def _filter(where: Where | None) -> pb.Filter:
+    try:
+        return filter_message(where, "--where") or pb.Filter()
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _parsed_tag(text: str) -> tuple[str, Tag]:

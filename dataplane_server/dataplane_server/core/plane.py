@@ -1,8 +1,9 @@
 """The data plane as a deterministic state machine.
 
 A call goes in, with `now` (monotonic, seconds); its answer comes out. `take_effects` returns what else calls have
-caused: waiting calls that were admitted, granted or failed, sessions that expired. Nothing here waits, does I/O, reads
-a clock or draws a random number, so the same calls at the same times always give the same answers, effects and state.
+caused: waiting calls that were admitted, granted or failed, sessions that expired. Nothing here waits, does I/O or
+reads a clock, and chance comes from the seeds of calls only, so the same calls at the same times always give the same
+answers, effects and state.
 
     answer = plane.apply(FinishWrite(ticket), now)
     for effect in plane.take_effects():
@@ -28,12 +29,13 @@ from dataplane_server.core.calls.answers import (
     SampleHistory,
     Totals,
 )
+from dataplane_server.core.calls.filters import Filter, check_filter
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.listings import ClaimInfo, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import Call
-from dataplane_server.core.calls.values import Int64Array, Tags
+from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.state.answers import Answers
 from dataplane_server.core.state.descriptions import describe_partition, describe_task
 from dataplane_server.core.state.partition import Partition
@@ -156,9 +158,19 @@ class DataPlane:
         return sample_history(self._state.partition(partition_id), sample_id, self._verbs.table, self._history)
 
     def list_samples(
-        self, partition_id: str, task: str, states: Collection[str], where: Tags, page_size: int, page: int
+        self,
+        partition_id: str,
+        task: str,
+        states: Collection[str],
+        where: Filter,
+        page_size: int,
+        page: int,
+        now: float = 0.0,
     ) -> SamplePage:
-        """Rows in order of arrival; see `stats.listings`. Refusal INVALID_REQUEST for states without a task."""
+        """Rows in order of arrival; see `stats.listings`. Refusal INVALID_REQUEST for states without a task, and for a
+        wrong filter.
+        """
+        check_filter(where, with_age=True)
         partition, most = self._state.partition(partition_id), self.limits.max_rows_per_call
         if not 1 <= page_size <= most:
             message = f"partition {partition_id!r}: a page must have 1 to {most} rows, got {page_size}"
@@ -168,7 +180,7 @@ class DataPlane:
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id)
         if task:
             partition.task(task)
-        return list_samples(partition, task, states, where, page_size, page)
+        return list_samples(partition, task, states, where, page_size, page, now)
 
     # -- claims and sessions -------------------------------------------------------------------------------------------
 

@@ -6,13 +6,13 @@ A verb checks and changes. What surrounds a change is here, once for all verbs:
     supersede   a repeated request that is still under way is taken over: its earlier attempt fails
     change      the verb; it either raises Refusal and has changed nothing, or takes effect whole
     follow up   what follows from the change: rows that every task has consumed are cleared, where the partition asks
-                for it, writes that wait are admitted into freed space, queued claims are served with rows that became
-                ready, or end if too few are left, tasks note whom they wait for, cached figures are dropped, the
-                history grows
+                for it, stale rows leave the tasks that do not want them, writes that wait are admitted into freed
+                space, queued claims are served with rows that became ready, or end if too few are left, tasks note whom
+                they wait for, cached figures are dropped, the history grows
     remember    the answer, for a repeated request
 
-Verbs say what they changed in `state.changes`, which is empty between turns. Nothing here reads a clock, draws a random
-number or does I/O: the same calls at the same times give the same answers, effects and state.
+Verbs say what they changed in `state.changes`, which is empty between turns. Nothing here reads a clock or does I/O,
+and chance comes from the seeds of calls: the same calls at the same times give the same answers, effects and state.
 
 A call that its caller waits for ends in a later turn: the follow-up of that turn grants the claim or admits the write.
 An expired session and an ended delay are followed up one by one, in the order of their times.
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from dataplane_server.core.calls import requests
+from dataplane_server.core.calls import life_calls, requests
 from dataplane_server.core.calls.answers import (
     Admitted,
     CommitResult,
@@ -74,14 +74,17 @@ class Turn:
         repeatable: dict[type, _Verb] = {
             requests.RegisterPartition: _Verb("register", v.partitions.register),
             requests.ExtendPartition: _Verb("extend", v.partitions.extend),
+            requests.SetWeightVersion: _Verb("set_version", lambda call, now: v.freshness.set_weight_version(call)),
+            requests.SetPolicies: _Verb("set_policies", v.freshness.set_policies),
             requests.ClosePartition: _Verb("close", lambda call, now: v.partitions.close(call)),
             requests.DropPartition: _Verb("drop", lambda call, now: v.partitions.drop(call)),
-            requests.ClearSamples: _Verb("clear", lambda call, now: v.partitions.clear(call)),
+            requests.ClearSamples: _Verb("clear", v.partitions.clear),
             requests.ResetTask: _Verb("reset", lambda call, now: v.partitions.reset(call)),
             requests.PutSamples: _Verb("put", v.writes.put, v.writes.supersede),
             requests.CommitClaim: _Verb("commit", v.writes.commit, v.writes.supersede),
             requests.ClaimSamples: _Verb("claim", v.claims.claim, v.queue.supersede),
             requests.ClaimShard: _Verb("claim", v.steps.claim, v.queue.supersede),
+            requests.DrawSamples: _Verb("draw", v.draws.draw),
             requests.ReleaseClaim: _Verb("release", v.claims.release),
             requests.AbandonRequest: _Verb("release", self._abandon_request),
             requests.AdoptClaim: _Verb("adopt", lambda call, now: v.claims.adopt(call)),
@@ -104,13 +107,13 @@ class Turn:
             requests.Advance: self._advance,
             requests.MergeFreeRanges: lambda call, now: self._state.space.merge_pending(_MERGED_AT_ONCE),
             requests.Drain: self._drain,
-            requests.Recover: self._recover,
-            requests.LetGo: self._let_go,
-            requests.BeginSnapshot: lambda call, now: v.reads.begin_snapshot(call.name),
-            requests.EndSnapshot: lambda call, now: v.reads.end_snapshot(),
-            requests.LeaveFor: lambda call, now: None,
-            requests.Restored: self._restored,
-            requests.Settle: lambda call, now: self._state.space.settle(call.releases),
+            life_calls.Recover: self._recover,
+            life_calls.LetGo: self._let_go,
+            life_calls.BeginSnapshot: lambda call, now: v.reads.begin_snapshot(call.name),
+            life_calls.EndSnapshot: lambda call, now: v.reads.end_snapshot(),
+            life_calls.LeaveFor: lambda call, now: None,
+            life_calls.Restored: self._restored,
+            life_calls.Settle: lambda call, now: self._state.space.settle(call.releases),
         }
         return repeatable, others
 
@@ -147,8 +150,7 @@ class Turn:
     def _follow_up(self, now: float) -> None:
         """Do what follows from a change."""
         changes = self._state.changes
-        while changes.consumed:
-            self._verbs.partitions.clear_consumed(*changes.consumed.pop())
+        self._remove_unwanted()
         if self._state.space.freed or changes.writes_left:
             for reservation in self._verbs.admission.admit_waiting():
                 self._state.effects.append(Admitted(reservation.ticket, reservation))
@@ -167,6 +169,16 @@ class Turn:
             for fact in changes.facts:
                 self._history.note(fact, now)
             changes.facts.clear()
+
+    def _remove_unwanted(self) -> None:
+        """Clear rows that every task has consumed, and take stale rows from the tasks that do not want them."""
+        changes, freshness = self._state.changes, self._verbs.freshness
+        while changes.consumed:
+            self._verbs.partitions.clear_consumed(*changes.consumed.pop())
+        for partition in list(changes.partitions):
+            freshness.follow_version(partition)
+        for task in [task for task in changes.tasks if task.suspects]:
+            freshness.drop_stale(task)
 
     def _serve(self, task: Task, now: float) -> None:
         """Grant ready rows to the claims that are queued for them, the longest queued first, and end those that no rows
@@ -233,7 +245,7 @@ class Turn:
         self._verbs.queue.fail_all(draining())
         self._verbs.writes.drain()
 
-    def _recover(self, call: requests.Recover, now: float) -> None:
+    def _recover(self, call: life_calls.Recover, now: float) -> None:
         self._state.draining = False
         self._verbs.queue.fail_all(server_ended())
         self._verbs.writes.recover(server_ended(), held=call.held)
@@ -243,13 +255,13 @@ class Turn:
         if not call.defer_frees:
             self._state.space.settle(self._state.space.releases)
 
-    def _restored(self, call: requests.Restored, now: float) -> None:
+    def _restored(self, call: life_calls.Restored, now: float) -> None:
         for session in list(self._state.sessions):
             self._verbs.expiry.close(requests.CloseSession(session.session_id))
         self._state.incarnation = self._state.sessions.incarnation = call.incarnation
         self._state.generations.next = max(self._state.generations.next, call.first_generation)
 
-    def _let_go(self, call: requests.LetGo, now: float) -> None:
+    def _let_go(self, call: life_calls.LetGo, now: float) -> None:
         self._verbs.writes.let_go()
         self._verbs.reads.let_go()
 

@@ -1,8 +1,8 @@
 """Calls as bytes and back: MessagePack arrays, whose form follows from the annotations of the calls' fields.
 
 A call is the name of its class and its fields, in their order. An array of int64 is its bytes, little-endian; a frozen
-set is its sorted elements; a record (`ColumnSpec`, `Shape`, `Definition`) is the array of its fields; all else is as it
-is. Sequences come back as tuples. Names of classes select from a fixed table, so decoding runs no code of the data.
+set is its sorted elements; a record (one of `_RECORDS`) is the array of its fields; all else is as it is. Sequences
+come back as tuples. Names of classes select from a fixed table, so decoding runs no code of the data.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ import dataclasses
 import typing
 from collections.abc import Callable
 from operator import attrgetter
+from types import UnionType
 from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
-from dataplane_server.core.calls import requests
+from dataplane_server.core.calls import life_calls, requests
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.filters import Term
+from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
 from dataplane_server.core.calls.requests import Call
 from dataplane_server.core.calls.values import Definition, Int64Array
 
 Convert = Callable[[Any], Any]
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
-_RECORDS = (Shape, ColumnSpec, Definition)
+_RECORDS = (Shape, ColumnSpec, TaskPolicy, TaskPolicyOf, Definition, Term)
 
 
 class _Form(NamedTuple):
@@ -67,7 +70,7 @@ def decode_call(data: bytes) -> tuple[float, Call[Any]]:
     """What `encode_call` was given. ValueError for anything else."""
     try:
         return _call_of(msgpack.unpackb(data, use_list=False))
-    except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+    except (KeyError, TypeError, ValueError, IndexError, msgpack.UnpackException) as error:
         raise ValueError(f"not a call of this version: {error!r}") from None
 
 
@@ -123,6 +126,8 @@ def _form(hint: Any) -> _Form:
         return _Form(None, None)
     if type(None) in arguments:
         return _optional([_form(argument) for argument in arguments if argument is not type(None)])
+    if origin is UnionType and all(argument in _PLAIN for argument in arguments):
+        return _Form(None, None)
     if origin is frozenset:
         return _Form(sorted, frozenset)
     if arguments and origin is not None and issubclass(origin, typing.Sequence):
@@ -161,6 +166,7 @@ def _array(data: bytes) -> Int64Array:
     return np.frombuffer(data, "<i8")
 
 
-_CALLS = [kind for kind in vars(requests).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+_NAMES = vars(requests) | vars(life_calls)
+_CALLS = [kind for kind in _NAMES.values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
 _SCHEMAS: dict[type, _Schema] = {kind: _schema(kind) for kind in _CALLS if issubclass(kind, Call)}
 _NAMED = {kind.__name__: schema for kind, schema in _SCHEMAS.items()}

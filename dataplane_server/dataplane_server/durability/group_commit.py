@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
-from dataplane_server.core.calls.requests import Settle
+from dataplane_server.core.calls.life_calls import Settle
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.call_codec import encode_batch
 from dataplane_server.durability.log_writer import LogWriter

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dataplane_server.collection import without_collection
+from dataplane_server.core.calls.life_calls import LeaveFor, Recover, Restored
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.requests import ClearSamples, LeaveFor, Recover, Restored
+from dataplane_server.core.calls.requests import ClearSamples
 from dataplane_server.durability.checkpoint import DamagedCheckpointError, checkpoints
 from dataplane_server.durability.checksums import Damaged
 from dataplane_server.durability.group_commit import GroupCommit

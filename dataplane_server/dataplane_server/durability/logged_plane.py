@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from dataplane_server.core.calls.answers import ReadPlan
+from dataplane_server.core.calls.life_calls import LetGo, Recover
 from dataplane_server.core.calls.refusal import server_ended
-from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, FinishWrite, LetGo, Recover
+from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, FinishWrite
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.call_codec import encode_call
 from dataplane_server.durability.checksums import checksums_of

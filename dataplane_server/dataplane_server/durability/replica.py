@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dataplane_server.core.calls.life_calls import BeginSnapshot, LeaveFor
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.requests import BeginSnapshot, Call, FinishWrite, LeaveFor
+from dataplane_server.core.calls.requests import Call, FinishWrite
 from dataplane_server.durability.call_codec import decode_record
 from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, write_checkpoint
 from dataplane_server.durability.checksums import Checksums

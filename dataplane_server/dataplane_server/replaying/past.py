@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dataplane_server.core.calls.answers import Effect
+from dataplane_server.core.calls.life_calls import LeaveFor
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.requests import Call, LeaveFor
+from dataplane_server.core.calls.requests import Call
 from dataplane_server.core.stats.history import History
 from dataplane_server.durability.call_codec import decode_record
 from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, read_extra

@@ -39,6 +39,8 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
     Reason.END_OF_DATA: grpc.StatusCode.OUT_OF_RANGE,
     Reason.APPEND_CONFLICT: grpc.StatusCode.ABORTED,
     Reason.SNAPSHOT_FAILED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.CONDITION_FAILED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.TOO_FEW_ROWS: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.NO_SPACE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.LIMIT_REACHED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.CLAIM_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -9,7 +9,7 @@ import uuid
 import grpc
 
 from dataplane_server.config import ServerConfig, host_and_port
-from dataplane_server.core.calls.requests import LetGo
+from dataplane_server.core.calls.life_calls import LetGo
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.durability.life import Life

@@ -22,13 +22,21 @@ from dataplane_server.core.calls.requests import (
     FinishWrite,
 )
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service import translate, translate_claims, translate_listings, translate_samples
+from dataplane_server.service import (
+    translate,
+    translate_claims,
+    translate_draws,
+    translate_listings,
+    translate_policies,
+    translate_samples,
+)
 from dataplane_server.service.claim_calls import ClaimCalls
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES, FrameReader, Header, read_frames
 from dataplane_server.service.messages import Messages
 from dataplane_server.service.session_calls import SessionCalls
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.snapshots import Snapshots
+from dataplane_server.service.translate_filters import rows_that_fit
 from dataplane_server.storage.arena import Arena, RunWriter, cut
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -77,6 +85,16 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def ClosePartition(self, request: pb.ClosePartitionRequest, context: object) -> pb.ClosePartitionResponse:
         result = self._shell.apply(ClosePartition(request.request_id, request.partition_id))
         return pb.ClosePartitionResponse(ended_claims=result.ended_claims)
+
+    async def SetWeightVersion(
+        self, request: pb.SetWeightVersionRequest, context: object
+    ) -> pb.SetWeightVersionResponse:
+        retired = self._shell.apply(translate_policies.set_version(request))
+        return pb.SetWeightVersionResponse(retired_rows=retired.rows, aborted_groups=retired.groups)
+
+    async def SetPolicies(self, request: pb.SetPoliciesRequest, context: object) -> pb.SetPoliciesResponse:
+        info = self._shell.apply(translate_policies.set_policies(request))
+        return pb.SetPoliciesResponse(partition=translate.partition(info))
 
     async def DropPartition(self, request: pb.DropPartitionRequest, context: object) -> pb.DropPartitionResponse:
         result = self._shell.apply(DropPartition(request.request_id, request.partition_id))
@@ -205,9 +223,10 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             request.partition_id,
             request.task,
             list(request.states),
-            translate.unpacked_tags("where_tags", request.where_tags) if request.where_tags else {},
+            rows_that_fit(request.where),
             request.page_size or _PAGE_ROWS,
             request.page_token,
+            self._shell.now(),
         )
         response = translate_listings.samples(page)
         if response.ByteSize() > MAX_MESSAGE_BYTES:
@@ -240,6 +259,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def ListDeadLetters(self, request: pb.ListDeadLettersRequest, context: object) -> pb.ListDeadLettersResponse:
         return translate_claims.dead_letters(self._plane.dead_letters(request.partition_id, request.task))
+
+    async def DrawSamples(self, request: pb.DrawSamplesRequest, context: object) -> pb.DrawSamplesResponse:
+        return translate_draws.drawn(self._shell.apply(translate_draws.draw(request)), request.partition_id)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 

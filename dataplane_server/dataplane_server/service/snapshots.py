@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from dataplane_server.core.calls.life_calls import BeginSnapshot, EndSnapshot
 from dataplane_server.core.calls.names import check_name
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import BeginSnapshot, EndSnapshot
 from dataplane_server.durability.checkpoint import DamagedCheckpointError
 from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.durability.life import Life

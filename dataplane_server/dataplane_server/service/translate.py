@@ -33,6 +33,8 @@ from dataplane_server.core.calls.requests import (
 )
 from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 from dataplane_server.durability.snapshot import Manifest
+from dataplane_server.service.translate_filters import rows_that_fit
+from dataplane_server.service.translate_policies import policy_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPE_NUMBERS, DTYPES_BY_NUMBER, KIND_NUMBERS, KINDS_BY_NUMBER
 
@@ -84,6 +86,7 @@ def put(header: pb.PutSamplesHeader) -> PutSamples:
         caller=header.caller,
         add_to_group=header.add_to_group,
         append=header.append,
+        only_if=rows_that_fit(header.only_if),
     )
 
 
@@ -100,7 +103,8 @@ def clear(request: pb.ClearSamplesRequest) -> ClearSamples:
     if request.whole_partition and request.sample_ids:
         raise Refusal(Reason.INVALID_REQUEST, "a clear must name samples or the whole partition, not both")
     sample_ids = None if request.whole_partition else list(request.sample_ids)
-    return ClearSamples(request.request_id, request.partition_id, sample_ids, _generations(request))
+    generations, where = _generations(request), rows_that_fit(request.where)
+    return ClearSamples(request.request_id, request.partition_id, sample_ids, generations, where)
 
 
 def read(request: pb.ReadColumnsRequest) -> BeginRead:
@@ -155,11 +159,10 @@ def _int64s(what: str, data: bytes) -> Int64Array:
 
 
 def _tags(rows: Sequence[bytes]) -> list[Tags]:
-    return [unpacked_tags(f"tags of row {row}", packed, row=row) if packed else {} for row, packed in enumerate(rows)]
+    return [_unpacked_tags(row, packed) if packed else {} for row, packed in enumerate(rows)]
 
 
-def unpacked_tags(what: str, packed: bytes, **metadata: int) -> Tags:
-    """A map of tags. what: begins the refusal."""
+def _unpacked_tags(row: int, packed: bytes) -> Tags:
     try:
         if len(packed) > MAX_TAGS_BYTES:
             raise ValueError(f"{len(packed)} bytes, the limit is {MAX_TAGS_BYTES}")
@@ -167,7 +170,8 @@ def unpacked_tags(what: str, packed: bytes, **metadata: int) -> Tags:
         if not isinstance(tags, dict):
             raise ValueError(f"got {type(tags).__name__}, not a map")
     except (ValueError, msgpack.UnpackException) as error:
-        raise Refusal(Reason.INVALID_REQUEST, f"{what} are not a valid msgpack map: {error}", **metadata) from None
+        message = f"tags of row {row} are not a valid msgpack map: {error}"
+        raise Refusal(Reason.INVALID_REQUEST, message, row=row) from None
     return tags
 
 
@@ -176,7 +180,10 @@ def unpacked_tags(what: str, packed: bytes, **metadata: int) -> Tags:
 
 def put_result(result: PutResult) -> pb.PutSamplesResponse:
     return pb.PutSamplesResponse(
-        created_rows=result.created_rows, size_bytes=result.size_bytes, generations=int64_bytes(result.generations)
+        created_rows=result.created_rows,
+        size_bytes=result.size_bytes,
+        generations=int64_bytes(result.generations),
+        abort_hint=result.abort_hint,
     )
 
 
@@ -221,6 +228,7 @@ def partition(info: PartitionInfo) -> pb.Partition:
         open=what.open,
         clear_when_consumed=what.clear_when_consumed,
         closed=info.closed,
+        weight_version=info.weight_version,
     )
 
 
@@ -243,6 +251,8 @@ def task_statuses(infos: Iterable[TaskInfo]) -> list[pb.TaskStatus]:
             weight_version_lag=info.weight_version_lag,
             longest_wait=optional_duration(info.longest_wait_s),
             claims_total=info.claims_total,
+            stale_rows=info.stale_rows,
+            policy=policy_message(info.policy),
         )
         for info in infos
     ]

@@ -16,6 +16,7 @@ from dataplane_server.core.calls.requests import (
     ResetTask,
 )
 from dataplane_server.core.calls.values import Balance, BatchUnit
+from dataplane_server.service import translate_filters, translate_policies
 from dataplane_server.service.translate import int64_bytes, packed_tags, seconds
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -49,6 +50,9 @@ def claim(request: pb.ClaimSamplesRequest) -> ClaimSamples:
         whole_groups=request.whole_groups,
         max_tokens=request.max_tokens,
         unit=_unit(request.unit),
+        where=translate_filters.rows_that_fit(request.where),
+        order=translate_policies.order(request.order),
+        order_tag=request.order_tag,
     )
 
 
@@ -71,6 +75,9 @@ def shard(request: pb.ClaimShardRequest) -> ClaimShard:
         whole_groups=request.whole_groups,
         session_id=request.session_id,
         unit=_unit(request.unit),
+        where=translate_filters.rows_that_fit(request.where),
+        order=translate_policies.order(request.order),
+        order_tag=request.order_tag,
     )
 
 
@@ -124,6 +131,7 @@ def grant(value: Grant) -> pb.ClaimSamplesResponse:
         generations=int64_bytes(value.generations),
         deliveries=int64_bytes(value.deliveries),
         groups=[_group(part) for part in value.groups],
+        staleness=int64_bytes(value.staleness),
     )
 
 

@@ -281,6 +281,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ABORTED: another put changed a row while values were appended to it."""
     ERROR_REASON_SNAPSHOT_FAILED: _ErrorReason.ValueType  # 32
     """FAILED_PRECONDITION: a snapshot could not be written or used; the message says why, and nothing has changed."""
+    ERROR_REASON_CONDITION_FAILED: _ErrorReason.ValueType  # 33
+    """FAILED_PRECONDITION: a row does not fit the filter only_if of the put; the metadata names the row."""
+    ERROR_REASON_TOO_FEW_ROWS: _ErrorReason.ValueType  # 34
+    """FAILED_PRECONDITION: fewer rows than min_size can be drawn; the message says why, metadata "rows" is their number."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -355,7 +359,163 @@ ERROR_REASON_APPEND_CONFLICT: ErrorReason.ValueType  # 31
 """ABORTED: another put changed a row while values were appended to it."""
 ERROR_REASON_SNAPSHOT_FAILED: ErrorReason.ValueType  # 32
 """FAILED_PRECONDITION: a snapshot could not be written or used; the message says why, and nothing has changed."""
+ERROR_REASON_CONDITION_FAILED: ErrorReason.ValueType  # 33
+"""FAILED_PRECONDITION: a row does not fit the filter only_if of the put; the metadata names the row."""
+ERROR_REASON_TOO_FEW_ROWS: ErrorReason.ValueType  # 34
+"""FAILED_PRECONDITION: fewer rows than min_size can be drawn; the message says why, metadata "rows" is their number."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
+
+class _FilterOperator:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FilterOperatorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FilterOperator.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FILTER_OPERATOR_UNSPECIFIED: _FilterOperator.ValueType  # 0
+    """Not allowed."""
+    FILTER_OPERATOR_EQUAL: _FilterOperator.ValueType  # 1
+    """The subject equals the value."""
+    FILTER_OPERATOR_NOT_EQUAL: _FilterOperator.ValueType  # 2
+    """The subject has a value of the same type, which differs."""
+    FILTER_OPERATOR_LESS: _FilterOperator.ValueType  # 3
+    """The subject is less than the value."""
+    FILTER_OPERATOR_LESS_EQUAL: _FilterOperator.ValueType  # 4
+    """The subject is at most the value."""
+    FILTER_OPERATOR_GREATER: _FilterOperator.ValueType  # 5
+    """The subject is greater than the value."""
+    FILTER_OPERATOR_GREATER_EQUAL: _FilterOperator.ValueType  # 6
+    """The subject is at least the value."""
+    FILTER_OPERATOR_IN: _FilterOperator.ValueType  # 7
+    """The subject equals one of the values."""
+    FILTER_OPERATOR_IS_NULL: _FilterOperator.ValueType  # 8
+    """The row does not have the subject, or it is null."""
+    FILTER_OPERATOR_AND: _FilterOperator.ValueType  # 9
+    """Both of the two results before it. No subject."""
+    FILTER_OPERATOR_OR: _FilterOperator.ValueType  # 10
+    """One of the two results before it. No subject."""
+    FILTER_OPERATOR_NOT: _FilterOperator.ValueType  # 11
+    """Not the result before it. No subject."""
+
+class FilterOperator(_FilterOperator, metaclass=_FilterOperatorEnumTypeWrapper):
+    """How a term of a filter compares, or combines the results before it."""
+
+FILTER_OPERATOR_UNSPECIFIED: FilterOperator.ValueType  # 0
+"""Not allowed."""
+FILTER_OPERATOR_EQUAL: FilterOperator.ValueType  # 1
+"""The subject equals the value."""
+FILTER_OPERATOR_NOT_EQUAL: FilterOperator.ValueType  # 2
+"""The subject has a value of the same type, which differs."""
+FILTER_OPERATOR_LESS: FilterOperator.ValueType  # 3
+"""The subject is less than the value."""
+FILTER_OPERATOR_LESS_EQUAL: FilterOperator.ValueType  # 4
+"""The subject is at most the value."""
+FILTER_OPERATOR_GREATER: FilterOperator.ValueType  # 5
+"""The subject is greater than the value."""
+FILTER_OPERATOR_GREATER_EQUAL: FilterOperator.ValueType  # 6
+"""The subject is at least the value."""
+FILTER_OPERATOR_IN: FilterOperator.ValueType  # 7
+"""The subject equals one of the values."""
+FILTER_OPERATOR_IS_NULL: FilterOperator.ValueType  # 8
+"""The row does not have the subject, or it is null."""
+FILTER_OPERATOR_AND: FilterOperator.ValueType  # 9
+"""Both of the two results before it. No subject."""
+FILTER_OPERATOR_OR: FilterOperator.ValueType  # 10
+"""One of the two results before it. No subject."""
+FILTER_OPERATOR_NOT: FilterOperator.ValueType  # 11
+"""Not the result before it. No subject."""
+Global___FilterOperator: _TypeAlias = FilterOperator  # noqa: Y015
+
+class _RowFact:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RowFactEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFact.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROW_FACT_UNSPECIFIED: _RowFact.ValueType  # 0
+    """The subject is a tag."""
+    ROW_FACT_SEQUENCE_LENGTH: _RowFact.ValueType  # 1
+    """Tokens of the row; null if unknown."""
+    ROW_FACT_STALENESS: _RowFact.ValueType  # 2
+    """How many versions the row is behind the partition's weight version; null if either is unknown."""
+    ROW_FACT_AGE_S: _RowFact.ValueType  # 3
+    """Seconds since the row was put. Not in the filter of a claim."""
+
+class RowFact(_RowFact, metaclass=_RowFactEnumTypeWrapper):
+    """What the server knows of a row beside its tags."""
+
+ROW_FACT_UNSPECIFIED: RowFact.ValueType  # 0
+"""The subject is a tag."""
+ROW_FACT_SEQUENCE_LENGTH: RowFact.ValueType  # 1
+"""Tokens of the row; null if unknown."""
+ROW_FACT_STALENESS: RowFact.ValueType  # 2
+"""How many versions the row is behind the partition's weight version; null if either is unknown."""
+ROW_FACT_AGE_S: RowFact.ValueType  # 3
+"""Seconds since the row was put. Not in the filter of a claim."""
+Global___RowFact: _TypeAlias = RowFact  # noqa: Y015
+
+class _WhenStale:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WhenStaleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WhenStale.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WHEN_STALE_UNSPECIFIED: _WhenStale.ValueType  # 0
+    """As WITHHOLD."""
+    WHEN_STALE_WITHHOLD: _WhenStale.ValueType  # 1
+    """The task does not get them. They stay for other tasks, and for a version that goes back."""
+    WHEN_STALE_DROP: _WhenStale.ValueType  # 2
+    """They are removed from the partition, with the other rows of their group, as soon as no claim holds one of them."""
+    WHEN_STALE_DELIVER: _WhenStale.ValueType  # 3
+    """The task gets them; the staleness in the answer of the claim tells."""
+
+class WhenStale(_WhenStale, metaclass=_WhenStaleEnumTypeWrapper):
+    """What becomes of rows that are staler than a task allows."""
+
+WHEN_STALE_UNSPECIFIED: WhenStale.ValueType  # 0
+"""As WITHHOLD."""
+WHEN_STALE_WITHHOLD: WhenStale.ValueType  # 1
+"""The task does not get them. They stay for other tasks, and for a version that goes back."""
+WHEN_STALE_DROP: WhenStale.ValueType  # 2
+"""They are removed from the partition, with the other rows of their group, as soon as no claim holds one of them."""
+WHEN_STALE_DELIVER: WhenStale.ValueType  # 3
+"""The task gets them; the staleness in the answer of the claim tells."""
+Global___WhenStale: _TypeAlias = WhenStale  # noqa: Y015
+
+class _ClaimOrder:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ClaimOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClaimOrder.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CLAIM_ORDER_UNSPECIFIED: _ClaimOrder.ValueType  # 0
+    """In a claim: the order of the task's policy. In a policy: as READY."""
+    CLAIM_ORDER_READY: _ClaimOrder.ValueType  # 1
+    """Those that became ready first."""
+    CLAIM_ORDER_OLDEST_VERSION: _ClaimOrder.ValueType  # 2
+    """The oldest weight version; rows without one last."""
+    CLAIM_ORDER_NEWEST_VERSION: _ClaimOrder.ValueType  # 3
+    """The newest weight version; rows without one last."""
+    CLAIM_ORDER_LOWEST_TAG: _ClaimOrder.ValueType  # 4
+    """The lowest number in the tag order_tag; rows without one last."""
+    CLAIM_ORDER_HIGHEST_TAG: _ClaimOrder.ValueType  # 5
+    """The highest number in the tag order_tag; rows without one last."""
+
+class ClaimOrder(_ClaimOrder, metaclass=_ClaimOrderEnumTypeWrapper):
+    """Which rows a claim takes first. Rows that are equal in this come in the order in which they became ready."""
+
+CLAIM_ORDER_UNSPECIFIED: ClaimOrder.ValueType  # 0
+"""In a claim: the order of the task's policy. In a policy: as READY."""
+CLAIM_ORDER_READY: ClaimOrder.ValueType  # 1
+"""Those that became ready first."""
+CLAIM_ORDER_OLDEST_VERSION: ClaimOrder.ValueType  # 2
+"""The oldest weight version; rows without one last."""
+CLAIM_ORDER_NEWEST_VERSION: ClaimOrder.ValueType  # 3
+"""The newest weight version; rows without one last."""
+CLAIM_ORDER_LOWEST_TAG: ClaimOrder.ValueType  # 4
+"""The lowest number in the tag order_tag; rows without one last."""
+CLAIM_ORDER_HIGHEST_TAG: ClaimOrder.ValueType  # 5
+"""The highest number in the tag order_tag; rows without one last."""
+Global___ClaimOrder: _TypeAlias = ClaimOrder  # noqa: Y015
 
 class _RegistrationOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -440,6 +600,42 @@ group.
 BATCH_UNIT_GROUPS: BatchUnit.ValueType  # 2
 """Groups; needs whole_groups. A row outside any group counts as a group."""
 Global___BatchUnit: _TypeAlias = BatchUnit  # noqa: Y015
+
+class _DrawStrategy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DrawStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrawStrategy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAW_STRATEGY_UNSPECIFIED: _DrawStrategy.ValueType  # 0
+    """As UNIFORM."""
+    DRAW_STRATEGY_UNIFORM: _DrawStrategy.ValueType  # 1
+    """Every row that can be drawn has the same probability."""
+    DRAW_STRATEGY_PRIORITIZED: _DrawStrategy.ValueType  # 2
+    """The probability of a row is proportional to its tag priority_tag, raised to the power priority_exponent. Rows whose
+    tag is no positive, finite number are not drawn. Ratios beyond 1e38 to the greatest one count as 1e38.
+    """
+    DRAW_STRATEGY_FIFO: _DrawStrategy.ValueType  # 3
+    """The rows that arrived first."""
+    DRAW_STRATEGY_LIFO: _DrawStrategy.ValueType  # 4
+    """The rows that arrived last, the last one first."""
+
+class DrawStrategy(_DrawStrategy, metaclass=_DrawStrategyEnumTypeWrapper):
+    """How rows are drawn."""
+
+DRAW_STRATEGY_UNSPECIFIED: DrawStrategy.ValueType  # 0
+"""As UNIFORM."""
+DRAW_STRATEGY_UNIFORM: DrawStrategy.ValueType  # 1
+"""Every row that can be drawn has the same probability."""
+DRAW_STRATEGY_PRIORITIZED: DrawStrategy.ValueType  # 2
+"""The probability of a row is proportional to its tag priority_tag, raised to the power priority_exponent. Rows whose
+tag is no positive, finite number are not drawn. Ratios beyond 1e38 to the greatest one count as 1e38.
+"""
+DRAW_STRATEGY_FIFO: DrawStrategy.ValueType  # 3
+"""The rows that arrived first."""
+DRAW_STRATEGY_LIFO: DrawStrategy.ValueType  # 4
+"""The rows that arrived last, the last one first."""
+Global___DrawStrategy: _TypeAlias = DrawStrategy  # noqa: Y015
 
 class _ShardBalance:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -548,6 +744,106 @@ class Chunk(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
+
+@_typing.final
+class FilterTerm(_message.Message):
+    """A term of a filter. Numbers (ints, floats, bools as 0 and 1) compare with numbers, strings with strings for equality
+    and order. A comparison with a subject that the row does not have, that is null, or that has another type is false.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    FACT_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    operator: Global___FilterOperator.ValueType
+    """What the term does."""
+    tag: _builtins.str
+    """The tag that is the subject, if fact is unspecified."""
+    fact: Global___RowFact.ValueType
+    """The fact that is the subject."""
+    values: _builtins.bytes
+    """A msgpack array: of one number or string for comparisons, of up to 1,024 for IN, empty for the others."""
+    def __init__(
+        self,
+        *,
+        operator: Global___FilterOperator.ValueType = ...,
+        tag: _builtins.str = ...,
+        fact: Global___RowFact.ValueType = ...,
+        values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fact", b"fact", "operator", b"operator", "tag", b"tag", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilterTerm: _TypeAlias = FilterTerm  # noqa: Y015
+
+@_typing.final
+class Filter(_message.Message):
+    """Which rows are meant, as terms in postfix order: "a > 1 and b < 2" is GREATER, LESS, AND. At most 64 terms. No terms:
+    all rows.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def terms(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterTerm]:
+        """The terms."""
+
+    def __init__(
+        self,
+        *,
+        terms: _abc.Iterable[Global___FilterTerm] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["terms", b"terms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Filter: _TypeAlias = Filter  # noqa: Y015
+
+@_typing.final
+class TaskPolicy(_message.Message):
+    """Which rows a task may get, and in which order. Rows whose weight version is unknown are withheld from a task with a
+    bound, unless it delivers stale rows.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_STALENESS_FIELD_NUMBER: _builtins.int
+    WHEN_STALE_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    ORDER_TAG_FIELD_NUMBER: _builtins.int
+    max_staleness: _builtins.int
+    """How many versions a row may be behind the partition's weight version when it is granted. Unset: no bound."""
+    when_stale: Global___WhenStale.ValueType
+    """What becomes of rows beyond the bound."""
+    order: Global___ClaimOrder.ValueType
+    """The order of claims that name none."""
+    order_tag: _builtins.str
+    """The tag of CLAIM_ORDER_LOWEST_TAG and CLAIM_ORDER_HIGHEST_TAG; a group counts by its first row."""
+    def __init__(
+        self,
+        *,
+        max_staleness: _builtins.int | None = ...,
+        when_stale: Global___WhenStale.ValueType = ...,
+        order: Global___ClaimOrder.ValueType = ...,
+        order_tag: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness", "max_staleness", b"max_staleness"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness", "max_staleness", b"max_staleness", "order", b"order", "order_tag", b"order_tag", "when_stale", b"when_stale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_staleness: _TypeAlias = _typing.Literal["max_staleness"]  # noqa: Y015
+    _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_staleness) -> _WhichOneofReturnType__max_staleness | None: ...
+
+Global___TaskPolicy: _TypeAlias = TaskPolicy  # noqa: Y015
 
 @_typing.final
 class FieldDescription(_message.Message):
@@ -662,6 +958,8 @@ class TaskStatus(_message.Message):
     WEIGHT_VERSION_LAG_FIELD_NUMBER: _builtins.int
     LONGEST_WAIT_FIELD_NUMBER: _builtins.int
     CLAIMS_TOTAL_FIELD_NUMBER: _builtins.int
+    STALE_ROWS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task."""
     untaken_rows: _builtins.int
@@ -690,6 +988,10 @@ class TaskStatus(_message.Message):
     """
     claims_total: _builtins.int
     """Claims granted."""
+    stale_rows: _builtins.int
+    """Resident rows that the task has not taken and does not get: they are staler than its policy allows, or their weight
+    version is unknown.
+    """
     @_builtins.property
     def ended_deliveries(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Deliveries that have ended, by how: "committed", "released", "expired" (with the session), "reset", "cleared"
@@ -711,6 +1013,10 @@ class TaskStatus(_message.Message):
     def longest_wait(self) -> _duration_pb2.Duration:
         """The longest time that a claim has been waiting; unset if none waits."""
 
+    @_builtins.property
+    def policy(self) -> Global___TaskPolicy:
+        """As set by SetPolicies."""
+
     def __init__(
         self,
         *,
@@ -730,10 +1036,12 @@ class TaskStatus(_message.Message):
         weight_version_lag: _builtins.int | None = ...,
         longest_wait: _duration_pb2.Duration | None = ...,
         claims_total: _builtins.int = ...,
+        stale_rows: _builtins.int = ...,
+        policy: Global___TaskPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "ready_rows", b"ready_rows", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "claimed_rows", b"claimed_rows", "claims_total", b"claims_total", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "ready_rows", b"ready_rows", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "claimed_rows", b"claimed_rows", "claims_total", b"claims_total", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "stale_rows", b"stale_rows", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ready_rows: _TypeAlias = _typing.Literal["ready_rows"]  # noqa: Y015
     _WhichOneofArgType__ready_rows: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows"]  # noqa: Y015
@@ -838,6 +1146,7 @@ class Partition(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     CLEAR_WHEN_CONSUMED_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """Its id."""
     num_samples: _builtins.int
@@ -872,6 +1181,8 @@ class Partition(_message.Message):
     """As registered."""
     closed: _builtins.bool
     """Whether ClosePartition announced the end of data."""
+    weight_version: _builtins.int
+    """The version against which staleness is measured; unset while none is known."""
     @_builtins.property
     def fields(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDescription]:
         """Its fields, in declared order."""
@@ -887,7 +1198,7 @@ class Partition(_message.Message):
     @_builtins.property
     def removed_rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Rows removed so far, by reason: "consumed" (cleared after every task had consumed them), "cleared" (before that),
-        "rolled_back" (with their group).
+        "rolled_back" (with their group), "retired" (by SetWeightVersion), "stale" (dropped by the policy of a task).
         """
 
     @_builtins.property
@@ -918,19 +1229,24 @@ class Partition(_message.Message):
         open: _builtins.bool = ...,
         clear_when_consumed: _builtins.bool = ...,
         closed: _builtins.bool = ...,
+        weight_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "grpo_group_size", b"grpo_group_size", "newest_weight_version", b"newest_weight_version", "oldest_row_age", b"oldest_row_age"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "grpo_group_size", b"grpo_group_size", "newest_weight_version", b"newest_weight_version", "oldest_row_age", b"oldest_row_age", "weight_version", b"weight_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "weight_version", b"weight_version", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015
     _WhichOneofReturnType__newest_weight_version: _TypeAlias = _typing.Literal["newest_weight_version"]  # noqa: Y015
     _WhichOneofArgType__newest_weight_version: _TypeAlias = _typing.Literal["_newest_weight_version", b"_newest_weight_version"]  # noqa: Y015
+    _WhichOneofReturnType__weight_version: _TypeAlias = _typing.Literal["weight_version"]  # noqa: Y015
+    _WhichOneofArgType__weight_version: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__grpo_group_size) -> _WhichOneofReturnType__grpo_group_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__newest_weight_version) -> _WhichOneofReturnType__newest_weight_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_version) -> _WhichOneofReturnType__weight_version | None: ...
 
 Global___Partition: _TypeAlias = Partition  # noqa: Y015
 
@@ -1236,6 +1552,145 @@ class DropPartitionResponse(_message.Message):
 Global___DropPartitionResponse: _TypeAlias = DropPartitionResponse  # noqa: Y015
 
 @_typing.final
+class SetWeightVersionRequest(_message.Message):
+    """Request of SetWeightVersion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    RETIRE_BELOW_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See "Retries" at the top of this file."""
+    partition_id: _builtins.str
+    """The partition."""
+    version: _builtins.int
+    """The version; 0 to 2,147,483,646."""
+    retire_below: _builtins.int
+    """Remove rows and roll back groups of versions below this one. Unset: none."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        partition_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        retire_below: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retire_below", b"_retire_below", "retire_below", b"retire_below"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retire_below", b"_retire_below", "partition_id", b"partition_id", "request_id", b"request_id", "retire_below", b"retire_below", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__retire_below: _TypeAlias = _typing.Literal["retire_below"]  # noqa: Y015
+    _WhichOneofArgType__retire_below: _TypeAlias = _typing.Literal["_retire_below", b"_retire_below"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retire_below) -> _WhichOneofReturnType__retire_below | None: ...
+
+Global___SetWeightVersionRequest: _TypeAlias = SetWeightVersionRequest  # noqa: Y015
+
+@_typing.final
+class SetWeightVersionResponse(_message.Message):
+    """Response of SetWeightVersion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RETIRED_ROWS_FIELD_NUMBER: _builtins.int
+    ABORTED_GROUPS_FIELD_NUMBER: _builtins.int
+    retired_rows: _builtins.int
+    """Rows that were retired, those of rolled back groups included."""
+    aborted_groups: _builtins.int
+    """Reserved groups that were rolled back."""
+    def __init__(
+        self,
+        *,
+        retired_rows: _builtins.int = ...,
+        aborted_groups: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_groups", b"aborted_groups", "retired_rows", b"retired_rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetWeightVersionResponse: _TypeAlias = SetWeightVersionResponse  # noqa: Y015
+
+@_typing.final
+class SetPoliciesRequest(_message.Message):
+    """Request of SetPolicies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TasksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___TaskPolicy: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___TaskPolicy | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See "Retries" at the top of this file."""
+    partition_id: _builtins.str
+    """The partition."""
+    @_builtins.property
+    def tasks(self) -> _containers.MessageMap[_builtins.str, Global___TaskPolicy]:
+        """The policies of tasks, by name; other tasks keep theirs."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        partition_id: _builtins.str = ...,
+        tasks: _abc.Mapping[_builtins.str, Global___TaskPolicy] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPoliciesRequest: _TypeAlias = SetPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class SetPoliciesResponse(_message.Message):
+    """Response of SetPolicies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partition(self) -> Global___Partition:
+        """The partition after the call."""
+
+    def __init__(
+        self,
+        *,
+        partition: Global___Partition | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPoliciesResponse: _TypeAlias = SetPoliciesResponse  # noqa: Y015
+
+@_typing.final
 class PutSamplesHeader(_message.Message):
     """First frame of a put."""
 
@@ -1255,6 +1710,7 @@ class PutSamplesHeader(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     ADD_TO_GROUP_FIELD_NUMBER: _builtins.int
     APPEND_FIELD_NUMBER: _builtins.int
+    ONLY_IF_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1307,6 +1763,12 @@ class PutSamplesHeader(_message.Message):
     def wait_timeout(self) -> _duration_pb2.Duration:
         """How long to wait for space. Unset: do not wait."""
 
+    @_builtins.property
+    def only_if(self) -> Global___Filter:
+        """Refused (CONDITION_FAILED), with nothing changed, unless every row exists and fits the filter at the time at which
+        the put takes effect. For compare-and-set of tags. Not with shared.
+        """
+
     def __init__(
         self,
         *,
@@ -1324,10 +1786,11 @@ class PutSamplesHeader(_message.Message):
         caller: _builtins.str = ...,
         add_to_group: _builtins.bool = ...,
         append: _builtins.bool = ...,
+        only_if: Global___Filter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["only_if", b"only_if", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "generations", b"generations", "partition_id", b"partition_id", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "generations", b"generations", "only_if", b"only_if", "partition_id", b"partition_id", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1372,22 +1835,28 @@ class PutSamplesResponse(_message.Message):
     CREATED_ROWS_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
+    ABORT_HINT_FIELD_NUMBER: _builtins.int
     created_rows: _builtins.int
     """Rows that did not exist before."""
     size_bytes: _builtins.int
     """Bytes of values written."""
     generations: _builtins.bytes
     """The generation of each row; one little-endian int64 for each row."""
+    abort_hint: _builtins.str
+    """For a put to a reserved group: why its rows are too stale for a task already, so that its producer may stop. Empty
+    otherwise.
+    """
     def __init__(
         self,
         *,
         created_rows: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
         generations: _builtins.bytes = ...,
+        abort_hint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_rows", b"created_rows", "generations", b"generations", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_hint", b"abort_hint", "created_rows", b"created_rows", "generations", b"generations", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1519,6 +1988,9 @@ class ClaimSamplesRequest(_message.Message):
     WHOLE_GROUPS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     UNIT_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    ORDER_TAG_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1543,6 +2015,10 @@ class ClaimSamplesRequest(_message.Message):
     """
     unit: Global___BatchUnit.ValueType
     """What batch_size and min_size count."""
+    order: Global___ClaimOrder.ValueType
+    """Which rows come first."""
+    order_tag: _builtins.str
+    """As in TaskPolicy."""
     @_builtins.property
     def required_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fields that a row must have produced; may be empty."""
@@ -1550,6 +2026,10 @@ class ClaimSamplesRequest(_message.Message):
     @_builtins.property
     def wait_timeout(self) -> _duration_pb2.Duration:
         """How long to wait for rows. Unset: do not wait."""
+
+    @_builtins.property
+    def where(self) -> Global___Filter:
+        """Only rows that fit. With whole_groups: only groups of which every row fits."""
 
     def __init__(
         self,
@@ -1566,10 +2046,13 @@ class ClaimSamplesRequest(_message.Message):
         whole_groups: _builtins.bool = ...,
         max_tokens: _builtins.int = ...,
         unit: Global___BatchUnit.ValueType = ...,
+        where: Global___Filter | None = ...,
+        order: Global___ClaimOrder.ValueType = ...,
+        order_tag: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "min_size", b"min_size", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "min_size", b"min_size", "wait_timeout", b"wait_timeout", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "batch_size", b"batch_size", "max_tokens", b"max_tokens", "min_size", b"min_size", "mode", b"mode", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "task", b"task", "unit", b"unit", "wait_timeout", b"wait_timeout", "whole_groups", b"whole_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "batch_size", b"batch_size", "max_tokens", b"max_tokens", "min_size", b"min_size", "mode", b"mode", "order", b"order", "order_tag", b"order_tag", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "task", b"task", "unit", b"unit", "wait_timeout", b"wait_timeout", "where", b"where", "whole_groups", b"whole_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_size: _TypeAlias = _typing.Literal["min_size"]  # noqa: Y015
     _WhichOneofArgType__min_size: _TypeAlias = _typing.Literal["_min_size", b"_min_size"]  # noqa: Y015
@@ -1590,6 +2073,7 @@ class ClaimSamplesResponse(_message.Message):
     GENERATIONS_FIELD_NUMBER: _builtins.int
     DELIVERIES_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
     claim_id: _builtins.str
     """Names the claim for CommitClaim and ReleaseClaim; empty for CLAIM_MODE_CONSUME."""
     sequence_lengths: _builtins.bytes
@@ -1598,6 +2082,10 @@ class ClaimSamplesResponse(_message.Message):
     """The generation of each row; one little-endian int64 for each row."""
     deliveries: _builtins.bytes
     """How often each row has been delivered to the task, including this delivery; one little-endian int64 for each row."""
+    staleness: _builtins.bytes
+    """How many versions each row is behind the partition's weight version, -1 if unknown; one little-endian int64 for each
+    row.
+    """
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows."""
@@ -1620,14 +2108,146 @@ class ClaimSamplesResponse(_message.Message):
         generations: _builtins.bytes = ...,
         deliveries: _builtins.bytes = ...,
         groups: _abc.Iterable[Global___ClaimedGroup] | None = ...,
+        staleness: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "deliveries", b"deliveries", "generations", b"generations", "groups", b"groups", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "deliveries", b"deliveries", "generations", b"generations", "groups", b"groups", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimSamplesResponse: _TypeAlias = ClaimSamplesResponse  # noqa: Y015
+
+@_typing.final
+class DrawSamplesRequest(_message.Message):
+    """Request of DrawSamples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    REQUIRED_FIELDS_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    MIN_SIZE_FIELD_NUMBER: _builtins.int
+    STRATEGY_FIELD_NUMBER: _builtins.int
+    PRIORITY_TAG_FIELD_NUMBER: _builtins.int
+    PRIORITY_EXPONENT_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    MAX_TIMES_SAMPLED_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See "Retries" at the top of this file."""
+    partition_id: _builtins.str
+    """The partition."""
+    task: _builtins.str
+    """A task whose bound of staleness holds: rows that its policy withholds or drops are not drawn. Empty: none. What the
+    task has taken does not matter.
+    """
+    batch_size: _builtins.int
+    """Maximum number of rows to draw; 1 to 65,536."""
+    min_size: _builtins.int
+    """Minimum number of rows to draw, 1 to batch_size. Unset: batch_size."""
+    strategy: Global___DrawStrategy.ValueType
+    """How to draw."""
+    priority_tag: _builtins.str
+    """The tag of PRIORITIZED; empty for the others."""
+    priority_exponent: _builtins.float
+    """Of PRIORITIZED: finite, at least 0. Unset: 1."""
+    max_times_sampled: _builtins.int
+    """Rows that were drawn so often already, by any call, are not drawn. 0: no limit."""
+    seed: _builtins.int
+    """Where all chance comes from: the same request, seed and rows give the same draw."""
+    @_builtins.property
+    def required_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields that a row must have produced; may be empty."""
+
+    @_builtins.property
+    def where(self) -> Global___Filter:
+        """Only rows that fit."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        partition_id: _builtins.str = ...,
+        task: _builtins.str = ...,
+        required_fields: _abc.Iterable[_builtins.str] | None = ...,
+        batch_size: _builtins.int = ...,
+        min_size: _builtins.int | None = ...,
+        strategy: Global___DrawStrategy.ValueType = ...,
+        priority_tag: _builtins.str = ...,
+        priority_exponent: _builtins.float | None = ...,
+        where: Global___Filter | None = ...,
+        max_times_sampled: _builtins.int = ...,
+        seed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "_priority_exponent", b"_priority_exponent", "min_size", b"min_size", "priority_exponent", b"priority_exponent", "where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "_priority_exponent", b"_priority_exponent", "batch_size", b"batch_size", "max_times_sampled", b"max_times_sampled", "min_size", b"min_size", "partition_id", b"partition_id", "priority_exponent", b"priority_exponent", "priority_tag", b"priority_tag", "request_id", b"request_id", "required_fields", b"required_fields", "seed", b"seed", "strategy", b"strategy", "task", b"task", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_size: _TypeAlias = _typing.Literal["min_size"]  # noqa: Y015
+    _WhichOneofArgType__min_size: _TypeAlias = _typing.Literal["_min_size", b"_min_size"]  # noqa: Y015
+    _WhichOneofReturnType__priority_exponent: _TypeAlias = _typing.Literal["priority_exponent"]  # noqa: Y015
+    _WhichOneofArgType__priority_exponent: _TypeAlias = _typing.Literal["_priority_exponent", b"_priority_exponent"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_size) -> _WhichOneofReturnType__min_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority_exponent) -> _WhichOneofReturnType__priority_exponent | None: ...
+
+Global___DrawSamplesRequest: _TypeAlias = DrawSamplesRequest  # noqa: Y015
+
+@_typing.final
+class DrawSamplesResponse(_message.Message):
+    """Response of DrawSamples. The rows are in the order in which they were drawn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_IDS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_LENGTHS_FIELD_NUMBER: _builtins.int
+    ROW_TAGS_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    DRAWS_FIELD_NUMBER: _builtins.int
+    PROBABILITIES_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    sequence_lengths: _builtins.bytes
+    """Length of each row in tokens, -1 if unknown; one little-endian int64 for each row."""
+    generations: _builtins.bytes
+    """The generation of each row; one little-endian int64 for each row."""
+    draws: _builtins.bytes
+    """How often each row has been drawn, this time included; one little-endian int64 for each row."""
+    probabilities: _builtins.bytes
+    """How probable it was that each row is the first to be drawn, for importance weights; 1 for FIFO and LIFO, which leave
+    nothing to chance. One little-endian float64 for each row.
+    """
+    staleness: _builtins.bytes
+    """As in ClaimSamplesResponse."""
+    @_builtins.property
+    def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The rows."""
+
+    @_builtins.property
+    def row_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """For each row, a msgpack map of its tags, or empty bytes."""
+
+    def __init__(
+        self,
+        *,
+        sample_ids: _abc.Iterable[_builtins.str] | None = ...,
+        sequence_lengths: _builtins.bytes = ...,
+        row_tags: _abc.Iterable[_builtins.bytes] | None = ...,
+        generations: _builtins.bytes = ...,
+        draws: _builtins.bytes = ...,
+        probabilities: _builtins.bytes = ...,
+        staleness: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draws", b"draws", "generations", b"generations", "probabilities", b"probabilities", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "staleness", b"staleness"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrawSamplesResponse: _TypeAlias = DrawSamplesResponse  # noqa: Y015
 
 @_typing.final
 class ClaimedGroup(_message.Message):
@@ -1691,6 +2311,9 @@ class ClaimShardRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
     UNIT_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    ORDER_TAG_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1717,12 +2340,20 @@ class ClaimShardRequest(_message.Message):
     """As in ClaimSamples."""
     unit: Global___BatchUnit.ValueType
     """As in ClaimSamples, for all ranks together."""
+    order: Global___ClaimOrder.ValueType
+    """As in ClaimSamples."""
+    order_tag: _builtins.str
+    """As in TaskPolicy."""
     @_builtins.property
     def required_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """As in ClaimSamples."""
 
     @_builtins.property
     def wait_timeout(self) -> _duration_pb2.Duration:
+        """As in ClaimSamples."""
+
+    @_builtins.property
+    def where(self) -> Global___Filter:
         """As in ClaimSamples."""
 
     def __init__(
@@ -1743,10 +2374,13 @@ class ClaimShardRequest(_message.Message):
         session_id: _builtins.str = ...,
         wait_timeout: _duration_pb2.Duration | None = ...,
         unit: Global___BatchUnit.ValueType = ...,
+        where: Global___Filter | None = ...,
+        order: Global___ClaimOrder.ValueType = ...,
+        order_tag: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "min_size", b"min_size", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "min_size", b"min_size", "wait_timeout", b"wait_timeout", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "balance", b"balance", "batch_size", b"batch_size", "dp_rank", b"dp_rank", "dp_world", b"dp_world", "max_tokens", b"max_tokens", "min_size", b"min_size", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "step", b"step", "task", b"task", "unit", b"unit", "wait_timeout", b"wait_timeout", "whole_groups", b"whole_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "balance", b"balance", "batch_size", b"batch_size", "dp_rank", b"dp_rank", "dp_world", b"dp_world", "max_tokens", b"max_tokens", "min_size", b"min_size", "order", b"order", "order_tag", b"order_tag", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "step", b"step", "task", b"task", "unit", b"unit", "wait_timeout", b"wait_timeout", "where", b"where", "whole_groups", b"whole_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_size: _TypeAlias = _typing.Literal["min_size"]  # noqa: Y015
     _WhichOneofArgType__min_size: _TypeAlias = _typing.Literal["_min_size", b"_min_size"]  # noqa: Y015
@@ -2489,15 +3123,13 @@ class ListSamplesRequest(_message.Message):
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
-    WHERE_TAGS_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """The partition."""
     task: _builtins.str
     """The task whose states are listed; needed if states is set."""
-    where_tags: _builtins.bytes
-    """Empty, or a msgpack map: only rows that have all of these tags with these values."""
     page_size: _builtins.int
     """Most rows of the page, at most 65,536. 0: 1,000."""
     page_token: _builtins.int
@@ -2506,19 +3138,23 @@ class ListSamplesRequest(_message.Message):
     def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only rows in one of these states of the task, named as in SampleTask. Empty: rows in any state."""
 
+    @_builtins.property
+    def where(self) -> Global___Filter:
+        """Only rows that fit."""
+
     def __init__(
         self,
         *,
         partition_id: _builtins.str = ...,
         task: _builtins.str = ...,
         states: _abc.Iterable[_builtins.str] | None = ...,
-        where_tags: _builtins.bytes = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.int = ...,
+        where: Global___Filter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "partition_id", b"partition_id", "states", b"states", "task", b"task", "where_tags", b"where_tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "partition_id", b"partition_id", "states", b"states", "task", b"task", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2961,6 +3597,7 @@ class ClearSamplesRequest(_message.Message):
     SAMPLE_IDS_FIELD_NUMBER: _builtins.int
     WHOLE_PARTITION_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -2973,6 +3610,10 @@ class ClearSamplesRequest(_message.Message):
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows, distinct."""
 
+    @_builtins.property
+    def where(self) -> Global___Filter:
+        """Only rows that fit."""
+
     def __init__(
         self,
         *,
@@ -2981,10 +3622,11 @@ class ClearSamplesRequest(_message.Message):
         sample_ids: _abc.Iterable[_builtins.str] | None = ...,
         whole_partition: _builtins.bool = ...,
         generations: _builtins.bytes = ...,
+        where: Global___Filter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "partition_id", b"partition_id", "request_id", b"request_id", "sample_ids", b"sample_ids", "whole_partition", b"whole_partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "partition_id", b"partition_id", "request_id", b"request_id", "sample_ids", b"sample_ids", "where", b"where", "whole_partition", b"whole_partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,16 @@ class DataPlaneServiceStub:
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.DropPartitionRequest.SerializeToString,
                 response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.DropPartitionResponse.FromString,
                 _registered_method=True)
+        self.SetWeightVersion = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/SetWeightVersion',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SetWeightVersionRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SetWeightVersionResponse.FromString,
+                _registered_method=True)
+        self.SetPolicies = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/SetPolicies',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SetPoliciesRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SetPoliciesResponse.FromString,
+                _registered_method=True)
         self.PutSamples = channel.stream_unary(
                 '/rl_dataplane.v1.DataPlaneService/PutSamples',
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.PutSamplesRequest.SerializeToString,
@@ -74,6 +84,11 @@ class DataPlaneServiceStub:
                 '/rl_dataplane.v1.DataPlaneService/ClaimShard',
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardRequest.SerializeToString,
                 response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardResponse.FromString,
+                _registered_method=True)
+        self.DrawSamples = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/DrawSamples',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.DrawSamplesRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.DrawSamplesResponse.FromString,
                 _registered_method=True)
         self.CommitClaim = channel.stream_unary(
                 '/rl_dataplane.v1.DataPlaneService/CommitClaim',
@@ -218,6 +233,24 @@ class DataPlaneServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetWeightVersion(self, request, context):
+        """Tells which weights the trainer has now. From then on the staleness of a row is this version minus the row's tag
+        "weight_version" (at least 0). Until the first call, the partition's version is the greatest that a row or group has
+        named. A version may also go back, as when a trainer resumes from a checkpoint. With retire_below, also removes all
+        rows of older versions, claimed or not, and rolls back reserved groups that began with one. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicies(self, request, context):
+        """Replaces policies of a partition, all in one step: how stale the rows may be that a task gets, and in which order.
+        Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutSamples(self, request_iterator, context):
         """Writes columns of rows. Creates rows that do not exist, replaces fields that a row already has, and keeps other
         fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks. With
@@ -266,6 +299,16 @@ class DataPlaneServiceServicer:
         step; the next call for the shard gets them with a new claim_id. Calls for one step must agree on everything but
         dp_rank. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
         rows return to the task. Blocks as ClaimSamples does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrawSamples(self, request, context):
+        """Draws rows without taking them, for off-policy training: no claim is opened, no task's cursor moves, and other calls
+        may get the same rows. Draws from the visible rows that fit the request; rows of reserved groups are never drawn. No
+        row comes twice in one call. Never waits: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
+        can be drawn. Counts each row as drawn once more. Costs time in proportion to the rows of the partition.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -450,6 +493,16 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.DropPartitionRequest.FromString,
                     response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.DropPartitionResponse.SerializeToString,
             ),
+            'SetWeightVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetWeightVersion,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SetWeightVersionRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SetWeightVersionResponse.SerializeToString,
+            ),
+            'SetPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicies,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SetPoliciesRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.SetPoliciesResponse.SerializeToString,
+            ),
             'PutSamples': grpc.stream_unary_rpc_method_handler(
                     servicer.PutSamples,
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.PutSamplesRequest.FromString,
@@ -469,6 +522,11 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     servicer.ClaimShard,
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardRequest.FromString,
                     response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardResponse.SerializeToString,
+            ),
+            'DrawSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrawSamples,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.DrawSamplesRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.DrawSamplesResponse.SerializeToString,
             ),
             'CommitClaim': grpc.stream_unary_rpc_method_handler(
                     servicer.CommitClaim,
@@ -691,6 +749,60 @@ class DataPlaneService:
             _registered_method=True)
 
     @staticmethod
+    def SetWeightVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/SetWeightVersion',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.SetWeightVersionRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.SetWeightVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/SetPolicies',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.SetPoliciesRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.SetPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def PutSamples(request_iterator,
             target,
             options=(),
@@ -788,6 +900,33 @@ class DataPlaneService:
             '/rl_dataplane.v1.DataPlaneService/ClaimShard',
             rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardRequest.SerializeToString,
             rl__dataplane_dot_v1_dot_data__plane__pb2.ClaimShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrawSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/DrawSamples',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.DrawSamplesRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.DrawSamplesResponse.FromString,
             options,
             channel_credentials,
             insecure,

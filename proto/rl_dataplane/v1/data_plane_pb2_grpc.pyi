@@ -104,6 +104,16 @@ class DataPlaneServiceStub:
     """Removes a partition, its rows and its claims. Calls waiting on it end with PARTITION_NOT_FOUND. Dropping a
     partition that does not exist succeeds. Idempotent.
     """
+    SetWeightVersion: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.SetWeightVersionRequest, _data_plane_pb2.SetWeightVersionResponse]
+    """Tells which weights the trainer has now. From then on the staleness of a row is this version minus the row's tag
+    "weight_version" (at least 0). Until the first call, the partition's version is the greatest that a row or group has
+    named. A version may also go back, as when a trainer resumes from a checkpoint. With retire_below, also removes all
+    rows of older versions, claimed or not, and rolls back reserved groups that began with one. Idempotent.
+    """
+    SetPolicies: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.SetPoliciesRequest, _data_plane_pb2.SetPoliciesResponse]
+    """Replaces policies of a partition, all in one step: how stale the rows may be that a task gets, and in which order.
+    Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
+    """
     PutSamples: _grpc.StreamUnaryMultiCallable[_data_plane_pb2.PutSamplesRequest, _data_plane_pb2.PutSamplesResponse]
     """Writes columns of rows. Creates rows that do not exist, replaces fields that a row already has, and keeps other
     fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks. With
@@ -140,6 +150,12 @@ class DataPlaneServiceStub:
     step; the next call for the shard gets them with a new claim_id. Calls for one step must agree on everything but
     dp_rank. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
     rows return to the task. Blocks as ClaimSamples does.
+    """
+    DrawSamples: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.DrawSamplesRequest, _data_plane_pb2.DrawSamplesResponse]
+    """Draws rows without taking them, for off-policy training: no claim is opened, no task's cursor moves, and other calls
+    may get the same rows. Draws from the visible rows that fit the request; rows of reserved groups are never drawn. No
+    row comes twice in one call. Never waits: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
+    can be drawn. Counts each row as drawn once more. Costs time in proportion to the rows of the partition.
     """
     CommitClaim: _grpc.StreamUnaryMultiCallable[_data_plane_pb2.CommitClaimRequest, _data_plane_pb2.CommitClaimResponse]
     """Ends a claim: the task consumes its rows. Columns in the request are written in the same atomic step, one row for
@@ -235,6 +251,16 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     """Removes a partition, its rows and its claims. Calls waiting on it end with PARTITION_NOT_FOUND. Dropping a
     partition that does not exist succeeds. Idempotent.
     """
+    SetWeightVersion: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.SetWeightVersionRequest, _data_plane_pb2.SetWeightVersionResponse]  # type: ignore[assignment]
+    """Tells which weights the trainer has now. From then on the staleness of a row is this version minus the row's tag
+    "weight_version" (at least 0). Until the first call, the partition's version is the greatest that a row or group has
+    named. A version may also go back, as when a trainer resumes from a checkpoint. With retire_below, also removes all
+    rows of older versions, claimed or not, and rolls back reserved groups that began with one. Idempotent.
+    """
+    SetPolicies: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.SetPoliciesRequest, _data_plane_pb2.SetPoliciesResponse]  # type: ignore[assignment]
+    """Replaces policies of a partition, all in one step: how stale the rows may be that a task gets, and in which order.
+    Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
+    """
     PutSamples: _aio.StreamUnaryMultiCallable[_data_plane_pb2.PutSamplesRequest, _data_plane_pb2.PutSamplesResponse]  # type: ignore[assignment]
     """Writes columns of rows. Creates rows that do not exist, replaces fields that a row already has, and keeps other
     fields and tags. The stream is one frame with the header (and optionally the first chunk), then chunks. With
@@ -271,6 +297,12 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     step; the next call for the shard gets them with a new claim_id. Calls for one step must agree on everything but
     dp_rank. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
     rows return to the task. Blocks as ClaimSamples does.
+    """
+    DrawSamples: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.DrawSamplesRequest, _data_plane_pb2.DrawSamplesResponse]  # type: ignore[assignment]
+    """Draws rows without taking them, for off-policy training: no claim is opened, no task's cursor moves, and other calls
+    may get the same rows. Draws from the visible rows that fit the request; rows of reserved groups are never drawn. No
+    row comes twice in one call. Never waits: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
+    can be drawn. Counts each row as drawn once more. Costs time in proportion to the rows of the partition.
     """
     CommitClaim: _aio.StreamUnaryMultiCallable[_data_plane_pb2.CommitClaimRequest, _data_plane_pb2.CommitClaimResponse]  # type: ignore[assignment]
     """Ends a claim: the task consumes its rows. Columns in the request are written in the same atomic step, one row for
@@ -389,6 +421,28 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def SetWeightVersion(
+        self,
+        request: _data_plane_pb2.SetWeightVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.SetWeightVersionResponse, _abc.Awaitable[_data_plane_pb2.SetWeightVersionResponse]]:
+        """Tells which weights the trainer has now. From then on the staleness of a row is this version minus the row's tag
+        "weight_version" (at least 0). Until the first call, the partition's version is the greatest that a row or group has
+        named. A version may also go back, as when a trainer resumes from a checkpoint. With retire_below, also removes all
+        rows of older versions, claimed or not, and rolls back reserved groups that began with one. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def SetPolicies(
+        self,
+        request: _data_plane_pb2.SetPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.SetPoliciesResponse, _abc.Awaitable[_data_plane_pb2.SetPoliciesResponse]]:
+        """Replaces policies of a partition, all in one step: how stale the rows may be that a task gets, and in which order.
+        Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
     def PutSamples(
         self,
         request_iterator: _MaybeAsyncIterator[_data_plane_pb2.PutSamplesRequest],
@@ -447,6 +501,18 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         step; the next call for the shard gets them with a new claim_id. Calls for one step must agree on everything but
         dp_rank. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
         rows return to the task. Blocks as ClaimSamples does.
+        """
+
+    @_abc_1.abstractmethod
+    def DrawSamples(
+        self,
+        request: _data_plane_pb2.DrawSamplesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.DrawSamplesResponse, _abc.Awaitable[_data_plane_pb2.DrawSamplesResponse]]:
+        """Draws rows without taking them, for off-policy training: no claim is opened, no task's cursor moves, and other calls
+        may get the same rows. Draws from the visible rows that fit the request; rows of reserved groups are never drawn. No
+        row comes twice in one call. Never waits: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
+        can be drawn. Counts each row as drawn once more. Costs time in proportion to the rows of the partition.
         """
 
     @_abc_1.abstractmethod

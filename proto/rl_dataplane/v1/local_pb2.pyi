@@ -123,6 +123,12 @@ class _LocalMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LocalMeth
     """As DataPlaneService.CreateSnapshot."""
     LOCAL_METHOD_RESTORE_SNAPSHOT: _LocalMethod.ValueType  # 39
     """As DataPlaneService.RestoreSnapshot."""
+    LOCAL_METHOD_SET_WEIGHT_VERSION: _LocalMethod.ValueType  # 40
+    """As DataPlaneService.SetWeightVersion."""
+    LOCAL_METHOD_SET_POLICIES: _LocalMethod.ValueType  # 41
+    """As DataPlaneService.SetPolicies."""
+    LOCAL_METHOD_DRAW_SAMPLES: _LocalMethod.ValueType  # 42
+    """As DataPlaneService.DrawSamples."""
 
 class LocalMethod(_LocalMethod, metaclass=_LocalMethodEnumTypeWrapper):
     """The method of a request frame."""
@@ -191,6 +197,12 @@ LOCAL_METHOD_CREATE_SNAPSHOT: LocalMethod.ValueType  # 38
 """As DataPlaneService.CreateSnapshot."""
 LOCAL_METHOD_RESTORE_SNAPSHOT: LocalMethod.ValueType  # 39
 """As DataPlaneService.RestoreSnapshot."""
+LOCAL_METHOD_SET_WEIGHT_VERSION: LocalMethod.ValueType  # 40
+"""As DataPlaneService.SetWeightVersion."""
+LOCAL_METHOD_SET_POLICIES: LocalMethod.ValueType  # 41
+"""As DataPlaneService.SetPolicies."""
+LOCAL_METHOD_DRAW_SAMPLES: LocalMethod.ValueType  # 42
+"""As DataPlaneService.DrawSamples."""
 Global___LocalMethod: _TypeAlias = LocalMethod  # noqa: Y015
 
 class _LocalOutcome:

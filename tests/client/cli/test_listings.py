@@ -48,8 +48,10 @@ def test_samples_are_listed_with_lengths_states_and_tags(client: DataPlaneClient
         (["--tag", "weight_version=1", "--tag", "note=row 3"], ["s3"]),
         (["--task", "train", "--state", "untaken", "--state", "consumed"], ["s0", "s3", "s4"]),
         (["--tag", 'weight_version="1"'], []),
+        (["--where", "note > 'row 1' and age_s < 600"], ["s2", "s3", "s4"]),
+        (["--where", "note > 'row 1' or note is null", "--tag", "weight_version=1"], ["s3"]),
     ],
-    ids=["tag", "tags", "states", "text"],
+    ids=["tag", "tags", "states", "text", "filter", "filter and tag"],
 )
 def test_samples_are_chosen_by_tags_and_states(client: DataPlaneClient, flags: list[str], ids: list[str]) -> None:
     rows = run_json("samples", "p", *flags, "-s", client.target)
@@ -58,7 +60,11 @@ def test_samples_are_chosen_by_tags_and_states(client: DataPlaneClient, flags: l
 
 @pytest.mark.parametrize(
     ("flags", "rule"),
-    [(["--state", "untaken"], "--state needs --task"), (["--tag", "x"], "KEY=VALUE")],
+    [
+        (["--state", "untaken"], "--state needs --task"),
+        (["--tag", "x"], "KEY=VALUE"),
+        (["--where", "std > high"], "column 7"),
+    ],
 )
 def test_wrong_flags_are_named(client: DataPlaneClient, flags: list[str], rule: str) -> None:
     code, text = run("samples", "p", *flags, "-s", client.target)

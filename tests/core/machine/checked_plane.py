@@ -7,11 +7,13 @@ for word, and change nothing: that is the first thing that `send` looks at, for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+from tests.core.machine.draws import Draw
 from tests.core.machine.facts import Effects
 from tests.core.machine.history import History
 from tests.core.machine.model import Model
@@ -22,6 +24,7 @@ from tests.core.replayed import RecordedPlane
 
 from dataplane_server.core.calls.answers import (
     Admitted,
+    Drawn,
     Failed,
     Grant,
     Granted,
@@ -34,6 +37,7 @@ from dataplane_server.core.calls.answers import (
     SessionInfo,
     Waiting,
 )
+from dataplane_server.core.calls.life_calls import LetGo, Recover
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
@@ -52,6 +56,7 @@ from dataplane_server.core.calls.requests import (
     CloseSession,
     CommitClaim,
     Drain,
+    DrawSamples,
     DropPartition,
     EndRead,
     ExtendPartition,
@@ -60,15 +65,15 @@ from dataplane_server.core.calls.requests import (
     GiveUpClaim,
     GiveUpWrite,
     Heartbeat,
-    LetGo,
     OpenSession,
     PutSamples,
-    Recover,
     RegisterPartition,
     ReleaseClaim,
     RepeatableCall,
     ReserveGroup,
     ResetTask,
+    SetPolicies,
+    SetWeightVersion,
 )
 
 
@@ -89,11 +94,14 @@ class CheckedPlane:
             ExtendPartition: self.model.extend,
             ClosePartition: self.model.close,
             DropPartition: self.model.drop,
+            SetWeightVersion: self.model.set_weight_version,
+            SetPolicies: self.model.set_policies,
             ClearSamples: self.model.clear,
             PutSamples: self.model.begin_put,
             CommitClaim: self.model.begin_commit,
             ClaimSamples: self.model.claim,
             ClaimShard: self.model.steps.claim,
+            DrawSamples: lambda call: Draw(self.model, call),
             ReleaseClaim: self.model.release,
             AbandonRequest: self.model.abandon,
             AdoptClaim: self.model.adopt,
@@ -113,7 +121,7 @@ class CheckedPlane:
         try:
             before = self.model.recall(request.request_id, verb)
             if before is not None:
-                assert before.told == (repr(outcome) if not isinstance(outcome, Refusal) else outcome.reason.name)
+                assert before.told == (text_of(outcome) if not isinstance(outcome, Refusal) else outcome.reason.name)
                 self._check_effects()
                 return outcome
             self._note_reset(request)
@@ -157,6 +165,9 @@ class CheckedPlane:
         elif isinstance(expected, Group):
             assert isinstance(outcome, Reserved)
             self._bind_group(expected, outcome)
+        elif isinstance(expected, Draw):
+            assert isinstance(outcome, Drawn)
+            expected.check(outcome)
         else:
             assert outcome == expected, (outcome, expected)
         self._check_effects()
@@ -181,7 +192,7 @@ class CheckedPlane:
 
     def _remember(self, request: RepeatableCall[Any], outcome: object, handed: Handed | None = None) -> None:
         verb = verb_of(request)
-        self.model.answers[request.request_id] = Answer(verb, repr(outcome), self.now, handed)
+        self.model.answers[request.request_id] = Answer(verb, text_of(outcome), self.now, handed)
 
     def _bind_claim(self, wish: Wish, handed: Handed, grant: Grant) -> None:
         """What a caller is told of its rows is as the model says; a claim has an id of its own."""
@@ -200,13 +211,15 @@ class CheckedPlane:
         group.reservation_id = reserved.reservation_id
         self._bind_generations(group.rows, reserved.generations.tolist())
 
-    def _bind_generations(self, rows: list[Row], generations: list[int]) -> None:
+    def _bind_generations(self, rows: Sequence[Row | None], generations: list[int]) -> None:
         """A row keeps its generation; that of a new row is greater than all before."""
         for row, generation in zip(rows, generations, strict=True):
-            if not row.generation:
+            if row is not None and row.generation:
+                assert row.generation == generation
+            elif row is not None:
                 assert generation > self._newest
-                self._newest = row.generation = generation
-            assert row.generation == generation
+                row.generation = generation
+            self._newest = max(self._newest, generation)
 
     # -- writes whose bytes come later ---------------------------------------------------------------------------------
 
@@ -227,9 +240,11 @@ class CheckedPlane:
         if isinstance(call, PutSamples):
             assert isinstance(outcome, PutResult)
             partition = self.model.partitions[call.partition_id]
-            rows = partition.found(call.sample_ids)
             if not call.shared:
+                rows = list(map(partition.find, call.sample_ids))  # None: it was too stale, and dropped at once
                 self._bind_generations(rows, outcome.generations.tolist())
+            group = next((one for one in model.groups if one.reservation_id == call.reservation_id != ""), None)
+            assert bool(outcome.abort_hint) == (group is not None and partition.is_hinted(group))
         self._check_effects()
         self._remember(call, outcome)
 
@@ -462,6 +477,12 @@ class CheckedPlane:
         if dues:
             assert due is not None
             assert due <= min(dues)
+
+
+def text_of(answer: object) -> str:
+    """The same for equal answers: `repr` tells the elements of a set in any order."""
+    sets = re.compile(r"frozenset\(\{(.*?)\}\)")
+    return sets.sub(lambda found: str(sorted(found[1].split(", "))), repr(answer))
 
 
 def task_of(wish: Wish) -> tuple[str, str]:

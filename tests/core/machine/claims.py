@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from tests.core.machine.facts import Facts
-from tests.core.machine.lines import rows_of
+from tests.core.machine.lines import Line, rows_of
 from tests.core.machine.partition import PartitionModel
 from tests.core.machine.refusals import No, refuse_if
 from tests.core.machine.steps import HELD_FOR_STEP, Steps
@@ -14,6 +14,7 @@ from tests.core.machine.things import Answer, Claim, Handed, Row, Session, Wait,
 
 from dataplane_server.core.calls.answers import Grant, GroupPart, ReleaseResult, ResetResult
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.policies import ClaimOrder
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import AbandonRequest, AdoptClaim, ClaimSamples, ReleaseClaim, ResetTask
 
@@ -29,12 +30,12 @@ class Claims(Facts):
         """None when the claim has to wait."""
         self.supersede_wait(wish.request_id)
         sizes, unit = 1 <= wish.min_size <= wish.batch_size, wish.unit != "groups" or wish.whole_groups
-        refuse_if((not sizes or not unit, Reason.INVALID_REQUEST))
+        refuse_if((not sizes or not unit or not order_fits(wish.order, wish.order_tag), Reason.INVALID_REQUEST))
         partition = self.check_wish(wish)
         if not self.may_take(partition, wish):
             self.check_may_wait(partition, wish)
             return None
-        handed = self._hand_out(partition, wish)
+        handed = self._hand_out(partition, wish, partition.line(wish))
         self.serve(partition)  # those who wait for rows that were consumed now are told so
         return handed
 
@@ -53,11 +54,11 @@ class Claims(Facts):
         if not set(wish.required_fields) <= set(partition.definition.fields):
             return False  # it is declared when the claim begins to wait, and its line begins then
         line = partition.line(wish)
-        in_front = [wait for wait in self.waiting_on(wish.partition_id) if partition.line(wait.wish) is line]
+        in_front = [wait for wait in self.waiting_on(wish.partition_id) if wait.line is line]
         return not in_front and line.has(wish)
 
-    def _hand_out(self, partition: PartitionModel, wish: ClaimSamples) -> Handed:
-        rows = [row for unit in partition.first(wish) for row in rows_of(unit)]
+    def _hand_out(self, partition: PartitionModel, wish: ClaimSamples, line: Line) -> Handed:
+        rows = [row for unit in line.first(wish) for row in rows_of(unit)]
         partition.deliver(wish.task, rows)
         if wish.consume:
             partition.consume(wish.task, rows)
@@ -75,6 +76,7 @@ class Claims(Facts):
         return Handed(claim, ledger, self.grant(wish, rows), consumed)
 
     def grant(self, wish: Wish, rows: Sequence[Row]) -> Grant:
+        partition = self.partitions[wish.partition_id]
         return Grant(
             "",
             tuple(row.sample_id for row in rows),
@@ -83,12 +85,17 @@ class Claims(Facts):
             np.zeros(0, np.int64),  # of rows that are being put nobody knows them yet
             np.array([row.standings[wish.task].deliveries for row in rows], np.int64),
             group_parts(rows) if wish.whole_groups else (),
+            staleness=np.array([partition.staleness(row) for row in rows], np.int64),
         )
 
     def serve(self, partition: PartitionModel) -> None:
         """Of those at the head of their line who can be served, the longest waiting is; until nobody can. Those who
-        never will be are told so.
+        never will be are told so. Before that, stale rows leave.
         """
+        partition.follow_version()
+        for task in partition.definition.tasks:
+            if gone := partition.droppable(task):
+                partition.remove(gone, "stale")
         for task in partition.definition.tasks:
             self._serve_task(partition, task)
             while hopeless := [
@@ -109,9 +116,9 @@ class Claims(Facts):
     def receive(self, partition: PartitionModel, wait: Wait) -> None:
         """The turn of a claim, or of all callers of a step, has come."""
         if isinstance(wait.wish, ClaimSamples):
-            self._tell(wait.callers[0], self._hand_out(partition, wait.wish))
+            self._tell(wait.callers[0], self._hand_out(partition, wait.wish, wait.line))
             return
-        step = self.steps.take(partition, wait.wish)
+        step = self.steps.take(partition, wait.wish, wait.line)
         for caller in wait.callers:
             assert not isinstance(caller[1], ClaimSamples)
             self._tell(caller, self.steps.hand(partition, step, caller[1]))
@@ -131,17 +138,17 @@ class Claims(Facts):
         """A claim stands in line, or with the others of its step."""
         partition = self.partitions[wish.partition_id]
         partition.declare(wish.required_fields)
-        partition.line(wish)  # begins now
+        line = partition.line(wish)  # begins now
         others = None if isinstance(wish, ClaimSamples) else self.steps.waiting(wish)
         if others is None:
-            self.waiting.append(Wait(wish, [(ticket, wish)]))
+            self.waiting.append(Wait(wish, [(ticket, wish)], line))
         else:
             others.callers.append((ticket, wish))
 
     def _next_served(self, partition: PartitionModel, task: str) -> Wait | None:
         passed = []
         for wait in self.waiting_on(partition.partition_id):
-            line = partition.line(wait.wish) if wait.wish.task == task else None
+            line = wait.line if wait.wish.task == task else None
             if line is not None and line not in passed:
                 if line.has(wait.wish):
                     return wait
@@ -306,3 +313,7 @@ def _part(rows: Sequence[Row]) -> GroupPart:
     if group is None:
         return GroupPart("", 1)
     return GroupPart(group.group_id, len(rows), group.start, group.end)
+
+
+def order_fits(order: ClaimOrder | None, order_tag: str) -> bool:
+    return (order in ("lowest_tag", "highest_tag")) == bool(order_tag)

@@ -17,7 +17,9 @@ from tests.core.machine.things import Claim, Group, Row
 
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.filters import Filter, FilterOperator, Term
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.policies import ClaimOrder, TaskPolicy, TaskPolicyOf, WhenStale
 from dataplane_server.core.calls.requests import (
     AbandonRequest,
     AbortGroup,
@@ -28,6 +30,7 @@ from dataplane_server.core.calls.requests import (
     ClearSamples,
     ClosePartition,
     CommitClaim,
+    DrawSamples,
     DropPartition,
     ExtendPartition,
     FinishGroup,
@@ -37,8 +40,10 @@ from dataplane_server.core.calls.requests import (
     RepeatableCall,
     ReserveGroup,
     ResetTask,
+    SetPolicies,
+    SetWeightVersion,
 )
-from dataplane_server.core.calls.values import Balance, BatchUnit, Definition, Int64Array, Tags
+from dataplane_server.core.calls.values import Balance, BatchUnit, Definition, DrawStrategy, Int64Array, Tags
 
 SCARCE = Limits(
     memory_bytes=2000,
@@ -85,6 +90,7 @@ class Clients:
         weights: dict[Callable[[], object], int] = {
             self.put: 18,
             self.put_to_rows_once_seen: 2,
+            self.put_if: 6,
             self.append: 9,
             self.write_back: 4,
             self.end_a_write: 6,
@@ -94,6 +100,7 @@ class Clients:
             self.claim_shard: 8,
             self.stop_waiting: 2,
             self.abandon: 3,
+            self.draw: 5,
             self.commit: 8,
             self.release: 5,
             self.adopt: 3,
@@ -110,6 +117,8 @@ class Clients:
             self.register: 2,
             self.extend: 1,
             self.close: 1,
+            self.set_weight_version: 2,
+            self.set_policies: 2,
             self.drop: 1,
             self.open_session: 3,
             self.heartbeat: 4,
@@ -281,12 +290,31 @@ class Clients:
     def close(self) -> None:
         self.go(ClosePartition("", self.partition_id()))
 
+    def set_weight_version(self) -> None:
+        below = self.dice.choice([None, None, None, 1, 2, 3])
+        self.go(SetWeightVersion("", self.partition_id(), self.dice.choice([0, 1, 2, 3, 3, 4, 5, -1]), below))
+
+    def set_policies(self) -> None:
+        tasks = self.dice.sample(TASKS, self.dice.randint(1, 2)) if not self.chance(20) else ["nobody"]
+        self.go(SetPolicies("", self.partition_id(), tuple(TaskPolicyOf(task, self._policy()) for task in tasks)))
+
+    def _policy(self) -> TaskPolicy:
+        bound = self.dice.choice([None, 0, 1, 1, 2])
+        what: list[WhenStale] = ["withhold", "drop", "deliver"]
+        return TaskPolicy(bound, self.dice.choice(what), *self._order())
+
+    def _order(self) -> tuple[ClaimOrder, str]:
+        orders: list[ClaimOrder] = ["ready", "ready", "oldest_version", "newest_version", "lowest_tag", "highest_tag"]
+        order = self.dice.choice(orders)
+        return order, self.dice.choice("xy") if (order.endswith("tag") != self.chance(30)) else ""
+
     def drop(self) -> None:
         if self.chance(2):
             self.go(DropPartition("", self.partition_id()))
 
     def clear(self) -> None:
-        self.go(ClearSamples("", self.partition_id(), None if self.chance(8) else self.sample_ids()))
+        ids = None if self.chance(8) else self.sample_ids()
+        self.go(ClearSamples("", self.partition_id(), ids, where=self._filter() if self.chance(2) else ()))
 
     def clear_what_is_consumed(self) -> None:
         for partition_id, partition in list(self.world.model.partitions.items()):
@@ -304,19 +332,38 @@ class Clients:
         ids = self.sample_ids()
         names = ["a", "a", "b", "ab", "ab", "", "abo", "c", "ao"] * 2 + ["au", "av", "uw"]
         columns = self.columns(self.dice.choice(names), len(ids))
-        tags: list[Tags] | None = [self._tags() for _ in ids] if self.chance(4) else None
+        tags: list[Tags] | None = [self._tags() for _ in ids] if self.chance(3) else None
         of_columns = next((spec.lengths for spec in columns if spec.lengths is not None), None)
         given = self.dice.choice([None, None, of_columns, np.full(len(ids), -1), np.full(len(ids), 3)])
         self.go_with_bytes(PutSamples("", self.partition_id(), ids, columns, tags, given))
 
     def _tags(self) -> Tags:
         keys = self.dice.sample("wxyz", self.dice.randrange(3))
-        return {key: self.dice.choice([None, True, 3, 0.5, "v"]) for key in keys}
+        tags: Tags = {key: self.dice.choice([None, True, 3, 0.5, "v"]) for key in keys}
+        return tags | {"weight_version": self.dice.choice([0, 1, 2, 3, 4, -1, 0.5])} if self.chance(2) else tags
+
+    def _filter(self) -> Filter:
+        tags, facts = ["w", "x", "weight_version"], ["staleness", "sequence_length"]
+        subjects = [*((tag, False) for tag in tags), *((fact, True) for fact in facts)]
+        operators: list[FilterOperator] = ["==", "!=", "<", ">=", "in"]
+        values: list[float | str] = [1, 3, 0.5, "v", "u"]
+        compared = Term(self.dice.choice(operators), *self.dice.choice(subjects), (self.dice.choice(values),))
+        unless = Term("is null", *self.dice.choice(subjects))
+        return (compared, unless, Term("or")) if self.chance(2) else (compared, Term("not"))
 
     def put_to_rows_once_seen(self) -> None:
         if rows := self.rows_once_seen():
             ids, columns = [row.sample_id for row in rows], self.columns(self.dice.choice(["ab", "b"]), len(rows))
             self.go_with_bytes(PutSamples("", rows[0].partition_id, ids, columns, generations=generations(rows)))
+
+    def put_if(self) -> None:
+        """Mostly of rows that are there."""
+        partition_id = self.partition_id()
+        partition = self.world.model.partitions.get(partition_id)
+        there = [] if partition is None else [row.sample_id for row in partition.rows if not row.hidden]
+        ids = self.sample_ids() if self.chance(6) or not there else self.dice.sample(there, min(len(there), 2))
+        tags, columns = [self._tags() for _ in ids], self.columns(self.dice.choice(["", "ab"]), len(ids))
+        self.go_with_bytes(PutSamples("", partition_id, ids, columns, tags, only_if=self._filter()))
 
     def append(self) -> None:
         """Mostly to rows that hold the per-token fields."""
@@ -437,7 +484,8 @@ class Clients:
             self.dice.choice([0, 0, 0, 4, 9]),
             self.dice.choice([None, None, "rows", "groups"]),
         )
-        self.go(claim)
+        order, tag = self._order() if self.chance(3) else (None, "")
+        self.go(replace(claim, order=order, order_tag=tag))
 
     def claim_shard(self) -> None:
         """Calls for one step mostly agree."""
@@ -458,6 +506,25 @@ class Clients:
             ticket, _ = self.dice.choice(callers)
             end = self.world.give_up_claim if self.chance(2) else self.world.abandon_claim
             end(ticket)
+
+    def draw(self) -> None:
+        strategies: list[DrawStrategy] = ["uniform", "prioritized", "prioritized", "fifo", "lifo"]
+        strategy, batch_size = self.dice.choice(strategies), self.dice.randint(1, 5)
+        draw = DrawSamples(
+            "",
+            self.partition_id(),
+            batch_size,
+            self.dice.choice([1, 1, self.dice.randint(1, batch_size)]),
+            self.dice.getrandbits(64),
+            self.task() if self.chance(2) else "",
+            self.fields() if self.chance(2) else (),
+            strategy,
+            self.dice.choice("wx") if (strategy == "prioritized") != self.chance(30) else "",
+            self.dice.choice([0.0, 0.6, 1.0, 2.0]),
+            self._filter() if self.chance(3) else (),
+            self.dice.choice([0, 0, 1, 3]),
+        )
+        self.go(draw)
 
     def abandon(self) -> None:
         claims = [one for one in [*self.world.sent[-30:], *self.later] if isinstance(one, (ClaimSamples, ClaimShard))]

@@ -12,10 +12,11 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
+from tests.core.machine.claims import order_fits
 from tests.core.machine.partition import PartitionModel
 from tests.core.machine.refusals import No, refuse_if
-from tests.core.machine.things import Group, Row, Session
-from tests.core.machine.writes import Writes
+from tests.core.machine.things import VERSIONS, Group, Row, Session
+from tests.core.machine.writes import Writes, row_fits
 
 from dataplane_server.core.calls.answers import (
     ClearResult,
@@ -25,6 +26,7 @@ from dataplane_server.core.calls.answers import (
     GroupFinished,
     PartitionInfo,
     Registered,
+    Retired,
 )
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import (
@@ -37,6 +39,8 @@ from dataplane_server.core.calls.requests import (
     FinishGroup,
     RegisterPartition,
     ReserveGroup,
+    SetPolicies,
+    SetWeightVersion,
 )
 from dataplane_server.core.calls.values import Definition
 
@@ -130,6 +134,7 @@ class Model(Writes):
         if call.generations is not None and call.sample_ids is not None:
             wanted = dict(zip(call.sample_ids, call.generations.tolist(), strict=True))
             rows = [row for row in rows if wanted[row.sample_id] == row.generation]
+        rows = [row for row in rows if row_fits(partition, row, call.where)]
         size = self._remove(partition, rows)
         return ClearResult(len(rows), size)
 
@@ -140,6 +145,38 @@ class Model(Writes):
                 self._end_group(group, "gone")
         self.serve(partition)
         return size
+
+    # -- freshness -----------------------------------------------------------------------------------------------------
+
+    def set_weight_version(self, call: SetWeightVersion) -> Retired:
+        partition, before = self.partition(call.partition_id), call.retire_below
+        versions = [call.version, *([] if before is None else [before])]
+        refuse_if((any(version not in VERSIONS for version in versions), Reason.INVALID_REQUEST))
+        partition.trainer_version = call.version
+        if before is None:
+            self.serve(partition)
+            return Retired(0, 0)
+        old = [group for group in partition.groups if group.state == "reserved" and (group.start or before) < before]
+        rows = [row for group in old for row in group.rows]
+        rows += [row for row in partition.rows if row.version is not None and row.version < before and row not in rows]
+        partition.remove(rows, "retired")
+        for group in old:
+            self._end_group(group, "rolled back")
+            if group in partition.groups:  # it never had a row
+                partition.forget(group)
+        self._remove(partition, [])
+        return Retired(len(rows), len(old))
+
+    def set_policies(self, call: SetPolicies) -> PartitionInfo:
+        partition = self.partition(call.partition_id)
+        refuse_if((any(each.task not in partition.ledgers for each in call.tasks), Reason.TASK_NOT_REGISTERED))
+        orders = [(each.policy.order, each.policy.order_tag) for each in call.tasks]
+        refuse_if((not all(order_fits(*order) for order in orders), Reason.INVALID_REQUEST))
+        for each in call.tasks:
+            partition.follow_policy(each.task, each.policy)
+        info = partition.info(self.waiting_by_task(partition.partition_id))
+        self.serve(partition)
+        return info
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
@@ -167,6 +204,7 @@ class Model(Writes):
         self.groups.append(group)
         if session:
             session.groups.append(group)
+        self.serve(partition)
         return group
 
     def finish(self, call: FinishGroup) -> GroupFinished:
@@ -177,13 +215,16 @@ class Model(Writes):
             refuse_if((any(len(each) > self.limits.max_tags_per_row for each in tags), Reason.INVALID_REQUEST))
             for row, each in zip(group.rows, tags, strict=True):
                 row.tags = each
+            partition = self.partitions[group.partition_id]
+            partition.see(call.weight_version)
         group.end = call.weight_version
         self._end_group(group, "finished")
         partition = self.partitions[group.partition_id]
         group.end_sharing(self.arena)
-        partition.became_ready(group.rows)
+        shown = GroupFinished(len(group.rows))
+        partition.update(group.rows)
         self.serve(partition)
-        return GroupFinished(len(group.rows))
+        return shown
 
     def abort(self, call: AbortGroup) -> GroupAborted:
         group = self.group_of(call.reservation_id)

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tests.core.machine.arena import Arena
-from tests.core.machine.lines import Line, Unit
-from tests.core.machine.things import Group, Held, Ledger, Row, Standing, Step, Value, Wish, Write
+from tests.core.machine.lines import Kind, Line
+from tests.core.machine.things import VERSIONS, Group, Held, Ledger, Row, Standing, Step, Value, Wish, Write
 
 from dataplane_server.core.calls.answers import DeadLetter, FieldInfo, PartitionInfo, SampleTask, TaskInfo
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import BeginRead, ClaimSamples, CommitClaim, PutSamples, unit_of
 from dataplane_server.core.calls.values import Definition
@@ -38,6 +39,11 @@ class PartitionModel:
         self.put_total = 0
         self.closed = False
         self.removed: Counter[str] = Counter()
+        self.policies = {task: TaskPolicy() for task in definition.tasks}
+        self.trainer_version: int | None = None
+        self.seen_version: int | None = None
+        self.followed_version: int | None = None
+        self.suspects: dict[str, list[Row]] = {}  # rows that came or came back, by task
 
     @property
     def partition_id(self) -> str:
@@ -49,10 +55,11 @@ class PartitionModel:
         self.closed = False
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in definition.fields}
         self.ledgers = {task: self.ledgers.get(task) or Ledger() for task in definition.tasks}
+        self.policies = {task: self.policies.get(task) or TaskPolicy() for task in definition.tasks}
         self.steps = {task: [] for task in definition.tasks}
         self.held = []
         fields = set(definition.fields)
-        self.lines = [line for line in self.lines if line.task in definition.tasks and line.fields <= fields]
+        self.lines = [line for line in self.lines if line.task in definition.tasks and line.kind.fields <= fields]
         for ledger in self.ledgers.values():
             ledger.consumed = 0
         for row in self.rows:
@@ -65,6 +72,7 @@ class PartitionModel:
         self.definition = definition
         for task in definition.tasks:
             self.ledgers.setdefault(task, Ledger())
+            self.policies.setdefault(task, TaskPolicy())
             self.steps.setdefault(task, [])
             for row in self.rows:
                 row.standings.setdefault(task, Standing())
@@ -100,16 +108,18 @@ class PartitionModel:
             if row.group is None:
                 self.join(row, group)
         for row, tags in zip(rows, put.tags or (), strict=False):
-            row.tags = row.tags | tags
+            row.tag(tags)
+            self.see(row.version)
         self.write(write, rows)
-        self.became_ready(rows)
+        self.update(rows)
         return len(self.rows) - before
 
     def join(self, row: Row, group: Group | None) -> None:
         assert group is not None
         row.group = group
         group.rows.append(row)
-        row.tags = {} if group.start is None else {"weight_version": group.start}
+        row.tag({} if group.start is None else {"weight_version": group.start})
+        self.see(row.version)
         for name, value in group.shared.items():
             row.get(name, value, self.arena)
 
@@ -188,6 +198,68 @@ class PartitionModel:
         for line in self.lines:
             line.add(rows)
 
+    def update(self, rows: Iterable[Row]) -> None:
+        """Rows got other values or tags, or became visible."""
+        rows = list(rows)
+        for line in self.lines:
+            line.update(rows)
+        for task in self.definition.tasks:
+            self._suspect(task, rows)
+
+    # -- staleness -----------------------------------------------------------------------------------------------------
+
+    @property
+    def weight_version(self) -> int | None:
+        return self.seen_version if self.trainer_version is None else self.trainer_version
+
+    def see(self, version: int | None) -> None:
+        if version is not None and version in VERSIONS:
+            self.seen_version = version if self.seen_version is None else max(version, self.seen_version)
+
+    def staleness(self, row: Row) -> int:
+        current = self.weight_version
+        return -1 if current is None or row.version is None else max(current - row.version, 0)
+
+    def is_stale(self, task: str, row: Row) -> bool:
+        """Whether the task does not get the row."""
+        bound = self.policies[task].bound
+        return bound is not None and (row.version is None or self.staleness(row) > bound)
+
+    def follow_version(self) -> None:
+        if self.followed_version != self.weight_version:
+            self.followed_version = self.weight_version
+            self.update(self.rows)
+
+    def follow_policy(self, task: str, policy: TaskPolicy) -> None:
+        self.policies[task] = policy
+        for line in self.lines:
+            if line.task == task:
+                line.update(self.rows)
+        self._suspect(task, self.rows)
+
+    def is_hinted(self, group: Group) -> bool:
+        """Whether a producer is told that its rows are too stale already."""
+        if group.start is None or self.weight_version is None:
+            return False
+        bounds = [policy.bound for policy in self.policies.values() if policy.bound is not None]
+        return any(self.weight_version - group.start > bound for bound in bounds)
+
+    def droppable(self, task: str) -> list[Row]:
+        """Suspects that a task drops, and the rows of their groups."""
+        suspects = {row for row in self.suspects.pop(task, []) if row.resident and row.version is not None}
+        gone: dict[Row, None] = {}
+        for row in suspects:
+            together = row.group.rows if row.group is not None else [row]
+            held = any(one.state == "claimed" for each in together for one in each.standings.values())
+            untaken = row.standings[task].state == "untaken"
+            if untaken and self.is_stale(task, row) and not held and not row.hidden:
+                gone.update(dict.fromkeys(together))
+        return list(gone)
+
+    def _suspect(self, task: str, rows: Iterable[Row]) -> None:
+        if self.policies[task].when_stale == "drop" and self.policies[task].bound is not None:
+            self.suspects.setdefault(task, []).extend(rows)
+
     def remove(self, rows: Sequence[Row], why: str = "") -> int:
         """Take rows out; the bytes that nobody else holds."""
         size = self.size_bytes
@@ -237,7 +309,9 @@ class PartitionModel:
         """Whether too few rows are left for a claim, and no more will come."""
         if not self.closed or any(group.state == "reserved" for group in self.groups):
             return False
-        lost = [row for row in self.rows if row.standings[wish.task].state in ("consumed", "dead")]
+        states = {row: row.standings[wish.task].state for row in self.rows}
+        stale = [row for row in self.rows if states[row] == "untaken" and self.is_stale(wish.task, row)]
+        lost = stale + [row for row in self.rows if states[row] in ("consumed", "dead")]
         units = {row.group if wish.whole_groups and row.group else row for row in self.rows}
         gone = {row.group if wish.whole_groups and row.group else row for row in lost}
         left = units - gone
@@ -264,16 +338,14 @@ class PartitionModel:
     # -- deliveries ----------------------------------------------------------------------------------------------------
 
     def line(self, wish: Wish) -> Line:
-        key = (wish.task, frozenset(wish.required_fields), wish.whole_groups)
+        policy = self.policies[wish.task]
+        order = (policy.order, policy.order_tag) if wish.order is None else (wish.order, wish.order_tag)
+        kind = Kind(wish.task, frozenset(wish.required_fields), wish.whole_groups, *order)
         for line in self.lines:
-            if (line.task, line.fields, line.whole) == key:
+            if line.kind == kind:
                 return line
-        self.lines.append(Line(*key, self.rows))
+        self.lines.append(Line(kind, self.rows, self.is_stale))
         return self.lines[-1]
-
-    def first(self, wish: Wish) -> list[Unit]:
-        """What a claim gets for which there is enough."""
-        return self.line(wish).first(wish)
 
     def hold(self, task: str, rows: Sequence[Row]) -> None:
         """Untaken rows leave the line for a step."""
@@ -323,6 +395,7 @@ class PartitionModel:
         for line in self.lines:
             if line.task == task:
                 line.give_back(rows)
+        self._suspect(task, rows)
 
     def restore(self, task: str, rows: Sequence[Row]) -> None:
         """As if the task had never taken the rows; those that it has come first in line."""
@@ -361,9 +434,10 @@ class PartitionModel:
             self.size_bytes,
             self.put_total,
             self.put_total - len(self.rows),
-            {why: self.removed[why] for why in ("consumed", "cleared", "rolled_back")},
+            {why: self.removed[why] for why in ("consumed", "cleared", "rolled_back", "retired", "stale")},
             sum(group.state == "reserved" for group in self.groups),
             closed=self.closed,
+            weight_version=self.weight_version,
         )
 
     def _field_info(self, name: str) -> FieldInfo:
@@ -375,7 +449,9 @@ class PartitionModel:
         ledger = self.ledgers[task]
         ended = {how: rows for how, rows in ledger.ended.items() if rows}
         of_rows = (untaken, claimed, consumed, ledger.consumed, waiting, delayed, dead)
-        return TaskInfo(task, *of_rows, ledger.delivered, ended)
+        stale = sum(row.standings[task].state == "untaken" and self.is_stale(task, row) for row in self.rows)
+        more = {"stale_rows": stale, "policy": self.policies[task]}
+        return TaskInfo(task, *of_rows, ledger.delivered, ended, **more)  # type: ignore[arg-type]
 
     @property
     def is_consumed(self) -> bool:

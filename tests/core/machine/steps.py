@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.core.machine.lines import Unit, rows_of, tokens
+from tests.core.machine.lines import Line, Unit, rows_of, tokens
 from tests.core.machine.partition import PartitionModel
 from tests.core.machine.refusals import refuse_if
 from tests.core.machine.things import Handed, Shard, Step, Wait, Wish
@@ -38,7 +38,7 @@ class Steps:
         if self.waiting(wish) is not None or not model.may_take(partition, wish):
             model.check_may_wait(partition, wish)
             return None
-        handed = self.hand(partition, self.take(partition, wish), wish)
+        handed = self.hand(partition, self.take(partition, wish, partition.line(wish)), wish)
         model.serve(partition)
         return handed
 
@@ -65,9 +65,9 @@ class Steps:
         step, wait = self._taken(partition, wish), self.waiting(wish)
         return step.wish if step is not None else None if wait is None else wait.wish
 
-    def take(self, partition: PartitionModel, wish: ClaimShard) -> Step:
+    def take(self, partition: PartitionModel, wish: ClaimShard, line: Line) -> Step:
         """The rows of a step leave the line, and what belonged to a step long past comes back to it."""
-        units = partition.first(wish)
+        units = line.first(wish)
         partition.hold(wish.task, [row for unit in units for row in rows_of(unit)])
         parts = [[units[i] for i in part] for part in split(units, wish)]
         step = Step(wish, [Shard([row for unit in part for row in rows_of(unit)]) for part in parts])
@@ -89,6 +89,7 @@ class Steps:
         if handed is not None and handed.claim.ended == "committed":
             return handed
         rows = [row for row in shard.rows if row.resident and row.standings[wish.task].state == "delayed"]
+        rows = [row for row in rows if not partition.is_stale(wish.task, row)]
         partition.deliver(wish.task, rows)
         shard.handed = self._model.handed(wish, rows, [session] if session else [])
         shard.handed.claim.shard = shard
@@ -109,7 +110,7 @@ def alike(wish: Wish) -> tuple[object, ...]:
     assert isinstance(wish, ClaimShard)
     sizes = (wish.dp_world, wish.batch_size, wish.min_size, wish.max_tokens)
     unit = wish.unit or ("groups" if wish.whole_groups else "rows")
-    return (*sizes, wish.required_fields, wish.balance, wish.whole_groups, unit)
+    return (*sizes, wish.required_fields, wish.balance, wish.whole_groups, unit, wish.where, wish.order, wish.order_tag)
 
 
 def split(units: Sequence[Unit], wish: ClaimShard) -> list[list[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.core.machine.arena import Arena
 
@@ -16,6 +17,7 @@ from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard, Commi
 from dataplane_server.core.calls.values import Copy, Run, Tags
 
 Wish = ClaimSamples | ClaimShard
+VERSIONS = range((1 << 31) - 1)
 
 
 @dataclass(eq=False)
@@ -59,11 +61,20 @@ class Row:
     resident: bool = True
     readers: int = 0
     revision: int = 0  # how often per-token values were written
+    draws: int = 0
     owed: list[Value] = field(default_factory=list)
+
+    version: int | None = None  # of weights: the last valid one that its tags named
 
     @property
     def hidden(self) -> bool:
         return self.group is not None and self.group.state == "reserved"
+
+    def tag(self, tags: Tags) -> None:
+        self.tags = self.tags | tags
+        version = tags.get("weight_version")
+        if type(version) is int and version in VERSIONS:
+            self.version = version
 
     def get(self, name: str, value: Value, arena: Arena) -> None:
         self.lose([name], arena)
@@ -158,10 +169,13 @@ class Session:
 
 @dataclass(eq=False)
 class Wait:
-    """A claim in line, or a step, for which there may be several callers; with their tickets."""
+    """A claim in line, or a step, for which there may be several callers; with their tickets. It stays in its line,
+    whatever becomes of the task's policy.
+    """
 
     wish: Wish
     callers: list[tuple[int, Wish]]
+    line: Any
 
 
 @dataclass(eq=False)

@@ -14,8 +14,10 @@ from tests.core.machine.claims import Claims
 from tests.core.machine.partition import PartitionModel, entry_bytes, row_entries
 from tests.core.machine.refusals import No, refuse_if
 from tests.core.machine.things import Claim, Row, Value, Write
+from tests.core.row_filters import fits
 
 from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation
+from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
@@ -126,7 +128,7 @@ class Writes(Claims):
     def finish_commit(self, write: Write, commit: CommitClaim) -> CommitResult:
         claim, partition = self._check_commit(commit)
         partition.write(write, claim.rows)
-        partition.became_ready(claim.rows)
+        partition.update(claim.rows)
         result = self._commit(claim)
         self.serve(partition)
         return result
@@ -168,6 +170,8 @@ class Writes(Claims):
             reasons |= self._why_not_write_back(named, put)
         if partition.closed and None in named and not put.reservation_id:
             reasons.add(Reason.PARTITION_CLOSED)
+        if put.only_if and not all(row is not None and row_fits(partition, row, put.only_if) for row in named):
+            reasons.add(Reason.CONDITION_FAILED)
         reasons |= partition.why_not_write(put, named, self.limits)
         if self.rows + named.count(None) > self.limits.max_rows:
             reasons.add(Reason.LIMIT_REACHED)
@@ -216,6 +220,17 @@ class Writes(Claims):
         if reasons := partition.why_not_write(commit, claim.rows, self.limits):
             raise No(*reasons)
         return claim, partition
+
+
+def row_fits(partition: PartitionModel, row: Row, where: Filter) -> bool:
+    facts = {"sequence_length": row.length, "staleness": partition.staleness(row)}  # below 0: unknown
+
+    def held(term: Term) -> object:
+        if not term.of_row:
+            return row.tags.get(term.subject)
+        return facts[term.subject] if facts[term.subject] >= 0 else None
+
+    return fits(where, held)
 
 
 def revisions(rows: Iterable[Row | None]) -> list[object]:

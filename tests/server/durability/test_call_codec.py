@@ -12,6 +12,8 @@ import pytest
 
 from dataplane_server.core.calls import requests
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.filters import Term
+from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
 from dataplane_server.core.calls.requests import Call, PutSamples
 from dataplane_server.core.calls.values import Definition, Int64Array
 from dataplane_server.durability.call_codec import decode_call, encode_call
@@ -24,6 +26,8 @@ VALUES: list[tuple[Any, object]] = [
     (float, 0.5),
     (Definition, Definition("p", ("a",), ("t",), 3, frozenset("ab"), None, {"e": ("x", "y")}, 2, True)),
     (ColumnSpec, COLUMN),
+    (Term, Term("in", "n", values=(1, 0.5, "x"))),
+    (TaskPolicyOf, TaskPolicyOf("t", TaskPolicy(2, "drop", "lowest_tag", "std"))),
     (Int64Array, np.array([1, -1])),
     (frozenset, frozenset("ab")),
     (typing.Literal, "rows"),

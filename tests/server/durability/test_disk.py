@@ -11,7 +11,8 @@ import pytest
 from tests.server.durability.test_life import LIMITS, REGISTER, begin, put, put_of
 
 from dataplane_server.core.calls.answers import Reservation, Waiting
-from dataplane_server.core.calls.requests import AbortWrite, ClearSamples, Recover, Settle
+from dataplane_server.core.calls.life_calls import Recover, Settle
+from dataplane_server.core.calls.requests import AbortWrite, ClearSamples
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability import life as lives
 from dataplane_server.durability.life import DataDirDurability, RecoveryError

@@ -17,6 +17,7 @@ from tests.core.machine.clients import Clients
 
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.life_calls import LetGo, Recover
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import (
@@ -26,9 +27,7 @@ from dataplane_server.core.calls.requests import (
     EndRead,
     ExtendPartition,
     FinishWrite,
-    LetGo,
     PutSamples,
-    Recover,
     RegisterPartition,
 )
 from dataplane_server.core.calls.values import Definition

@@ -157,12 +157,12 @@ def change_log(folder: Path) -> None:
     path.write_bytes(path.read_bytes().replace(frame_of(payload), frame_of(other)))
 
 
-@pytest.mark.parametrize(
-    ("tamper", "equal"), [(change_checkpoint, [True, False, True, True]), (change_log, [True, False, False, False])]
-)
-def test_a_check_finds_what_was_changed(folder: Path, tamper: Callable[[Path], None], equal: list[bool]) -> None:
+@pytest.mark.parametrize(("tamper", "later"), [(change_checkpoint, True), (change_log, False)])
+def test_a_check_finds_what_was_changed(folder: Path, tamper: Callable[[Path], None], later: bool) -> None:
+    """From the second checkpoint on; the third is equal again if only the second was changed."""
     tamper(folder)
     code, lines, _ = replay(folder, "--check", "--json")
+    equal = [True, False, *[later] * (len(checkpoints(folder)) - 2)]
     assert (code, [json.loads(line)["equal"] for line in lines]) == (1, equal)
 
 

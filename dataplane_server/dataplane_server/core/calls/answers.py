@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from dataplane_server.core.calls.columns import Shape
+from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.values import Copy, Definition, Int64Array, Run, Tags
 
@@ -43,9 +45,12 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
+    """abort_hint: of a put to a reserved group, why its rows are too stale for a task already."""
+
     created_rows: int
     size_bytes: int
     generations: Int64Array = field(default_factory=_no_rows, compare=False)
+    abort_hint: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,14 @@ class ReleaseResult:
 class ClearResult:
     cleared_rows: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """Rows and reserved groups of old weight versions that were removed."""
+
+    rows: int
+    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ class GroupPart:
 @dataclass(frozen=True, slots=True)
 class Grant:
     """Granted rows. claim_id is empty if delivery was consumption. groups: only if whole groups were requested.
-    tag_bytes: memory of the tags.
+    tag_bytes: memory of the tags. staleness: in versions, -1 if unknown.
     """
 
     claim_id: str
@@ -99,6 +112,23 @@ class Grant:
     deliveries: Int64Array = field(default_factory=_no_rows, compare=False)
     groups: tuple[GroupPart, ...] = ()
     tag_bytes: int = field(default=0, compare=False, repr=False)
+    staleness: Int64Array = field(default_factory=_no_rows, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Rows that were drawn, in that order. draws: of each row, this one included. probabilities: of each row in the
+    first draw. staleness, tag_bytes: as in Grant.
+    """
+
+    sample_ids: tuple[str, ...]
+    sequence_lengths: Int64Array
+    tags: tuple[Tags, ...]
+    generations: Int64Array
+    draws: Int64Array
+    probabilities: npt.NDArray[np.float64]
+    staleness: Int64Array
+    tag_bytes: int = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +239,7 @@ class FieldInfo:
 class TaskInfo:
     """Figures of a task: resident rows by state; rows consumed since registration; queued claims; rows ever granted;
     ended deliveries by how they ended; seconds by state of the task; ages and waits in seconds (None: nothing waits,
-    or not known); claims granted.
+    or not known); claims granted; untaken rows that are too stale.
     """
 
     task: str
@@ -228,6 +258,8 @@ class TaskInfo:
     weight_version_lag: int | None = field(default=None, compare=False)
     longest_wait_s: float | None = field(default=None, compare=False)
     claims_total: int = field(default=0, compare=False)
+    stale_rows: int = 0
+    policy: TaskPolicy = field(default_factory=TaskPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +279,7 @@ class PartitionInfo:
     read_bytes_total: int = field(default=0, compare=False)
     read_rows_total: int = field(default=0, compare=False)
     closed: bool = False
+    weight_version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ class Reason(enum.Enum):
     END_OF_DATA = enum.auto()
     APPEND_CONFLICT = enum.auto()
     SNAPSHOT_FAILED = enum.auto()
+    CONDITION_FAILED = enum.auto()
+    TOO_FEW_ROWS = enum.auto()
 
 
 class Refusal(Exception):

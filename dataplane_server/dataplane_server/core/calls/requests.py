@@ -17,6 +17,7 @@ from dataplane_server.core.calls.answers import (
     ClearResult,
     CloseResult,
     CommitResult,
+    Drawn,
     DropResult,
     Grant,
     GroupAborted,
@@ -29,12 +30,15 @@ from dataplane_server.core.calls.answers import (
     Reservation,
     Reserved,
     ResetResult,
+    Retired,
     SessionInfo,
     Waiting,
 )
 from dataplane_server.core.calls.columns import ColumnSpec
+from dataplane_server.core.calls.filters import ALL_ROWS, Filter
+from dataplane_server.core.calls.policies import ClaimOrder, TaskPolicyOf
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.values import Balance, BatchUnit, Definition, Int64Array, Tags
+from dataplane_server.core.calls.values import Balance, BatchUnit, Definition, DrawStrategy, Int64Array, Tags
 
 Answer = TypeVar("Answer", covariant=True)
 
@@ -99,15 +103,35 @@ class DropPartition(RepeatableCall[DropResult]):
 
 
 @dataclass(frozen=True, slots=True)
+class SetWeightVersion(RepeatableCall[Retired]):
+    """The trainer has these weights now. retire_below: remove rows and reserved groups of versions before this one."""
+
+    request_id: str
+    partition_id: str
+    version: int
+    retire_below: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetPolicies(RepeatableCall[PartitionInfo]):
+    """Replace the policies of tasks, by name; others keep theirs."""
+
+    request_id: str
+    partition_id: str
+    tasks: tuple[TaskPolicyOf, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ClearSamples(RepeatableCall[ClearResult]):
-    """Remove rows (sample_ids None: all of the partition). Skips ids that do not exist and, with generations, ids that
-    have become other rows.
+    """Remove rows (sample_ids None: all of the partition) that fit a filter. Skips ids that do not exist and, with
+    generations, ids that have become other rows.
     """
 
     request_id: str
     partition_id: str
     sample_ids: Sequence[str] | None
     generations: Int64Array | None = None
+    where: Filter = ALL_ROWS
 
 
 # -- writes ------------------------------------------------------------------------------------------------------------
@@ -121,6 +145,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     that claim is open. reservation_id: only while that group is reserved. shared: no sample ids, and columns of one
     row, which every row of the group gets. caller: who puts, for the row's history. add_to_group: samples that do not
     exist become rows of the group. append: the columns, of per-token fields, are added to the end of the rows' values.
+    only_if: only while every row exists and fits.
     """
 
     request_id: str
@@ -136,6 +161,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     caller: str = ""
     add_to_group: bool = False
     append: bool = False
+    only_if: Filter = ALL_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +241,8 @@ class ClaimSamples(RepeatableCall[Grant | Waiting]):
 
     consume: delivery is consumption, and there is nothing to commit. session_id: the session that will hold the claim;
     empty for none. whole_groups: groups are not split. max_tokens: of all rows together, 0 for no limit. unit: what the
-    sizes count; None for groups if whole_groups, else rows.
+    sizes count; None for groups if whole_groups, else rows. where: only rows (or groups of rows) that fit. order: None
+    for that of the task's policy.
     """
 
     request_id: str
@@ -229,6 +256,9 @@ class ClaimSamples(RepeatableCall[Grant | Waiting]):
     whole_groups: bool = False
     max_tokens: int = 0
     unit: BatchUnit | None = None
+    where: Filter = ALL_ROWS
+    order: ClaimOrder | None = None
+    order_tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +279,9 @@ class ClaimShard(RepeatableCall[Grant | Waiting]):
     whole_groups: bool = False
     session_id: str = ""
     unit: BatchUnit | None = None
+    where: Filter = ALL_ROWS
+    order: ClaimOrder | None = None
+    order_tag: str = ""
 
 
 ClaimCall = ClaimSamples | ClaimShard
@@ -257,6 +290,26 @@ ClaimCall = ClaimSamples | ClaimShard
 def unit_of(call: ClaimCall) -> BatchUnit:
     """What the sizes of a claim count."""
     return call.unit or ("groups" if call.whole_groups else "rows")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSamples(RepeatableCall[Drawn]):
+    """Draw rows without taking them. task: whose bound of staleness holds; empty for none. max_times_sampled: of each
+    row, 0 for no limit. seed: of 64 bits; all chance comes from it.
+    """
+
+    request_id: str
+    partition_id: str
+    batch_size: int
+    min_size: int
+    seed: int
+    task: str = ""
+    required_fields: tuple[str, ...] = ()
+    strategy: DrawStrategy = "uniform"
+    priority_tag: str = ""
+    priority_exponent: float = 1.0
+    where: Filter = ALL_ROWS
+    max_times_sampled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,63 +445,3 @@ class MergeFreeRanges(Call[None]):
 @dataclass(frozen=True, slots=True)
 class Drain(Call[None]):
     """End all waits. From now on a call that would have to wait is refused."""
-
-
-# -- the next life of a server -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Recover(Call[None]):
-    """The server that applied the calls before has ended, and another one goes on. Calls that waited end, and so do
-    writes and reads that were under way: their connections are gone. Each session has its grace from now on, and
-    reconnect_s seconds more, in which its client finds the server. held: clients of the former server may still map the
-    arena; what they may read or write stays as it is until LetGo. defer_frees: from now on, bytes that a call frees are
-    used again only after Settle.
-    """
-
-    held: bool
-    reconnect_s: float = 0.0
-    defer_frees: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BeginSnapshot(Call[None]):
-    """Pin all rows until EndSnapshot, so that the values of this moment can be copied while other calls go on. Refusal
-    LIMIT_REACHED while another snapshot is under way.
-    """
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class EndSnapshot(Call[None]):
-    """Unpin what BeginSnapshot pinned."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveFor(Call[None]):
-    """The last call before a server goes on from the state of a snapshot instead of this one. It changes nothing."""
-
-    snapshot: str
-
-
-@dataclass(frozen=True, slots=True)
-class Restored(Call[None]):
-    """This state is that of a snapshot, and clients may know of another one that came after it. All sessions end, and
-    what they held is released as not used. New claims, sessions and rows get ids that the other state has not given.
-    """
-
-    incarnation: str
-    first_generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settle(Call[None]):
-    """The calls that made the first `releases` deferred releases are on stable storage."""
-
-    releases: int
-
-
-@dataclass(frozen=True, slots=True)
-class LetGo(Call[None]):
-    """No client of a former server maps the arena any more."""

@@ -20,6 +20,8 @@ Balance = Literal["rows", "tokens", "groups"]
 """What the shards of a step have about equally much of."""
 BatchUnit = Literal["rows", "groups"]
 """What the sizes of a claim count."""
+DrawStrategy = Literal["uniform", "prioritized", "fifo", "lifo"]
+"""How rows are drawn; see DrawStrategy in data_plane.proto."""
 
 
 class Run(NamedTuple):

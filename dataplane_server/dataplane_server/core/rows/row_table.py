@@ -32,11 +32,14 @@ from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.places import Places
 from dataplane_server.core.rows.shared_payloads import SharedPayloads
 from dataplane_server.core.rows.space import Space
+from dataplane_server.core.rows.tag_columns import SLOT_BYTES, Float64Array, TagColumn, TagColumns, TagValues
 from dataplane_server.core.rows.tags import PooledTags, TagPool
 
 _NO_TAGS: Tags = {}
 _LONGEST_STEP = 1 << 16
 _PLACE_BYTES = 12
+_FEW = 8
+"""Less than this part of the rows is too few to build a column of a tag for."""
 _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "alive": np.bool_,
     "epoch": np.uint32,
@@ -49,12 +52,13 @@ _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "group": np.int32,  # number of the row's group; 0 if it has none
     "hidden": np.bool_,  # its group is still reserved
     "shared": np.uint64,  # bit i: the row shares the value of the field of index i, see rows.shared_payloads
+    "draws": np.uint32,  # how often the row was drawn, see rows.drawing
     "tag_bytes": np.int32,  # memory of tags that no other row has
 }
 _OUTLIVE_THE_ROW = ("epoch", "pins")
 VERSION_TAG = "weight_version"
 UNKNOWN_VERSION = int(np.iinfo(np.int32).max)
-_VERSIONS = range(UNKNOWN_VERSION)
+WEIGHT_VERSIONS = range(UNKNOWN_VERSION)
 
 
 class RowTable:
@@ -75,6 +79,7 @@ class RowTable:
         self.places = Places(space.capacity)
         self.payloads = SharedPayloads(space)
         self.newest_weight_version: int | None = None  # that a row or group has ever had
+        self.trainer_version: int | None = None  # that the trainer said it has
         self.closed = False  # no call creates rows any more, except in reserved groups
         self.clear_when_consumed = False  # as the partition is defined, to say where a missing row may be
         self._clock = generations or GenerationClock()
@@ -85,6 +90,7 @@ class RowTable:
         self._free: list[int] = []  # slots that were used before
         self._tags: list[Tags] = []  # by slot, up to the last slot that ever had tags
         self._tag_pool = TagPool()
+        self._tag_columns = TagColumns()
         self._owed: dict[int, list[tuple[Int64Array, Int64Array]]] = {}  # slot -> offsets, bytes to free once unpinned
         self._in_limbo = 0  # removed slots that are still pinned
         self._capacity = 0
@@ -216,6 +222,7 @@ class RowTable:
             self._ids[slot] = ""
         if self._tags:
             self._drop_tags(slots)
+        self._tag_columns.erase(slots)
         for name, column in self._columns.items():
             if name not in _OUTLIVE_THE_ROW:
                 column[slots] = 0
@@ -285,8 +292,35 @@ class RowTable:
             of_rows = self._columns["tag_bytes"]
             self.keep(size - int(of_rows[slot]) + self._tag_pool.size_bytes - pooled_bytes)
             of_rows[slot] = size
+            if self._tag_columns:
+                self.keep(self._tag_columns.set(slot, tags))
             if VERSION_TAG in tags and type(tags[VERSION_TAG]) is int:
                 self._set_weight_version(slot, tags[VERSION_TAG])
+
+    def tag_numbers(self, tag: str, slots: Slots) -> Float64Array:
+        """A tag of rows as numbers; NaN for a row without one. See tag_values."""
+        return self.tag_values(tag, slots).numbers
+
+    def tag_values(self, tag: str, slots: Slots, *, keep: bool = True) -> TagValues:
+        """A tag of rows. Costs a pass over the rows if it has no column; else a few ns a row. keep: the tag gets a
+        column if many of the rows are asked for and there is memory. Not in queries: a column is part of the state.
+        """
+        column = self._tag_columns.find(tag, use=keep)
+        if column is None and keep and len(slots) * _FEW > len(self):
+            column = TagColumn(tag, self._tags, self._capacity)
+            self._keep_column(tag, column)
+        if column is None:
+            return TagValues.of([tags.get(tag) for tags in self.tags_of(slots)])
+        return column.values(slots)
+
+    def _keep_column(self, tag: str, column: TagColumn) -> None:
+        """Keep a new column of a tag, if there is memory for it."""
+        columns = self._tag_columns
+        if self.bookkeeping.has_room(self._capacity * SLOT_BYTES + column.text_bytes, urgent=True):
+            count, text_bytes = len(columns), columns.text_bytes
+            columns.add(tag, column)
+            self._change_slot_bytes(SLOT_BYTES * (len(columns) - count))
+            self.keep(columns.text_bytes - text_bytes)
 
     def _drop_tags(self, slots: Slots) -> None:
         """The rows, which are about to be removed, have no tags any more."""
@@ -299,14 +333,26 @@ class RowTable:
 
     def _set_weight_version(self, slot: int, version: Any) -> None:
         """Note which weights made a row. Ignores a version that is negative or does not fit into an int32."""
-        if version in _VERSIONS:
+        if version in WEIGHT_VERSIONS:
             self._columns["weight_version"][slot] = version
             self.see_weight_version(version)
 
     def see_weight_version(self, version: int) -> None:
         """Note that there are weights of this version."""
-        if version in _VERSIONS:
+        if version in WEIGHT_VERSIONS:
             self.newest_weight_version = max(version, self.newest_weight_version or 0)
+
+    @property
+    def weight_version(self) -> int | None:
+        """The version against which staleness is measured; None while none is known."""
+        return self.newest_weight_version if self.trainer_version is None else self.trainer_version
+
+    def staleness(self, slots: Slots) -> Int64Array:
+        """How many versions each row is behind `weight_version`, -1 if that is not known."""
+        versions, current = self._columns["weight_version"][slots].astype(np.int64), self.weight_version
+        if current is None:
+            return np.full(len(slots), -1)
+        return np.where(versions == UNKNOWN_VERSION, -1, np.maximum(current - versions, 0))
 
     # -- bytes and pins ------------------------------------------------------------------------------------------------
 
@@ -345,7 +391,7 @@ class RowTable:
     def counted_bytes(self) -> int:
         """The part of `kept_bytes` that is of rows, computed anew."""
         slots = self.all_slots()
-        tags = self._tag_pool.size_bytes + int(self._columns["tag_bytes"][slots].sum())
+        tags = self._tag_pool.size_bytes + int(self._columns["tag_bytes"][slots].sum()) + self._tag_columns.text_bytes
         return self._capacity * self.slot_bytes + id_bytes(self.ids(slots)) + tags
 
     @property
@@ -371,6 +417,7 @@ class RowTable:
             return
         capacity = max(rows, self._capacity + min(max(64, self._capacity // 8), _LONGEST_STEP))
         self.places.grow(capacity)
+        self._tag_columns.grow(capacity)
         for column in self._columns.values():
             column.resize(capacity, refcheck=False)
         self.keep((capacity - self._capacity) * self.slot_bytes)

@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from dataplane_server.core.calls.answers import Grant, PartitionInfo, PutResult, Reserved
+from dataplane_server.core.calls.answers import Drawn, Grant, PartitionInfo, PutResult, Reserved
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Int64Array
@@ -52,6 +52,7 @@ class _PackedPut:
     size_bytes: int
     starts: Int64Array
     lengths: Int64Array
+    abort_hint: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +65,7 @@ class _PackedGrant:
     sequence_lengths: npt.NDArray[np.int32]
     generations: tuple[Int64Array, Int64Array]
     deliveries: npt.NDArray[np.uint16]
+    staleness: npt.NDArray[np.int32]
 
 
 class Answers:
@@ -115,12 +117,16 @@ class Answers:
 def _size_bytes(packed: object) -> int:
     """Memory of an answer and its place, from above."""
     if isinstance(packed, _PackedPut):
-        return _ANSWER_BYTES + packed.starts.nbytes + packed.lengths.nbytes
+        return _ANSWER_BYTES + packed.starts.nbytes + packed.lengths.nbytes + text_bytes(packed.abort_hint)
     if isinstance(packed, _PackedGrant):
-        arrays = (packed.id_lengths, packed.sequence_lengths, *packed.generations, packed.deliveries)
+        small = (packed.id_lengths, packed.sequence_lengths, packed.deliveries, packed.staleness)
+        arrays = (*small, *packed.generations)
         return _of_grant(packed.grant) + text_bytes(packed.joined_ids) + sum(array.nbytes for array in arrays)
     if isinstance(packed, Grant):
-        return _of_grant(packed) + id_bytes(packed.sample_ids) + 32 * len(packed.sample_ids)
+        return _of_grant(packed) + id_bytes(packed.sample_ids) + 40 * len(packed.sample_ids)
+    if isinstance(packed, Drawn):
+        of_rows = id_bytes(packed.sample_ids) + 48 * len(packed.sample_ids)
+        return 2 * _ANSWER_BYTES + packed.tag_bytes + of_rows
     if isinstance(packed, Reserved):
         return _ANSWER_BYTES + packed.generations.nbytes
     if isinstance(packed, PartitionInfo):
@@ -139,22 +145,25 @@ def _of_grant(grant: Grant) -> int:
 
 def _pack(value: object) -> object:
     if isinstance(value, PutResult):
-        return _PackedPut(value.created_rows, value.size_bytes, *_ranges(value.generations))
+        return _PackedPut(value.created_rows, value.size_bytes, *_ranges(value.generations), value.abort_hint)
     if isinstance(value, Grant) and len(value.sample_ids) >= _MANY_ROWS:
+        rest = replace(value, sequence_lengths=_NONE, generations=_NONE, deliveries=_NONE, staleness=_NONE)
         return _PackedGrant(
-            replace(value, sample_ids=(), sequence_lengths=_NONE, generations=_NONE, deliveries=_NONE),
+            replace(rest, sample_ids=()),
             "".join(value.sample_ids),
             np.fromiter(map(len, value.sample_ids), np.uint16, len(value.sample_ids)),
             value.sequence_lengths.astype(np.int32),
             _ranges(value.generations),
             value.deliveries.astype(np.uint16),
+            value.staleness.astype(np.int32),
         )
     return value
 
 
 def _unpack(packed: object) -> object:
     if isinstance(packed, _PackedPut):
-        return PutResult(packed.created_rows, packed.size_bytes, _from_ranges(packed.starts, packed.lengths))
+        generations = _from_ranges(packed.starts, packed.lengths)
+        return PutResult(packed.created_rows, packed.size_bytes, generations, packed.abort_hint)
     if isinstance(packed, _PackedGrant):
         ends = np.cumsum(packed.id_lengths, dtype=np.int64).tolist()
         return replace(
@@ -163,6 +172,7 @@ def _unpack(packed: object) -> object:
             sequence_lengths=packed.sequence_lengths.astype(np.int64),
             generations=_from_ranges(*packed.generations),
             deliveries=packed.deliveries.astype(np.int64),
+            staleness=packed.staleness.astype(np.int64),
         )
     return packed
 

@@ -26,6 +26,7 @@ def describe_partition(partition: Partition, now: float) -> PartitionInfo:
         read_bytes_total=counters.read_bytes,
         read_rows_total=counters.read_rows,
         closed=partition.rows.closed,
+        weight_version=partition.rows.weight_version,
     )
 
 
@@ -52,6 +53,8 @@ def describe_task(partition: Partition, name: str, now: float) -> TaskInfo:
         weight_version_lag=partition.weight_version_lag(version),
         longest_wait_s=None if since is None else max(now - since, 0.0),
         claims_total=task.counters.claims,
+        stale_rows=task.stale_rows(),
+        policy=task.policy,
     )
 
 

@@ -1,7 +1,7 @@
 """One partition: its definition, its rows, their values and groups, and its tasks.
 
 Every row that was ever put is resident, or was removed and counted in `removed`: as consumed (by every task before the
-clear), cleared (earlier), or rolled back with its group.
+clear), cleared (earlier), rolled back with its group, retired with its weight version, or dropped because it was stale.
 
 Methods named check_* decide and change nothing. Methods that change something cannot fail: a caller checks first, so a
 refused call leaves no trace. A method that changes figures adds the partition to `changed`, for `core.turn`.
@@ -85,7 +85,8 @@ class Partition:
         self.fields: dict[str, Field] = {}
         self.tasks: dict[str, Task] = {}
         self.rows_put_total = 0
-        self.removed = {"consumed": 0, "cleared": 0, "rolled_back": 0}
+        self.removed = {"consumed": 0, "cleared": 0, "rolled_back": 0, "retired": 0, "stale": 0}
+        self.followed_version: int | None = None  # which weight version the tasks have followed
         self._adopt(definition)
 
     @property
@@ -123,6 +124,12 @@ class Partition:
         if new:
             self.extend(replace(self.definition, fields=(*self.definition.fields, *new)))
 
+    def set_weight_version(self, version: int) -> None:
+        """The trainer has these weights."""
+        self.rows.trainer_version = version
+        self._changed[self] = None
+        self._changed_tasks.update(dict.fromkeys(self.tasks.values()))
+
     def close(self) -> None:
         """No call creates rows any more, except in reserved groups."""
         self.rows.closed = True
@@ -143,7 +150,7 @@ class Partition:
             self.fields[name].per_token = per_token
         self.rows.set_width(1 + max((field.index for field in self.fields.values()), default=-1))
         self.tasks = {
-            name: self.tasks.get(name) or Task(name, self.rows, self.groups, self._changed_tasks)
+            name: self.tasks.get(name) or Task(name, self.partition_id, self.rows, self.groups, self._changed_tasks)
             for name in definition.tasks
         }
 
@@ -426,9 +433,9 @@ class Partition:
         return sum([field.size_bytes for field in self.fields.values()])
 
     def weight_version_lag(self, oldest: int | None) -> int | None:
-        """How far a weight version is behind the newest one of the partition; None if either is unknown."""
-        newest = self.rows.newest_weight_version
-        return None if newest is None or oldest is None else newest - oldest
+        """How far a weight version is behind the partition's; None if either is unknown."""
+        current = self.rows.weight_version
+        return None if current is None or oldest is None else current - oldest
 
 
 def definition_bytes(definition: Definition) -> int:

@@ -14,7 +14,7 @@ from dataplane_server.core.state.state import State
 from dataplane_server.core.stats.figures import compute_figures, compute_task_figures
 from dataplane_server.core.tasks.group_view import GroupView
 from dataplane_server.core.tasks.task import AnyView, Task
-from dataplane_server.core.tasks.task_states import CLAIMED, CONSUMED, STATE_NAMES, UNTAKEN
+from dataplane_server.core.tasks.task_states import CLAIMED, CONSUMED, STATE_NAMES
 from dataplane_server.core.verbs.verbs import Verbs
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -40,7 +40,7 @@ def check(state: State, verbs: Verbs) -> None:
     kept = sum(partition.rows.kept_bytes for partition in state.partitions.values())
     for partition in state.partitions.values():
         _check_bookkeeping(partition, verbs.steps.kept_bytes(partition.partition_id))
-    _law(state.bookkeeping.used_bytes == kept + verbs.writes.kept_bytes, "bookkeeping is of partitions and writes")
+    _law(state.bookkeeping.used_bytes == kept + verbs.writes.kept_bytes + verbs.queue.kept_bytes, "bookkeeping adds up")
     _check_bytes(state.space, list(partitions), verbs.admission.reserved_bytes)
     waits_for_nothing = state.space.free and verbs.admission.waiting and not state.space.used
     _law(not waits_for_nothing, "no put waits for an empty arena")
@@ -154,8 +154,8 @@ def _may_be_served(task: Task, view: AnyView) -> bool:
 
 def _check_view(partition: Partition, task: Task, view: AnyView) -> None:
     slots = partition.rows.all_slots()
-    produced = (partition.rows["produced"][slots] & view.mask) == view.mask
-    ready = slots[produced & (task.states[slots] == UNTAKEN) & ~partition.rows["hidden"][slots]]
+    ready = slots[view.readiness.of(slots, keep=False)]
+    _law(not task.is_stale(ready).any(), f"task {task.name!r}: no ready row is too stale")
     if isinstance(view, GroupView):
         numbers = partition.rows["group"]
         complete = [g.number for g in partition.groups if 0 < np.count_nonzero(numbers[ready] == g.number) == g.size]

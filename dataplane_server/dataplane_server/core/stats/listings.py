@@ -7,9 +7,11 @@ from collections.abc import Collection
 
 import numpy as np
 
+from dataplane_server.core.calls.filters import Filter
 from dataplane_server.core.calls.listings import ClaimInfo, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import Slots, Tags
+from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
@@ -19,7 +21,7 @@ from dataplane_server.core.verbs.unserved import untaken_rows
 
 MOST_CLAIMS = 10_000
 _COMPARED_ROWS = 1 << 16
-"""Rows of one page whose tags are compared."""
+"""Rows of one page that a filter looks at."""
 
 _EXPLAINED_WAITS = 16
 """Field sets whose missing rows are counted; each takes a scan of the rows."""
@@ -29,9 +31,9 @@ _EXPLAINED_WAITS = 16
 
 
 def list_samples(
-    partition: Partition, task: str, states: Collection[str], where: Tags, page_size: int, page: int
+    partition: Partition, task: str, states: Collection[str], where: Filter, page_size: int, page: int, now: float
 ) -> SamplePage:
-    """Rows from generation `page` on, in order of arrival. states: names; empty for all. where: tags that rows have.
+    """Rows from generation `page` on, in order of arrival. states: names; empty for all. where: what they fit at now.
     Costs O(rows).
     """
     rows = partition.rows
@@ -40,8 +42,11 @@ def list_samples(
         chosen &= np.isin(partition.task(task).states, _numbers(partition, task, states))
     most = _COMPARED_ROWS if where else page_size
     oldest = _oldest(partition, np.flatnonzero(chosen), most + 1)
-    fitting = np.array([slot for slot in oldest[:most] if _has(rows.tags(slot), where)], np.int64) if where else oldest
-    listed, more = fitting[:page_size], fitting[page_size:] if len(fitting) > page_size else oldest[most:]
+    fit = oldest
+    if where:
+        fit = oldest[:most]
+        fit = fit[fitting(rows, where, fit, partition.generations, now, keep=False)]
+    listed, more = fit[:page_size], fit[page_size:] if len(fit) > page_size else oldest[most:]
     return SamplePage(
         tuple(rows.ids(listed)),
         rows.generations(listed),
@@ -70,13 +75,6 @@ def _oldest(partition: Partition, slots: Slots, count: int) -> Slots:
         first = np.argpartition(generations, count - 1)[:count]
         slots, generations = slots[first], generations[first]
     return slots[np.argsort(generations)]
-
-
-def _has(tags: Tags, where: Tags) -> bool:
-    """Whether a row has all these tags. A bool equals no number."""
-    missing = object()
-    values = ((tags.get(key, missing), value) for key, value in where.items())
-    return all(held == value and isinstance(held, bool) == isinstance(value, bool) for held, value in values)
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Groups of a task that are ready to be claimed whole: every remaining row of the group is ready, as `view` defines it.
 
-It has the methods of `view.View`, but queues groups, in the order in which they became complete; released groups come
-first. It counts the queued groups, and their rows. A row without a group counts as a group. A queued group of which
-rows are cleared keeps its place; a clear can also make a group complete.
+It has the methods of `view.View`, but queues groups, in the order in which they became complete or that of a key;
+released groups come first. It counts the queued groups, and their rows. A row without a group counts as a group. A
+queued group of which rows are cleared keeps its place; a clear can also make a group complete.
 
 An entry of the queue is one number: the slot of a single row, or the negative number of a group.
 """
@@ -10,15 +10,16 @@ An entry of the queue is one number: the slot of a single row, or the negative n
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import islice
 
 import numpy as np
 
 from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
+from dataplane_server.core.tasks.queues import GroupQueue, KeyedGroupQueue
+from dataplane_server.core.tasks.readiness import Kind, Readiness
 from dataplane_server.core.tasks.task_states import Amount, Waiter
-from dataplane_server.core.tasks.view import mark_ready, within_tokens
+from dataplane_server.core.tasks.view import within_tokens
 
 _MOST_ROWS = 1 << 16
 """Most rows in one grant; a grant has at least one group, however large."""
@@ -27,19 +28,16 @@ GROUPED_BYTES = 100
 
 
 class GroupView:
-    """The groups of one task whose remaining rows have all produced the fields of `mask` and are untaken."""
+    """The groups of one task whose remaining rows are all ready for claims of one kind. oldest: see `Readiness`."""
 
-    def __init__(self, rows: RowTable, groups: GroupTable, state_column: str, mask: int) -> None:
-        self.mask = np.uint64(mask)
+    def __init__(self, rows: RowTable, groups: GroupTable, state_column: str, kind: Kind, oldest: int | None) -> None:
         self.waiters: OrderedDict[int, Waiter] = OrderedDict()
         self.ready_rows = 0  # of the queued groups
+        self.readiness = Readiness(rows, state_column, kind, oldest, GROUPED_BYTES)
         self._rows = rows
         self._groups = groups
-        self._state_column = state_column
-        self._queue: OrderedDict[int, None] = OrderedDict()
+        self._queue: GroupQueue | KeyedGroupQueue = GroupQueue() if kind.order == "ready" else KeyedGroupQueue()
         self._ready_rows: dict[int, int] = {}  # by group number, if there are any
-        self._column = f"ready in groups:{state_column}:{mask}"
-        rows.add_column(self._column, np.bool_, GROUPED_BYTES)
         self.add(rows.all_slots())
 
     @property
@@ -49,21 +47,42 @@ class GroupView:
 
     def add(self, slots: Slots) -> None:
         """Note the rows that are ready, and queue the groups that this completes."""
-        self._queue.update(dict.fromkeys(self._completed(slots)))
+        complete = self._completed(slots)
+        self._queue.append(complete, self._keys(complete))
 
     def return_rows(self, slots: Slots) -> None:
         """As add, but ahead of all queued groups."""
-        for key in reversed(self._completed(slots)):
-            self._queue[key] = None
-            self._queue.move_to_end(key, last=False)
+        complete = self._completed(slots)
+        self._queue.prepend(complete, self._keys(complete))
+
+    def update(self, slots: Slots) -> None:
+        """Rows have other fields, tags or a version than before: queue the groups that are complete, and remove those
+        that are not any more. Groups whose key has changed are queued anew.
+        """
+        if self.readiness.kind.looks_at_tags or self.readiness.oldest is not None:
+            self.remove(self.readiness.no_longer(slots))
+            if isinstance(self._queue, KeyedGroupQueue):
+                self._requeue(self._queue, slots)
+        self.add(slots)
+
+    def _requeue(self, queue: KeyedGroupQueue, slots: Slots) -> None:
+        """Queue groups with these rows anew if their keys have changed."""
+        numbers = self._rows["group"][slots]
+        entries = dict.fromkeys(np.where(numbers > 0, -numbers, slots).tolist())
+        queued = [entry for entry in entries if entry in queue]
+        keys = self._keys(queued)
+        moved = [(entry, key) for entry, key in zip(queued, keys, strict=True) if queue.key(entry) != key]
+        for entry, key in moved:
+            queue.discard(entry)
+            queue.append([entry], [key])
 
     def remove(self, slots: Slots) -> None:
         """Remove rows that were taken, or are about to be removed and no longer count in their groups."""
-        column, numbers = self._rows[self._column], self._rows["group"][slots]
+        column, numbers = self.readiness.marked, self._rows["group"][slots]
         were_in = column[slots]
         column[slots] = False
         for slot in slots[were_in & (numbers == 0)].tolist():
-            del self._queue[slot]
+            self._queue.discard(slot)
             self.ready_rows -= 1
         grouped = numbers > 0
         found, first, position = np.unique(numbers[grouped], return_index=True, return_inverse=True)
@@ -72,15 +91,16 @@ class GroupView:
         for number, rows in zip(found[order].tolist(), lost[order].tolist(), strict=True):
             if -number in self._queue:
                 self.ready_rows -= self._ready_rows[number]
-            if self._count(number, -rows):
-                self._queue.setdefault(-number)
-                self.ready_rows += self._ready_rows[number]
-            else:
-                self._queue.pop(-number, None)
+            if not self._count(number, -rows):
+                self._queue.discard(-number)
+                continue
+            self.ready_rows += self._ready_rows[number]
+            if -number not in self._queue:
+                self._queue.append([-number], self._keys([-number]))
 
     def restart(self) -> None:
         """Rebuild the queue from all ready rows, in the order in which the first rows of groups arrived."""
-        self._rows[self._column][:] = False
+        self.readiness.marked[:] = False
         self._queue.clear()
         self._ready_rows.clear()
         self.ready_rows = 0
@@ -95,8 +115,7 @@ class GroupView:
         arrival. Pops only as many groups as fit into max_tokens, into batch_size if it counts rows, and into the most
         rows of a grant, but at least one. The caller marks the rows as taken.
         """
-        keys = list(islice(self._queue, amount.batch_size))
-        pieces = list(map(self._rows_of, keys))
+        pieces = list(map(self._rows_of, self._queue.peek(amount.batch_size)))
         fitting = self._fitting(pieces, amount)
         slots = np.concatenate(pieces[:fitting])
         self.remove(slots)
@@ -112,13 +131,13 @@ class GroupView:
         return [slot for key in self._queue for slot in self._rows_of(key).tolist()]
 
     def close(self) -> None:
-        self._rows.drop_column(self._column, GROUPED_BYTES)
+        self.readiness.close()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _completed(self, slots: Slots) -> list[int]:
         """Note the rows that are ready. Returns the entries of the groups that are complete now, for the queue."""
-        fresh = mark_ready(self._rows, self._column, self._state_column, self.mask, slots)
+        fresh = self.readiness.mark(slots)
         numbers = self._rows["group"][fresh]
         if not numbers.any():
             single: list[int] = fresh.tolist()
@@ -138,6 +157,14 @@ class GroupView:
         if ready:
             self._ready_rows[number] = ready
         return 0 < ready == self._groups.size(number)
+
+    def _keys(self, entries: list[int]) -> list[float]:
+        """What orders groups: the keys of their first rows."""
+        if self.readiness.kind.order == "ready":
+            return []
+        first = np.array([self._rows_of(key)[0] for key in entries], np.int64)
+        keys: list[float] = self.readiness.keys(first).tolist()
+        return keys
 
     def _rows_of(self, key: int) -> Slots:
         return self._groups.members(-key) if key < 0 else np.array([key], np.int64)

@@ -21,88 +21,52 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
+from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import BatchUnit, Slots
+from dataplane_server.core.calls.values import BatchUnit, BoolArray, Slots
 from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
 from dataplane_server.core.tasks.deliveries import Deliveries, How
 from dataplane_server.core.tasks.group_view import GROUPED_BYTES, GroupView
+from dataplane_server.core.tasks.readiness import Kind
+from dataplane_server.core.tasks.task_clock import TaskClock
 from dataplane_server.core.tasks.task_states import (
     CLAIMED,
     CONSUMED,
     DEAD,
     DELAYED,
     STATE_NAMES,
-    TASK_STATES,
     UNTAKEN,
     TaskCounters,
     TaskState,
     Waiter,
 )
-from dataplane_server.core.tasks.view import QUEUED_BYTES, View
+from dataplane_server.core.tasks.view import KEYED_BYTES, View
 
 MAX_VIEWS = 32
 """Views that a task keeps, and views that may have waiting claims at the same time."""
 
 AnyView = View | GroupView
-ViewKey = tuple[int, bool]
-"""The fields of a view, as a mask, and whether it is a view of whole groups."""
 
 _NONE = np.iinfo(np.int64).max
 
 
-class TaskClock:
-    """Adds up the time that a task spends in each state, from the first `enter` on. `now` is monotonic, in seconds; a
-    `now` before the last one counts as the last one.
-    """
-
-    __slots__ = ("_seconds", "_since", "_state")
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = dict.fromkeys(TASK_STATES, 0.0)
-        self._state: TaskState = "idle"
-        self._since: float | None = None
-
-    @property
-    def entered(self) -> tuple[float, ...]:
-        """Seconds in every state until the task entered its current one."""
-        return tuple(self._seconds.values())
-
-    @property
-    def state_number(self) -> int:
-        """The index of the current state in TASK_STATES."""
-        return TASK_STATES.index(self._state)
-
-    @property
-    def since(self) -> float | None:
-        """When the task entered its current state; None before the first `enter`."""
-        return self._since
-
-    def enter(self, state: TaskState, now: float) -> None:
-        """The task is in this state from now on."""
-        if self._since is not None:
-            now = max(now, self._since)
-            self._seconds[self._state] += now - self._since
-        self._since = now
-        self._state = state
-
-    def seconds(self, now: float) -> dict[str, float]:
-        """Seconds in every state until now."""
-        seconds = dict(self._seconds)
-        if self._since is not None:
-            seconds[self._state] += max(now - self._since, 0.0)
-        return seconds
-
-
 class Task:
     """The states of all rows for one task. Arguments named `slots` are of resident rows. changed: the tasks that the
-    current turn has changed, in order. figures: see `stats.figures`.
+    current turn has changed, in order. policy: changed by `follow`. suspects: rows that came, or came back, while stale
+    rows are dropped; the turn clears the list. figures: see `stats.figures`.
     """
 
-    def __init__(self, name: str, rows: RowTable, groups: GroupTable, changed: dict[Task, None]) -> None:
+    def __init__(
+        self, name: str, partition_id: str, rows: RowTable, groups: GroupTable, changed: dict[Task, None]
+    ) -> None:
         self.name = name
+        self.partition_id = partition_id
+        self.policy = TaskPolicy()
+        self.suspects: list[Slots] = []
         self.consumed_total = 0
         self.counters = TaskCounters()
         self.deliveries = Deliveries(name, rows)
@@ -112,7 +76,7 @@ class Task:
         self._groups = groups
         self._changed = changed
         self._column = f"state:{name}"
-        self._views: OrderedDict[ViewKey, AnyView] = OrderedDict()
+        self._views: OrderedDict[Kind, AnyView] = OrderedDict()
         self._held_until: dict[int, float] = {}  # slot -> end of the delay
         rows.add_column(self._column, np.uint8)
         self._counts = np.zeros(len(STATE_NAMES), np.int64)
@@ -149,37 +113,88 @@ class Task:
     def views(self) -> Iterator[AnyView]:
         return iter(self._views.values())
 
-    def check_view(self, mask: int, whole_groups: bool = False) -> None:
+    def check_view(self, kind: Kind) -> None:
         """Refusal LIMIT_REACHED if claims wait at all views, and this would be one more, or if it takes too much."""
-        if (mask, whole_groups) in self._views:
+        if kind in self._views:
             return
         if len(self._views) >= MAX_VIEWS and all(view.waiters for view in self._views.values()):
             message = (
-                f"task {self.name!r}: claims wait for {MAX_VIEWS} other sets of required fields, which is the most "
-                "at the same time (max_views)"
+                f"task {self.name!r}: claims wait for {MAX_VIEWS} other sets of required fields, filters and orders, "
+                "which is the most at the same time (max_views)"
             )
             raise Refusal(Reason.LIMIT_REACHED, message, task=self.name, max_views=MAX_VIEWS)
-        self._rows.check_column(GROUPED_BYTES if whole_groups else QUEUED_BYTES)
+        self._rows.check_column(GROUPED_BYTES if kind.whole_groups else KEYED_BYTES)
 
-    def view(self, mask: int, whole_groups: bool = False) -> AnyView:
-        """The view of a field set, built on first use by one scan of the rows."""
-        key = (mask, whole_groups)
+    def view(self, kind: Kind) -> AnyView:
+        """The view of a kind of claims, built on first use by one scan of the rows."""
         self._changed[self] = None
-        if key not in self._views:
+        if kind not in self._views:
             self._forget_one_view()
-            self._views[key] = (
-                GroupView(self._rows, self._groups, self._column, mask)
-                if whole_groups
-                else View(self._rows, self._column, mask)
+            self._views[kind] = (
+                GroupView(self._rows, self._groups, self._column, kind, self._oldest)
+                if kind.whole_groups
+                else View(self._rows, self._column, kind, self._oldest)
             )
-        self._views.move_to_end(key)
-        return self._views[key]
+        self._views.move_to_end(kind)
+        return self._views[kind]
 
     def produced(self, slots: Slots) -> None:
         """Fields or tags of the rows were put, or the rows became visible."""
         self._changed[self] = None
         for view in self._views.values():
-            view.add(slots)
+            view.update(slots)
+        self._suspect(slots)
+
+    # -- staleness -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _oldest(self) -> int | None:
+        """The oldest weight version that the task gets; None for any, also for an unknown one."""
+        if self.policy.bound is None:
+            return None
+        return (self._rows.weight_version or 0) - self.policy.bound
+
+    @property
+    def moves_with_version(self) -> bool:
+        """Whether claims ask for a staleness."""
+        return any(kind.moves_with_version for kind in self._views)
+
+    def follow(self, policy: TaskPolicy) -> None:
+        """The policy is this one from now on, or the partition has another weight version."""
+        self._changed[self] = None
+        self.policy = policy
+        for view in self._views.values():
+            outdated = view.readiness.follow(self._oldest)
+            if outdated is None:
+                view.update(self._rows.all_slots())
+            else:
+                view.remove(outdated)
+        self._suspect(np.flatnonzero(self._stale))
+
+    def is_stale(self, slots: Slots) -> BoolArray:
+        """Which rows are staler than the task allows, or of an unknown version."""
+        return self._outdated(self._rows["weight_version"][slots])
+
+    def _outdated(self, versions: npt.NDArray[np.int32]) -> BoolArray:
+        oldest = self._oldest
+        if oldest is None:
+            return np.zeros(len(versions), np.bool_)
+        return np.asarray((versions < oldest) | (versions == UNKNOWN_VERSION))
+
+    @property
+    def _stale(self) -> BoolArray:
+        """Which rows are stale, of all, by slot."""
+        return np.asarray(self._outdated(self._rows["weight_version"]) & self._rows["alive"])
+
+    def stale_rows(self) -> int:
+        """Untaken rows that are stale. Costs O(rows) if there is a bound."""
+        return 0 if self.policy.bound is None else int(np.count_nonzero(self._stale & (self.states == UNTAKEN)))
+
+    def _suspect(self, slots: Slots) -> None:
+        if self.policy.when_stale == "drop" and self.policy.bound is not None:
+            self.suspects.append(slots)
+
+    # -- queued claims -------------------------------------------------------------------------------------------------
 
     def waiting(self) -> int:
         """How many claims are queued; those of one step count as one."""
@@ -201,14 +216,16 @@ class Task:
         return self._rows.closed and not self._groups.reserved
 
     def left(self, whole_groups: bool, unit: BatchUnit) -> int:
-        """How many rows the task may still get: they are neither consumed nor dead. whole_groups: how many groups of
-        such rows only, or how many rows of such groups, in O(rows); a row outside of groups counts as a group.
+        """How many rows the task may still get: they are neither consumed nor dead, nor untaken and stale.
+        whole_groups: how many groups of such rows only, or how many rows of such groups; a row outside of groups counts
+        as a group. In O(rows) for whole groups, and if there is a bound.
         """
         untaken, claimed, _, delayed, _ = self.counts()
         if not whole_groups:
-            return untaken + claimed + delayed
+            return untaken + claimed + delayed - self.stale_rows()
         slots = self._rows.all_slots()
         gone = np.isin(self.states[slots], (CONSUMED, DEAD))
+        gone |= (self.states[slots] == UNTAKEN) & self.is_stale(slots)
         numbers = self._rows["group"][slots]
         broken = np.unique(numbers[gone & (numbers > 0)])
         alone = int(np.count_nonzero(~gone & (numbers == 0)))
@@ -238,7 +255,7 @@ class Task:
     def drop_views(self, mask: int) -> None:
         """Drop the views of field sets that share a field with mask."""
         self._changed[self] = None
-        for key in [key for key in self._views if key[0] & mask]:
+        for key in [key for key in self._views if key.mask & mask]:
             self._views.pop(key).close()
 
     def _forget_one_view(self) -> None:
@@ -393,6 +410,7 @@ class Task:
         self._move(slots, UNTAKEN)
         for view in self._views.values():
             view.return_rows(slots)
+        self._suspect(slots)
 
     def _hold(self, slots: Slots, until: float) -> None:
         self._move(slots, DELAYED)

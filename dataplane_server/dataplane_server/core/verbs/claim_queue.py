@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from dataplane_server.core.calls.filters import check_filter, filter_bytes
 from dataplane_server.core.calls.names import check_distinct
+from dataplane_server.core.calls.policies import check_order
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import ClaimCall, ClaimSamples, ClaimShard, unit_of
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
+from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task import AnyView, Task
 from dataplane_server.core.tasks.task_states import Amount, Waiter
 from dataplane_server.core.verbs.unserved import claim_timeout, end_of_data
@@ -53,6 +56,11 @@ class ClaimQueue:
         self._of_step: dict[StepKey, QueuedClaim] = {}
 
     @property
+    def kept_bytes(self) -> int:
+        """Memory of the filters of calls that wait."""
+        return sum(filter_bytes(call.where) for queued in self._queued.values() for call in queued.callers.values())
+
+    @property
     def callers(self) -> int:
         """Calls that wait."""
         return len(self._of_ticket)
@@ -79,11 +87,13 @@ class ClaimQueue:
             message = "a claim whose unit is groups must take whole groups (whole_groups)"
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id, task=call.task)
         check_distinct("required field", call.required_fields)
+        check_filter(call.where, with_age=False)
+        check_order(call.order or "ready", call.order_tag)
         partition = self._state.partition(call.partition_id)
         task = partition.task(call.task)
         partition.known_fields(call.required_fields, self._state.limits)
         declared = all(name in partition.fields for name in call.required_fields)
-        task.check_view(partition.mask(call.required_fields) if declared else _NEW_VIEW, call.whole_groups)
+        task.check_view(_kind(call, task, partition.mask(call.required_fields) if declared else _NEW_VIEW))
         if partition.definition.clear_when_consumed and isinstance(call, ClaimSamples) and call.consume:
             message = (
                 f"partition {call.partition_id!r} clears rows as soon as every task has consumed them: a claim that "
@@ -96,8 +106,8 @@ class ClaimQueue:
         """Pop ready rows from their view; None if the claim has to wait."""
         if any(name not in partition.fields for name in call.required_fields):
             return None  # no row has produced what an open partition has yet to declare
-        view = partition.task(call.task).view(partition.mask(call.required_fields), call.whole_groups)
-        amount = _amount(call)
+        task, amount = partition.task(call.task), _amount(call)
+        view = task.view(_kind(call, task, partition.mask(call.required_fields)))
         return None if view.waiters or not view.has(amount) else view.pop(amount)
 
     def wait(self, partition: Partition, call: ClaimCall, now: float) -> int:
@@ -112,6 +122,8 @@ class ClaimQueue:
         task = partition.task(call.task)
         if task.is_ending and task.left(call.whole_groups, unit_of(call)) < call.min_size:
             raise end_of_data(task, call)
+        self._state.bookkeeping.check(filter_bytes(call.where), urgent=True)
+        self._state.bookkeeping.add(filter_bytes(call.where))
         partition.declare(call.required_fields)
         ticket = self._state.ticket()
         queued = self._of_step.get(_step_key(call)) if isinstance(call, ClaimShard) else None
@@ -128,7 +140,7 @@ class ClaimQueue:
         return queued.wanted if queued is not None and isinstance(queued.wanted, ClaimShard) else None
 
     def _add(self, task: Task, call: ClaimCall, mask: int, number: int, now: float) -> QueuedClaim:
-        view = task.view(mask, call.whole_groups)
+        view = task.view(_kind(call, task, mask))
         view.waiters[number] = Waiter(number, _amount(call), now)
         queued = self._queued[number] = QueuedClaim(number, call, task, view)
         if isinstance(call, ClaimShard):
@@ -234,7 +246,9 @@ class ClaimQueue:
 
     def _forget(self, ticket: int) -> None:
         queued = self._of_ticket.pop(ticket)
-        del self._ticket_of[queued.callers[ticket].request_id]
+        call = queued.callers[ticket]
+        del self._ticket_of[call.request_id]
+        self._state.bookkeeping.add(-filter_bytes(call.where))
 
     def _remove(self, queued: QueuedClaim) -> None:
         del self._queued[queued.number]
@@ -246,6 +260,12 @@ class ClaimQueue:
 def _amount(call: ClaimCall) -> Amount:
     counts_rows = call.whole_groups and unit_of(call) == "rows"
     return Amount(call.min_size, call.batch_size, call.max_tokens, counts_rows)
+
+
+def _kind(call: ClaimCall, task: Task, mask: int) -> Kind:
+    if call.order is not None:
+        return Kind(mask, call.whole_groups, call.where, call.order, call.order_tag)
+    return Kind(mask, call.whole_groups, call.where, task.policy.order, task.policy.order_tag)
 
 
 def _step_key(call: ClaimShard) -> StepKey:

@@ -85,6 +85,7 @@ class Claims:
             task.deliveries.counts(slots),
             partition.groups.parts(slots) if call.whole_groups else (),
             rows.tags_bytes(slots),
+            rows.staleness(slots),
         )
 
     # -- commit --------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from dataplane_server.core.calls.answers import (
     ResetResult,
 )
 from dataplane_server.core.calls.definitions import merged, with_fields_of
+from dataplane_server.core.calls.filters import check_filter
 from dataplane_server.core.calls.names import check_definition, check_generations, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
@@ -31,6 +32,7 @@ from dataplane_server.core.calls.requests import (
 )
 from dataplane_server.core.calls.values import Definition, Slots
 from dataplane_server.core.rows.fields import check_may_replace
+from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.state.descriptions import describe_partition
 from dataplane_server.core.state.partition import Partition, definition_bytes
 from dataplane_server.core.state.state import Fact, State
@@ -150,15 +152,18 @@ class Partitions:
         self._writes.fail_waiting_on(call.partition_id, gone)
         return DropResult(dropped)
 
-    def clear(self, call: ClearSamples) -> ClearResult:
+    def clear(self, call: ClearSamples, now: float) -> ClearResult:
         partition = self._state.partition(call.partition_id)
+        check_filter(call.where, with_age=True)
         if call.sample_ids is None:
             slots = partition.rows.all_slots()
         else:
             check_sample_ids(call.sample_ids, self._state.limits)
             check_generations(call.sample_ids, call.generations)
             slots = partition.find_same(call.sample_ids, call.generations)
-        ids = None if call.sample_ids is None else partition.rows.ids(slots)
+        if call.where:
+            slots = slots[fitting(partition.rows, call.where, slots, partition.generations, now)]
+        ids = None if call.sample_ids is None and not call.where else partition.rows.ids(slots)
         self._state.report(Fact("cleared", call.partition_id, ids))
         partition.count_clear()
         return ClearResult(len(slots), partition.clear(slots))

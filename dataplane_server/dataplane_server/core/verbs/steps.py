@@ -133,9 +133,9 @@ class Steps:
         return shard.grant
 
     def _held_rows(self, partition: Partition, task: str, shard: _Shard) -> Slots:
-        """Rows of a shard that are held for its step: they still exist, and are not dead."""
-        slots = partition.rows.left(shard.slots, shard.epochs)
-        held: Slots = slots[partition.task(task).states[slots] == DELAYED]
+        """Rows of a shard that are held for its step: they still exist, and are neither dead nor too stale by now."""
+        slots, of_task = partition.rows.left(shard.slots, shard.epochs), partition.task(task)
+        held: Slots = slots[(of_task.states[slots] == DELAYED) & ~of_task.is_stale(slots)]
         return held
 
     def _check(self, call: ClaimShard) -> Partition:
@@ -216,7 +216,17 @@ def _key(call: ClaimShard) -> _Key:
 
 def _common(call: ClaimShard) -> dict[str, object]:
     """What all calls of a step must have in common."""
-    names = ("dp_world", "required_fields", "batch_size", "min_size", "balance", "max_tokens", "whole_groups")
+    names = (
+        "dp_world",
+        "required_fields",
+        "batch_size",
+        "min_size",
+        "balance",
+        "max_tokens",
+        "whole_groups",
+        "where",
+        "order",
+    )
     return {**{name: getattr(call, name) for name in names}, "unit": unit_of(call)}
 
 

@@ -47,6 +47,11 @@ def claim_timeout(state: State, table: ClaimTable, call: ClaimCall, now: float) 
         reasons.append(f"{untaken.hidden} of them belong to groups that are still reserved")
     if call.whole_groups and (broken := task.untaken_in_broken_groups()):
         reasons.append(f"{broken} of them belong to groups of which other rows are taken, so they are no whole groups")
+    if stale := task.stale_rows():
+        bound = f"staler than max_staleness {task.policy.bound} (the weight version is {partition.rows.weight_version})"
+        reasons.append(f"{stale} of them are {bound}, or of an unknown version")
+    if call.where:
+        reasons.append("and the claim has a filter (where)")
     if task.delayed:
         reasons.append(f"{task.delayed} more are delayed by a release")
     others = task.waiting()

@@ -7,7 +7,9 @@ from dataplane_server.core.state.state import State
 from dataplane_server.core.verbs.admission import Admission
 from dataplane_server.core.verbs.claim_queue import ClaimQueue
 from dataplane_server.core.verbs.claims import Claims
+from dataplane_server.core.verbs.draws import Draws
 from dataplane_server.core.verbs.expiry import Expiry
+from dataplane_server.core.verbs.freshness import Freshness
 from dataplane_server.core.verbs.groups import Groups
 from dataplane_server.core.verbs.partitions import Partitions
 from dataplane_server.core.verbs.reads import Reads
@@ -24,7 +26,9 @@ class Verbs:
         self.admission = Admission(state)
         self.claims = Claims(state, self.queue, self.table)
         self.steps = Steps(state, self.queue, self.table, self.claims)
-        self.writes = Writes(state, self.admission, self.claims)
+        self.freshness = Freshness(state)
+        self.draws = Draws(state)
+        self.writes = Writes(state, self.admission, self.claims, self.freshness)
         self.reads = Reads(state)
         self.groups = Groups(state)
         self.partitions = Partitions(state, self.queue, self.claims, self.steps, self.writes)

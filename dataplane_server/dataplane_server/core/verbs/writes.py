@@ -4,8 +4,9 @@ Between the steps the caller streams bytes into its reservation, where no other 
 again, since the partition may have changed meanwhile, and applies everything at one point in time.
 
 A put that names certain rows creates none: those of a claim (a write-back, refused once the claim has ended), those of
-a reserved group (refused once the group was finished or aborted), those of given generations. That is checked at both
-steps, since it may become false while the bytes arrive. Only a put with add_to_group creates rows of a group.
+a reserved group (refused once the group was finished or aborted), those of given generations, those of a put with
+only_if. That is checked at both steps, since it may become false while the bytes arrive. Only a put with add_to_group
+creates rows of a group.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.columns import Columns, ColumnSpec, make_columns
+from dataplane_server.core.calls.filters import check_filter
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.names import (
     check_caller,
@@ -30,11 +34,13 @@ from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.rows.bookkeeping import WRITE_BYTES, id_bytes
 from dataplane_server.core.rows.fields import check_given_lengths
 from dataplane_server.core.rows.group_table import Group
+from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.state.partition import Checked, Partition
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.admission import Admission
 from dataplane_server.core.verbs.appends import begin_append, check_append
 from dataplane_server.core.verbs.claims import Claims
+from dataplane_server.core.verbs.freshness import Freshness
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +61,11 @@ def _write_bytes(columns: Columns) -> int:
 class Writes:
     """Puts and commits that have begun and not yet finished, by ticket."""
 
-    def __init__(self, state: State, admission: Admission, claims: Claims) -> None:
+    def __init__(self, state: State, admission: Admission, claims: Claims, freshness: Freshness) -> None:
         self._admission = admission
         self._state = state
         self._claims = claims
+        self._freshness = freshness
         self._under_way: dict[int, _UnderWay] = {}
         self._ticket_of: dict[str, int] = {}  # by request_id
         self._shared: set[int] = set()  # tickets of reservations that a client writes to through shared memory
@@ -67,15 +74,15 @@ class Writes:
     # -- begin ---------------------------------------------------------------------------------------------------------
 
     def put(self, call: PutSamples, now: float) -> Reservation | Waiting:
-        tag_bytes = _check_form(call, self._state.limits)
+        sent_bytes = _check_form(call, self._state.limits)
         columns = _columns(call.columns, 1 if call.shared else len(call.sample_ids), self._state.limits)
         revisions = None
         if call.append:
             partition = self._state.partition(call.partition_id)
             columns, revisions = begin_append(partition, call.sample_ids, columns)
-        checked = self._check_put(call, columns, revisions)
+        checked = self._check_put(call, columns, revisions, now)
         rows = self._state.partition(call.partition_id).rows
-        kept = _write_bytes(columns) + tag_bytes + id_bytes(call.sample_ids) + rows.growth_bytes(checked.new_rows)
+        kept = _write_bytes(columns) + sent_bytes + id_bytes(call.sample_ids) + rows.growth_bytes(checked.new_rows)
         urgent = bool(call.claim_id)
         return self._reserve(_UnderWay(call, call.partition_id, columns, kept, revisions), now, urgent=urgent)
 
@@ -121,7 +128,7 @@ class Writes:
     def _finish_put(
         self, ticket: int, put: PutSamples, columns: Columns, revisions: Int64Array | None, now: float
     ) -> PutResult:
-        checked = self._check_put(put, columns, revisions)
+        checked = self._check_put(put, columns, revisions, now)
         partition, offsets = self._state.partition(put.partition_id), self._admission.redeem(ticket)
         group = partition.groups.of_reservation(put.reservation_id) if put.reservation_id else None
         created = 0
@@ -134,7 +141,8 @@ class Writes:
         partition.count_put(len(put.sample_ids), columns.sent_bytes)
         self._report(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids)
         generations = partition.rows.generations(checked.slots[: len(put.sample_ids)])
-        return PutResult(created, columns.sent_bytes, generations)
+        hint = "" if group is None else self._freshness.abort_hint(partition, group)
+        return PutResult(created, columns.sent_bytes, generations, hint)
 
     def _finish_commit(self, ticket: int, commit: CommitClaim, columns: Columns) -> CommitResult:
         partition, sample_ids, checked = self._check_commit(commit, columns)
@@ -151,13 +159,15 @@ class Writes:
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def _check_put(self, put: PutSamples, columns: Columns, revisions: Int64Array | None) -> Checked:
+    def _check_put(self, put: PutSamples, columns: Columns, revisions: Int64Array | None, now: float) -> Checked:
         partition, limits = self._state.partition(put.partition_id), self._state.limits
         if put.shared:
             group = partition.groups.of_reservation(put.reservation_id)
             return partition.check_shared(group, columns, limits)
         slots = partition.rows.find_existing(put.sample_ids)
         self._check_access(put, partition, slots)
+        if put.only_if:
+            _check_condition(put, partition, slots, now)
         if revisions is not None:
             check_append(partition, put.sample_ids, slots, columns, revisions)
         checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
@@ -277,9 +287,23 @@ class Writes:
         return sum(under_way.kept_bytes for under_way in self._under_way.values())
 
 
+def _check_condition(put: PutSamples, partition: Partition, slots: Slots, now: float) -> None:
+    """Refusal CONDITION_FAILED names the first row that does not exist, or does not fit only_if."""
+    fits = slots >= 0
+    fits[fits] = fitting(partition.rows, put.only_if, slots[fits], partition.generations, now, keep=False)
+    unfit = np.flatnonzero(~fits)
+    if unfit.size:
+        first = put.sample_ids[int(unfit[0])]
+        more = f" (and {unfit.size - 1} more of the call)" if unfit.size > 1 else ""
+        rule = "does not exist" if slots[unfit[0]] < 0 else "does not fit only_if"
+        message = f"partition {put.partition_id!r}: sample {first!r}{more} {rule}; nothing was put"
+        raise Refusal(Reason.CONDITION_FAILED, message, partition_id=put.partition_id, sample_id=first)
+
+
 def _check_form(put: PutSamples, limits: Limits) -> int:
-    """Refuse what is malformed in any state of the server. Returns the memory of the tags."""
+    """Refuse what is malformed in any state of the server. Returns the memory of tags and filter."""
     check_caller(put.caller, limits)
+    filter_bytes = check_filter(put.only_if, with_age=True)
     certain = put.claim_id or put.shared or put.generations is not None
     if put.add_to_group and (certain or not put.reservation_id):
         message = "a put that adds to a group names its reservation, and neither a claim nor generations"
@@ -291,10 +315,13 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
         check_sample_ids(put.sample_ids, limits)
         check_given_lengths(put.sample_ids, put.sequence_lengths)
         check_generations(put.sample_ids, put.generations)
-        return check_tags(put.sample_ids, put.tags, limits)
-    of_rows = any(given is not None for given in (put.tags, put.sequence_lengths, put.generations))
+        return filter_bytes + check_tags(put.sample_ids, put.tags, limits)
+    of_rows = any(given is not None for given in (put.tags, put.sequence_lengths, put.generations)) or put.only_if
     if put.sample_ids or not put.reservation_id or put.claim_id or of_rows or not put.columns:
-        message = "a shared put names a reservation and at least one column, and neither samples nor tags nor a claim"
+        message = (
+            "a shared put names a reservation and at least one column, and neither samples nor tags nor a claim nor "
+            "only_if"
+        )
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     return 0
 

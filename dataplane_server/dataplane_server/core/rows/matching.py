@@ -1,0 +1,107 @@
+"""Which rows fit a filter: whole arrays at a time, a term after the other.
+
+See `calls.filters` for what filters mean. Tags come from `RowTable.tag_values`; a tag that several terms name is looked
+up once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dataplane_server.core.calls.filters import Filter, Term
+from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
+from dataplane_server.core.rows.generations import GenerationClock
+from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
+from dataplane_server.core.rows.tag_columns import Float64Array, TagValues
+
+Ages = Callable[[Int64Array], Float64Array]
+"""The ages of rows in seconds, by their generations."""
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def matches(
+    rows: RowTable,
+    where: Filter,
+    slots: Slots,
+    *,
+    weight_version: int | None,
+    ages: Ages | None,
+    keep: bool = True,
+) -> BoolArray:
+    """Which of the rows fit a filter that was checked. weight_version: against which staleness is measured. ages: None
+    if no term may ask for age_s. keep: see `RowTable.tag_values`; False in queries, which must change nothing.
+    """
+    known: dict[tuple[str, bool], TagValues] = {}
+    results: list[BoolArray] = []
+    for term in where:
+        if term.operator == "not":
+            results[-1] = ~results[-1]
+        elif term.operator in ("and", "or"):
+            last = results.pop()
+            results[-1] = results[-1] & last if term.operator == "and" else results[-1] | last
+        else:
+            subject = (term.subject, term.of_row)
+            if subject not in known:
+                fact = _fact(rows, term.subject, slots, weight_version, ages) if term.of_row else None
+                known[subject] = rows.tag_values(term.subject, slots, keep=keep) if fact is None else fact
+            results.append(_compared(term, known[subject]))
+    return results.pop() if results else np.ones(len(slots), np.bool_)
+
+
+def fitting(
+    rows: RowTable, where: Filter, slots: Slots, clock: GenerationClock, now: float, *, keep: bool = True
+) -> BoolArray:
+    """Which of the rows fit a filter that was checked, as they are at now (monotonic, s)."""
+    ages = partial(clock.all_ages, now=now)
+    return matches(rows, where, slots, weight_version=rows.weight_version, ages=ages, keep=keep)
+
+
+def _fact(rows: RowTable, name: str, slots: Slots, weight_version: int | None, ages: Ages | None) -> TagValues:
+    numbers = np.full(len(slots), np.nan)
+    if name == "sequence_length":
+        lengths = rows["sequence_length"][slots]
+        numbers = np.where(lengths < 0, np.nan, lengths)
+    elif name == "staleness" and weight_version is not None:
+        versions = rows["weight_version"][slots].astype(np.int64)
+        numbers = np.where(versions == UNKNOWN_VERSION, np.nan, np.maximum(weight_version - versions, 0))
+    elif name == "age_s" and ages is not None:
+        numbers = ages(rows.generations(slots))
+    return TagValues(numbers, np.zeros(len(slots), np.int32), {})
+
+
+def _compared(term: Term, values: TagValues) -> BoolArray:
+    if term.operator == "is null":
+        return np.asarray(np.isnan(values.numbers) & (values.codes == 0))
+    if term.operator == "in":
+        codes = [values.code_of.get(value, -1) for value in term.values if isinstance(value, str)]
+        numbers = [float(value) for value in term.values if not isinstance(value, str)]
+        return np.isin(values.numbers, numbers) | np.isin(values.codes, codes)
+    compare, (value,) = _COMPARE[term.operator], term.values
+    if isinstance(value, str):
+        return _fits_by_code(term.operator, value, values)[values.codes]
+    fits: BoolArray = compare(values.numbers, float(value))
+    return fits & ~np.isnan(values.numbers) if term.operator == "!=" else fits
+
+
+def _fits_by_code(name: str, value: str, values: TagValues) -> BoolArray:
+    """Whether each string fits, by its code; no row without a string does."""
+    code_of, compare = values.code_of, _COMPARE[name]
+    fits = np.zeros(len(code_of) + 1, np.bool_)
+    if name == "==":
+        fits[code_of.get(value, 0)] = True
+        fits[0] = False
+    else:
+        fits[1:] = [compare(text, value) for text in code_of]
+    return fits

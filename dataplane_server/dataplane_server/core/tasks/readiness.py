@@ -1,0 +1,115 @@
+"""Which rows of a task are ready for claims of one kind, and which of them come first.
+
+A row is ready if it is untaken and visible, has produced the fields, fits the filter, and is not of a weight version
+before `oldest`. So a view never has a row that is staler than its task allows, and neither has a claim: what is granted
+comes from views, and `oldest` moves with the partition's weight version before any claim of that turn is served.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane_server.core.calls.filters import ALL_ROWS, Filter
+from dataplane_server.core.calls.policies import ClaimOrder
+from dataplane_server.core.calls.values import BoolArray, Slots
+from dataplane_server.core.rows.matching import matches
+from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
+from dataplane_server.core.tasks.task_states import UNTAKEN
+
+Keys = npt.NDArray[np.float64]
+"""By which rows are ordered, ascending."""
+
+
+class Kind(NamedTuple):
+    """A kind of claims. mask: of the fields that rows must have produced."""
+
+    mask: int
+    whole_groups: bool = False
+    where: Filter = ALL_ROWS
+    order: ClaimOrder = "ready"
+    order_tag: str = ""
+
+    @property
+    def moves_with_version(self) -> bool:
+        """Whether rows become ready, or not, when the partition's weight version changes."""
+        return any(term.of_row and term.subject == "staleness" for term in self.where)
+
+    @property
+    def looks_at_tags(self) -> bool:
+        """Whether tags decide which rows are ready, or their order."""
+        return bool(self.where) or self.order != "ready"
+
+
+class Readiness:
+    """The rows that are ready for claims of a kind. oldest: the oldest weight version that counts as ready; None for
+    any, also for rows of an unknown version. column: which rows a view has marked.
+    """
+
+    def __init__(self, rows: RowTable, state_column: str, kind: Kind, oldest: int | None, beside: int) -> None:
+        """beside: bytes that the view keeps for a row elsewhere."""
+        self.kind = kind
+        self.oldest = oldest
+        self.column = f"ready:{state_column}:{kind}"
+        self._rows = rows
+        self._state_column = state_column
+        self._mask = np.uint64(kind.mask)
+        self._beside = beside
+        rows.add_column(self.column, np.bool_, beside)
+
+    def close(self) -> None:
+        self._rows.drop_column(self.column, self._beside)
+
+    @property
+    def marked(self) -> npt.NDArray[Any]:
+        """The column, by slot. It moves when rows are created."""
+        return self._rows[self.column]
+
+    def of(self, slots: Slots, *, keep: bool = True) -> BoolArray:
+        """Which of the rows are ready. keep: see `RowTable.tag_values`."""
+        rows = self._rows
+        ready: BoolArray = (rows["produced"][slots] & self._mask) == self._mask
+        ready &= rows[self._state_column][slots] == UNTAKEN
+        ready &= ~rows["hidden"][slots]
+        if self.oldest is not None:
+            versions = rows["weight_version"][slots]
+            ready &= (versions >= self.oldest) & (versions != UNKNOWN_VERSION)
+        if self.kind.where:
+            ready &= matches(rows, self.kind.where, slots, weight_version=rows.weight_version, ages=None, keep=keep)
+        return ready
+
+    def follow(self, oldest: int | None) -> Slots | None:
+        """Another oldest version. Returns the marked rows that are not ready any more; None if others may have become
+        ready. Costs two array operations over all rows.
+        """
+        before, self.oldest = self.oldest, oldest
+        if oldest is None or (before is not None and oldest < before) or self.kind.moves_with_version:
+            return None
+        versions = self._rows["weight_version"]
+        return np.flatnonzero(self.marked & ((versions < oldest) | (versions == UNKNOWN_VERSION)))
+
+    def mark(self, slots: Slots) -> Slots:
+        """Mark the rows that are ready and not yet marked. Returns them."""
+        marked = self.marked
+        fresh: Slots = slots[self.of(slots) & ~marked[slots]]
+        marked[fresh] = True
+        return fresh
+
+    def no_longer(self, slots: Slots) -> Slots:
+        """Those of the rows that are marked and not ready."""
+        gone: Slots = slots[self.marked[slots] & ~self.of(slots)]
+        return gone
+
+    def keys(self, slots: Slots) -> Keys:
+        """What orders rows. Those without a version or number come last."""
+        order = self.kind.order
+        if order in ("lowest_tag", "highest_tag"):
+            keys: Keys = self._rows.tag_numbers(self.kind.order_tag, slots)
+        else:
+            keys = self._rows["weight_version"][slots].astype(np.float64)
+            keys[keys == UNKNOWN_VERSION] = np.nan
+        if order in ("newest_version", "highest_tag"):
+            keys = -keys
+        return np.where(np.isnan(keys), np.inf, keys)

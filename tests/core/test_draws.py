@@ -1,0 +1,228 @@
+"""Draws: which rows can be drawn, in which order, how probable, how often, and that nothing else changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls.answers import Drawn
+from dataplane_server.core.calls.filters import Filter, Term
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.values import DrawStrategy, Tags
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.rows.drawing import MOST_DRAWS
+
+NAMES = "vwxyz"
+PRIORITIES = (0.5, 1.0, 2.0, 4.0, 8.0)
+# Of chi-square, what random draws exceed once in a thousand times, by degrees of freedom.
+MOST = {4: 18.47, 19: 43.82}
+OLD: Filter = (Term(">=", "age_s", of_row=True, values=(50,)),)
+MATH: Filter = (Term("==", "source", values=("math",)),)
+
+
+def put(caller: Caller, names: str, tags: Tags | None = None) -> None:
+    caller.put(caller.put_call(list(names), {"a": [1] * len(names)}, tags=[tags or {}] * len(names)))
+
+
+def names_of(caller: Caller, *fields: str, strategy: DrawStrategy = "fifo", **more: object) -> str:
+    """The rows that a draw of up to 9 finds."""
+    return "".join(caller.draw(*fields, batch_size=9, min_size=1, strategy=strategy, **more).sample_ids)
+
+
+# -- what can be drawn -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "wishes", "expected"),
+    [
+        ((), {}, "uvwxyz"),
+        (("a",), {}, "uvwxyz"),
+        (("a", "b"), {}, "z"),
+        ((), {"task": "score"}, "uvwxyz"),
+        ((), {"task": "train"}, "yz"),
+        ((), {"where": MATH}, "wx"),
+        ((), {"where": OLD}, "uv"),
+        ((), {"strategy": "prioritized", "priority_tag": "p"}, "xyz"),
+        ((), {"strategy": "prioritized", "priority_tag": "p", "where": MATH}, "x"),
+    ],
+)
+def test_rows_are_drawn_that_fit_whatever_tasks_have_done_with_them(
+    caller: Caller, fields: tuple[str, ...], wishes: Mapping[str, object], expected: str
+) -> None:
+    caller.set_policy(1)
+    put(caller, "uv", {"p": -1.0, "weight_version": 2})
+    caller.pass_time(100.0)
+    put(caller, "w", {"source": "math", "p": float("inf"), "weight_version": 2})
+    put(caller, "x", {"source": "math", "p": 3})
+    put(caller, "y", {"p": True, "weight_version": 4})
+    put(caller, "z", {"p": 1e-300, "weight_version": 5})
+    caller.put_rows(["z"], "b")
+    caller.reserve("g", ["hidden"])
+    caller.take("a", task="score", batch_size=2)
+    caller.commit(caller.take("a", task="score", batch_size=2).claim_id)
+    before = caller.state()
+    assert "".join(sorted(names_of(caller, *fields, **wishes))) == expected  # type: ignore[arg-type]
+    assert caller.state() == before
+
+
+@pytest.mark.parametrize(("when_stale", "expected"), [("withhold", "yz"), ("deliver", "xyz"), ("drop", "yz")])
+def test_the_bound_of_the_named_task_holds_and_moves_with_the_version(
+    caller: Caller, when_stale: str, expected: str
+) -> None:
+    caller.set_policy(1, when_stale=when_stale)
+    caller.put_versions(x=1, y=2, z=3)
+    assert names_of(caller, task="train") == expected
+    caller.set_version(4)
+    drawn = caller.draw(batch_size=9, min_size=1, strategy="lifo", task="train")
+    assert (drawn.sample_ids[0], drawn.staleness[0]) == ("z", 1)
+    assert ("y" in drawn.sample_ids) == (when_stale == "deliver")
+
+
+def test_fifo_and_lifo_follow_the_arrival_of_rows_not_their_places(caller: Caller) -> None:
+    put(caller, "abc")
+    caller.clear(["a", "b"])
+    put(caller, "dea")
+    assert names_of(caller) == "cdea"
+    assert caller.draw(batch_size=2, strategy="fifo").sample_ids == ("c", "d")
+    assert caller.draw(batch_size=3, strategy="lifo").sample_ids == ("a", "e", "d")
+
+
+# -- how often ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_was_drawn_often_enough_is_not_drawn(caller: Caller) -> None:
+    put(caller, "xyz")
+    assert caller.draw(batch_size=2, strategy="fifo").draws.tolist() == [1, 1]
+    assert caller.draw(batch_size=2, strategy="fifo", max_times_sampled=2).sample_ids == ("x", "y")
+    assert names_of(caller, max_times_sampled=2) == "z"
+    with caller.refuses(Reason.TOO_FEW_ROWS, "2 were drawn 2 times (max_times_sampled)"):
+        caller.draw(batch_size=2, max_times_sampled=2)
+    caller.put_rows(["x"], "b")
+    assert caller.draw(strategy="fifo").draws.tolist() == [3]
+    caller.clear(["x"])
+    put(caller, "x")
+    assert caller.draw(strategy="lifo").draws.tolist() == [1]
+
+
+def test_a_repeated_request_gets_the_same_rows_which_count_once(caller: Caller) -> None:
+    put(caller, "vwxyz")
+    call = caller.draw_call(batch_size=3)
+    first, again = caller.apply(call), caller.apply(call)
+    assert repr(again) == repr(first)
+    assert sorted(caller.draw(batch_size=5).draws.tolist()) == [1, 1, 2, 2, 2]
+
+
+# -- chance ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_draws_the_same_rows_and_others_draw_others(new_caller: Callable[..., Caller]) -> None:
+    def draws(seed: int) -> Drawn:
+        caller = new_caller()
+        caller.register()
+        caller.put_rows([f"s{i}" for i in range(100)], "a")
+        return caller.draw(batch_size=10, seed=seed)
+
+    assert repr(draws(7)) == repr(draws(7))
+    assert len({draws(seed).sample_ids for seed in (0, 1, (1 << 64) - 1)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("exponent", "strategy"), [(1.0, "uniform"), (0.0, "prioritized"), (0.6, "prioritized"), (1.0, "prioritized")]
+)
+def test_draws_are_as_probable_as_their_weights_say(exponent: float, strategy: DrawStrategy) -> None:
+    caller = Caller(DataPlane().limits)
+    caller.register()
+    for name, priority in zip(NAMES, PRIORITIES, strict=True):
+        put(caller, name, {"p": priority})
+    call = caller.draw_call(batch_size=2, strategy=strategy, priority_tag="p" * (strategy == "prioritized"))
+    firsts, pairs = Counter[str](), Counter[str]()
+    for seed in range(trials := 4000):
+        call = dataclasses.replace(call, request_id=f"r{seed}", seed=seed, priority_exponent=exponent)
+        drawn = DataPlane.apply(caller.plane, call, 0.0)
+        firsts[drawn.sample_ids[0]] += 1
+        pairs["".join(drawn.sample_ids)] += 1
+    weights = [priority**exponent if strategy == "prioritized" else 1.0 for priority in PRIORITIES]
+    share = {name: weight / sum(weights) for name, weight in zip(NAMES, weights, strict=True)}
+    shown = dict(zip(drawn.sample_ids, drawn.probabilities.tolist(), strict=True))
+    assert shown == pytest.approx({name: share[name] for name in shown}, rel=1e-6)
+    of_pairs = {one + two: share[one] * share[two] / (1 - share[one]) for one in NAMES for two in NAMES if one != two}
+    for counts, expected in ((firsts, share), (pairs, of_pairs)):
+        distance = sum((counts[each] - trials * part) ** 2 / (trials * part) for each, part in expected.items())
+        assert distance < MOST[len(expected) - 1]
+
+
+def test_priorities_change_with_tags_and_extreme_ones_do_no_harm(caller: Caller) -> None:
+    put(caller, "xy", {"p": 1e308})
+    put(caller, "z", {"p": 5e-324})
+    by_p = {"strategy": "prioritized", "priority_tag": "p", "priority_exponent": 9.0}
+    drawn = caller.draw(batch_size=3, **by_p)
+    assert drawn.sample_ids[2] == "z"
+    assert (drawn.probabilities > 0).all()
+    assert drawn.probabilities[:2].tolist() == pytest.approx([0.5, 0.5])
+    caller.put(caller.put_call(["x", "y"], tags=[{"p": 0}, {"p": 5e-324}]))
+    assert caller.draw(batch_size=2, **by_p).probabilities.tolist() == [0.5, 0.5]
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_draw_of_more_than_there_is_says_what_the_others_lack(caller: Caller) -> None:
+    put(caller, "wxyz")
+    caller.put_rows(["y", "z"], "b")
+    caller.reserve("g", ["g0"])
+    words = ("at least 3 rows wanted; 2 of 5 resident rows", "1 belong to groups that are", "2 lack field 'b'")
+    with caller.refuses(Reason.TOO_FEW_ROWS, *words):
+        caller.draw("a", "b", batch_size=9, min_size=3)
+    assert sorted(caller.draw("b", batch_size=9, min_size=2).sample_ids) == ["y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"batch_size": 0}, "1 <= min_size <= batch_size <= 65536, got min_size 0"),
+        ({"min_size": 2}, "got min_size 2 and batch_size 1"),
+        ({"batch_size": 65_537}, "batch_size 65537"),
+        ({"strategy": "prioritized"}, "that is prioritized needs priority_tag"),
+        ({"priority_tag": "x"}, "that is uniform has no priority_tag, got 'x'"),
+        ({"priority_exponent": -0.1}, "at least 0, got -0.1"),
+        ({"priority_exponent": float("nan")}, "finite priority_exponent"),
+        ({"max_times_sampled": MOST_DRAWS + 1}, "max_times_sampled of 0 to 4294967295"),
+        ({"where": (Term("and"),)}, "filter, term 1"),
+    ],
+)
+def test_a_malformed_draw_is_refused_by_name(caller: Caller, wishes: Mapping[str, object], words: str) -> None:
+    put(caller, "x")
+    with caller.refuses(Reason.INVALID_REQUEST, words):
+        caller.draw(**wishes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wishes", "reason"),
+    [
+        ((), {"partition_id": "nowhere"}, Reason.PARTITION_NOT_FOUND),
+        ((), {"task": "judge"}, Reason.TASK_NOT_REGISTERED),
+        (("c",), {}, Reason.FIELD_NOT_DECLARED),
+        (("a", "a"), {}, Reason.DUPLICATE),
+    ],
+)
+def test_a_draw_of_what_is_not_there_is_refused(
+    caller: Caller, fields: tuple[str, ...], wishes: Mapping[str, object], reason: Reason
+) -> None:
+    with caller.refuses(reason):
+        caller.draw(*fields, **wishes)
+
+
+def test_remembered_draws_count_as_memory_of_answers(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(bookkeeping_bytes=1 << 20)
+    caller.register()
+    caller.put_rows([f"s{i}" for i in range(100)], "a")
+    first = caller.draw_call(batch_size=100)
+    caller.apply(first)
+    for _ in range(20):
+        caller.draw(batch_size=100)
+    assert np.unique(caller.apply(first).draws).tolist() == [22]  # it was forgotten, so this is another draw

@@ -1,0 +1,281 @@
+"""Weight versions and staleness: what a task does not get, what is dropped or retired, and who is told."""
+
+from __future__ import annotations
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls.answers import Failed, Grant, Granted, Retired, Waiting
+from dataplane_server.core.calls.policies import TaskPolicy
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import GiveUpClaim
+from dataplane_server.core.calls.values import Tags
+
+
+@pytest.fixture
+def caller(caller: Caller) -> Caller:
+    caller.register(("a", "b"), ("train", "score"))
+    return caller
+
+
+def ready(caller: Caller, task: str = "train", **more: object) -> tuple[str, ...]:
+    """What a claim gets at once; it is released."""
+    answer = caller.apply(caller.claim_call("a", batch_size=9, min_size=1, task=task, **more))  # type: ignore[arg-type]
+    if isinstance(answer, Waiting):
+        caller.apply(GiveUpClaim(answer.ticket))
+        return ()
+    caller.release(answer.claim_id)
+    return answer.sample_ids
+
+
+# -- the bound ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_beyond_the_bound_is_withheld_from_that_task_only(caller: Caller) -> None:
+    caller.put_versions(old=3, edge=5, new=7, unknown=None)
+    caller.set_policy(2)
+    assert ready(caller) == ("edge", "new")
+    assert ready(caller, "score") == ("old", "edge", "new", "unknown")
+    assert caller.task().stale_rows == 2
+    assert caller.task("score").stale_rows == 0
+
+
+def test_rows_turn_stale_in_the_queue_when_the_trainer_moves_on(caller: Caller) -> None:
+    caller.put_versions(x=1, y=2)
+    caller.set_policy(1)
+    assert ready(caller) == ("x", "y")
+    caller.set_version(3)
+    assert ready(caller) == ("y",)
+    caller.set_version(4)
+    assert ready(caller) == ()
+    caller.set_version(2)
+    assert ready(caller) == ("y", "x")
+
+
+def test_until_the_trainer_says_otherwise_the_newest_tag_is_the_version(caller: Caller) -> None:
+    caller.put_versions(x=1)
+    caller.set_policy(1)
+    caller.put_versions(y=3)
+    assert caller.plane.partition_info("p", 0.0).weight_version == 3
+    assert ready(caller) == ("y",)
+    caller.set_version(2)
+    caller.put_versions(z=9)
+    assert caller.plane.partition_info("p", 0.0).weight_version == 2
+    assert ready(caller) == ("y", "x", "z")
+
+
+def test_a_released_row_that_has_become_stale_is_not_granted_again(caller: Caller) -> None:
+    caller.put_versions(x=1)
+    caller.set_policy(1)
+    grant = caller.take("a")
+    caller.set_version(3)
+    caller.release(grant.claim_id)
+    assert ready(caller) == ()
+
+
+def test_a_shard_is_granted_again_without_rows_that_have_become_stale(caller: Caller) -> None:
+    caller.put_versions(w=1, x=2, y=2, z=2)
+    caller.set_policy(1)
+    caller.set_version(2)
+    session = caller.open_session()
+    shard = caller.take_shard("a", session_id=session)
+    assert shard.sample_ids == ("w", "x")
+    caller.release(shard.claim_id)
+    caller.set_version(3)
+    assert caller.take_shard("a").sample_ids == ("x",)
+
+
+def test_a_waiting_claim_is_served_by_a_version_that_goes_back(caller: Caller) -> None:
+    caller.put_versions(x=1)
+    caller.set_policy(0)
+    caller.set_version(2)
+    waiting = caller.apply(caller.claim_call("a"))
+    assert isinstance(waiting, Waiting)
+    caller.set_version(1)
+    (effect,) = caller.plane.take_effects()
+    assert isinstance(effect, Granted)
+    assert effect.grant.sample_ids == ("x",)
+
+
+def test_a_waiting_claim_is_served_by_another_policy(caller: Caller) -> None:
+    caller.put_versions(x=1, y=3)
+    caller.set_policy(0)
+    waiting = caller.apply(caller.claim_call("a", batch_size=2))
+    assert isinstance(waiting, Waiting)
+    caller.set_policy(None)
+    (effect,) = caller.plane.take_effects()
+    assert isinstance(effect, Granted)
+    assert effect.grant.staleness.tolist() == [0, 2]
+
+
+def test_a_grant_tells_how_stale_its_rows_are(caller: Caller) -> None:
+    caller.put_versions(x=1, y=4, z=None, ahead=9)
+    caller.set_version(5)
+    caller.set_policy(1, when_stale="deliver")
+    assert caller.take("a", batch_size=4).staleness.tolist() == [4, 1, -1, 0]
+
+
+def test_a_timeout_says_that_rows_are_too_stale(caller: Caller) -> None:
+    caller.put_versions(x=1, y=5, z=None)
+    caller.set_policy(2)
+    waiting = caller.apply(caller.claim_call("a", batch_size=2))
+    assert isinstance(waiting, Waiting)
+    refusal = caller.apply(GiveUpClaim(waiting.ticket))
+    assert "2 of them are staler than max_staleness 2 (the weight version is 5), or of an unknown" in refusal.message
+
+
+def test_rows_that_are_too_stale_do_not_delay_the_end_of_data(caller: Caller) -> None:
+    caller.put_versions(x=1, y=5)
+    caller.set_policy(2)
+    waiting = caller.apply(caller.claim_call("a", batch_size=2))
+    assert isinstance(waiting, Waiting)
+    assert caller.close() == 1
+    (effect,) = caller.plane.take_effects()
+    assert isinstance(effect, Failed)
+    assert effect.refusal.reason is Reason.END_OF_DATA
+    assert ready(caller) == ("y",)
+
+
+# -- rows that go ------------------------------------------------------------------------------------------------------
+
+
+def test_dropped_rows_go_with_their_group_once_no_claim_holds_one(caller: Caller) -> None:
+    caller.put_group("g", ["g0", "g1"], "a")
+    caller.put_group("h", ["h0", "h1"], "a")
+    caller.put(caller.put_call(["g0", "h0", "h1"], tags=[{"weight_version": version} for version in (1, 1, 1)]))
+    held = caller.take("a", task="score", batch_size=1)
+    assert held.sample_ids == ("g0",)
+    caller.set_policy(1, when_stale="drop")
+    caller.set_version(5)
+    info = caller.plane.partition_info("p", 0.0)
+    assert (info.rows, info.removed_rows["stale"]) == (2, 2)
+    caller.commit(held.claim_id)
+    caller.set_version(6)
+    assert caller.plane.partition_info("p", 0.0).removed_rows["stale"] == 4
+
+
+def test_a_row_that_arrives_or_comes_back_too_stale_is_dropped(caller: Caller) -> None:
+    caller.set_policy(1, when_stale="drop")
+    caller.put_versions(x=4)
+    held = caller.take("a")
+    caller.set_version(9)
+    caller.put_versions(y=4, z=8)
+    assert caller.plane.partition_info("p", 0.0).removed_rows["stale"] == 1
+    caller.release(held.claim_id)
+    info = caller.plane.partition_info("p", 0.0)
+    assert (info.rows, info.removed_rows["stale"]) == (1, 2)
+    told = caller.plane.sample("p", "x").events[-1]
+    assert (told.what, told.reason) == ("cleared", "it was staler than the 1 versions that task 'train' allows")
+
+
+def test_consumed_rows_and_rows_of_unknown_version_are_not_dropped(caller: Caller) -> None:
+    caller.put_versions(x=1, y=None)
+    caller.commit(caller.take("a").claim_id)
+    caller.set_policy(0, when_stale="drop")
+    caller.set_version(5)
+    assert ready(caller, "score") == ("x", "y")
+
+
+def test_retiring_removes_rows_and_reserved_groups_of_old_versions_in_any_state(caller: Caller) -> None:
+    caller.put_versions(x=1, y=2, z=3, unknown=None)
+    claimed = caller.take("a")
+    old, young = caller.reserve("old", ["o0"], weight_version=1), caller.reserve("young", ["n0"], weight_version=2)
+    empty = caller.reserve("empty", [], weight_version=0)
+    assert caller.set_version(4, retire_below=2) == Retired(rows=2, groups=2)
+    assert caller.plane.partition_info("p", 0.0).removed_rows["retired"] == 2
+    assert caller.commit(claimed.claim_id).consumed_rows == 0
+    for reservation in (old, empty):
+        with caller.refuses(Reason.GROUP_FENCED):
+            caller.finish_group(reservation.reservation_id)
+    caller.put(caller.put_call(["n0"], {"a": [1]}, reservation_id=young.reservation_id))
+    assert ready(caller, "score") == ("y", "z", "unknown")
+
+
+def test_a_producer_of_a_group_that_is_too_stale_is_told_at_its_next_put(caller: Caller) -> None:
+    caller.set_policy(2)
+    reserved = caller.reserve("g", ["g0"], weight_version=3)
+    put = {"lengths": {"a": [1]}, "reservation_id": reserved.reservation_id}
+    assert caller.put(caller.put_call(["g0"], **put)).abort_hint == ""  # type: ignore[arg-type]
+    caller.set_version(6)
+    hint = caller.put(caller.put_call(["g0"], **put)).abort_hint  # type: ignore[arg-type]
+    assert hint == "weight version 3 is 3 behind 6; task 'train' takes at most 2"
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("order", "tag", "expected"),
+    [
+        ("ready", "", "abcde"),
+        ("oldest_version", "", "bcdae"),
+        ("newest_version", "", "adbce"),
+        ("lowest_tag", "score", "dabce"),
+        ("highest_tag", "score", "cbade"),
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_rows_and_groups_come_in_the_order_of_the_claim_or_of_the_policy(
+    caller: Caller, order: str, tag: str, expected: str, whole: bool
+) -> None:
+    tags: list[Tags] = [
+        {"weight_version": 7, "score": 1.25},
+        {"weight_version": 2, "score": 1.5},
+        {"weight_version": 2, "score": 2},
+        {"weight_version": 5, "score": -3},
+        {"score": "no number"},
+    ]
+    for name, of_row in zip("abcde", tags, strict=True):
+        caller.put(caller.put_call([name], {"a": [1]}, tags=[of_row]))
+    assert "".join(ready(caller, order=order, order_tag=tag, whole_groups=whole)) == expected
+    caller.set_policy(None, task="score", order=order, order_tag=tag)
+    assert "".join(ready(caller, "score", whole_groups=whole)) == expected
+
+
+def test_a_row_whose_tag_changes_takes_its_new_place(caller: Caller) -> None:
+    for name in "xyz":
+        caller.put(caller.put_call([name], {"a": [1]}, tags=[{"score": 1}]))
+    claim = {"order": "highest_tag", "order_tag": "score"}
+    assert ready(caller, **claim) == ("x", "y", "z")
+    caller.put(caller.put_call(["z", "x"], tags=[{"score": 2}, {"score": 0}]))
+    assert ready(caller, **claim) == ("z", "y", "x")
+
+
+@pytest.mark.parametrize(
+    ("order", "tag", "words"),
+    [("highest_tag", "", "needs the name of the tag"), ("newest_version", "x", "must be empty")],
+)
+def test_an_order_by_a_tag_names_one(caller: Caller, order: str, tag: str, words: str) -> None:
+    with caller.refuses(Reason.INVALID_REQUEST, words):
+        caller.apply(caller.claim_call("a", order=order, order_tag=tag))
+    with caller.refuses(Reason.INVALID_REQUEST, words):
+        caller.set_policy(None, order=order, order_tag=tag)
+
+
+def test_policies_are_described_and_survive_a_new_definition(caller: Caller) -> None:
+    caller.set_policy(2, when_stale="drop", order="newest_version")
+    expected = TaskPolicy(2, "drop", "newest_version")
+    assert caller.task().policy == expected
+    caller.register(("a", "b"), ("train", "judge"))
+    assert caller.task().policy == expected
+    assert caller.task("judge").policy == TaskPolicy()
+
+
+@pytest.mark.parametrize("version", [-1, (1 << 31) - 1])
+def test_a_version_fits_into_its_range(caller: Caller, version: int) -> None:
+    with caller.refuses(Reason.INVALID_REQUEST, "must be 0 to 2147483646"):
+        caller.set_version(version)
+    with caller.refuses(Reason.INVALID_REQUEST, "retire_below must be"):
+        caller.set_version(1, retire_below=version)
+
+
+def test_a_claim_and_its_repetition_get_the_same_staleness(caller: Caller) -> None:
+    caller.put_versions(x=1)
+    caller.set_version(3)
+    call = caller.claim_call("a")
+    first = caller.apply(call)
+    caller.set_version(4)
+    again = caller.apply(call)
+    assert isinstance(first, Grant)
+    assert isinstance(again, Grant)
+    assert again.staleness.tolist() == first.staleness.tolist() == [2]
