@@ -259,8 +259,8 @@ class SampleVerbs:
 
         Draws up to batch_size different rows that hold all required fields and that no reserved group hides, whatever
         tasks have done with them. Never waits: raises TooFewRowsError if there are fewer than min_size (None:
-        batch_size). The server looks at every row of the partition, which takes about 0.05 s for a million, and serves no
-        other call meanwhile.
+        batch_size). The server looks at every row of the partition, about 0.05 s for a million. It serves no other call
+        meanwhile.
 
         strategy: "uniform"; "prioritized": each row with a probability proportional to the number in its tag
         priority_tag, raised to the power priority_exponent (at least 0), where rows without a positive number are not
