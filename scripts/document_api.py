@@ -74,7 +74,7 @@ SECTIONS = (
     Section("Padded and jagged", "codec.py", names=("pack_per_token_field", "pack_jagged_fields", "materialize")),
     Section("Functions with NeMo-RL's names", "_sync/columns.py"),
     Section("Descriptions", "descriptions.py"),
-    Section("Groups of a claim", "grants.py", names=("ClaimedGroup",)),
+    Section("Groups of a claim, and rows of a draw", "grants.py", names=("ClaimedGroup", "SampledRows")),
     Section("Pages and lists", "listings.py"),
     Section("Errors", "errors.py"),
 )
