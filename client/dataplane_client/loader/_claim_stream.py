@@ -100,12 +100,14 @@ class ClaimStream:
 
     def _is_over(self, partition: PartitionDescription) -> bool:
         task = partition.task(self._settings.task_name)
-        if not _has_all_rows(partition) or task.untaken_rows or task.delayed_rows:
-            return False
+        if not _has_all_rows(partition) or task.untaken_rows > task.stale_rows or task.delayed_rows:
+            return False  # rows that are too stale are not waited for
         if not self._waits_for_others:
             return True
         if task.claimed_rows:
             return False
+        if task.stale_rows:
+            return True
         return self._client.check_consumption_status(self._settings.partition_id, [self._settings.task_name])
 
     def _min_size(self, partition: PartitionDescription, waited_s: float) -> int:

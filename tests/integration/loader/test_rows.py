@@ -14,6 +14,8 @@ import torch
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, NotFoundError
 from dataplane_client.loader import ClaimLoader, LoadedBatch
+from dataplane_client.meta import Tag
+from dataplane_client.policies import TaskPolicy
 
 Loader = Callable[..., ClaimLoader]
 Rows = Callable[[int], None]
@@ -52,6 +54,19 @@ def test_each_of_10000_rows_comes_once_with_its_values(fill: Rows, loader: Loade
 def test_batches_are_full_until_the_last(fill: Rows, loader: Loader) -> None:
     fill(10)
     assert sorted(batch.meta.size for batch in loader(4)) == [2, 4, 4]
+
+
+def test_a_loop_ends_although_rows_are_too_stale(fill: Rows, loader: Loader, client: DataPlaneClient) -> None:
+    fill(6)
+    tags: list[dict[str, Tag]] = [{"weight_version": 1 + row // 2} for row in range(6)]
+    client.put_samples([f"s{row}" for row in range(6)], "p", tags=tags)
+    client.set_policies("p", {"train": TaskPolicy(max_staleness=1)})
+    assert sorted(number for batch in loader(4, pad_value_dict={"tokens": -1}) for number in numbers(batch)) == [
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 def test_a_batch_is_not_cut_short_while_announced_rows_are_missing(announce: Rows, put: Put, loader: Loader) -> None:
