@@ -101,7 +101,7 @@ class CheckedPlane:
             CommitClaim: self.model.begin_commit,
             ClaimSamples: self.model.claim,
             ClaimShard: self.model.steps.claim,
-            DrawSamples: lambda call: Draw(self.model, call),
+            DrawSamples: self._draw,
             ReleaseClaim: self.model.release,
             AbandonRequest: self.model.abandon,
             AdoptClaim: self.model.adopt,
@@ -135,6 +135,9 @@ class CheckedPlane:
         else:
             self._check_answer(request, outcome, expected)
         return outcome
+
+    def _draw(self, call: DrawSamples) -> Draw:
+        return Draw(self.model, call)
 
     def _note_reset(self, request: RepeatableCall[Any]) -> None:
         if isinstance(request, ResetTask):

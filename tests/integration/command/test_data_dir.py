@@ -103,7 +103,7 @@ def test_checkpoints_replace_the_log_while_the_server_serves(tmp_path: Path) -> 
             client.put_samples(["a"], "p", {"x": [1.0]})
         put_total = client.partition("p").rows_put_total
     thread.stop()
-    [checkpoint] = (tmp_path / "d").glob("checkpoint-*")
+    checkpoint = max((tmp_path / "d").glob("checkpoint-*[0-9]"))
     thread = ServerThread(config)
     with connect(thread.addresses[0]) as client:
         assert (client.partition("p").rows, client.partition("p").rows_put_total) == (1, put_total)
