@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test test-core test-nightly test-soak test-histories crash crash-training simulate test-gpu test-automodel test-matrix image-root test-image image-requirements check lint types derived format bench proto clean
+.PHONY: help demo demo-async dashboard test test-core test-nightly test-soak test-histories crash crash-training simulate test-gpu test-automodel test-matrix image-root test-image image-requirements check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ DEMO_ARGS ?=
 
 demo: $(VENV)/.demo  ## set up, then watch a small language model learn arithmetic through the data plane (about 4 minutes)
 	$(BIN)/python examples/grpo/run.py $(DEMO_ARGS)
+
+demo-async: $(VENV)/.demo  ## the same, but generators and trainer do not wait for each other (DEMO_ARGS=--compare runs both)
+	$(BIN)/python examples/grpo/run_async.py $(DEMO_ARGS)
 
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 

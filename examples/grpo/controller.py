@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from advantages import group_advantages, spread_over_tokens
@@ -27,7 +26,7 @@ from dataplane_client.meta import Tag
 from flow import PROGRESS, REPORT, ROLLOUT_FIELDS, ROLLOUTS, STEPS, WARMUP, one_object
 from problem_file import Problem, prompt_ids
 from settings import GrpoSettings
-from token_batch import TokenBatch
+from token_batch import TokenBatch, count_tokens
 
 _LOOK_S = 2.0
 _WAIT_S = 300.0
@@ -113,7 +112,7 @@ class Controller:
             partition_id=WARMUP,
         )
         is_last = index == steps - 1
-        self._order("warmup", rows, _tokens(batch.token_mask), publish=is_last)
+        self._order("warmup", rows, count_tokens(batch.token_mask), publish=is_last)
         return meta
 
     def _finish_warm_up(self, meta: KVBatchMeta) -> float:
@@ -189,7 +188,7 @@ class Controller:
             column = pack_per_token_field(spread[teaches], batch["input_lengths"][teaches])
             self._client.put_samples(kept.sample_ids, ROLLOUTS, {"advantages": column})
         self.progress.dropped_rows += self._client.clear_samples(meta.without(kept).sample_ids, ROLLOUTS)
-        return kept, float(rewards.mean()), _tokens(batch["token_mask"])
+        return kept, float(rewards.mean()), count_tokens(batch["token_mask"])
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -232,11 +231,6 @@ class Controller:
 
 def _groups(meta: KVBatchMeta) -> str:
     return " ".join(sorted({sample_id.partition("_")[0] for sample_id in meta.sample_ids}))
-
-
-def _tokens(token_mask: Tensor) -> int:
-    """The number of response tokens, except those in the first column, which no position predicts."""
-    return int(token_mask[:, 1:].sum())
 
 
 def _result(

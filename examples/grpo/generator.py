@@ -12,15 +12,15 @@ import random
 from decimal import Decimal
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from dataplane_client import DataPlaneClient, connect, pack_per_token_field
+from dataplane_client import DataPlaneClient, connect
 from dataplane_client.client import Claim
 from dataplane_client.errors import EndOfDataError, NotFoundError
 from flow import PROMPT_FIELDS, ROLLOUTS
 from processes import end_with_parent
 from reward import reward
+from rollout_columns import rollout_columns
 from rollout_sampling import Rollouts, sample_rollouts
 from tiny_model import load_model
 from weight_files import load
@@ -76,20 +76,7 @@ class Generator:
 
     def _commit(self, claim: Claim, answers: list[Decimal], rollouts: Rollouts) -> None:
         rewards = [reward(text, answer) for text, answer in zip(rollouts.responses, answers, strict=True)]
-        responses = np.empty(len(rewards), dtype=object)
-        responses[:] = rollouts.responses
-        lengths = rollouts.input_lengths
-        claim.commit(
-            {
-                "input_ids": pack_per_token_field(rollouts.input_ids, lengths),
-                "token_mask": pack_per_token_field(rollouts.token_mask, lengths),
-                "input_lengths": lengths,
-                "sample_mask": torch.ones(len(rewards)),
-                "generation_logprobs": pack_per_token_field(rollouts.generation_logprobs, lengths),
-                "reward": torch.tensor(rewards),
-                "response": responses,
-            }
-        )
+        claim.commit(rollout_columns(rollouts, rewards))
 
 
 def main() -> None:

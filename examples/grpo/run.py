@@ -38,7 +38,8 @@ from tiny_model import load_tokenizer, save_tiny_model
 from warmup import tokenizer_texts, warmup_batches
 
 GENERATORS = 2
-_COMPARED_STEPS = 10
+SUMMARY = "summary.json"
+"""A file in the folder of a run: how many rows were trained and dropped, and the seconds of its steps."""
 _START_S = 300.0
 _FINISH_S = 120.0
 """Time for processes to finish their work when the run ends, in seconds."""
@@ -54,16 +55,21 @@ def main(arguments: Sequence[str] | None = None, kind: Callable[[Path, dict[str,
             shutil.rmtree(run_dir / stale, ignore_errors=True)
         (run_dir / "weights").mkdir(parents=True)
     problems = load_problems(args.prompts)
-    model_dir = args.model or _make_model(run_dir / "model", problems, args.seed)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    with kind(run_dir, environment) as processes:
+    model_dir = args.model or make_model(run_dir / "model", problems, args.seed)
+    with kind(run_dir, environment()) as processes:
         address = f"unix://{run_dir}/dataplane.sock"
-        _start_server(processes, run_dir, address, args)
-        console.print(f"server on {address}, metrics on {_metrics_url(processes)}, logs and results in {run_dir}")
+        keeps = ["--data-dir", run_dir / "data"] if args.checkpoint_every else []
+        start_server(processes, address, args.http, keeps)
+        console.print(f"server on {address}, metrics on {metrics_url(processes)}, logs and results in {run_dir}")
         with connect(address) as client:
             if step is None:
                 flow.register(client)
             return Run(client, processes, run_dir, model_dir, problems, args, console).play(step)
+
+
+def environment() -> dict[str, str]:
+    """Of the processes of a run."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 
 
 class Run:
@@ -88,6 +94,7 @@ class Run:
         self._console = console
         self._settings = GrpoSettings()
         self._moved = 0.0
+        self._seconds = 0.0
         self._tokenizer = load_tokenizer(model_dir)
         instruction = "" if args.model is None else INSTRUCTION
         self._controller = Controller(client, self._settings, self._tokenizer, processes.check, instruction)
@@ -125,6 +132,7 @@ class Run:
             now = self._moved_bytes()
             bars.console.print(step_display.line(result, max(0.0, now - moved) / 1e6), soft_wrap=True)
             moved = now
+            self._seconds += result.seconds
             bars.update(learning, advance=1, note=f"reward {result.reward:.2f}")
 
     def _warm_up(self, bars: Progress) -> None:
@@ -167,17 +175,15 @@ class Run:
     def _conclude(self, rewards: Sequence[float]) -> None:
         picture = self._run_dir / "reward.png"
         draw_reward_curve(rewards, picture)
-        compared = min(_COMPARED_STEPS, len(rewards) // 2)
-        if compared:
-            first, last = sum(rewards[:compared]) / compared, sum(rewards[-compared:]) / compared
-            self._console.print(
-                f"mean reward of the first {compared} steps {first:.3f}, of the last {compared} [bold]{last:.3f}[/bold]"
-            )
+        self._console.print(step_display.rewards(rewards))
         self._console.print(f"reward curve in {picture}")
+        progress = self._controller.progress
+        counts = {"trained_rows": progress.trained_rows, "dropped_rows": progress.dropped_rows}
+        (self._run_dir / SUMMARY).write_text(json.dumps({**counts, "seconds": self._seconds}))
 
     def _moved_bytes(self) -> float:
         """Bytes of values put to and read from the server's life so far, by its metrics, as far as it answers."""
-        url = _metrics_url(self._processes)
+        url = metrics_url(self._processes)
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310  # ours
             families = text_string_to_metric_families(response.read().decode())
             wanted = {f"dataplane_{verb}_bytes_total" for verb in ("put", "commit", "read")}
@@ -185,14 +191,15 @@ class Run:
         return self._moved
 
 
-def _start_server(processes: Processes, run_dir: Path, address: str, args: argparse.Namespace) -> None:
-    """Start the server on a Unix socket and on TCP."""
-    listen = ["--listen", address, "--listen", "127.0.0.1:0", "--http", args.http, "--memory", "128MiB"]
-    keeps = ["--data-dir", run_dir / "data"] if args.checkpoint_every else []
+def start_server(processes: Processes, address: str, http: str, keeps: Sequence[object] = ()) -> None:
+    """Start the server on a Unix socket and on TCP. http: host:port of its metrics. keeps: its options for durability;
+    with some it is started again when it fails.
+    """
+    listen = ["--listen", address, "--listen", "127.0.0.1:0", "--http", http, "--memory", "128MiB"]
     processes.start("server", ["-m", "dataplane_server", *listen, *keeps], again=bool(keeps))
 
 
-def _metrics_url(processes: Processes) -> str:
+def metrics_url(processes: Processes) -> str:
     """Where the server's newest life has its metrics."""
     mark = '"event": "serving"'
     log = processes.first_lines("server", mark, timeout_s=60)
@@ -221,7 +228,8 @@ def _start_workers(
         processes.start(f"generator{index}", command, again=bool(args.checkpoint_every))
 
 
-def _make_model(folder: Path, problems: list[Problem], seed: int) -> Path:
+def make_model(folder: Path, problems: list[Problem], seed: int) -> Path:
+    """Make the small language model in a folder, and return that."""
     save_tiny_model(folder, tokenizer_texts(problems), ModelSettings(), seed)
     return folder
 

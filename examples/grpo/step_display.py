@@ -10,6 +10,7 @@ from rich.table import Table
 
 from controller import StepResult
 
+_COMPARED_STEPS = 10
 _COLUMNS = (
     ("step", 4, "{step}"),
     ("reward", 6, "{reward:.3f}"),
@@ -59,3 +60,12 @@ def account(put: int, fates: Sequence[tuple[str, int]]) -> Table:
     balanced = put == sum(rows for _, rows in fates)
     table.add_row("balance", "[green]every row accounted for[/green]" if balanced else "[red]rows are missing[/red]")
     return table
+
+
+def rewards(values: Sequence[float]) -> str:
+    """The mean reward of the first and of the last steps; empty for fewer than two."""
+    compared = min(_COMPARED_STEPS, len(values) // 2)
+    if not compared:
+        return ""
+    first, last = sum(values[:compared]) / compared, sum(values[-compared:]) / compared
+    return f"mean reward of the first {compared} steps {first:.3f}, of the last {compared} [bold]{last:.3f}[/bold]"

@@ -34,3 +34,8 @@ def pad_samples(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[i
     input_ids = torch.tensor([[*row, *[pad_token_id] * (width - len(row))] for row in rows])
     columns = torch.arange(width)
     return TokenBatch(input_ids, lengths, (columns >= prompt_lengths[:, None]) & (columns < lengths[:, None]))
+
+
+def count_tokens(token_mask: Tensor) -> int:
+    """The number of response tokens, except those in the first column, which no position predicts."""
+    return int(token_mask[:, 1:].sum())

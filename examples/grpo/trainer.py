@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +31,11 @@ from dataplane_client import DataPlaneClient, KVBatchMeta, connect
 from dataplane_client.client import Claim
 from dataplane_client.errors import NotFoundError
 from flow import PREV_LP_FIELDS, REPORT, ROLLOUTS, SAMPLE_FIELDS, STEPS, TRAIN_FIELDS, WARMUP, one_object
+from policy_steps import PolicySteps, known
 from processes import end_with_parent
 from settings import GrpoSettings
 from trainer_adapter.automodel.config import PolicyConfig
-from trainer_adapter.losses import ClippedPolicyGradientLoss, ClippedPolicyGradientOptions, LossFunction, NLLLoss
+from trainer_adapter.losses import NLLLoss
 from trainer_adapter.policy import DataPlanePolicy
 from trainer_adapter.worker import AutomodelPolicyWorker
 from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, TorchrunWorkerGroup, WorkerGroup
@@ -48,7 +47,7 @@ _KEPT = 3
 """Versions of weights that are kept; more if a checkpoint needs them."""
 
 
-class Trainer:
+class Trainer(PolicySteps):
     """The loop over steps. client: used by the driver only."""
 
     def __init__(
@@ -60,16 +59,11 @@ class Trainer:
         checkpoints: Path,
         settings: GrpoSettings,
     ) -> None:
-        self._client = client
-        self._group = group
-        self._policy = policy
+        super().__init__(client, group, policy, settings)
         self._weights = weights
         self._checkpoints = checkpoints
         self._saved: int | None = None
         self._ledger: list[dict[str, Any]] = []
-        self._settings = settings
-        options = ClippedPolicyGradientOptions(ratio_clip_min=settings.clip_low, ratio_clip_max=settings.clip_high)
-        self._policy_loss = ClippedPolicyGradientLoss(options)
 
     def resume(self, step: int) -> None:
         """Go back to a checkpoint, and the server to the snapshot that was taken with it."""
@@ -127,15 +121,7 @@ class Trainer:
             self._policy.prepare_for_lp_inference()
             self._policy.get_logprobs_from_meta(meta)
         with self._claimed(ROLLOUTS, "train", TRAIN_FIELDS, rows) as meta:
-            self._policy.prepare_for_training()
-            parts = self._settings.optimizer_steps_per_batch
-            cuts = [part * meta.size // parts for part in range(parts + 1)]
-            updates = [self._update(meta.slice(a, b), self._policy_loss, tokens / parts) for a, b in pairwise(cuts)]
-        metrics = {
-            "loss": sum(update["loss"] for update in updates) / parts,
-            "grad_norm": sum(update["grad_norm"] for update in updates) / parts,
-            "tokens": sum(update["tokens"] for update in updates),
-        }
+            metrics = self._learn_in_parts(meta, tokens)
         return metrics, Counter(sample_id.partition("_")[0] for sample_id in meta.sample_ids)
 
     def _save(self, step: int) -> None:
@@ -154,29 +140,11 @@ class Trainer:
     def _claimed(self, partition: str, task: str, fields: tuple[str, ...], rows: int) -> Iterator[KVBatchMeta]:
         """Claim rows on the driver while all ranks work on them, ordered by their ids; commit when all are done."""
         if not self._group.is_driver:
-            yield _known(self._group.from_driver(None))
+            yield known(self._group.from_driver(None))
             return
         with self._client.claim(partition, task, fields, rows, timeout_s=_WAIT_S) as claim:
             ids = claim.meta.sample_ids
             yield self._group.from_driver(claim.meta.subset(sorted(range(len(ids)), key=ids.__getitem__)))
-
-    def _update(self, meta: KVBatchMeta, loss: LossFunction, tokens: float) -> dict[str, float]:
-        """Take one optimizer step on these rows; the loss is a mean over `tokens` response tokens."""
-        self._policy.begin_train_step(loss, global_valid_seqs=meta.size, global_valid_toks=tokens)
-        rows = math.gcd(meta.size // self._group.dp_size, self._settings.micro_batch_rows)
-        microbatches = self._policy.train_microbatches_from_meta(meta, mbs=rows)
-        report = self._policy.finish_train_step()
-        return {
-            "loss": float(report["loss"].sum()),
-            "grad_norm": float(report["grad_norm"]),
-            "tokens": sum(metrics["num_unmasked_tokens"] for metrics in microbatches),
-        }
-
-
-def _known(meta: KVBatchMeta | None) -> KVBatchMeta:
-    if meta is None:
-        raise RuntimeError("the driver named no rows")
-    return meta
 
 
 def _workers(args: argparse.Namespace, config: PolicyConfig) -> WorkerGroup:

@@ -138,10 +138,9 @@ class Claims(Facts):
         """A claim stands in line, or with the others of its step."""
         partition = self.partitions[wish.partition_id]
         partition.declare(wish.required_fields)
-        line = partition.line(wish)  # begins now
         others = None if isinstance(wish, ClaimSamples) else self.steps.waiting(wish)
         if others is None:
-            self.waiting.append(Wait(wish, [(ticket, wish)], line))
+            self.waiting.append(Wait(wish, [(ticket, wish)], partition.line(wish)))
         else:
             others.callers.append((ticket, wish))
 

@@ -228,13 +228,19 @@ class PartitionModel:
     def follow_version(self) -> None:
         if self.followed_version != self.weight_version:
             self.followed_version = self.weight_version
-            self.update(self.rows)
+            for task in self.definition.tasks:
+                self._refresh(task)
 
     def follow_policy(self, task: str, policy: TaskPolicy) -> None:
         self.policies[task] = policy
+        self._refresh(task)
+
+    def _refresh(self, task: str) -> None:
+        """Rows have become stale for a task, or are not any more."""
         for line in self.lines:
             if line.task == task:
-                line.update(self.rows)
+                line.sift()
+                line.add(self.rows)
         self._suspect(task, self.rows)
 
     def is_hinted(self, group: Group) -> bool:

@@ -166,7 +166,9 @@ class Task:
         for view in self._views.values():
             outdated = view.readiness.follow(self._oldest)
             if outdated is None:
-                view.update(self._rows.all_slots())
+                slots = self._rows.all_slots()
+                view.remove(view.readiness.no_longer(slots))
+                view.add(slots)
             else:
                 view.remove(outdated)
         self._suspect(np.flatnonzero(self._stale))

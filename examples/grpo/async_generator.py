@@ -1,0 +1,151 @@
+"""A rollout generator of the asynchronous loop: never waits for the trainer, except when too many rollouts wait for it.
+
+For each prompt of a batch it reserves a group, with the version of the weights that sample it. It puts the rollouts
+with their advantages, and finishes the group; it aborts a group that is too stale already. It ends when the partition
+is closed, and then puts how it spent its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import torch
+
+from advantages import group_advantages, spread_over_tokens
+from async_flow import GENERATORS
+from async_weights import WeightInbox
+from dataplane_client import DataPlaneClient, connect, pack_per_token_field
+from dataplane_client.client import Group
+from dataplane_client.errors import GroupFencedError, PreconditionError
+from flow import ROLLOUTS
+from problem_file import INSTRUCTION, Problem, load_problems, prompt_batches, prompt_ids
+from processes import end_with_parent
+from reward import reward
+from rollout_columns import rollout_columns
+from rollout_sampling import Rollouts, sample_rollouts
+from settings import GrpoSettings
+from tiny_model import load_model
+from token_batch import count_tokens
+
+_GRACE_S = 2.0
+"""How long the groups of a generator that died stay reserved."""
+_LOOK_S = 0.02
+_BATCH_GROUPS = 8
+"""Groups that are sampled together."""
+_ROOM_ROWS = 256
+"""Nothing is reserved while so many rows are untaken."""
+
+
+class AsyncGenerator:
+    """Samples prompts of its own choice with the newest weights that it has got."""
+
+    def __init__(self, client: DataPlaneClient, args: argparse.Namespace) -> None:
+        self._client = client
+        self._args = args
+        self._size = GrpoSettings().group_size
+        self._model, self._tokenizer = load_model(args.model)
+        self._inbox = WeightInbox(client, self._model, args.folder)
+        self._seed = random.Random(f"{args.seed} {args.name}").getrandbits(63)
+        self._numbers = count()
+        self._version, self._least = -1, 0
+        self.spent: defaultdict[str, float] = defaultdict(float)
+
+    def run(self) -> None:
+        """Generate until the partition is closed."""
+        torch.manual_seed(self._seed)
+        self._version = self._inbox.load_newest()
+        for problems in prompt_batches(load_problems(self._args.prompts), _BATCH_GROUPS, self._seed):
+            began = time.monotonic()
+            if not self._await_room():
+                return
+            had_room = time.monotonic()
+            self._version = self._inbox.load_newest(self._least)
+            loaded = time.monotonic()
+            try:
+                self._generate(problems)
+            except (PreconditionError, GroupFencedError):  # the end has come, or it was taken for dead
+                self.spent["lost_batches"] += 1
+            ended = time.monotonic()
+            self.spent["room_s"] += had_room - began
+            self.spent["weights_s"] += loaded - had_room
+            self.spent["busy_s"] += ended - loaded
+
+    def _await_room(self) -> bool:
+        """Wait while enough rollouts are untaken, those that are being generated included. False: there is no more to
+        do.
+        """
+        while not (partition := self._client.partition(ROLLOUTS)).closed:
+            if partition.task("train").untaken_rows < _ROOM_ROWS:
+                return True
+            time.sleep(_LOOK_S)
+        return False
+
+    def _generate(self, problems: list[Problem]) -> None:
+        with ExitStack() as groups:
+            reserved = [groups.enter_context(self._reserve()) for _ in problems]
+            instruction = INSTRUCTION if self._args.no_warmup else ""
+            rollouts = sample_rollouts(
+                self._model,
+                self._tokenizer,
+                [prompt_ids(self._tokenizer, problem.question, instruction) for problem in problems],
+                group_size=self._size,
+                temperature=GrpoSettings().temperature,
+                max_new_tokens=GrpoSettings().max_new_tokens,
+            )
+            answers = [problem.answer for problem in problems for _ in range(self._size)]
+            rewards = [reward(text, answer) for text, answer in zip(rollouts.responses, answers, strict=True)]
+            for index, group in enumerate(reserved):
+                self._put(group, rollouts, rewards, slice(index * self._size, (index + 1) * self._size))
+
+    def _reserve(self) -> Group:
+        name = f"{self._args.name}-{os.getpid()}-{next(self._numbers)}"
+        ids = [f"{name}_g{index}" for index in range(self._size)]
+        return self._client.reserve_group(ROLLOUTS, name, ids, weight_version=self._version)
+
+    def _put(self, group: Group, rollouts: Rollouts, rewards: list[float], rows: slice) -> None:
+        """Put a group's rollouts, and show them unless they are too stale by now."""
+        own, mask = rewards[rows], rollouts.token_mask[rows]
+        spread = spread_over_tokens(group_advantages(torch.tensor([own])).flatten(), mask)
+        advantages = pack_per_token_field(spread, rollouts.input_lengths[rows])
+        columns = {**rollout_columns(rollouts, rewards, rows), "advantages": advantages}
+        facts = {"mean": fmean(own), "std": pstdev(own)}
+        tags = [{**facts, "tokens": count_tokens(row[None])} for row in mask]
+        group.put(group.meta.sample_ids, columns, tags)
+        if group.abort_hint:
+            group.abort(group.abort_hint)
+            self.spent["aborted_groups"] += 1
+            self._least = self._version + 1  # nothing that these weights sample can be used any more
+        else:
+            group.commit(self._version)
+            self.spent["groups"] += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--no-warmup", action="store_true")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="of the socket over which weights arrive")
+    args = parser.parse_args()
+    end_with_parent()
+    torch.set_num_threads(1)
+    with connect(args.server, session_grace_s=_GRACE_S) as client:
+        generator = AsyncGenerator(client, args)
+        generator.run()
+        client.put_samples([f"{args.name}-{os.getpid()}"], GENERATORS, tags=[dict(generator.spent)])
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)  # threads that exchange weights may still wait for the other side; Python cannot end them
