@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
 from dataplane_client.options import TransportChoice
+from dataplane_client.policies import TaskPolicy
 from dataplane_server.observe.catalog import CATALOG
 from dataplane_server.testing import ServerThread
 from dataplane_server.version import VERSION
@@ -112,7 +113,7 @@ def test_the_calls_show_in(after_traffic: ServerThread, name: str) -> None:
     assert value(after_traffic, name, **labels) == expected
 
 
-WHYS = ("consumed", "cleared", "rolled_back")
+WHYS = ("consumed", "cleared", "rolled_back", "retired", "stale")
 STATES = [("untaken", 1), ("claimed", 0), ("consumed", 2), ("delayed", 0), ("dead", 0)]
 
 
@@ -163,8 +164,11 @@ def test_rows_that_are_gone_are_counted_by_why(server: ServerThread, flow: DataP
     flow.put_samples(IDS, "p", FIELDS)
     flow.clear_samples(["a", "b"], "p")
     flow.reserve_group("p", "prompt", ["e", "f", "g"]).abort()
+    flow.put_samples(["c", "d"], "p", tags=[{"weight_version": 1}, {"weight_version": 2}])
+    flow.set_weight_version("p", 4, retire_below=2)
+    flow.set_policies("p", {"train": TaskPolicy(max_staleness=1, when_stale="drop")})
     removed = {why: value(server, "dataplane_rows_removed_total", partition="p", reason=why) for why in WHYS}
-    assert removed == {"consumed": 0, "cleared": 2, "rolled_back": 3}
+    assert removed == {"consumed": 0, "cleared": 2, "rolled_back": 3, "retired": 1, "stale": 1}
 
 
 def test_groups_are_open_until_they_are_finished_or_rolled_back(server: ServerThread, flow: DataPlaneClient) -> None:

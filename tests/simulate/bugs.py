@@ -30,7 +30,7 @@ BUGS = {
     "values are not synced before the log": Bug(9, "durability.group_commit", "            self._arena.sync()\n", ""),
     "frees are not deferred": Bug(9, "durability.life", "defer_frees=self.commits is not None", "defer_frees=False"),
     "frees of calls that are not stable are settled": Bug(
-        9, "durability.group_commit", "self._settle(Settle(releases))", "self._settle(Settle(self._plane.releases))"
+        400, "durability.group_commit", "self._settle(Settle(releases))", "self._settle(Settle(self._plane.releases))"
     ),
     "a torn record is not cut off": Bug(9, "durability.life", "        replica.reader.cut()\n", ""),
     "the cut is not synced": Bug(
@@ -43,7 +43,7 @@ BUGS = {
         9, "durability.logged_plane", "if space.withheld != before:", "if False:"
     ),
     "later reads of pinned rows are not logged": Bug(
-        9, "durability.logged_plane", "if self._logged or self._held:", "if False:"
+        200, "durability.logged_plane", "if self._logged or self._held:", "if False:"
     ),
     "refused calls are not logged": Bug(
         9,
@@ -63,7 +63,7 @@ BUGS = {
         'parts["state"], parts["verbs"], type(parts["answers"])(parts["state"].limits), parts["history"]\n',
     ),
     "a checkpoint is ahead of the log": Bug(
-        40, "durability.replica", "            self.reader.sync()\n", "            pass\n"
+        600, "durability.replica", "            self.reader.sync()\n", "            pass\n"
     ),
     "a checkpoint gets its name before its content": Bug(
         40, "durability.checkpoint", "            os.fsync(file.fileno())\n", ""

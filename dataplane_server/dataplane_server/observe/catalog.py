@@ -134,7 +134,8 @@ PARTITIONS = (
     MetricSpec(
         "dataplane_rows_removed_total",
         "counter",
-        "Rows removed, by reason: consumed (cleared after every task had consumed them), cleared, rolled_back.",
+        "Rows removed, by reason: consumed (cleared after every task had consumed them), cleared, rolled_back, retired "
+        "(with their weight version), stale (dropped by the policy of a task).",
         ("partition", "reason"),
     ),
     MetricSpec("dataplane_puts_total", "counter", "Puts applied.", _P),

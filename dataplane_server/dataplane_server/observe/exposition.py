@@ -26,6 +26,8 @@ PARTITION_SERIES: Series = {
     "removed_consumed": ("dataplane_rows_removed_total", ("consumed",)),
     "removed_cleared": ("dataplane_rows_removed_total", ("cleared",)),
     "removed_rolled_back": ("dataplane_rows_removed_total", ("rolled_back",)),
+    "removed_retired": ("dataplane_rows_removed_total", ("retired",)),
+    "removed_stale": ("dataplane_rows_removed_total", ("stale",)),
     "puts": ("dataplane_puts_total", ()),
     "put_rows": ("dataplane_put_rows_total", ()),
     "put_bytes": ("dataplane_put_bytes_total", ()),

@@ -29,6 +29,8 @@ class PartitionFigures(NamedTuple):
     removed_consumed: int
     removed_cleared: int
     removed_rolled_back: int
+    removed_retired: int
+    removed_stale: int
     puts: int
     put_rows: int
     put_bytes: int
@@ -135,6 +137,8 @@ def compute_figures(partition: Partition) -> tuple[float | None, ...]:
         removed["consumed"],
         removed["cleared"],
         removed["rolled_back"],
+        removed["retired"],
+        removed["stale"],
         counters.puts,
         counters.put_rows,
         counters.put_bytes,
