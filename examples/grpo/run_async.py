@@ -39,6 +39,7 @@ from settings import GrpoSettings
 
 _STEPS = 30
 _LOOK_S = 1.0
+_MOMENT_S = 0.1
 _WAIT_S = 300.0
 _FINISH_S = 120.0
 _STATES = ("serving", "waiting_for_producers", "waiting_for_consumers", "waiting_by_policy")
@@ -103,9 +104,16 @@ class AsyncRun:
             self._processes.wait(f"generator{index}", _FINISH_S)
         self._client.drop_partition(async_flow.WEIGHTS)
         self._processes.wait("trainer", _FINISH_S)
-        rollouts = self._client.partition(ROLLOUTS)
+        rollouts = self._at_the_end()
         self._console.print(self._staleness_table(), waited, self._generators_table())
         return self._account(rollouts)
+
+    def _at_the_end(self) -> PartitionDescription:
+        """The rollouts, once the groups of generators that died are rolled back."""
+        deadline = time.monotonic() + _FINISH_S
+        while (rollouts := self._client.partition(ROLLOUTS)).open_groups and time.monotonic() < deadline:
+            time.sleep(_MOMENT_S)
+        return rollouts
 
     def _show_steps(self, bars: Progress) -> None:
         warm_up = bars.add_task("warm-up", total=GrpoSettings().warmup_steps, note="starting trainers")
