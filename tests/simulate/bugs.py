@@ -92,7 +92,7 @@ BUGS = {
         "        _ = terms if replica.calls else replica.catch_up()\n        torn",
     ),
     "a failed sync is not the end": Bug(
-        9,
+        40,
         "durability.group_commit",
         "                self._failed(error)\n                raise\n",
         "                pass\n",
