@@ -42,7 +42,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Rows that `draw_samples` drew, in the order in which they were drawn. Nobody holds them: read them with
+    """Rows that `draw_samples` drew, in the order in which they were drawn. No claim holds them: read them with
     `get_data` or `read_columns`, which tell if one was cleared since.
 
     draws: how often each row has been drawn, this time included. probabilities: how probable it was that each row is

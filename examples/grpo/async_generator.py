@@ -41,7 +41,7 @@ _LOOK_S = 0.02
 _BATCH_GROUPS = 8
 """Groups that are sampled together."""
 _ROOM_ROWS = 256
-"""Nothing is reserved while so many rows are untaken."""
+"""Nothing is reserved while this many rows or more are untaken."""
 
 
 class AsyncGenerator:

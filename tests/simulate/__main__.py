@@ -24,13 +24,9 @@ def main() -> int:
     given = _arguments()
     if given.bug:
         introduce(BUGS[given.bug])
-    seeds, began, told, total, failed = (
-        range(given.first, given.first + given.seeds),
-        time.monotonic(),
-        0.0,
-        Counter[str](),
-        0,
-    )
+    seeds = range(given.first, given.first + given.seeds)
+    began, told, failed = time.monotonic(), 0.0, 0
+    total = Counter[str]()
     with multiprocessing.get_context("fork").Pool(given.processes) as pool:
         run = partial(_run, events=given.events, whole_one_in=given.whole_one_in, bug=given.bug)
         for done, (seed, counts, violation) in enumerate(pool.imap_unordered(run, seeds), 1):

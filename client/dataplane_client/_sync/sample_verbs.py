@@ -254,7 +254,7 @@ class SampleVerbs:
         seed: int | None = None,
         timeout_s: float | None = None,
     ) -> SampledRows:
-        """Draw rows without taking them, for off-policy training: nobody owns them, no task consumes them, and other
+        """Draw rows without taking them, for off-policy training: no claim holds them, no task consumes them, and other
         calls may get the same rows. Read them as those of a claim; a row that is cleared meanwhile is missing then.
 
         Draws up to batch_size different rows that hold all required fields and that no reserved group hides, whatever

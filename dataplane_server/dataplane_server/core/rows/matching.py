@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dataplane_server.core.calls.filters import Filter, Term
-from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
-from dataplane_server.core.rows.generations import GenerationClock
-from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
+from dataplane_server.core.calls.values import BoolArray, Slots
+from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.tag_columns import Float64Array, TagValues
 
-Ages = Callable[[Int64Array], Float64Array]
-"""The ages of rows in seconds, by their generations."""
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -31,17 +28,9 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def matches(
-    rows: RowTable,
-    where: Filter,
-    slots: Slots,
-    *,
-    weight_version: int | None,
-    ages: Ages | None,
-    keep: bool = True,
-) -> BoolArray:
-    """Which of the rows fit a filter that was checked. weight_version: against which staleness is measured. ages: None
-    if no term may ask for age_s. keep: see `RowTable.tag_values`; False in queries, which must change nothing.
+def fitting(rows: RowTable, where: Filter, slots: Slots, now: float | None, *, keep: bool = True) -> BoolArray:
+    """Which of the rows fit a filter that was checked, as they are at now (monotonic, s; None if no term may ask for
+    age_s). keep: see `RowTable.tag_values`; False in queries, which must change nothing.
     """
     known: dict[tuple[str, bool], TagValues] = {}
     results: list[BoolArray] = []
@@ -54,31 +43,26 @@ def matches(
         else:
             subject = (term.subject, term.of_row)
             if subject not in known:
-                fact = _fact(rows, term.subject, slots, weight_version, ages) if term.of_row else None
+                fact = _fact(rows, term.subject, slots, now) if term.of_row else None
                 known[subject] = rows.tag_values(term.subject, slots, keep=keep) if fact is None else fact
             results.append(_compared(term, known[subject]))
     return results.pop() if results else np.ones(len(slots), np.bool_)
 
 
-def fitting(
-    rows: RowTable, where: Filter, slots: Slots, clock: GenerationClock, now: float, *, keep: bool = True
-) -> BoolArray:
-    """Which of the rows fit a filter that was checked, as they are at now (monotonic, s)."""
-    ages = partial(clock.all_ages, now=now)
-    return matches(rows, where, slots, weight_version=rows.weight_version, ages=ages, keep=keep)
-
-
-def _fact(rows: RowTable, name: str, slots: Slots, weight_version: int | None, ages: Ages | None) -> TagValues:
+def _fact(rows: RowTable, name: str, slots: Slots, now: float | None) -> TagValues:
     numbers = np.full(len(slots), np.nan)
     if name == "sequence_length":
-        lengths = rows["sequence_length"][slots]
-        numbers = np.where(lengths < 0, np.nan, lengths)
-    elif name == "staleness" and weight_version is not None:
-        versions = rows["weight_version"][slots].astype(np.int64)
-        numbers = np.where(versions == UNKNOWN_VERSION, np.nan, np.maximum(weight_version - versions, 0))
-    elif name == "age_s" and ages is not None:
-        numbers = ages(rows.generations(slots))
+        numbers = _known(rows["sequence_length"][slots])
+    elif name == "staleness":
+        numbers = _known(rows.staleness(slots))
+    elif name == "age_s" and now is not None:
+        numbers = rows.ages(slots, now)
     return TagValues(numbers, np.zeros(len(slots), np.int32), {})
+
+
+def _known(numbers: npt.NDArray[np.signedinteger[Any]]) -> Float64Array:
+    """NaN for what is unknown, which is -1."""
+    return np.where(numbers < 0, np.nan, numbers)
 
 
 def _compared(term: Term, values: TagValues) -> BoolArray:

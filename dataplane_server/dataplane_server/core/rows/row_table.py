@@ -254,6 +254,10 @@ class RowTable:
         generations: Int64Array = self._columns["generation"][slots]
         return generations
 
+    def ages(self, slots: Slots, now: float) -> Float64Array:
+        """Seconds since each row was created; see `GenerationClock.age`."""
+        return self._clock.all_ages(self.generations(slots), now)
+
     def revisions(self, slots: Slots) -> Int64Array:
         """Two numbers for each row (-1: a row that does not exist), which change with its per-token values, and are 0
         while it has none.

@@ -45,7 +45,7 @@ def list_samples(
     fit = oldest
     if where:
         fit = oldest[:most]
-        fit = fit[fitting(rows, where, fit, partition.generations, now, keep=False)]
+        fit = fit[fitting(rows, where, fit, now, keep=False)]
     listed, more = fit[:page_size], fit[page_size:] if len(fit) > page_size else oldest[most:]
     return SamplePage(
         tuple(rows.ids(listed)),

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from dataplane_server.core.calls.values import Int64Array
 
 Keys = npt.NDArray[np.float64]
+"""By which entries are ordered, ascending."""
 
 _SPARE = 64
 _MOST_RUNS = 16
@@ -175,8 +176,8 @@ class GroupQueue:
 
 
 class KeyedGroupQueue:
-    """Numbers, each at most once, in ascending order of their keys; those of one key in order of arrival. A heap, where
-    what has left stays until it comes to the top.
+    """Numbers, each at most once, in ascending order of their keys; those of one key in order of arrival. In a heap:
+    a number that has left stays there until it comes to the top.
     """
 
     def __init__(self) -> None:

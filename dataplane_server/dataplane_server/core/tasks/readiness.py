@@ -15,12 +15,10 @@ import numpy.typing as npt
 from dataplane_server.core.calls.filters import ALL_ROWS, Filter
 from dataplane_server.core.calls.policies import ClaimOrder
 from dataplane_server.core.calls.values import BoolArray, Slots
-from dataplane_server.core.rows.matching import matches
+from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
+from dataplane_server.core.tasks.queues import Keys
 from dataplane_server.core.tasks.task_states import UNTAKEN
-
-Keys = npt.NDArray[np.float64]
-"""By which rows are ordered, ascending."""
 
 
 class Kind(NamedTuple):
@@ -74,10 +72,9 @@ class Readiness:
         ready &= rows[self._state_column][slots] == UNTAKEN
         ready &= ~rows["hidden"][slots]
         if self.oldest is not None:
-            versions = rows["weight_version"][slots]
-            ready &= (versions >= self.oldest) & (versions != UNKNOWN_VERSION)
+            ready &= ~outdated(rows["weight_version"][slots], self.oldest)
         if self.kind.where:
-            ready &= matches(rows, self.kind.where, slots, weight_version=rows.weight_version, ages=None, keep=keep)
+            ready &= fitting(rows, self.kind.where, slots, None, keep=keep)
         return ready
 
     def follow(self, oldest: int | None) -> Slots | None:
@@ -87,8 +84,7 @@ class Readiness:
         before, self.oldest = self.oldest, oldest
         if oldest is None or (before is not None and oldest < before) or self.kind.moves_with_version:
             return None
-        versions = self._rows["weight_version"]
-        return np.flatnonzero(self.marked & ((versions < oldest) | (versions == UNKNOWN_VERSION)))
+        return np.flatnonzero(self.marked & outdated(self._rows["weight_version"], oldest))
 
     def mark(self, slots: Slots) -> Slots:
         """Mark the rows that are ready and not yet marked. Returns them."""
@@ -113,3 +109,8 @@ class Readiness:
         if order in ("newest_version", "highest_tag"):
             keys = -keys
         return np.where(np.isnan(keys), np.inf, keys)
+
+
+def outdated(versions: npt.NDArray[np.int32], oldest: int) -> BoolArray:
+    """Which weight versions are before the oldest that counts, or unknown."""
+    return np.asarray((versions < oldest) | (versions == UNKNOWN_VERSION))

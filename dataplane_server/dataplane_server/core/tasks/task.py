@@ -31,7 +31,7 @@ from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
 from dataplane_server.core.tasks.deliveries import Deliveries, How
 from dataplane_server.core.tasks.group_view import GROUPED_BYTES, GroupView
-from dataplane_server.core.tasks.readiness import Kind
+from dataplane_server.core.tasks.readiness import Kind, outdated
 from dataplane_server.core.tasks.task_clock import TaskClock
 from dataplane_server.core.tasks.task_states import (
     CLAIMED,
@@ -179,9 +179,7 @@ class Task:
 
     def _outdated(self, versions: npt.NDArray[np.int32]) -> BoolArray:
         oldest = self._oldest
-        if oldest is None:
-            return np.zeros(len(versions), np.bool_)
-        return np.asarray((versions < oldest) | (versions == UNKNOWN_VERSION))
+        return np.zeros(len(versions), np.bool_) if oldest is None else outdated(versions, oldest)
 
     @property
     def _stale(self) -> BoolArray:

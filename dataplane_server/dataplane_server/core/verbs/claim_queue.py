@@ -122,8 +122,9 @@ class ClaimQueue:
         task = partition.task(call.task)
         if task.is_ending and task.left(call.whole_groups, unit_of(call)) < call.min_size:
             raise end_of_data(task, call)
-        self._state.bookkeeping.check(filter_bytes(call.where), urgent=True)
-        self._state.bookkeeping.add(filter_bytes(call.where))
+        kept_bytes = filter_bytes(call.where)
+        self._state.bookkeeping.check(kept_bytes, urgent=True)
+        self._state.bookkeeping.add(kept_bytes)
         partition.declare(call.required_fields)
         ticket = self._state.ticket()
         queued = self._of_step.get(_step_key(call)) if isinstance(call, ClaimShard) else None

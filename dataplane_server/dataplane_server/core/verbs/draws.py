@@ -1,4 +1,4 @@
-"""Draws: rows for off-policy training, which nobody owns afterwards.
+"""Draws: rows for off-policy training, which no claim holds afterwards.
 
 A draw opens no claim and moves no cursor, so rows that others hold or have consumed are drawn as well. All that it
 changes is the column "draws" of the rows. It looks at every row of the partition.
@@ -92,7 +92,7 @@ def _sieve(partition: Partition, call: DrawSamples, now: float) -> Sieve:
         often = f"were drawn {call.max_times_sampled} times (max_times_sampled)"
         sieve.keep(rows["draws"][sieve.slots] < call.max_times_sampled, often)
     if call.where:
-        sieve.keep(fitting(rows, call.where, sieve.slots, partition.generations, now), "do not fit the filter (where)")
+        sieve.keep(fitting(rows, call.where, sieve.slots, now), "do not fit the filter (where)")
     if call.priority_tag:
         priorities = rows.tag_numbers(call.priority_tag, sieve.slots)
         sieve.keep(is_priority(priorities), f"have no positive number in tag {call.priority_tag!r}")

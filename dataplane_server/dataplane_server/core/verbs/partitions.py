@@ -162,7 +162,7 @@ class Partitions:
             check_generations(call.sample_ids, call.generations)
             slots = partition.find_same(call.sample_ids, call.generations)
         if call.where:
-            slots = slots[fitting(partition.rows, call.where, slots, partition.generations, now)]
+            slots = slots[fitting(partition.rows, call.where, slots, now)]
         ids = None if call.sample_ids is None and not call.where else partition.rows.ids(slots)
         self._state.report(Fact("cleared", call.partition_id, ids))
         partition.count_clear()

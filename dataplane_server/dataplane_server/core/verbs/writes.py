@@ -290,7 +290,7 @@ class Writes:
 def _check_condition(put: PutSamples, partition: Partition, slots: Slots, now: float) -> None:
     """Refusal CONDITION_FAILED names the first row that does not exist, or does not fit only_if."""
     fits = slots >= 0
-    fits[fits] = fitting(partition.rows, put.only_if, slots[fits], partition.generations, now, keep=False)
+    fits[fits] = fitting(partition.rows, put.only_if, slots[fits], now, keep=False)
     unfit = np.flatnonzero(~fits)
     if unfit.size:
         first = put.sample_ids[int(unfit[0])]
