@@ -144,6 +144,7 @@ def test_a_step_is_given_up_with_the_last_who_waits_for_it(caller: Caller) -> No
         {"max_tokens": 5},
         {"whole_groups": True},
         {"whole_groups": True, "unit": "rows"},
+        {"order": "newest_version"},
     ],
     ids=str,
 )
@@ -152,6 +153,12 @@ def test_calls_of_one_step_that_differ_are_refused(rows: Caller, other: dict[str
     asked: dict[str, object] = {"dp_rank": 1, **other}
     with rows.refuses(Reason.INVALID_REQUEST, "step 0"):
         rows.take_shard("a", **asked)
+
+
+def test_calls_of_one_step_order_by_the_same_tag(rows: Caller) -> None:
+    rows.take_shard("a", dp_rank=0, order="lowest_tag", order_tag="x")
+    with rows.refuses(Reason.INVALID_REQUEST, "step 0", "'order_tag': 'x'", "'order_tag': 'y'"):
+        rows.take_shard("a", dp_rank=1, order="lowest_tag", order_tag="y")
 
 
 @pytest.mark.parametrize(("rank", "world", "least"), [(2, 2, 4), (-1, 2, 4), (0, 0, 4), (0, 5, 4), (0, 2, 1)])

@@ -226,6 +226,7 @@ def _common(call: ClaimShard) -> dict[str, object]:
         "whole_groups",
         "where",
         "order",
+        "order_tag",
     )
     return {**{name: getattr(call, name) for name in names}, "unit": unit_of(call)}
 
