@@ -89,6 +89,16 @@ def test_all_that_was_announced_counts_as_put_once_a_partition_is_closed(caller:
     assert caller.plane.consumption("p", ["train"]).consumed
 
 
+def test_the_answer_counts_also_claims_that_end_for_rows_which_another_one_consumes(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2", "s3"], "a")
+    first = waits(caller, "a", batch_size=4)
+    served = waits(caller, "a", batch_size=2, consume=True)
+    second = waits(caller, "b", batch_size=3)
+    assert caller.close() == 2
+    effects = caller.plane.take_effects()
+    assert [(type(one), one.ticket) for one in effects] == [(Failed, first), (Granted, served), (Failed, second)]
+
+
 # -- claims that wait --------------------------------------------------------------------------------------------------
 
 

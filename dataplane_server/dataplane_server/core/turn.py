@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from dataplane_server.core.calls import life_calls, requests
 from dataplane_server.core.calls.answers import (
     Admitted,
+    CloseResult,
     CommitResult,
     Granted,
     PutResult,
@@ -76,7 +77,7 @@ class Turn:
             requests.ExtendPartition: _Verb("extend", v.partitions.extend),
             requests.SetWeightVersion: _Verb("set_version", lambda call, now: v.freshness.set_weight_version(call)),
             requests.SetPolicies: _Verb("set_policies", v.freshness.set_policies),
-            requests.ClosePartition: _Verb("close", lambda call, now: v.partitions.close(call)),
+            requests.ClosePartition: _Verb("close", self._close),
             requests.DropPartition: _Verb("drop", lambda call, now: v.partitions.drop(call)),
             requests.ClearSamples: _Verb("clear", v.partitions.clear),
             requests.ResetTask: _Verb("reset", lambda call, now: v.partitions.reset(call)),
@@ -180,13 +181,16 @@ class Turn:
         for task in [task for task in changes.tasks if task.suspects]:
             freshness.drop_stale(task)
 
-    def _serve(self, task: Task, now: float) -> None:
+    def _serve(self, task: Task, now: float) -> int:
         """Grant ready rows to the claims that are queued for them, the longest queued first, and end those that no rows
-        will come for: they may have kept others waiting.
+        will come for: they may have kept others waiting. Returns how many calls ended.
         """
+        ended = 0
         self._grant_ready(task, now)
-        while self._verbs.queue.end_hopeless(task):
+        while calls := self._verbs.queue.end_hopeless(task):
+            ended += calls
             self._grant_ready(task, now)
+        return ended
 
     def _grant_ready(self, task: Task, now: float) -> None:
         verbs = self._verbs
@@ -214,6 +218,10 @@ class Turn:
             name = _name(self._repeatable[type(begun)].name, begun)
             self._answers.remember(begun.request_id, name, answer, now)
         return answer
+
+    def _close(self, call: requests.ClosePartition, now: float) -> CloseResult:
+        tasks = self._verbs.partitions.close(call)
+        return CloseResult(sum(self._serve(task, now) for task in tasks))
 
     def _abandon_request(self, call: requests.AbandonRequest, now: float) -> ReleaseResult:
         granted = self._answers.recall(call.claim_request_id, "claim", now)  # refuses an id of another verb

@@ -53,7 +53,8 @@ class History:
                     assert self._commits[one.row, one.claim.task] == 1, "a row was committed twice"
 
     def reset(self, rows: Iterable[Row], tasks: Iterable[str]) -> None:
-        """The rows may be committed once more for the tasks."""
+        """The rows may be committed once more for the tasks. What ended before is counted before."""
+        self.note_ends()
         for task in tasks:
             for row in list(rows):
                 del self._commits[row, task]

@@ -6,13 +6,13 @@ queue: a claim on half of its rows would surprise its holder. Rows return first 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from dataplane_server.core.calls.answers import (
     ClearResult,
-    CloseResult,
     DropResult,
     PartitionInfo,
     Registered,
@@ -81,10 +81,11 @@ class Partitions:
         self._extend(partition, replace(wanted, open=held.open, clear_when_consumed=held.clear_when_consumed))
         return describe_partition(partition, now)
 
-    def close(self, call: ClosePartition) -> CloseResult:
+    def close(self, call: ClosePartition) -> Iterable[Task]:
+        """Returns the tasks that no new rows will come for."""
         partition = self._state.partition(call.partition_id)
         partition.close()
-        return CloseResult(sum(self._queue.end_hopeless(task) for task in partition.tasks.values()))
+        return partition.tasks.values()
 
     def clear_consumed(self, partition: Partition, slots: Slots) -> None:
         """Remove those of the rows that every task has consumed."""
