@@ -177,8 +177,10 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/scrape_cost.py
 	$(BIN)/python benchmarks/observe_cost.py
 	$(BIN)/python benchmarks/append_cost.py
+	$(BIN)/python benchmarks/put_once.py
 	$(BIN)/python benchmarks/durability_cost.py
 	$(BIN)/python benchmarks/checkpoint_pauses.py
+	$(BIN)/python benchmarks/backpressure.py
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 

@@ -73,6 +73,8 @@ SECTIONS = (
     Section("LoadedBatch", "loader/_batch.py", "LoadedBatch"),
     Section("Padded and jagged", "codec.py", names=("pack_per_token_field", "pack_jagged_fields", "materialize")),
     Section("Functions with NeMo-RL's names", "_sync/columns.py"),
+    Section("Policies", "policies.py", names=("TaskPolicy",)),
+    Section("When a partition takes new rows", "flow.py", names=("FlowPolicy", "DrawBand")),
     Section("Descriptions", "descriptions.py"),
     Section("Groups of a claim, and rows of a draw", "grants.py", names=("ClaimedGroup", "SampledRows")),
     Section("Pages and lists", "listings.py"),

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         InvalidArgumentError,
         NotFoundError,
         OutOfSpaceError,
+        PartitionFullError,
         PreconditionError,
         ReplacedError,
         SessionExpiredError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         UnsupportedTypeError,
     )
     from dataplane_client.filters import Where
+    from dataplane_client.flow import DrawBand, FlowPolicy
     from dataplane_client.grants import ClaimedGroup, SampledRows
     from dataplane_client.listings import ClaimDescription, ClaimList, SamplePage, SessionDescription, WaitingClaim
     from dataplane_client.loader import ClaimIterator, ClaimLoader, LoadedBatch
@@ -78,6 +80,7 @@ _HOMES = {
         "TaskStatus",
     ],
     "filters": ["Where"],
+    "flow": ["DrawBand", "FlowPolicy"],
     "grants": ["ClaimedGroup", "SampledRows"],
     "listings": ["ClaimDescription", "ClaimList", "SamplePage", "SessionDescription", "WaitingClaim"],
     "loader": ["ClaimIterator", "ClaimLoader", "LoadedBatch"],
@@ -108,8 +111,10 @@ __all__ = [
     "DataPlaneError",
     "DeadLetter",
     "DeadlineError",
+    "DrawBand",
     "EndOfDataError",
     "FieldDescription",
+    "FlowPolicy",
     "Group",
     "GroupFencedError",
     "InternalError",
@@ -120,6 +125,7 @@ __all__ = [
     "OutOfSpaceError",
     "PackedTensor",
     "PartitionDescription",
+    "PartitionFullError",
     "PreconditionError",
     "ReplacedError",
     "SampleDescription",

@@ -22,6 +22,7 @@ from dataplane_client.errors import (
     InvalidArgumentError,
     NotFoundError,
     OutOfSpaceError,
+    PartitionFullError,
     PreconditionError,
     ReplacedError,
     SessionExpiredError,
@@ -40,6 +41,7 @@ BY_REASON: dict[str, type[DataPlaneError]] = {
     "CONDITION_FAILED": ConditionFailedError,
     "END_OF_DATA": EndOfDataError,
     "GROUP_FENCED": GroupFencedError,
+    "PARTITION_FULL": PartitionFullError,
     "ROW_REPLACED": ReplacedError,
     "SESSION_EXPIRED": SessionExpiredError,
     "TOO_FEW_ROWS": TooFewRowsError,
@@ -65,7 +67,9 @@ _CODE_OF_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def translated(error: grpc.RpcError, verb: str, target: str) -> DataPlaneError:
-    """The exception for a failed call over gRPC. The message begins with the verb and the server's address."""
+    """The exception for a failed call over gRPC. The message begins with the RPC's name and the server's address;
+    `_tracebacks` puts the caller's verb in place of the RPC.
+    """
     metadata: Any = error.trailing_metadata() or ()  # pairs, unlike the type stubs say
     packed = next((value for key, value in metadata if key == _DETAILS_KEY), b"")
     code = error.code()

@@ -186,7 +186,7 @@ def _marked(value: object) -> list[object]:
     if isinstance(value, np.bytes_):
         return [_on_wire(_Mark.SCALAR), "S", bytes(value)]
     if not isinstance(value, (np.ndarray, np.generic)):  # an int; msgpack holds all others
-        raise ValueError(f"the integer {value} needs more than 64 bits")
+        raise ValueError(f"the integer {value} needs more than 64 bits (-2**63 to 2**64 - 1)")
     mark = _Mark.ARRAY if isinstance(value, np.ndarray) else _Mark.SCALAR
     array = np.asarray(value, value.dtype.newbyteorder("<"))
     return [_on_wire(mark), _numpy_name(value.dtype), array.tobytes(), *value.shape]

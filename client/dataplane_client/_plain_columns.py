@@ -92,7 +92,11 @@ def _of_rows(field: str, rows: Sequence[object], row_name: RowName) -> torch.Ten
         return object_array(field, list(map(stack_item, rows)), len(rows))
     if numbers != kinds or len(set(map(_is_list, rows))) > 1:
         raise ValueError(_mixed(field, rows, row_name))
-    return _of_numbers(field, rows, _element_type(field, rows, kinds, row_name), row_name)
+    dtype = _element_type(field, rows, kinds, row_name)
+    try:
+        return _of_numbers(field, rows, dtype, row_name)
+    except OverflowError:
+        raise ValueError(_too_large(field, rows, dtype or np.dtype(np.float64), row_name)) from None
 
 
 def _leaf_kinds(rows: Sequence[object]) -> set[type]:
@@ -183,13 +187,27 @@ def _of_numbers(field: str, rows: Sequence[object], dtype: np.dtype[Any] | None,
 
 
 def _numbers(field: str, values: Iterable[object], dtype: np.dtype[Any] | None) -> torch.Tensor:
-    try:
-        array: Array = np.array(values, np.float64 if dtype is None else dtype)
-    except OverflowError:
-        raise ValueError(f"field {field!r}: an integer needs more than 64 bits") from None
+    array: Array = np.array(values, np.float64 if dtype is None else dtype)
     return (
         torch.from_numpy(array).to(torch.get_default_dtype()) if dtype is None else _tensor(f"field {field!r}", array)
     )
+
+
+def _too_large(field: str, rows: Sequence[object], dtype: np.dtype[Any], row_name: RowName) -> str:
+    """The message for the first row with an integer that dtype does not hold."""
+    row = next(row for row, value in enumerate(rows) if _overflows(value, dtype))
+    return (
+        f"field {field!r}, {row_name(row)}: an integer that {dtype} does not hold; for integers up to 2**64 - 1 give "
+        f"uint64 tensors or NumPy arrays, or, {AS_OBJECTS}"
+    )
+
+
+def _overflows(numbers: object, dtype: np.dtype[Any]) -> bool:
+    try:
+        np.array(numbers, dtype)
+    except OverflowError:
+        return True
+    return False
 
 
 def _row_numbers(field: str, row: Sequence[object], dtype: np.dtype[Any] | None, name: str) -> torch.Tensor:

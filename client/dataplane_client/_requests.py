@@ -144,6 +144,7 @@ def put_request(
     generations: Sequence[int] | None = None,
     append: bool = False,
     only_if: Where | None = None,
+    once: Sequence[str] = (),
 ) -> Put:
     """A put of rows. where: the beginning of every error message, such as "put_samples into 'p'". append: the columns
     are added to the end of the rows' values.
@@ -169,6 +170,7 @@ def put_request(
         caller=caller,
         append=append,
         only_if=filter_message(only_if, where),
+        once=checked_names("field name", once, where),
     )
     return Put(header, ids, columns, lengths, row_tags)
 
@@ -237,6 +239,9 @@ def _plain_tags(name: str, tags: Mapping[str, GivenTag], where: str) -> dict[str
                 f"{where}: tag {key!r} of {name} is {type(value).__name__}; a tag must be a str with a value None, "
                 "bool, int, float or str, or a NumPy scalar or 0-d tensor of these"
             )
+        if isinstance(value, int) and not -_INT64 - 1 <= value <= _INT64:
+            limits = "an int of a tag has at most 64 bits, -2**63 to 2**63 - 1; give a float or a str"
+            raise InvalidArgumentError(f"{where}: tag {key!r} of {name} is out of range: {limits}")
         plain[key] = value
     return plain
 
@@ -248,7 +253,7 @@ def _packed_tags(tags: Sequence[Mapping[str, Tag]] | None, sample_ids: Sequence[
 def _packed(tags: Mapping[str, Tag], sample_id: str, where: str) -> bytes:
     try:
         packed: bytes = msgpack.packb(tags) if tags else b""
-    except (OverflowError, ValueError) as error:
+    except ValueError as error:  # text without UTF-8 form
         raise InvalidArgumentError(f"{where}: tags of sample {sample_id!r} cannot be packed: {error}") from None
     return packed
 

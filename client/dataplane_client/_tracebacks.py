@@ -2,12 +2,15 @@
 
 The frames between a verb and the place that finds an error tell callers nothing that the message does not say. Only an
 InternalError keeps them: it reports a defect.
+
+Where a message begins with the name of an RPC, as in logs and metrics, callers see the verb that they called instead.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -17,6 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 _SPECIAL = {"__aenter__", "__aexit__", "__enter__", "__exit__", "__next__"}
+_RPC = re.compile(r"\A(?!Session )[A-Z]\w+ at ")  # a session is opened for many calls, which share its error
+_OWNER = re.compile(r"\A(Async|\w+Verbs\.)")  # what a name lacks: put_samples, claim.write
 
 
 def short_traceback(verb: F) -> F:
@@ -39,7 +44,7 @@ def _awaited(verb: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return await verb(*args, **kwargs)
         except DataPlaneError as error:
-            raise _without_frames(error) from error.__cause__
+            raise _for_callers(error, verb) from error.__cause__
 
     return call
 
@@ -49,10 +54,14 @@ def _called(verb: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return verb(*args, **kwargs)
         except DataPlaneError as error:
-            raise _without_frames(error) from error.__cause__
+            raise _for_callers(error, verb) from error.__cause__
 
     return call
 
 
-def _without_frames(error: DataPlaneError) -> DataPlaneError:
+def _for_callers(error: DataPlaneError, verb: Callable[..., Any]) -> DataPlaneError:
+    if verb.__name__ not in _SPECIAL:
+        name = _OWNER.sub("", verb.__qualname__).lower()
+        error.message = _RPC.sub(f"{name} at ", error.message)
+        error.args = (error.message,)
     return error if isinstance(error, InternalError) else error.with_traceback(None)

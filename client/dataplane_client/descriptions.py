@@ -13,6 +13,7 @@ from typing import Literal
 from google.protobuf.message import Message
 
 from dataplane_client._displays import html_table, short_list
+from dataplane_client.flow import FlowPolicy, flow_policy
 from dataplane_client.meta import Tag
 from dataplane_client.policies import TaskPolicy, task_policy
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -63,6 +64,7 @@ class TaskStatus:
     longest_wait_s: seconds that the oldest waiting claim has waited; None when none waits.
     claims_total: claims granted.
     stale_rows: untaken rows that the task does not get: staler than its policy allows, or of an unknown version.
+    excluded_rows: others that it does not get: they do not fit its policy's filter, and lack no tag that this names.
     policy: as set by set_policies.
     """
 
@@ -84,6 +86,7 @@ class TaskStatus:
     claims_total: int = 0
     stale_rows: int = 0
     policy: TaskPolicy = field(default_factory=TaskPolicy)
+    excluded_rows: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,16 +95,19 @@ class PartitionDescription:
 
     max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 0 for no limit.
     removed_rows: removed rows by reason: "consumed" (cleared after every task had consumed them), "cleared" (before
-        that), "rolled_back" (with their group), "retired" (by set_weight_version), "stale" (dropped by the policy of a
-        task).
+        that), "rolled_back" (with their group), "retired" (by set_weight_version), "stale" or "filtered" (dropped by
+        the policy of a task), "evicted" (for new rows).
     open_groups: groups that are reserved and not finished.
     oldest_row_age_s: age in seconds of the oldest resident row (exact to a second or a hundredth); None when there is
         none.
     newest_weight_version: the greatest that rows (tag "weight_version") or groups have named; None while none has.
     weight_version: the version against which staleness is measured; None while none is known.
     written_bytes_total, read_bytes_total, read_rows_total: values in applied puts and commits; values and rows read.
+    deduplicated_bytes_total: values put with once that were not stored, because equal ones were there.
     open: a put of a field that is not declared declares it. clear_when_consumed: rows are removed as soon as every task
         has consumed them. closed: close_partition announced the end of data.
+    flow: as set by set_policies. waiting_calls: puts and groups that wait for room, and draws that wait for new rows.
+    waits_because: why the first of them waits, and what would let it go on; empty when none waits.
     outcome: what register_partition did: "created", "unchanged" (the partition had all that was declared), "extended"
         or "replaced". None in other descriptions.
     """
@@ -124,10 +130,14 @@ class PartitionDescription:
     written_bytes_total: int = 0
     read_bytes_total: int = 0
     read_rows_total: int = 0
+    deduplicated_bytes_total: int = 0
     open: bool = False
     clear_when_consumed: bool = False
     closed: bool = False
     weight_version: int | None = None
+    flow: FlowPolicy = field(default_factory=FlowPolicy)
+    waiting_calls: int = 0
+    waits_because: str = field(default="", compare=False)
     outcome: Outcome | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -289,12 +299,16 @@ def partition_description(message: pb.Partition, outcome: Outcome | None = None)
         newest_weight_version=_optional(message, "newest_weight_version"),
         weight_version=_optional(message, "weight_version"),
         written_bytes_total=message.written_bytes_total,
+        deduplicated_bytes_total=message.deduplicated_bytes_total,
         read_bytes_total=message.read_bytes_total,
         read_rows_total=message.read_rows_total,
         open=message.open,
         clear_when_consumed=message.clear_when_consumed,
         closed=message.closed,
         outcome=outcome,
+        flow=flow_policy(message.flow) if message.HasField("flow") else FlowPolicy(),
+        waiting_calls=message.waiting_calls,
+        waits_because=message.waits_because,
     )
 
 
@@ -388,6 +402,7 @@ def _task(message: pb.TaskStatus) -> TaskStatus:
         longest_wait_s=_seconds(message, "longest_wait"),
         claims_total=message.claims_total,
         stale_rows=message.stale_rows,
+        excluded_rows=message.excluded_rows,
         policy=task_policy(message.policy) if message.HasField("policy") else TaskPolicy(),
     )
 

@@ -75,7 +75,7 @@ class ClaimFencedError(ClaimNotFoundError):
 
 
 class GroupFencedError(NotFoundError):
-    """The group is no longer reserved: it was finished, aborted, or rolled back with its session."""
+    """The group is no longer reserved: it was finished, aborted, retired, or rolled back with its session."""
 
 
 class SessionExpiredError(DataPlaneError, ConnectionError):
@@ -110,6 +110,12 @@ class EndOfDataError(DataPlaneError, EOFError):
 
 class OutOfSpaceError(DeadlineError):
     """The memory budget had no space in time, or a configured limit is reached; nothing was stored."""
+
+
+class PartitionFullError(OutOfSpaceError):
+    """The partition had no room for new rows in time, by its FlowPolicy or the pace of a task; nothing was stored. The
+    message says what would make room.
+    """
 
 
 class UnavailableError(DataPlaneError, ConnectionError):

@@ -14,6 +14,7 @@ be right. The command line imports this module, so it must load quickly.
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 
@@ -43,6 +44,17 @@ _AND, _OR, _NOT = (
     pb.FilterTerm(operator=operator)
     for operator in (pb.FILTER_OPERATOR_AND, pb.FILTER_OPERATOR_OR, pb.FILTER_OPERATOR_NOT)
 )
+_SYMBOLS = {
+    pb.FILTER_OPERATOR_EQUAL: "==",
+    pb.FILTER_OPERATOR_NOT_EQUAL: "!=",
+    pb.FILTER_OPERATOR_LESS: "<",
+    pb.FILTER_OPERATOR_LESS_EQUAL: "<=",
+    pb.FILTER_OPERATOR_GREATER: ">",
+    pb.FILTER_OPERATOR_GREATER_EQUAL: ">=",
+    pb.FILTER_OPERATOR_IN: "in",
+}
+_OR_RANK, _AND_RANK, _NOT_RANK, _COMPARISON_RANK = range(4)
+"""How strongly the parts of an expression bind."""
 _NUMBERS = range(-(1 << 63), 1 << 64)
 _SHOWN = 300
 """Characters of an expression that an error quotes."""
@@ -62,6 +74,40 @@ def filter_message(where: Where | None, call: str) -> pb.Filter | None:
         raise UnsupportedTypeError(f"{call}: a filter must be an expression (str) or a mapping of tags, got {kind}")
     terms = [term for tag, value in given.items() for term in (_tag_equals(tag, value, call), _AND)]
     return pb.Filter(terms=[*terms[:1], *terms[2:]])
+
+
+def filter_text(message: pb.Filter) -> str | None:
+    """The expression of a filter that a server tells; None for one without terms, which fits all rows."""
+    parts: list[tuple[int, str]] = []
+
+    def part(least: int) -> str:
+        rank, text = parts.pop()
+        return text if rank >= least else f"({text})"
+
+    for term in message.terms:
+        if term.operator == pb.FILTER_OPERATOR_NOT:
+            parts.append((_NOT_RANK, f"not {part(_NOT_RANK)}"))
+        elif term.operator in (pb.FILTER_OPERATOR_AND, pb.FILTER_OPERATOR_OR):
+            rank, word = (_AND_RANK, "and") if term.operator == pb.FILTER_OPERATOR_AND else (_OR_RANK, "or")
+            right = part(rank)
+            parts.append((rank, f"{part(rank)} {word} {right}"))
+        else:
+            parts.append((_COMPARISON_RANK, _comparison_text(term)))
+    return parts.pop()[1] if parts else None
+
+
+def _comparison_text(term: pb.FilterTerm) -> str:
+    import msgpack
+
+    facts = {number: name for name, number in _FACTS.items()}
+    is_name = term.tag.isidentifier() and not keyword.iskeyword(term.tag) and term.tag not in (*_FACTS, "tags")
+    subject = facts[term.fact] if term.fact else term.tag if is_name else f"tags[{term.tag!r}]"
+    if term.operator == pb.FILTER_OPERATOR_IS_NULL:
+        return f"{subject} is null"
+    values = msgpack.unpackb(term.values, use_list=False)
+    told = [str(value).replace("inf", "1e999") if isinstance(value, float) else repr(value) for value in values]
+    of_term = f"[{', '.join(told)}]" if term.operator == pb.FILTER_OPERATOR_IN else told[0]
+    return f"{subject} {_SYMBOLS[term.operator]} {of_term}"
 
 
 def both(first: pb.Filter, second: pb.Filter) -> pb.Filter:

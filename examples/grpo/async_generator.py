@@ -1,8 +1,8 @@
 """A rollout generator of the asynchronous loop: never waits for the trainer, except when too many rollouts wait for it.
 
-For each prompt of a batch it reserves a group, with the version of the weights that sample it. It puts the rollouts
-with their advantages, and finishes the group; it aborts a group that is too stale already. It ends when the partition
-is closed, and then puts how it spent its time.
+For each prompt of a batch it reserves a group, and the server lets it wait while the trainer has enough. Then it takes
+the newest weights, puts the rollouts with their version and advantages, and finishes the group. It ends when the
+partition is closed, and then puts how it spent its time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import random
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -20,7 +21,7 @@ from statistics import fmean, pstdev
 import torch
 
 from advantages import group_advantages, spread_over_tokens
-from async_flow import GENERATORS
+from async_flow import GENERATORS, MAX_STALENESS, REWARDS
 from async_weights import WeightInbox
 from dataplane_client import DataPlaneClient, connect, pack_per_token_field
 from dataplane_client.client import Group
@@ -37,11 +38,10 @@ from token_batch import count_tokens
 
 _GRACE_S = 2.0
 """How long the groups of a generator that died stay reserved."""
-_LOOK_S = 0.02
 _BATCH_GROUPS = 8
 """Groups that are sampled together."""
-_ROOM_ROWS = 256
-"""Nothing is reserved while this many rows or more are untaken."""
+_WAIT_S = 300.0
+"""For room."""
 
 
 class AsyncGenerator:
@@ -55,42 +55,46 @@ class AsyncGenerator:
         self._inbox = WeightInbox(client, self._model, args.folder)
         self._seed = random.Random(f"{args.seed} {args.name}").getrandbits(63)
         self._numbers = count()
-        self._version, self._least = -1, 0
+        self._version = -1
         self.spent: defaultdict[str, float] = defaultdict(float)
 
     def run(self) -> None:
         """Generate until the partition is closed."""
         torch.manual_seed(self._seed)
-        self._version = self._inbox.load_newest()
+        self._inbox.load_newest()
         for problems in prompt_batches(load_problems(self._args.prompts), _BATCH_GROUPS, self._seed):
-            began = time.monotonic()
-            if not self._await_room():
+            if not self._generated(problems):
                 return
-            had_room = time.monotonic()
-            self._version = self._inbox.load_newest(self._least)
-            loaded = time.monotonic()
-            try:
-                self._generate(problems)
-            except (PreconditionError, GroupFencedError):  # the end has come, or it was taken for dead
-                self.spent["lost_batches"] += 1
-            ended = time.monotonic()
-            self.spent["room_s"] += had_room - began
-            self.spent["weights_s"] += loaded - had_room
-            self.spent["busy_s"] += ended - loaded
 
-    def _await_room(self) -> bool:
-        """Wait while enough rollouts are untaken, those that are being generated included. False: there is no more to
-        do.
-        """
-        while not (partition := self._client.partition(ROLLOUTS)).closed:
-            if partition.task("train").untaken_rows < _ROOM_ROWS:
-                return True
-            time.sleep(_LOOK_S)
-        return False
+    def _generated(self, problems: list[Problem]) -> bool:
+        """Whether there is more to do after a batch."""
+        try:
+            self._generate(problems)
+        except (PreconditionError, GroupFencedError):  # the end has come, or it was taken for dead
+            self.spent["lost_batches"] += 1
+            return not self._client.partition(ROLLOUTS).closed
+        return True
+
+    @contextmanager
+    def _spends(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent[what] += time.monotonic() - began
+
+    def _load_weights(self) -> None:
+        """Take the newest weights; of those that are too old already, no rollout would be trained."""
+        current = self._client.partition(ROLLOUTS).weight_version or 0
+        self._version = self._inbox.load_newest(current - MAX_STALENESS)
 
     def _generate(self, problems: list[Problem]) -> None:
         with ExitStack() as groups:
-            reserved = [groups.enter_context(self._reserve()) for _ in problems]
+            with self._spends("room_s"):
+                reserved = [groups.enter_context(self._reserve()) for _ in problems]
+            with self._spends("weights_s"):
+                self._load_weights()
+            groups.enter_context(self._spends("busy_s"))
             instruction = INSTRUCTION if self._args.no_warmup else ""
             rollouts = sample_rollouts(
                 self._model,
@@ -108,24 +112,20 @@ class AsyncGenerator:
     def _reserve(self) -> Group:
         name = f"{self._args.name}-{os.getpid()}-{next(self._numbers)}"
         ids = [f"{name}_g{index}" for index in range(self._size)]
-        return self._client.reserve_group(ROLLOUTS, name, ids, weight_version=self._version)
+        return self._client.reserve_group(ROLLOUTS, name, ids, timeout_s=_WAIT_S)
 
     def _put(self, group: Group, rollouts: Rollouts, rewards: list[float], rows: slice) -> None:
-        """Put a group's rollouts, and show them unless they are too stale by now."""
+        """Put a group's rollouts, and show them."""
         own, mask = rewards[rows], rollouts.token_mask[rows]
         spread = spread_over_tokens(group_advantages(torch.tensor([own])).flatten(), mask)
         advantages = pack_per_token_field(spread, rollouts.input_lengths[rows])
         columns = {**rollout_columns(rollouts, rewards, rows), "advantages": advantages}
-        facts = {"mean": fmean(own), "std": pstdev(own)}
+        facts = {"std": pstdev(own), "weight_version": self._version}
         tags = [{**facts, "tokens": count_tokens(row[None])} for row in mask]
         group.put(group.meta.sample_ids, columns, tags)
-        if group.abort_hint:
-            group.abort(group.abort_hint)
-            self.spent["aborted_groups"] += 1
-            self._least = self._version + 1  # nothing that these weights sample can be used any more
-        else:
-            group.commit(self._version)
-            self.spent["groups"] += 1
+        self._client.put_samples([group.group_id], REWARDS, tags=[{"mean": fmean(own)}])
+        group.commit(self._version)
+        self.spent["groups"] += 1
 
 
 def main() -> None:

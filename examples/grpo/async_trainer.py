@@ -2,9 +2,8 @@
 generator in particular.
 
 torchrun starts one process for each rank; the driver alone claims and commits. The policy of the task bounds how stale
-the rollouts of a step are. Rollouts of groups whose rewards are all equal teach nothing: a filter leaves them out, and
-they are cleared. Log-probabilities are recomputed under the current weights and written back; the loss corrects for
-the older weights that sampled a token.
+the rollouts of a step are, and drops groups whose rewards are all equal, which teach nothing. Log-probabilities are
+recomputed under the current weights and written back; the loss corrects for the older weights that sampled a token.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from async_flow import LEARNING_FIELDS, READY_FIELDS
+from async_flow import LEARNING_FIELDS, READY_FIELDS, REWARDS
 from async_weights import WeightSender
 from controller import StepResult
 from dataplane_client import connect
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import Claim
-from dataplane_client.errors import ClaimTimeoutError
 from flow import REPORT, ROLLOUTS, STEPS, one_object
 from policy_steps import PolicySteps, known
 from problem_file import load_problems
@@ -46,8 +44,8 @@ from trainer_adapter.worker_groups import TorchrunWorkerGroup
 from trainer_config import policy_config
 from warmup import warmup_batches
 
-_LOOK_S = 0.2
-"""How often a claim that waits is interrupted, to clear groups that teach nothing."""
+_WAIT_S = 300.0
+"""For the rollouts of a step."""
 _TRUNCATED_RATIO = 2.0
 _WARM_UP_REPORTS = 10
 
@@ -65,6 +63,7 @@ class AsyncTrainer(PolicySteps):
     """The loop over steps. client: used by the driver only."""
 
     _sender: WeightSender | None = None
+    _reward = 0.0
 
     def warm_up(self, batches: Iterator[TokenBatch]) -> None:
         """Take a supervised step on each batch."""
@@ -90,7 +89,7 @@ class AsyncTrainer(PolicySteps):
 
     def _take(self, step: int) -> None:
         began = time.monotonic()
-        claim, equal = self._claim() if self._group.is_driver else (None, [])
+        claim = self._claim() if self._group.is_driver else None
         meta = known(self._group.from_driver(None if claim is None else claim.meta))
         with nullcontext() if claim is None else claim:
             self._policy.prepare_for_lp_inference()
@@ -101,27 +100,22 @@ class AsyncTrainer(PolicySteps):
             )
         self._publish(step)
         if claim is not None:
-            self._tell(f"s{step}", _report(step, claim, equal, learned, time.monotonic() - began))
+            self._tell(f"s{step}", _report(step, claim, self._mean_reward(), learned, time.monotonic() - began))
 
-    def _claim(self) -> tuple[Claim, list[float]]:
-        """Claim the rollouts of a step. Returns also the rewards of rows that were cleared: they teach nothing."""
-        groups, equal = self._settings.prompts_per_step, list[float]()
-        while True:
-            equal += self._clear_equal()
-            try:
-                claim = self._client.claim(
-                    ROLLOUTS, "train", READY_FIELDS, groups, whole_groups=True, where="std > 0", timeout_s=_LOOK_S
-                )
-            except ClaimTimeoutError:
-                continue
-            return claim, equal
+    def _claim(self) -> Claim:
+        """Claim the rollouts of a step."""
+        groups = self._settings.prompts_per_step
+        return self._client.claim(ROLLOUTS, "train", READY_FIELDS, groups, whole_groups=True, timeout_s=_WAIT_S)
 
-    def _clear_equal(self) -> list[float]:
-        """Clear the rows of finished groups whose rewards are equal. Only finished groups have an end version."""
-        page = self._client.list_samples(ROLLOUTS, where="std == 0 and end_weight_version >= 0")
-        found = page.meta
-        cleared = self._client.clear_samples(found.sample_ids, ROLLOUTS, generations=found.generations)
-        return [float(tag["mean"] or 0) for tag in (found.tags or [])[:cleared]]
+    def _mean_reward(self) -> float:
+        """Of the groups that were finished since it was asked for last, or else as before; those that were dropped
+        count as well.
+        """
+        told = self._client.list_samples(REWARDS).meta
+        self._client.clear_samples(told.sample_ids, REWARDS, generations=told.generations)
+        if told.tags:
+            self._reward = fmean(float(tag["mean"] or 0) for tag in told.tags)
+        return self._reward
 
     def _publish(self, version: int) -> None:
         weights = self._group.run_everywhere("whole_weights")
@@ -134,13 +128,13 @@ class AsyncTrainer(PolicySteps):
             self._client.put_samples([name], STEPS, {REPORT: one_object(report)})
 
 
-def _report(step: int, claim: Claim, equal: list[float], learned: dict[str, float], seconds: float) -> dict[str, Any]:
+def _report(step: int, claim: Claim, reward: float, learned: dict[str, float], seconds: float) -> dict[str, Any]:
     lengths = claim.sequence_lengths
     result = StepResult(
         step=step,
-        reward=fmean([*(float(tag["mean"] or 0) for tag in claim.tags), *equal]),
+        reward=reward,
         trained_rows=claim.meta.size,
-        dropped_rows=len(equal),
+        dropped_rows=0,  # the runner asks the server
         **learned,
         seconds=seconds,
         mean_tokens=fmean(lengths),

@@ -2,8 +2,8 @@
 
 Model, problems, reward and warm-up are those of `run.py`. There the generators answer the prompts of one step while the
 trainer learns from the step before. Here neither waits for the other: generators sample with the newest weights that
-they have, and the trainer takes what is ready, up to two versions old. Generators make more than a step needs; groups
-that teach nothing are cleared, and what turns stale is dropped. A generator that dies is started again.
+they have, and the trainer takes what is ready, up to two versions old. The server paces the generators, and drops
+groups that teach nothing, and what turns stale. A generator that dies is started again.
 
 Ends with tables: how stale the trained rollouts were, who waited for whom, and an account of every row, which must
 balance. --compare runs `run.py` for as many rollouts afterwards.
@@ -46,8 +46,8 @@ _STATES = ("serving", "waiting_for_producers", "waiting_for_consumers", "waiting
 _REMOVED = (
     ("trained", "consumed"),
     ("too stale", "stale"),
-    ("cleared: all rewards of the group equal", "cleared"),
-    ("aborted, or of a generator that died", "rolled_back"),
+    ("all rewards of the group equal", "filtered"),
+    ("of a generator that died, or at the end", "rolled_back"),
 )
 
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, kind: Callable[[Path, dict[str,
 
 
 class AsyncRun:
-    """One run and its display. used_rows: those that were trained or cleared."""
+    """One run and its display. used_rows: those that were trained, or dropped because they teach nothing."""
 
     def __init__(
         self, client: DataPlaneClient, processes: Processes, steps: int, summary: Path, console: Console
@@ -127,11 +127,12 @@ class AsyncRun:
                 bars.console.print(step_display.heading(), style="bold", soft_wrap=True)
                 began = time.monotonic()
             else:
-                result = StepResult(**report["result"])
-                self._results.append(result)
                 self._staleness.update(report["staleness"])
                 self.seconds = time.monotonic() - began
                 rollouts = self._client.partition(ROLLOUTS)
+                dropped = rollouts.removed_rows["filtered"] - (self.used_rows - self.trained_rows)
+                result = StepResult(**report["result"] | {"dropped_rows": dropped})
+                self._results.append(result)
                 now = rollouts.written_bytes_total + rollouts.read_bytes_total
                 bars.console.print(step_display.line(result, (now - moved) / 1e6), soft_wrap=True)
                 moved = now
@@ -168,15 +169,15 @@ class AsyncRun:
         return table
 
     def _generators_table(self) -> Table:
-        names = ("generator", "busy", "waited for room", "took weights", "groups finished", "aborted")
+        names = ("generator", "busy", "waited for room", "took weights", "groups finished")
         table = _table("generators", *names)
         page = self._client.list_samples(async_flow.GENERATORS).meta
         for name, tags in zip(page.sample_ids, page.tags or [], strict=True):
             spent = {key: float(value or 0) for key, value in tags.items()}
             total = sum(spent.get(key, 0.0) for key in ("busy_s", "room_s", "weights_s"))
-            shares = [f"{spent.get(key, 0.0) / max(total, 1e-9):.1%}" for key in ("busy_s", "room_s", "weights_s")]
-            counts = [f"{spent.get(key, 0):.0f}" for key in ("groups", "aborted_groups")]
-            table.add_row(name, *shares, *counts)
+            seconds = [spent.get(key, 0.0) for key in ("busy_s", "room_s", "weights_s")]
+            shares = [f"{each:.1f} s {each / max(total, 1e-9):6.1%}" for each in seconds]
+            table.add_row(name, *shares, f"{spent.get('groups', 0):.0f}")
         return table
 
     def _account(self, rollouts: PartitionDescription) -> bool:
@@ -190,8 +191,8 @@ class AsyncRun:
         rows = {"put": rollouts.rows_put_total, "resident": rollouts.rows, **removed}
         summary = {"rows": rows, "staleness": self._staleness, "rewards": rewards, "seconds": self.seconds}
         self._summary.write_text(json.dumps(summary))
-        told = (self.trained_rows, self._staleness.total(), self.used_rows - self.trained_rows)
-        counted = (rollouts.task("train").consumed_rows_total, removed["consumed"], removed["cleared"])
+        told = (self.trained_rows, self._staleness.total())
+        counted = (rollouts.task("train").consumed_rows_total, removed["consumed"])
         adds_up = rollouts.rows_put_total == sum(rows for _, rows in fates)
         return adds_up and told == counted and max(self._staleness) <= async_flow.MAX_STALENESS
 

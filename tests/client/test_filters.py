@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.filters import both, filter_message
+from dataplane_client.filters import both, filter_message, filter_text
 from dataplane_client.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -142,3 +142,21 @@ def test_two_filters_are_joined_and_one_that_fits_all_rows_adds_nothing() -> Non
     assert one is not None
     assert told(both(one, one)) == [*told(one), *told(one), "AND"]
     assert both(one, every) == both(every, one) == one
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "std > 0.1 and truncated is null",
+        'a == 1 or b != "it\'s" and not c <= -2',
+        "(a == True or b < 1e999) and source in ['inf', 1, 0.5]",
+        "not (a >= 1 and b == 2)",
+        "staleness <= 1 and tags['staleness'] == 1 and tags['mean reward'] > 0 and tags['not'] is null",
+        "x in []",
+    ],
+)
+def test_a_filter_that_a_server_tells_is_shown_as_an_expression_of_the_same_terms(expression: str) -> None:
+    message = filter_message(expression, "")
+    assert message is not None
+    assert filter_text(message) == expression
+    assert filter_text(pb.Filter()) is None

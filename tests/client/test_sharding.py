@@ -231,6 +231,12 @@ def test_dynamic_batching_refuses_an_input_without_a_width(ids: object) -> None:
         batch.shard_by_batch_size(2, dynamic_batching_args=DYNAMIC)
 
 
+@pytest.mark.parametrize("kind", [DynamicBatchingArgs, SequencePackingArgs])
+def test_the_description_names_every_key_of_the_arguments(kind: Any) -> None:
+    described = str(BatchedDataDict.shard_by_batch_size.__doc__)
+    assert [key for key in kind.__annotations__ if key not in described] == []
+
+
 @pytest.mark.parametrize("lengths", [torch.tensor([[1], [1]]), torch.tensor([1.0, 1.0])], ids=["2d", "float"])
 def test_lengths_that_are_no_flat_integers_are_refused_by_name(lengths: torch.Tensor) -> None:
     batch: Batch = BatchedDataDict(ids=torch.zeros(2, 4), lengths=lengths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import TypeVar
 
 import numpy as np
@@ -32,6 +33,7 @@ from dataplane_server.core.calls.answers import (
     Totals,
 )
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -61,6 +63,7 @@ from dataplane_server.core.calls.requests import (
     SetWeightVersion,
 )
 from dataplane_server.core.calls.values import Balance, Definition, Int64Array, Tags
+from dataplane_server.core.rows.shared_payloads import DIGEST_SIZE
 
 BYTES = Shape("jagged", "uint8", ())
 A = TypeVar("A")
@@ -119,14 +122,24 @@ class Caller:
         of_call = (self.request_id(), partition_id, sample_ids, [*jagged, *columns], tags, given, generations)
         return PutSamples(*of_call, **more)  # type: ignore[arg-type]
 
-    def finish(self, ticket: int) -> PutResult | CommitResult:
-        return self.apply(FinishWrite(ticket))
+    def finish(self, ticket: int, digests: bytes = b"") -> PutResult | CommitResult:
+        return self.apply(FinishWrite(ticket, digests=digests))
 
     def put(self, put: PutSamples) -> PutResult:
         """Begin and finish a put that has room at once."""
         reservation = self.apply(put)
         assert isinstance(reservation, Reservation)
         result = self.finish(reservation.ticket)
+        assert isinstance(result, PutResult)
+        return result
+
+    def put_once(self, values: Mapping[str, bytes], field: str = "a", **more: object) -> PutResult:
+        """Put a value for each sample, which is kept once."""
+        lengths = {field: [len(value) for value in values.values()]}
+        reservation = self.apply(self.put_call(list(values), lengths, once=(field,), **more))  # type: ignore[arg-type]
+        assert isinstance(reservation, Reservation)
+        digests = [blake2b(value, digest_size=DIGEST_SIZE).digest() for value in values.values()]
+        result = self.finish(reservation.ticket, b"".join(digests))
         assert isinstance(result, PutResult)
         return result
 
@@ -190,7 +203,9 @@ class Caller:
         return DrawSamples(*of_call, required_fields=required_fields, **more)  # type: ignore[arg-type]
 
     def draw(self, *required_fields: str, **more: object) -> Drawn:
-        return self.apply(self.draw_call(*required_fields, **more))  # type: ignore[arg-type]
+        drawn = self.apply(self.draw_call(*required_fields, **more))  # type: ignore[arg-type]
+        assert isinstance(drawn, Drawn)
+        return drawn
 
     def commit(self, claim_id: str) -> CommitResult:
         result = self.apply(CommitClaim(self.request_id(), claim_id))
@@ -241,13 +256,23 @@ class Caller:
         policy = TaskPolicy(max_staleness, **more)  # type: ignore[arg-type]
         return self.apply(SetPolicies(self.request_id(), "p", (TaskPolicyOf(task, policy),)))
 
+    def set_flow(self, **flow: object) -> PartitionInfo:
+        return self.apply(SetPolicies(self.request_id(), "p", (), FlowPolicy(**flow)))  # type: ignore[arg-type]
+
     def put_versions(self, **versions: int | None) -> None:
         """Put a row for each name, of a weight version (None: of an unknown one)."""
         tags: list[Tags] = [{} if version is None else {"weight_version": version} for version in versions.values()]
         self.put(self.put_call(list(versions), {"a": [1] * len(versions)}, tags=tags))
 
+    def reserve_call(
+        self, group_id: str, sample_ids: Sequence[str], session_id: str = "", **more: object
+    ) -> ReserveGroup:
+        return ReserveGroup(self.request_id(), "p", group_id, sample_ids, session_id, **more)  # type: ignore[arg-type]
+
     def reserve(self, group_id: str, sample_ids: Sequence[str], session_id: str = "", **more: object) -> Reserved:
-        return self.apply(ReserveGroup(self.request_id(), "p", group_id, sample_ids, session_id, **more))  # type: ignore[arg-type]
+        reserved = self.apply(self.reserve_call(group_id, sample_ids, session_id, **more))
+        assert isinstance(reserved, Reserved)
+        return reserved
 
     def add_call(
         self, reservation_id: str, sample_ids: Sequence[str], lengths: Mapping[str, Sequence[int]], **more: object

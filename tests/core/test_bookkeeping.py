@@ -49,6 +49,10 @@ def put_new_keys(caller: Caller, call: int) -> None:
     caller.clear(["one row"])
 
 
+def put_values_once(caller: Caller, call: int) -> None:
+    caller.put_once({f"{call}-{row}": b"%d %d" % (call, row) for row in range(100)})
+
+
 def begin_puts(caller: Caller, call: int) -> None:
     caller.apply(caller.put_call([f"{call}-{row}" for row in range(100)], {"a": [1] * 100}))
 
@@ -82,6 +86,7 @@ GROWING = [
     put_floats,
     put_long_tags,
     put_new_keys,
+    put_values_once,
     begin_puts,
     wait_with_puts,
     reserve,

@@ -144,11 +144,14 @@ def test_draws_are_as_probable_as_their_weights_say(exponent: float, strategy: D
     for seed in range(trials := 4000):
         call = dataclasses.replace(call, request_id=f"r{seed}", seed=seed, priority_exponent=exponent)
         drawn = DataPlane.apply(caller.plane, call, 0.0)
+        assert isinstance(drawn, Drawn)
         firsts[drawn.sample_ids[0]] += 1
         pairs["".join(drawn.sample_ids)] += 1
     weights = [priority**exponent if strategy == "prioritized" else 1.0 for priority in PRIORITIES]
     share = {name: weight / sum(weights) for name, weight in zip(NAMES, weights, strict=True)}
-    shown = dict(zip(drawn.sample_ids, drawn.probabilities.tolist(), strict=True))
+    last = caller.plane.apply(dataclasses.replace(call, request_id="last"), 0.0)
+    assert isinstance(last, Drawn)
+    shown = dict(zip(last.sample_ids, last.probabilities.tolist(), strict=True))
     assert shown == pytest.approx({name: share[name] for name in shown}, rel=1e-6)
     of_pairs = {one + two: share[one] * share[two] / (1 - share[one]) for one in NAMES for two in NAMES if one != two}
     for counts, expected in ((firsts, share), (pairs, of_pairs)):
@@ -225,4 +228,6 @@ def test_remembered_draws_count_as_memory_of_answers(new_caller: Callable[..., C
     caller.apply(first)
     for _ in range(20):
         caller.draw(batch_size=100)
-    assert np.unique(caller.apply(first).draws).tolist() == [22]  # it was forgotten, so this is another draw
+    again = caller.apply(first)
+    assert isinstance(again, Drawn)
+    assert np.unique(again.draws).tolist() == [22]  # it was forgotten, so this is another draw

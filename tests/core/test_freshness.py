@@ -49,7 +49,7 @@ def test_rows_turn_stale_in_the_queue_when_the_trainer_moves_on(caller: Caller) 
     caller.set_version(4)
     assert ready(caller) == ()
     caller.set_version(2)
-    assert ready(caller) == ("y", "x")
+    assert ready(caller) == ("x", "y")
 
 
 def test_until_the_trainer_says_otherwise_the_newest_tag_is_the_version(caller: Caller) -> None:

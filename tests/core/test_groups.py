@@ -137,6 +137,7 @@ def test_groups_of_two_partitions_may_have_the_same_id(caller: Caller) -> None:
     caller.register(partition_id="q")
     first = caller.reserve("g", ["s1"])
     second = caller.apply(ReserveGroup(caller.request_id(), "q", "g", ["s1"]))
+    assert isinstance(second, Reserved)
     assert first.reservation_id != second.reservation_id
     caller.abort_group(second.reservation_id)
     assert caller.plane.partition_info("p").open_groups == 1
@@ -322,6 +323,7 @@ def test_a_repeated_call_is_answered_as_the_first_time_and_done_once(
 def test_a_repeated_reservation_is_answered_after_its_group_is_gone(caller: Caller) -> None:
     request = ReserveGroup("again", "p", "g", ["s1"])
     first = caller.apply(request)
+    assert isinstance(first, Reserved)
     caller.abort_group(first.reservation_id)
     again = caller.apply(request)
     assert isinstance(again, Reserved)

@@ -82,6 +82,12 @@ def partitions_over_the_bound(world: World) -> None:
         world.caller.register(partition_id="r")
 
 
+def new_rows_over_a_budget(world: World) -> None:
+    world.caller.set_flow(max_rows=2, when_full="reject")
+    with world.caller.refuses(Reason.PARTITION_FULL, "'p'", "2 of max_rows 2"):
+        world.put({"c": [1]}, "s3")
+
+
 def claims_over_the_bound(world: World) -> None:
     assert isinstance(world.caller.apply(world.caller.claim_call("c")), Waiting)
     with world.caller.refuses(Reason.LIMIT_REACHED, "1 claims"):
@@ -420,6 +426,7 @@ AFTER_A_CHANGE: list[tuple[Callable[[World], None], Reason]] = [
     (commit_after_clear, R.SAMPLE_NOT_FOUND),
     (per_token_declared_late, R.FIELD_HOLDS_VALUES),
     (partitions_over_the_bound, R.LIMIT_REACHED),
+    (new_rows_over_a_budget, Reason.PARTITION_FULL),
     (claims_over_the_bound, R.LIMIT_REACHED),
     (puts_over_the_bound, R.LIMIT_REACHED),
     (wait_for_rows_of_a_draining_server, R.DRAINING),

@@ -22,6 +22,7 @@ from dataplane_client.errors import (
     InvalidArgumentError,
     NotFoundError,
     OutOfSpaceError,
+    PartitionFullError,
     PreconditionError,
     ReplacedError,
     SessionExpiredError,
@@ -78,8 +79,9 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.SNAPSHOT_FAILED: PreconditionError,
     Reason.CONDITION_FAILED: ConditionFailedError,
     Reason.TOO_FEW_ROWS: TooFewRowsError,
+    Reason.PARTITION_FULL: PartitionFullError,
 }
-RETRIED_LATER = {Reason.NO_SPACE, Reason.LIMIT_REACHED, Reason.DRAINING}
+RETRIED_LATER = {Reason.NO_SPACE, Reason.PARTITION_FULL, Reason.LIMIT_REACHED, Reason.DRAINING}
 
 
 class Refusing(DataPlaneServicer):
@@ -128,7 +130,7 @@ async def test_a_refusal_arrives_as_its_error(refusing: aio.AsyncDataPlaneClient
         await refusing.partition(reason.name)
     error = caught.value
     assert type(error) is EXPECTED[reason]
-    assert str(error) == f"GetPartition at {refusing.target}: why it is so"
+    assert str(error) == f"partition at {refusing.target}: why it is so"
     assert (error.reason, error.details) == (reason.name, {"sample_id": "s"})
     assert (error.retry_after_s is not None) is (reason in RETRIED_LATER)
 

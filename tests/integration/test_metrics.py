@@ -59,7 +59,7 @@ def value(server: ServerThread, name: str, **labels: str) -> float:
 @pytest.fixture
 def after_traffic(server: ServerThread, flow: DataPlaneClient) -> ServerThread:
     """A server that has seen a put, a read, a claim with commit, a clear of one row, and a refusal."""
-    flow.put_samples(IDS, "p", FIELDS)
+    flow.put_samples(IDS, "p", FIELDS, once=["y"])
     flow.get_samples(IDS[:2], "p", ["x"])
     flow.claim("p", "train", ["x"], 3).commit({"y": torch.zeros(3)})
     flow.clear_samples(["a"], "p")
@@ -72,6 +72,7 @@ MOVED: dict[str, tuple[dict[str, str], float]] = {
     "dataplane_puts_total": ({"partition": "p"}, 1),
     "dataplane_put_rows_total": ({"partition": "p"}, 4),
     "dataplane_put_bytes_total": ({"partition": "p"}, BYTES),
+    "dataplane_deduplicated_bytes_total": ({"partition": "p"}, 3 * 4),
     "dataplane_reads_total": ({"partition": "p"}, 1),
     "dataplane_read_rows_total": ({"partition": "p"}, 2),
     "dataplane_read_bytes_total": ({"partition": "p"}, 2 * 10 * 4),
@@ -94,6 +95,7 @@ MOVED: dict[str, tuple[dict[str, str], float]] = {
     "dataplane_serving": ({}, 1),
     "dataplane_build_info": ({"version": VERSION}, 1),
     "dataplane_waiting_puts": ({}, 0),
+    "dataplane_calls_waiting_for_room": ({}, 0),
     "dataplane_longest_put_wait_seconds": ({}, 0),
     "dataplane_task_ready_rows": ({"partition": "p", "task": "train"}, 1),
     "dataplane_task_waiting_claims": ({"partition": "p", "task": "train"}, 0),
@@ -113,7 +115,7 @@ def test_the_calls_show_in(after_traffic: ServerThread, name: str) -> None:
     assert value(after_traffic, name, **labels) == expected
 
 
-WHYS = ("consumed", "cleared", "rolled_back", "retired", "stale")
+WHYS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered")
 STATES = [("untaken", 1), ("claimed", 0), ("consumed", 2), ("delayed", 0), ("dead", 0)]
 
 
@@ -167,8 +169,10 @@ def test_rows_that_are_gone_are_counted_by_why(server: ServerThread, flow: DataP
     flow.put_samples(["c", "d"], "p", tags=[{"weight_version": 1}, {"weight_version": 2}])
     flow.set_weight_version("p", 4, retire_below=2)
     flow.set_policies("p", {"train": TaskPolicy(max_staleness=1, when_stale="drop")})
+    flow.put_samples(["h"], "p", tags=[{"weight_version": 4, "std": 0}])
+    flow.set_policies("p", {"train": TaskPolicy(where="std > 0", when_excluded="drop")})
     removed = {why: value(server, "dataplane_rows_removed_total", partition="p", reason=why) for why in WHYS}
-    assert removed == {"consumed": 0, "cleared": 2, "rolled_back": 3, "retired": 1, "stale": 1}
+    assert removed == {"consumed": 0, "cleared": 2, "rolled_back": 3, "retired": 1, "stale": 1, "filtered": 1}
 
 
 def test_groups_are_open_until_they_are_finished_or_rolled_back(server: ServerThread, flow: DataPlaneClient) -> None:

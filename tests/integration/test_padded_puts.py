@@ -52,6 +52,13 @@ def test_padding_is_cut_off_by_the_lengths_of_the_call(
     assert flow.claim_meta("p", "train", ["tokens"], 2).sequence_lengths == LENGTHS
 
 
+def test_only_lengths_of_the_call_are_in_its_meta_and_those_of_columns_are_in_the_meta_of_a_claim(
+    flow: DataPlaneClient,
+) -> None:
+    assert flow.put_samples(IDS, "p", {"tokens": [[1, 2], [3, 4, 5, 6]]}).sequence_lengths is None
+    assert flow.claim_meta("p", "train", ["tokens"], 2).sequence_lengths == LENGTHS
+
+
 def test_padding_that_nothing_tells_apart_is_refused_and_nothing_is_stored(flow: DataPlaneClient) -> None:
     told = (
         "'p', sample 'a': field 'tokens' is per-token, and the put has 5 tokens for every row, padding included; .* "

@@ -43,6 +43,7 @@ COLUMNS: dict[str, tuple[object, str, str, tuple[int, ...], object]] = {
     "ints": ((1, 2, 3), "dense", "int64", (), [1, 2, 3]),
     "bools": ([True, False, True], "dense", "bool", (), [True, False, True]),
     "NumPy scalars": ([np.float64(1), np.float64(2), np.float64(3)], "dense", "float64", (), [1.0, 2.0, 3.0]),
+    "integers beyond int64": (np.array([1 << 63, 1, 0], np.uint64), "dense", "uint64", (), [1 << 63, 1, 0]),
     "0-d tensors": ([torch.tensor(1)] * 3, "dense", "int64", (), [1, 1, 1]),
     "an array": (GRID, "dense", "uint8", (2, 2), GRID.tolist()),
     "a read-only array": (np.broadcast_to(np.int16(7), (3, 2)), "dense", "int16", (2,), [[7, 7]] * 3),

@@ -146,7 +146,7 @@ OBJECTS = [
         ("a NumPy date", np.datetime64(1, "s"), TYPE, "numpy.datetime64"),
         ("a dict with float keys", {1.5: 2}, TYPE, "dict key of type float"),
         ("a sparse tensor in a list", [torch.eye(2).to_sparse()], TYPE, "sparse"),
-        ("an integer beyond 64 bits", 1 << 64, VALUE, "nteger"),
+        ("an integer beyond 64 bits", {"n": 1 << 64}, VALUE, "64 bits (-2**63 to 2**64 - 1)"),
         ("a lone surrogate", "\ud800", VALUE, "surrogates"),
     )
 ]
@@ -185,7 +185,9 @@ LISTS = [
         ("empty lists in a new field", "logprobs", [[], [], []], ["empty lists", "torch.empty((0, 4))", "*rows"]),
         ("empty lists in a field of numbers", "reward", [[], [], []], ["jagged float32 (*)", "holds dense float32 ()"]),
         ("empty lists in an undeclared field", "rewards", [[], [], []], ["reward,"]),
-        ("an integer beyond 64 bits", "reward", [1 << 64, 1, 2], ["64 bits"]),
+        ("an integer beyond int64", "reward", [1 << 64, 1, 2], ["row 0 (sample 'a')", "int64", "uint64", "*rows"]),
+        ("one beyond it in a list", "tokens", [[1], [2, 1 << 63], [3]], ["row 1 (sample 'b')", "int64", "uint64"]),
+        ("one below it in a list of lists", "x", [[[1]], [[2]], [[-1 - (1 << 63)]]], ["row 2 (sample 'c')", "int64"]),
         ("tensors of other types", "logprobs", [torch.ones(1), torch.ones(1).long(), torch.ones(1)], ["int64"]),
         ("tensors of other ranks", "logprobs", [torch.ones(1), torch.ones(1, 1), torch.ones(1)], ["row 1", "is 2"]),
         ("tensors ragged twice", "image", [torch.ones(1, 2), torch.ones(2, 3), torch.ones(1, 2)], ["(2, 3)", *FLAT]),
@@ -218,6 +220,7 @@ TAGS = [
     refused("tags that are no mapping", TYPE, ["'p'", "row 0", "str"], tags=["n", {}, {}]),
     refused("a mapping for all rows", TYPE, ["'p'", "got dict", "[tags] * 3"], tags={"x": 1, "y": 2, "z": 3}),
     refused("a value beyond 64 bits", VALUE, ["'c'", "'n'", "64 bits"], tags=[{}, {}, {"n": 1 << 63}]),
+    refused("a value beyond any int", VALUE, ["row 1 (sample 'b')", "'n'", "2**63 - 1"], tags=[{}, {"n": 1 << 64}, {}]),
     refused("a value of 1,025 bytes", VALUE, ["'a'", "'n'", "1024"], tags=[{"n": "x" * 1025}, {}, {}]),
     refused("an empty key", VALUE, ["'b'", "1 to 1024"], tags=[{}, {"": 1}, {}]),
     refused("more than 64 tags", VALUE, ["'p'", "'b'", "64"], tags=[{}, {str(i): i for i in range(64)}, {}]),

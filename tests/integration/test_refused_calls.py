@@ -192,7 +192,7 @@ def test_a_refusal_carries_reason_and_details_for_programs(filled: DataPlaneClie
     assert error.reason == "FIELD_NOT_PRODUCED"
     assert error.details == {"partition_id": "p", "sample_id": "b", "field": "logprobs"}
     assert error.retry_after_s is None
-    assert str(error).startswith(f"ReadColumns at {filled.target}: ")
+    assert str(error).startswith(f"get_samples at {filled.target}: ")
 
 
 def test_clearing_unknown_samples_and_dropping_unknown_partitions_is_fine(filled: DataPlaneClient) -> None:

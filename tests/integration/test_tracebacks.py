@@ -77,6 +77,28 @@ async def test_a_refused_block_shows_two_frames_of_ours(
         async with async_client.claim("p", "nope", ["reward"], 1):
             pass
     assert len(frames_of(caught.value)[1]) == 2
+    assert str(caught.value).startswith(f"claim at {filled.target}: ")
+
+
+def test_a_refusal_by_the_server_begins_with_the_verb_that_was_called(filled: DataPlaneClient) -> None:
+    claim, group = filled.claim("p", "train", ["reward"], 1), filled.reserve_group("p", "g", ["g0"])
+    wrong = {"nope": [[0.0]]}
+    refused: dict[str, Callable[[], object]] = {
+        "append_tokens": lambda: filled.append_tokens(["a"], "p", wrong),
+        "put_samples": lambda: filled.put_samples(["a"], "p", wrong),
+        "get_samples": lambda: filled.get_samples(["a"], "p", ["nope"]),
+        "reset": lambda: filled.reset("p", "nope"),
+        "claim.write": lambda: claim.write(wrong),
+        "claim.commit": lambda: claim.commit(wrong),
+        "group.put": lambda: group.put(["g0"], wrong),
+        "group.commit": group.commit,
+    }
+    for verb, call in refused.items():
+        with pytest.raises(DataPlaneError) as caught:
+            call()
+        assert str(caught.value).startswith(f"{verb} at {filled.target}: ")
+    claim.release()
+    group.abort()
 
 
 def test_a_refusal_under_a_claim_or_group_shows_one_frame_of_ours(filled: DataPlaneClient) -> None:

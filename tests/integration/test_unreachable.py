@@ -161,7 +161,7 @@ def test_a_server_that_ends_during_a_call_is_named(tmp_path: Path, transport: Tr
         with pytest.raises(UnavailableError) as caught:
             client.claim("p", "train", ["x"], 1, timeout_s=0.8)
         timer.join()
-    assert f"ClaimSamples at {address}: " in str(caught.value)
+    assert f"claim at {address}: " in str(caught.value)
     assert START.format(address=address) in str(caught.value)
     assert GRPC_WORDS.search(str(caught.value)) is None, str(caught.value)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from dataplane_client._arguments import checked_name
 from dataplane_client._async.handle import AsyncHandle
-from dataplane_client._async.row_writes import write_rows
+from dataplane_client._async.row_writes import write_put, write_rows
 from dataplane_client._async.session import AsyncSession
 from dataplane_client._claim_requests import release_request
 from dataplane_client._column_messages import column_message
-from dataplane_client._requests import Fields, new_request_id, put_request, wire_columns
+from dataplane_client._requests import Fields, GivenTag, new_request_id, put_request, wire_columns
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import ClaimFencedError, PreconditionError
 from dataplane_client.grants import ClaimedGroup, Grant
@@ -105,6 +106,27 @@ class AsyncClaim(AsyncHandle):
             await write_rows(
                 self._session.transport, "PutSamples", put.header, put.columns, meta.partition_id, lengths, timeout_s
             )
+
+    async def append_tokens(
+        self,
+        sample_ids: Sequence[str],
+        fields: Fields,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Add entries to the end of the per-token fields of some claimed rows, as the client's append_tokens does, and
+        keep the claim. The tags change in the same atomic step. The meta stays as it was granted.
+
+        Raises ClaimFencedError when the server has ended the claim, NotFoundError for a row that was cleared,
+        InvalidArgumentError for a row outside the claim, and the errors of append_tokens.
+        """
+        self._check_open()
+        where, caller = f"append_tokens under claim {self.claim_id}", self._session.transport.options.caller
+        put = put_request(where, self.meta.partition_id, sample_ids, fields, caller, tags=tags, append=True)
+        put.header.claim_id = self.claim_id
+        with self._watch_for_fence():
+            await write_put(self._session.transport, put, timeout_s)
 
     async def commit(
         self, fields: Fields | None = None, *, request_id: str | None = None, timeout_s: float | None = None

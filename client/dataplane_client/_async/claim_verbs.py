@@ -234,7 +234,8 @@ class ClaimVerbs:
         timeout_s: float | None = None,
     ) -> AsyncGroup:
         """Reserve the rows of one prompt. They exist from now on, but are hidden from claims until the group is
-        committed. They vanish if this client dies before that.
+        committed. They vanish if this client dies before that. Waits for room in the partition as put_samples does, at
+        most timeout_s (None: that of the client); see FlowPolicy.
 
         group_id: a name in the partition, such as that of the prompt. sample_ids: its rows as far as they are known;
         `add` creates more. weight_version: of the weights with which generation begins, a tag of each row. Raises
@@ -242,7 +243,7 @@ class ClaimVerbs:
         NotFoundError for an unknown partition.
         """
         request = reserve_request(partition_id, group_id, sample_ids, weight_version)
-        response = await self._session.request_grant("ReserveGroup", request, timeout_s)
+        response = await self._session.request_grant("ReserveGroup", request, timeout_s, waits=True)
         meta = KVBatchMeta(
             partition_id=partition_id,
             task_name=None,

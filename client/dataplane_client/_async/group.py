@@ -77,6 +77,7 @@ class AsyncGroup(AsyncHandle):
         *,
         sequence_lengths: Sequence[int] | None = None,
         only_if: Where | None = None,
+        once: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """Write columns and tags of some rows of the group, as put_samples does. May be called any number of times.
@@ -86,7 +87,7 @@ class AsyncGroup(AsyncHandle):
         group, and the errors of put_samples.
         """
         where = f"put into group {self.group_id!r}"
-        put = self._put_request(where, sample_ids, fields, tags, sequence_lengths, only_if)
+        put = self._put_request(where, sample_ids, fields, tags, sequence_lengths, once, only_if)
         return await self._put(put, timeout_s)
 
     async def add(
@@ -96,6 +97,7 @@ class AsyncGroup(AsyncHandle):
         tags: Sequence[Mapping[str, GivenTag]] | None = None,
         *,
         sequence_lengths: Sequence[int] | None = None,
+        once: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """Create rows of the group, with their first columns and tags, in one atomic put; the arguments are those of
@@ -106,7 +108,7 @@ class AsyncGroup(AsyncHandle):
         server's limit of rows is reached, GroupFencedError when the group is no longer reserved, PreconditionError when
         this object has ended it, and the errors of put_samples.
         """
-        put = self._put_request(f"add to group {self.group_id!r}", sample_ids, fields, tags, sequence_lengths)
+        put = self._put_request(f"add to group {self.group_id!r}", sample_ids, fields, tags, sequence_lengths, once)
         put.header.add_to_group = True
         added = await self._put(put, timeout_s)
         with _growing:
@@ -120,12 +122,13 @@ class AsyncGroup(AsyncHandle):
         fields: Fields | None,
         tags: Sequence[Mapping[str, GivenTag]] | None,
         sequence_lengths: Sequence[int] | None,
+        once: Sequence[str],
         only_if: Where | None = None,
     ) -> Put:
         self._check_open()
         partition_id, caller = self.meta.partition_id, self._session.transport.options.caller
         rows = (where, partition_id, sample_ids, fields, caller)
-        return put_request(*rows, tags=tags, sequence_lengths=sequence_lengths, only_if=only_if)
+        return put_request(*rows, tags=tags, sequence_lengths=sequence_lengths, only_if=only_if, once=once)
 
     async def _put(self, put: Put, timeout_s: float | None) -> KVBatchMeta:
         put.header.reservation_id = self.reservation_id

@@ -22,6 +22,7 @@ from dataplane_client.descriptions import (
     server_status,
     snapshot_description,
 )
+from dataplane_client.flow import FlowPolicy, flow_message
 from dataplane_client.policies import TaskPolicy, policy_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -144,11 +145,17 @@ class PartitionVerbs:
         return int((await self._transport.unary("SetWeightVersion", request, timeout_s)).retired_rows)
 
     async def set_policies(
-        self, partition_id: str, tasks: Mapping[str, TaskPolicy], *, timeout_s: float | None = None
+        self,
+        partition_id: str,
+        tasks: Mapping[str, TaskPolicy] | None = None,
+        *,
+        flow: FlowPolicy | None = None,
+        timeout_s: float | None = None,
     ) -> PartitionDescription:
-        """Replace the policies of tasks, by name, all in one step; other tasks keep theirs. May be called at any time:
-        rows and claims stay as they are, and waiting claims are served by the new policies. (A claim that waits keeps
-        its order.) Raises NotFoundError for an unknown partition or task.
+        """Replace the policies of tasks, by name, and when the partition takes new rows (flow), all in one step; other
+        tasks keep theirs, and so does a partition without flow. May be called at any time: rows and claims stay as they
+        are, and calls that wait are served by the new policies, or refused if they can never be. (A claim that waits
+        keeps its order.) Raises NotFoundError for an unknown partition or task.
         """
         where = f"set_policies of {partition_id!r}"
         request = pb.SetPoliciesRequest(
@@ -156,8 +163,9 @@ class PartitionVerbs:
             partition_id=checked_name("partition id", partition_id, where),
             tasks={
                 checked_name("task name", task, where): policy_message(policy, f"{where}, task {task!r}")
-                for task, policy in tasks.items()
+                for task, policy in (tasks or {}).items()
             },
+            flow=None if flow is None else flow_message(flow, where),
         )
         return partition_description((await self._transport.unary("SetPolicies", request, timeout_s)).partition)
 

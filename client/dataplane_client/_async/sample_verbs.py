@@ -53,6 +53,7 @@ class SampleVerbs:
         sequence_lengths: Sequence[int] | None = None,
         generations: Sequence[int] | None = None,
         only_if: Where | None = None,
+        once: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """Write columns and tags of rows, atomically.
@@ -80,15 +81,23 @@ class SampleVerbs:
         sequence_lengths (tokens of each row, also for the metas of later claims), or the field `input_lengths` (N,)
         beside it. Without them it is refused; see pack_per_token_field. Cutting costs two more calls.
 
-        tags: one mapping for each id, with values None, bool, int, float, str, or NumPy scalars of these. generations:
-        those of a meta, to write to exactly its rows: no row is created, and ReplacedError is raised for an id that was
-        cleared and put again. only_if: a filter that every row must fit, when the put begins and when it takes effect,
-        such as "state == 'new'" with tags=[{"state": "taken"}]: of several callers one puts, and the others get
-        ConditionFailedError, as for a row that does not exist.
+        tags: one mapping for each id, with values None, bool, int of 64 bits, float, str, or NumPy scalars or 0-d
+        tensors of these. generations: those of a meta, to write to exactly its rows: no row is created, and
+        ReplacedError is raised for an id that was cleared and put again. only_if: a filter that every row must fit,
+        when the put begins and when it takes effect, such as "state == 'new'" with tags=[{"state": "taken"}]: of
+        several callers one puts, and the others get ConditionFailedError, as for a row that does not exist.
+
+        once: those of the fields whose values are stored once, such as images that many rows have: a value equals one
+        of the field that was put with once as well and that a row of the partition has, so the row gets that one. All
+        values travel; equal ones take space until the put is complete. Not for per-token fields.
+
+        Returns the meta of the rows. Its sequence_lengths are those that the call carries, otherwise None, also for
+        per-token columns: only the server knows which fields are per-token. Metas of claims and listings have them.
 
         Blocks while the server's memory is full, then raises OutOfSpaceError. Raises InvalidArgumentError for rows that
-        do not fit the field or the ids, UnsupportedTypeError for unsupported values, NotFoundError for an unknown
-        partition, and PreconditionError for a row of a reserved group, which only the group's holder may put.
+        do not fit the field or the ids and for values out of range, such as the int 2**64 in an object,
+        UnsupportedTypeError for unsupported types, NotFoundError for an unknown partition, and PreconditionError for a
+        row of a reserved group, which only the group's holder may put.
         """
         where = f"put_samples into {partition_id!r}"
         put = put_request(
@@ -101,6 +110,7 @@ class SampleVerbs:
             sequence_lengths=sequence_lengths,
             generations=generations,
             only_if=only_if,
+            once=once,
         )
         return put.receipt(await write_put(self._transport, put, timeout_s))
 
@@ -258,9 +268,9 @@ class SampleVerbs:
         calls may get the same rows. Read them as those of a claim; a row that is cleared meanwhile is missing then.
 
         Draws up to batch_size different rows that hold all required fields and that no reserved group hides, whatever
-        tasks have done with them. Never waits: raises TooFewRowsError if there are fewer than min_size (None:
-        batch_size). The server looks at every row of the partition, about 0.05 s for a million. It serves no other call
-        meanwhile.
+        tasks have done with them. Waits, at most timeout_s, while the draw would leave the band of the partition (see
+        FlowPolicy), and for nothing else: raises TooFewRowsError if there are fewer than min_size (None: batch_size).
+        The server looks at every row of the partition, about 0.05 s for a million. It serves no other call meanwhile.
 
         strategy: "uniform"; "prioritized": each row with a probability proportional to the number in its tag
         priority_tag, raised to the power priority_exponent (at least 0), where rows without a positive number are not
@@ -285,7 +295,7 @@ class SampleVerbs:
             max_times_sampled=max_times_sampled,
             seed=seed,
         )
-        return decode_drawn(await self._transport.unary("DrawSamples", request, timeout_s), request)
+        return decode_drawn(await self._transport.unary("DrawSamples", request, timeout_s, waits=True), request)
 
     async def clear_samples(
         self,

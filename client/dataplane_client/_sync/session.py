@@ -142,7 +142,11 @@ def _undo_of_reservation(request: pb.ReserveGroupRequest) -> Undo:
     request_id = new_request_id()
 
     def undo(stub: Any, timeout_s: float) -> None:
-        """Repeating the request returns the reservation's name; if there was no reservation, it makes one, briefly."""
+        """Repeating the request returns the reservation's name; if there was no reservation, it makes one, briefly and
+        without rows, or none if there is no room.
+        """
+        request.ClearField("wait_timeout")
+        request.ClearField("sample_ids")
         reservation_id = stub.ReserveGroup(request, timeout=timeout_s).reservation_id
         abort = pb.AbortGroupRequest(request_id=request_id, reservation_id=reservation_id, reason="not taken")
         stub.AbortGroup(abort, timeout=timeout_s)

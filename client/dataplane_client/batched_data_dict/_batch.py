@@ -255,6 +255,14 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
     ) -> list[SlicedDataDict[SpecT]] | tuple[list[SlicedDataDict[SpecT]], list[int]]:
         """Split every batch_size rows (default: all) between shards; shard k holds part k of each in turn, as copies.
 
+        dynamic_batching_args: microbatches of rows of similar length, padded to one: max_tokens_per_microbatch, which
+        rows times padded length never exceed; sequence_length_round, of which padded lengths are multiples unless they
+        reach the width; input_key, a padded column; input_lengths_key, the column of lengths. sequence_packing_args:
+        microbatches of rows to lay end to end: max_tokens_per_microbatch, which the sum of padded lengths never
+        exceeds; input_key, the column to pack, which is not read; input_lengths_key; algorithm, such as
+        "first_fit_decreasing"; sequence_length_pad_multiple, of which padded lengths are multiples; and, if wanted,
+        microbatch_order: "packer" (or None, the default) or "largest_first".
+
         Without arguments for microbatches, returns a list of shards. Otherwise returns the shards, with microbatch
         metadata, and the row numbers in the order of the shards: reorder_data(numbers) on from_batches(shards) restores
         the original order (with dynamic batching only without batch_size: the order is chunk by chunk, not shard by

@@ -53,7 +53,32 @@ def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
         *([figure("limit", f"{plural(limit, 'delivery', 'deliveries')} of a row")] if limit else []),
         *([figure("mode", mode)] if mode else []),
         *([figure("groups", f"{partition.open_groups:,} open")] if partition.open_groups else []),
+        *([figure("new rows", bounds)] if (bounds := _bounds_text(partition)) else []),
+        *([figure("waiting", _waiting_text(partition))] if partition.waiting_calls else []),
     ]
+
+
+def _bounds_text(partition: PartitionDescription) -> str:
+    """What bounds the rows that come; empty if nothing does."""
+    flow, band = partition.flow, partition.flow.band
+    budgets = [
+        "" if flow.max_rows is None else plural(flow.max_rows, "row"),
+        "" if flow.max_bytes is None else size_text(flow.max_bytes),
+        "" if flow.max_versions is None else plural(flow.max_versions, "weight version"),
+    ]
+    at_most = ", ".join(budget for budget in budgets if budget)
+    evicts = f" {flow.evict_first.replace('_', ' ')} first" if flow.when_full == "evict" else ""
+    paces = [(task.task, task.policy.rows_per_version) for task in partition.tasks if task.policy.rows_per_version]
+    bounds = [
+        f"at most {at_most}, else {flow.when_full}{evicts}" if at_most else "",
+        *(f"{name} takes {plural(rows, 'row')} of each weight version" for name, rows in paces),
+        f"{band.samples_per_insert:g} draws a row, surplus {band.least:g} to {band.most:g}" if band else "",
+    ]
+    return "; ".join(bound for bound in bounds if bound)
+
+
+def _waiting_text(partition: PartitionDescription) -> str:
+    return f"{plural(partition.waiting_calls, 'call')}: {partition.waits_because}"
 
 
 def _field_table(fields: Iterable[FieldDescription]) -> Table:

@@ -82,11 +82,14 @@ def _server_lines(status: ServerStatus, partitions: Iterable[PartitionDescriptio
 
 
 def waits_text(status: ServerStatus, partitions: Iterable[PartitionDescription]) -> str:
-    """The numbers of waiting claims and puts, and their longest waits."""
+    """The numbers of waiting claims, puts, and calls at the entrances of partitions, and their longest waits."""
+    partitions = list(partitions)
     waits = (task.longest_wait_s for partition in partitions for task in partition.tasks)
     longest_claim_s = max((wait for wait in waits if wait is not None), default=None)
     claims = _waiting(status.waiting_claims, "claim", longest_claim_s)
-    return f"{claims}, {_waiting(status.waiting_puts, 'put', status.longest_put_wait_s)}"
+    at_entrances = sum(partition.waiting_calls for partition in partitions)
+    puts = _waiting(status.waiting_puts, "put", status.longest_put_wait_s)
+    return f"{claims}, {puts}" + (f", {plural(at_entrances, 'call')} for room in a partition" if at_entrances else "")
 
 
 def _waiting(count: int, noun: str, longest_s: float | None) -> str:
@@ -99,7 +102,8 @@ def _partition_table(partitions: Iterable[PartitionDescription]) -> Table:
     numbers = (">untaken", ">ready", ">claimed", ">consumed", ">versions\nbehind", ">claims\nwaiting", ">longest\nwait")
     table = Table("task", *numbers, spare=("longest wait", "consumed", "versions behind"))
     for partition in partitions:
-        table.add_line(partition.partition_id, f"  {contents_text(partition)}")
+        waits = f", {plural(count, 'call')} for room" if (count := partition.waiting_calls) else ""
+        table.add_line(partition.partition_id, f"  {contents_text(partition)}{waits}")
         for task in partition.tasks:
             table.add_row(f"  {task.task}", *_task_cells(task))
     return table

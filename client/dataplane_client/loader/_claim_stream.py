@@ -95,18 +95,22 @@ class ClaimStream:
             whole_groups=settings.whole_groups,
             unit=settings.unit,
             max_tokens=settings.max_tokens,
+            where=settings.selection.where,
+            order=settings.selection.order,
+            order_tag=settings.selection.order_tag,
             timeout_s=wait_s,
         )
 
     def _is_over(self, partition: PartitionDescription) -> bool:
         task = partition.task(self._settings.task_name)
-        if not _has_all_rows(partition) or task.untaken_rows > task.stale_rows or task.delayed_rows:
-            return False  # rows that are too stale are not waited for
+        withheld = task.stale_rows + task.excluded_rows  # they are not waited for
+        if not _has_all_rows(partition) or task.untaken_rows > withheld or task.delayed_rows:
+            return False
         if not self._waits_for_others:
             return True
         if task.claimed_rows:
             return False
-        if task.stale_rows:
+        if withheld:
             return True
         return self._client.check_consumption_status(self._settings.partition_id, [self._settings.task_name])
 
@@ -114,7 +118,8 @@ class ClaimStream:
         if not _has_all_rows(partition):
             return self._settings.min_batch_size
         group_rows = (partition.grpo_group_size or 1) if self._settings.counts_groups else 1
-        untaken = partition.task(self._settings.task_name).untaken_rows
+        task = partition.task(self._settings.task_name)
+        untaken = task.untaken_rows - task.stale_rows - task.excluded_rows
         is_rest = untaken < self._settings.min_batch_size * group_rows or waited_s > self._settings.idle_timeout_s / 2
         return 1 if is_rest else self._settings.min_batch_size
 

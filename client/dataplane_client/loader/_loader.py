@@ -10,15 +10,17 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dataplane_client._arguments import checked_names
-from dataplane_client._claim_requests import BatchUnit
+from dataplane_client._claim_requests import BatchUnit, Selection
 from dataplane_client._displays import short_list
 from dataplane_client._reasons import reason_of
 from dataplane_client.client import connect
 from dataplane_client.columns_layout import Layout
+from dataplane_client.filters import Where
 from dataplane_client.loader._batch import LoadedBatch
 from dataplane_client.loader._iterator import ClaimIterator, OpenIterators
 from dataplane_client.loader._prefetch import Prefetcher
 from dataplane_client.loader._settings import LoaderSettings
+from dataplane_client.policies import ClaimOrder
 
 
 class ClaimLoader(IterableDataset[LoadedBatch]):
@@ -73,6 +75,9 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         whole_groups: bool = False,
         unit: BatchUnit | None = None,
         max_tokens: int | None = None,
+        where: Where | None = None,
+        order: ClaimOrder | None = None,
+        order_tag: str = "",
         max_batches: int | None = None,
         until_consumed: bool = True,
         idle_timeout_s: float = 60.0,
@@ -86,7 +91,9 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         batch_size: rows of a batch (with whole_groups: groups). min_size: the smallest batch (None: batch_size).
         Smaller batches come only at the end: when the partition's announced num_samples rows were put, or it was
         closed, and too few are left, or after waiting for full ones for half of idle_timeout_s. whole_groups, unit,
-        max_tokens: as in claim; unit="rows" makes the sizes count the rows of whole groups.
+        max_tokens: as in claim; unit="rows" makes the sizes count the rows of whole groups. where, order, order_tag: as
+        in claim. Rows that do not fit `where` stay unconsumed, and the iteration waits for them; rows that do not fit
+        the policy of the task (set_policies) are not waited for.
 
         prefetch: batches to claim before they are asked for. At most prefetch + 1 batches are claimed at a time.
         num_workers: must be 0. For worker processes use a torch DataLoader, as above.
@@ -126,6 +133,7 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
             whole_groups=whole_groups,
             unit=unit,
             max_tokens=max_tokens,
+            selection=Selection(where, order, order_tag),
             max_batches=max_batches,
             until_consumed=until_consumed,
             idle_timeout_s=idle_timeout_s,

@@ -8,11 +8,13 @@ from typing import Any, get_args
 
 from dataplane_client._arguments import checked_number
 from dataplane_client._channel import checked_target
-from dataplane_client._claim_requests import BatchUnit
+from dataplane_client._claim_requests import BatchUnit, Selection
 from dataplane_client._read_batches import parsed_device
 from dataplane_client.columns_layout import Layout
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.filters import filter_message
 from dataplane_client.options import ClientOptions
+from dataplane_client.policies import order_number
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class LoaderSettings:
     whole_groups: bool
     unit: BatchUnit | None
     max_tokens: int | None
+    selection: Selection
     max_batches: int | None
     until_consumed: bool
     idle_timeout_s: float
@@ -61,6 +64,8 @@ class LoaderSettings:
             raise InvalidArgumentError(f"min_size must be at most batch_size ({self.batch_size}), got {self.min_size}")
         if not 0 < checked_number("idle_timeout_s", self.idle_timeout_s, "ClaimLoader") < math.inf:
             raise InvalidArgumentError(f"idle_timeout_s must be positive and finite, got {self.idle_timeout_s}")
+        filter_message(self.selection.where, "ClaimLoader")
+        order_number(self.selection.order, "ClaimLoader")
         parsed_device(self.device, "ClaimLoader")
         ClientOptions.named(self.client_options, "ClaimLoader: client_options")
 

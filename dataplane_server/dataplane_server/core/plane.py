@@ -137,6 +137,10 @@ class DataPlane:
         """Offsets and bytes of the values of a write under way, an array row for each column; None without space."""
         return self._verbs.admission.layout(ticket)
 
+    def once_layout(self, ticket: int) -> tuple[Int64Array, Int64Array] | None:
+        """As `layout`, of the values whose digests FinishWrite needs; None if there is none."""
+        return self._verbs.writes.once_layout(ticket)
+
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def holds_reservation(self, ticket: int) -> bool:
@@ -219,6 +223,7 @@ class DataPlane:
             open_claims=len(self._verbs.table),
             waiting_claims=self._verbs.queue.callers,
             waiting_puts=admission.waiting,
+            waiting_for_room=self._verbs.flow.waiting,
             sessions=len(sessions),
             open_groups=self._verbs.groups.open,
             largest_free_bytes=space.largest_free,

@@ -6,7 +6,7 @@ A verb checks and changes. What surrounds a change is here, once for all verbs:
     supersede   a repeated request that is still under way is taken over: its earlier attempt fails
     change      the verb; it either raises Refusal and has changed nothing, or takes effect whole
     follow up   what follows from the change: rows that every task has consumed are cleared, where the partition asks
-                for it, stale rows leave the tasks that do not want them, writes that wait are admitted into freed
+                for it, rows leave the tasks that do not want them, writes that wait are admitted into freed
                 space, queued claims are served with rows that became ready, or end if too few are left, tasks note whom
                 they wait for, cached figures are dropped, the history grows
     remember    the answer, for a repeated request
@@ -26,12 +26,15 @@ from typing import Any, NamedTuple, TypeVar
 from dataplane_server.core.calls import life_calls, requests
 from dataplane_server.core.calls.answers import (
     Admitted,
+    Answered,
     CloseResult,
     CommitResult,
+    Drawn,
     Granted,
     PutResult,
     ReleaseResult,
     Reservation,
+    Reserved,
     Waiting,
 )
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, server_ended, superseded
@@ -85,11 +88,11 @@ class Turn:
             requests.CommitClaim: _Verb("commit", v.writes.commit, v.writes.supersede),
             requests.ClaimSamples: _Verb("claim", v.claims.claim, v.queue.supersede),
             requests.ClaimShard: _Verb("claim", v.steps.claim, v.queue.supersede),
-            requests.DrawSamples: _Verb("draw", v.draws.draw),
+            requests.DrawSamples: _Verb("draw", v.draws.draw, v.flow.supersede),
             requests.ReleaseClaim: _Verb("release", v.claims.release),
             requests.AbandonRequest: _Verb("release", self._abandon_request),
             requests.AdoptClaim: _Verb("adopt", lambda call, now: v.claims.adopt(call)),
-            requests.ReserveGroup: _Verb("reserve", v.groups.reserve),
+            requests.ReserveGroup: _Verb("reserve", v.groups.reserve, v.flow.supersede),
             requests.FinishGroup: _Verb("finish_group", lambda call, now: v.groups.finish(call)),
             requests.AbortGroup: _Verb("abort_group", lambda call, now: v.groups.abort(call)),
         }
@@ -151,17 +154,10 @@ class Turn:
     def _follow_up(self, now: float) -> None:
         """Do what follows from a change."""
         changes = self._state.changes
-        self._remove_unwanted()
-        if self._state.space.freed or changes.writes_left:
-            for reservation in self._verbs.admission.admit_waiting():
-                self._state.effects.append(Admitted(reservation.ticket, reservation))
-            self._state.space.freed = changes.writes_left = False
-        if changes.tasks:
-            for task in list(changes.tasks):
-                self._serve(task, now)
-                task.observe(now)
-                task.figures = None
-            changes.tasks.clear()
+        self._settle(now)
+        while any(task.suspects for task in changes.tasks):  # rows came back while claims were served
+            self._settle(now)
+        changes.tasks.clear()
         if changes.partitions:
             for partition in changes.partitions:
                 partition.figures = None
@@ -171,15 +167,54 @@ class Turn:
                 self._history.note(fact, now)
             changes.facts.clear()
 
+    def _settle(self, now: float) -> None:
+        """Let rows leave that nobody wants, and let those go on who wait for room, space and rows."""
+        changes = self._state.changes
+        self._remove_unwanted()
+        if self._verbs.flow.waiting:
+            self._let_in(now)
+        if self._state.space.freed or changes.writes_left:
+            for reservation in self._verbs.admission.admit_waiting():
+                self._state.effects.append(Admitted(reservation.ticket, reservation))
+            self._state.space.freed = changes.writes_left = False
+        for task in list(changes.tasks):
+            self._serve(task, now)
+            task.observe(now)
+            task.figures = None
+
     def _remove_unwanted(self) -> None:
-        """Clear rows that every task has consumed, and take stale rows from the tasks that do not want them."""
+        """Clear rows that every task has consumed, and drop those that tasks do not want."""
         changes, freshness = self._state.changes, self._verbs.freshness
         while changes.consumed:
             self._verbs.partitions.clear_consumed(*changes.consumed.pop())
         for partition in list(changes.partitions):
             freshness.follow_version(partition)
-        for task in [task for task in changes.tasks if task.suspects]:
-            freshness.drop_stale(task)
+        freshness.drop_unwanted()
+
+    def _let_in(self, now: float) -> None:
+        """Carry out the calls that waited for room in their partitions and have it, in order."""
+        verbs = self._verbs
+        for ticket, refusal in verbs.flow.hopeless():
+            verbs.writes.fail(ticket, refusal)
+        for ticket, call in verbs.flow.ready():
+            if isinstance(call, requests.PutSamples):
+                verbs.writes.let_in(ticket, now)
+            else:
+                self._answer_late(ticket, call, now)
+            self._remove_unwanted()
+
+    def _answer_late(self, ticket: int, call: requests.ReserveGroup | requests.DrawSamples, now: float) -> None:
+        answer: Drawn | Reserved
+        try:
+            if isinstance(call, requests.DrawSamples):
+                answer = self._verbs.draws.make(call, now)
+            else:
+                answer = self._verbs.groups.create(call, now)
+        except Refusal as refusal:
+            self._state.fail(ticket, refusal)
+            return
+        self._answers.remember(call.request_id, self._repeatable[type(call)].name, answer, now)
+        self._state.effects.append(Answered(ticket, answer))
 
     def _serve(self, task: Task, now: float) -> int:
         """Grant ready rows to the claims that are queued for them, the longest queued first, and end those that no rows
@@ -213,7 +248,7 @@ class Turn:
     def _finish_write(self, call: requests.FinishWrite, now: float) -> PutResult | CommitResult:
         """The answer belongs to the request that began the write."""
         begun = self._verbs.writes.call_of(call.ticket)
-        answer = self._verbs.writes.finish(call.ticket, now)
+        answer = self._verbs.writes.finish(call.ticket, call.digests, now)
         if begun is not None:
             name = _name(self._repeatable[type(begun)].name, begun)
             self._answers.remember(begun.request_id, name, answer, now)
@@ -233,11 +268,12 @@ class Turn:
         return ReleaseResult(rows)
 
     def _give_up_claim(self, call: requests.GiveUpClaim, now: float) -> Refusal:
-        refusal = self._verbs.queue.give_up(call.ticket, now)
-        return refusal or Refusal(Reason.CLAIM_TIMEOUT, "the claim is no longer queued")
+        refusal = self._verbs.queue.give_up(call.ticket, now) or self._verbs.flow.give_up(call.ticket)
+        return refusal or Refusal(Reason.CLAIM_TIMEOUT, "the call no longer waits")
 
     def _abandon_claim(self, call: requests.AbandonClaim, now: float) -> None:
         self._verbs.queue.leave(call.ticket)
+        self._verbs.flow.leave(call.ticket)
 
     def _advance(self, call: requests.Advance, now: float) -> None:
         expiry = self._verbs.expiry

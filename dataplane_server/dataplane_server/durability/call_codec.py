@@ -20,6 +20,7 @@ import numpy as np
 from dataplane_server.core.calls import life_calls, requests
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.filters import Term
+from dataplane_server.core.calls.flow import DrawBand, FlowPolicy
 from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
 from dataplane_server.core.calls.requests import Call
 from dataplane_server.core.calls.values import Definition, Int64Array
@@ -27,7 +28,7 @@ from dataplane_server.core.calls.values import Definition, Int64Array
 Convert = Callable[[Any], Any]
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
-_RECORDS = (Shape, ColumnSpec, TaskPolicy, TaskPolicyOf, Definition, Term)
+_RECORDS = (Shape, ColumnSpec, TaskPolicy, TaskPolicyOf, DrawBand, FlowPolicy, Definition, Term)
 
 
 class _Form(NamedTuple):

@@ -55,6 +55,11 @@ SERVER = (
     MetricSpec("dataplane_waiting_claims", "gauge", "Claims that wait for rows."),
     MetricSpec("dataplane_waiting_puts", "gauge", "Puts and commits that wait for space."),
     MetricSpec(
+        "dataplane_calls_waiting_for_room",
+        "gauge",
+        "Puts, groups and draws that wait for room in their partition, by its FlowPolicy or the pace of a task.",
+    ),
+    MetricSpec(
         "dataplane_longest_put_wait_seconds",
         "gauge",
         "The longest time that a put or commit has been waiting for space; 0 if none waits.",
@@ -135,12 +140,15 @@ PARTITIONS = (
         "dataplane_rows_removed_total",
         "counter",
         "Rows removed, by reason: consumed (cleared after every task had consumed them), cleared, rolled_back, retired "
-        "(with their weight version), stale (dropped by the policy of a task).",
+        "(with their weight version), stale or filtered (dropped by the policy of a task), evicted (for new rows).",
         ("partition", "reason"),
     ),
     MetricSpec("dataplane_puts_total", "counter", "Puts applied.", _P),
     MetricSpec("dataplane_put_rows_total", "counter", "Rows in applied puts, created or not.", _P),
     MetricSpec("dataplane_put_bytes_total", "counter", "Bytes of values in applied puts.", _P),
+    MetricSpec(
+        "dataplane_deduplicated_bytes_total", "counter", "Bytes of values put once that were there already.", _P
+    ),
     MetricSpec("dataplane_reads_total", "counter", "Reads begun.", _P),
     MetricSpec("dataplane_read_rows_total", "counter", "Rows read; a row counts each time it is read.", _P),
     MetricSpec("dataplane_read_bytes_total", "counter", "Bytes of values read.", _P),

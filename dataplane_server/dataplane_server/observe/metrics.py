@@ -132,6 +132,7 @@ class Metrics:
             "dataplane_open_claims": totals.open_claims,
             "dataplane_waiting_claims": totals.waiting_claims,
             "dataplane_waiting_puts": totals.waiting_puts,
+            "dataplane_calls_waiting_for_room": totals.waiting_for_room,
             "dataplane_longest_put_wait_seconds": totals.longest_put_wait_s or 0.0,
             "dataplane_sessions": totals.sessions,
             "dataplane_sessions_opened_total": totals.sessions_opened,

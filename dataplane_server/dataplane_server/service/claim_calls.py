@@ -26,7 +26,7 @@ class ClaimCalls:
 
     async def claim_samples(self, request: pb.ClaimSamplesRequest) -> pb.ClaimSamplesResponse:
         began, call = time.monotonic(), translate_claims.claim(request)
-        grant = await self._shell.grant(self._shell.apply(call), translate.seconds(request.wait_timeout))
+        grant = await self._shell.answer(self._shell.apply(call), Grant, translate.seconds(request.wait_timeout))
         response = translate_claims.grant(grant)
         self._check_fits(response, grant, call)
         self._metrics.claim_waited(time.monotonic() - began)
@@ -34,7 +34,7 @@ class ClaimCalls:
 
     async def claim_shard(self, request: pb.ClaimShardRequest) -> pb.ClaimShardResponse:
         began, call = time.monotonic(), translate_claims.shard(request)
-        grant = await self._shell.grant(self._shell.apply(call), translate.seconds(request.wait_timeout))
+        grant = await self._shell.answer(self._shell.apply(call), Grant, translate.seconds(request.wait_timeout))
         response = pb.ClaimShardResponse(claim=translate_claims.grant(grant))
         self._check_fits(response, grant, call)
         self._metrics.claim_waited(time.monotonic() - began)

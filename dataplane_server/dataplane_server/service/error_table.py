@@ -41,6 +41,7 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
     Reason.SNAPSHOT_FAILED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.CONDITION_FAILED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.TOO_FEW_ROWS: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.PARTITION_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.NO_SPACE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.LIMIT_REACHED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.CLAIM_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -51,7 +52,12 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
     Reason.GROUP_FENCED: grpc.StatusCode.ABORTED,
 }
 
-RETRY_DELAY_S: dict[Reason, float] = {Reason.NO_SPACE: 1.0, Reason.LIMIT_REACHED: 1.0, Reason.DRAINING: 0.5}
+RETRY_DELAY_S: dict[Reason, float] = {
+    Reason.NO_SPACE: 1.0,
+    Reason.PARTITION_FULL: 1.0,
+    Reason.LIMIT_REACHED: 1.0,
+    Reason.DRAINING: 0.5,
+}
 """How long the caller should wait before it tries again, in seconds."""
 
 

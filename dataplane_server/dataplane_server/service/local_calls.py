@@ -17,6 +17,7 @@ from dataplane_server.core.calls.requests import EndRead, FinishWrite, ShareRese
 from dataplane_server.core.calls.values import Run
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate
+from dataplane_server.service.digests import Digests
 from dataplane_server.service.local_session import Applied, Lease, LocalSession, Result, SharedReservation
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
@@ -38,6 +39,7 @@ class LocalCalls:
         self._shell = shell
         self._arena = arena
         self._metrics = metrics
+        self._digests = Digests(shell.plane, arena)
         self._waiting_bytes = 0
 
     def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
@@ -95,11 +97,13 @@ class LocalCalls:
                 self._shell.apply(ShareReservation(reservation.ticket))
                 session.hold(handle, SharedReservation(reservation, applied))
                 return pb.LocalWriteResponse(reservation=_arena_runs(reservation.runs))
-            return self._finish(reservation, applied)
+            digests = cast("bytes", self._digests.of(reservation.ticket))  # there are few bytes
+            return self._finish(reservation, applied, digests)
 
-    def _finish(self, reservation: Reservation, applied: Applied) -> pb.LocalWriteResponse:
+    def _finish(self, reservation: Reservation, applied: Applied, digests: bytes) -> pb.LocalWriteResponse:
         self._arena.copy(reservation.copies)
-        return applied(self._shell.apply(FinishWrite(reservation.ticket)), reservation.size_bytes)
+        finish = FinishWrite(reservation.ticket, digests=digests)
+        return applied(self._shell.apply(finish), reservation.size_bytes)
 
     def _fill(self, reservation: Reservation, values: bytes) -> None:
         if len(values) != reservation.size_bytes or len(values) > MAX_INLINE_BYTES:
@@ -112,9 +116,21 @@ class LocalCalls:
         for run in reservation.runs:
             self._arena.view(run)[:], rest = rest[: run.size_bytes], rest[run.size_bytes :]
 
-    def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> pb.LocalWriteResponse:
-        shared = session.take_reservation(request.handle)
-        return self._finish(shared.reservation, shared.applied)
+    def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> Answer:
+        digests = self._digests.of(session.reservation(request.handle).reservation.ticket)
+        if isinstance(digests, bytes):
+            return self._finish_taken(request.handle, session, digests)
+        return self._finish_later(request.handle, session, digests)
+
+    async def _finish_later(
+        self, handle: int, session: LocalSession, digests: Awaitable[bytes]
+    ) -> pb.LocalWriteResponse:
+        """Until the digests are there, the session holds the reservation: it aborts the write of a client that dies."""
+        return self._finish_taken(handle, session, await digests)
+
+    def _finish_taken(self, handle: int, session: LocalSession, digests: bytes) -> pb.LocalWriteResponse:
+        shared = session.take_reservation(handle)
+        return self._finish(shared.reservation, shared.applied, digests)
 
     def _put_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         put = cast("PutResult", result)  # a ticket finishes as it began

@@ -65,11 +65,16 @@ class LocalSession:
         message = f"handle {handle} {'was released' if unwanted else 'is in use already'}"
         raise Refusal(Reason.INVALID_REQUEST, message, handle=handle)
 
-    def take_reservation(self, handle: int) -> SharedReservation:
-        """Remove and return the reservation that the caller finishes."""
+    def reservation(self, handle: int) -> SharedReservation:
+        """The reservation that a handle holds."""
         held = self._held.get(handle)
         if not isinstance(held, SharedReservation):
             raise Refusal(Reason.INVALID_REQUEST, f"handle {handle} holds no reservation", handle=handle)
+        return held
+
+    def take_reservation(self, handle: int) -> SharedReservation:
+        """Remove and return the reservation that the caller finishes."""
+        held = self.reservation(handle)
         del self._held[handle]
         return held
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
 
-from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.answers import CommitResult, Drawn, PutResult, Reservation, Reserved, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal, superseded
 from dataplane_server.core.calls.requests import (
     AbortGroup,
@@ -31,6 +31,7 @@ from dataplane_server.service import (
     translate_samples,
 )
 from dataplane_server.service.claim_calls import ClaimCalls
+from dataplane_server.service.digests import Digests
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES, FrameReader, Header, read_frames
 from dataplane_server.service.messages import Messages
 from dataplane_server.service.session_calls import SessionCalls
@@ -60,6 +61,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._arena = arena
         self._metrics = metrics
         self._messages = Messages(self._plane.limits)
+        self._digests = Digests(self._plane, arena)
         self._claims = ClaimCalls(shell, metrics)
         self._sessions = SessionCalls(shell)
         self._started = shell.now() if started is None else started
@@ -186,8 +188,10 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         reservation = await self._shell.reservation(begun, wait_s)
         with self._shell.aborted_on_error(reservation.ticket):
             await self._receive(reservation, frames)
+            digests = self._digests.of(reservation.ticket)
+            finish = FinishWrite(reservation.ticket, digests=digests if isinstance(digests, bytes) else await digests)
             self._arena.copy(reservation.copies)
-            return cast("R", self._shell.apply(FinishWrite(reservation.ticket)))  # a ticket finishes as it began
+            return cast("R", self._shell.apply(finish))  # a ticket finishes as it began
 
     async def _receive(self, reservation: Reservation, frames: FrameReader[Header]) -> None:
         writer = RunWriter(self._arena, reservation.runs)
@@ -261,12 +265,14 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return translate_claims.dead_letters(self._plane.dead_letters(request.partition_id, request.task))
 
     async def DrawSamples(self, request: pb.DrawSamplesRequest, context: object) -> pb.DrawSamplesResponse:
-        return translate_draws.drawn(self._shell.apply(translate_draws.draw(request)), request.partition_id)
+        begun, wait_s = self._shell.apply(translate_draws.draw(request)), translate.seconds(request.wait_timeout)
+        return translate_draws.drawn(await self._shell.answer(begun, Drawn, wait_s), request.partition_id)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
     async def ReserveGroup(self, request: pb.ReserveGroupRequest, context: object) -> pb.ReserveGroupResponse:
-        return translate_claims.reserved(self._shell.apply(translate_claims.reserve(request)))
+        begun, wait_s = self._shell.apply(translate_claims.reserve(request)), translate.seconds(request.wait_timeout)
+        return translate_claims.reserved(await self._shell.answer(begun, Reserved, wait_s))
 
     async def FinishGroup(self, request: pb.FinishGroupRequest, context: object) -> pb.FinishGroupResponse:
         return pb.FinishGroupResponse(rows=self._shell.apply(translate_claims.finish_group(request)).rows)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from dataplane_server.core.calls.answers import Grant, Reservation, SessionExpired, Waiting
+from dataplane_server.core.calls.answers import Drawn, Grant, Reservation, Reserved, SessionExpired, Waiting
 from dataplane_server.core.calls.refusal import Refusal, draining
 from dataplane_server.core.calls.requests import (
     AbandonClaim,
@@ -32,6 +32,7 @@ from dataplane_server.service.ticker import Ticker
 from dataplane_server.service.waiters import Waiters
 
 A = TypeVar("A")
+T = TypeVar("T", Grant, Reserved, Drawn)
 
 _MERGE_PAUSE_S = 0.0002
 
@@ -106,18 +107,18 @@ class Shell:
             self.apply(AbortWrite(ticket))
             raise
 
-    async def grant(self, answer: Grant | Waiting, wait_s: float) -> Grant:
-        """The rows of a claim, at once or within wait_s.
+    async def answer(self, begun: T | Waiting, kind: type[T], wait_s: float) -> T:
+        """The answer of a claim, a group or a draw, at once or within wait_s.
 
         A caller that disconnects while it waits may repeat the request (same request_id): it then waits again, or gets
         the rows granted meanwhile. Otherwise the rows return by ReleaseClaim, or when the caller's session expires.
         """
-        if isinstance(answer, Grant):
-            return answer
+        if not isinstance(begun, Waiting):
+            return begun
         try:
-            return await self._waiters.wait(answer.ticket, Grant, wait_s, self._give_up_claim)
+            return await self._waiters.wait(begun.ticket, kind, wait_s, self._give_up_claim)
         except asyncio.CancelledError:
-            self.apply(AbandonClaim(answer.ticket))
+            self.apply(AbandonClaim(begun.ticket))
             raise
 
     def _give_up_write(self, ticket: int) -> Exception:

@@ -33,6 +33,7 @@ from dataplane_server.core.calls.requests import (
 )
 from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 from dataplane_server.durability.snapshot import Manifest
+from dataplane_server.service import translate_flow
 from dataplane_server.service.translate_filters import rows_that_fit
 from dataplane_server.service.translate_policies import policy_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -87,6 +88,7 @@ def put(header: pb.PutSamplesHeader) -> PutSamples:
         add_to_group=header.add_to_group,
         append=header.append,
         only_if=rows_that_fit(header.only_if),
+        once=tuple(header.once),
     )
 
 
@@ -223,12 +225,16 @@ def partition(info: PartitionInfo) -> pb.Partition:
         oldest_row_age=optional_duration(info.oldest_row_age_s),
         newest_weight_version=info.newest_weight_version,
         written_bytes_total=info.written_bytes_total,
+        deduplicated_bytes_total=info.deduplicated_bytes_total,
         read_bytes_total=info.read_bytes_total,
         read_rows_total=info.read_rows_total,
         open=what.open,
         clear_when_consumed=what.clear_when_consumed,
         closed=info.closed,
         weight_version=info.weight_version,
+        flow=translate_flow.flow_message(info.flow),
+        waiting_calls=info.waiting_calls,
+        waits_because=info.waits_because,
     )
 
 
@@ -252,6 +258,7 @@ def task_statuses(infos: Iterable[TaskInfo]) -> list[pb.TaskStatus]:
             longest_wait=optional_duration(info.longest_wait_s),
             claims_total=info.claims_total,
             stale_rows=info.stale_rows,
+            excluded_rows=info.excluded_rows,
             policy=policy_message(info.policy),
         )
         for info in infos

@@ -21,11 +21,28 @@ _OPERATORS: dict[int, FilterOperator] = {
     pb.FILTER_OPERATOR_OR: "or",
     pb.FILTER_OPERATOR_NOT: "not",
 }
+_OPERATOR_NUMBERS = {name: pb.FilterOperator.ValueType(number) for number, name in _OPERATORS.items()}
 _FACTS: dict[int, RowFact] = {
     pb.ROW_FACT_SEQUENCE_LENGTH: "sequence_length",
     pb.ROW_FACT_STALENESS: "staleness",
     pb.ROW_FACT_AGE_S: "age_s",
 }
+_FACT_NUMBERS: dict[str, pb.RowFact.ValueType] = {name: pb.RowFact.ValueType(n) for n, name in _FACTS.items()}
+
+
+def filter_message(terms: Filter) -> pb.Filter:
+    """The message of a filter of the core."""
+    return pb.Filter(
+        terms=[
+            pb.FilterTerm(
+                operator=_OPERATOR_NUMBERS[term.operator],
+                tag="" if term.of_row else term.subject,
+                fact=_FACT_NUMBERS[term.subject] if term.of_row else pb.ROW_FACT_UNSPECIFIED,
+                values=msgpack.packb(term.values) if term.values else b"",
+            )
+            for term in terms
+        ]
+    )
 
 
 def rows_that_fit(message: pb.Filter) -> Filter:

@@ -10,21 +10,31 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from dataplane_server.core.calls.answers import Admitted, Failed, Grant, Granted, Reservation
+from dataplane_server.core.calls.answers import (
+    Admitted,
+    Answered,
+    Drawn,
+    Failed,
+    Grant,
+    Granted,
+    Reservation,
+    Reserved,
+)
 
-T = TypeVar("T", Grant, Reservation)
+Answer = Grant | Reservation | Reserved | Drawn
+T = TypeVar("T", Grant, Reservation, Reserved, Drawn)
 
 
 class Waiters:
     """Waiting coroutines by ticket."""
 
     def __init__(self) -> None:
-        self._futures: dict[int, asyncio.Future[Grant | Reservation]] = {}
+        self._futures: dict[int, asyncio.Future[Answer]] = {}
 
     async def wait(self, ticket: int, kind: type[T], timeout_s: float, give_up: Callable[[int], Exception]) -> T:
         """Wait until the ticket is answered. At the deadline, call give_up(ticket) and raise what it returns."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Grant | Reservation] = loop.create_future()
+        future: asyncio.Future[Answer] = loop.create_future()
         self._futures[ticket] = future
         timer = loop.call_later(timeout_s, self._expire, ticket, future, give_up)
         try:
@@ -36,7 +46,7 @@ class Waiters:
             raise TypeError(f"ticket {ticket} was answered with {type(answer).__name__}, not {kind.__name__}")
         return answer
 
-    def wake(self, effect: Admitted | Granted | Failed) -> None:
+    def wake(self, effect: Admitted | Granted | Answered | Failed) -> None:
         """Wake the coroutine that an effect of the core concerns."""
         future = self._futures.get(effect.ticket)
         if future is None or future.done():
@@ -45,10 +55,12 @@ class Waiters:
             future.set_exception(effect.refusal)
         elif isinstance(effect, Granted):
             future.set_result(effect.grant)
+        elif isinstance(effect, Answered):
+            future.set_result(effect.answer)
         else:
             future.set_result(effect.reservation)
 
     @staticmethod
-    def _expire(ticket: int, future: asyncio.Future[Grant | Reservation], give_up: Callable[[int], Exception]) -> None:
+    def _expire(ticket: int, future: asyncio.Future[Answer], give_up: Callable[[int], Exception]) -> None:
         if not future.done():
             future.set_exception(give_up(ticket))

@@ -285,6 +285,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: a row does not fit the filter only_if of the put; the metadata names the row."""
     ERROR_REASON_TOO_FEW_ROWS: _ErrorReason.ValueType  # 34
     """FAILED_PRECONDITION: fewer rows than min_size can be drawn; the message says why, metadata "rows" is their number."""
+    ERROR_REASON_PARTITION_FULL: _ErrorReason.ValueType  # 35
+    """RESOURCE_EXHAUSTED with RetryInfo: the partition has no room for new rows: a budget is full, or a task or band
+    paces producers.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -363,6 +367,10 @@ ERROR_REASON_CONDITION_FAILED: ErrorReason.ValueType  # 33
 """FAILED_PRECONDITION: a row does not fit the filter only_if of the put; the metadata names the row."""
 ERROR_REASON_TOO_FEW_ROWS: ErrorReason.ValueType  # 34
 """FAILED_PRECONDITION: fewer rows than min_size can be drawn; the message says why, metadata "rows" is their number."""
+ERROR_REASON_PARTITION_FULL: ErrorReason.ValueType  # 35
+"""RESOURCE_EXHAUSTED with RetryInfo: the partition has no room for new rows: a budget is full, or a task or band
+paces producers.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _FilterOperator:
@@ -481,6 +489,34 @@ WHEN_STALE_DELIVER: WhenStale.ValueType  # 3
 """The task gets them; the staleness in the answer of the claim tells."""
 Global___WhenStale: _TypeAlias = WhenStale  # noqa: Y015
 
+class _WhenExcluded:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WhenExcludedEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WhenExcluded.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WHEN_EXCLUDED_UNSPECIFIED: _WhenExcluded.ValueType  # 0
+    """As WITHHOLD."""
+    WHEN_EXCLUDED_WITHHOLD: _WhenExcluded.ValueType  # 1
+    """The task does not get them. They stay for other tasks, and for tags that change."""
+    WHEN_EXCLUDED_DROP: _WhenExcluded.ValueType  # 2
+    """Those that have every tag and fact which the filter names are removed from the partition, with the other rows of
+    their group, as soon as no claim holds one of them. The others are withheld: the tag may still come.
+    """
+
+class WhenExcluded(_WhenExcluded, metaclass=_WhenExcludedEnumTypeWrapper):
+    """What becomes of rows that do not fit the filter of a task."""
+
+WHEN_EXCLUDED_UNSPECIFIED: WhenExcluded.ValueType  # 0
+"""As WITHHOLD."""
+WHEN_EXCLUDED_WITHHOLD: WhenExcluded.ValueType  # 1
+"""The task does not get them. They stay for other tasks, and for tags that change."""
+WHEN_EXCLUDED_DROP: WhenExcluded.ValueType  # 2
+"""Those that have every tag and fact which the filter names are removed from the partition, with the other rows of
+their group, as soon as no claim holds one of them. The others are withheld: the tag may still come.
+"""
+Global___WhenExcluded: _TypeAlias = WhenExcluded  # noqa: Y015
+
 class _ClaimOrder:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -516,6 +552,58 @@ CLAIM_ORDER_LOWEST_TAG: ClaimOrder.ValueType  # 4
 CLAIM_ORDER_HIGHEST_TAG: ClaimOrder.ValueType  # 5
 """The highest number in the tag order_tag; rows without one last."""
 Global___ClaimOrder: _TypeAlias = ClaimOrder  # noqa: Y015
+
+class _WhenFull:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WhenFullEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WhenFull.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WHEN_FULL_UNSPECIFIED: _WhenFull.ValueType  # 0
+    """As BLOCK."""
+    WHEN_FULL_BLOCK: _WhenFull.ValueType  # 1
+    """The call waits, first come, first served, until its wait_timeout; then it fails with PARTITION_FULL."""
+    WHEN_FULL_REJECT: _WhenFull.ValueType  # 2
+    """The call fails with PARTITION_FULL at once."""
+    WHEN_FULL_EVICT: _WhenFull.ValueType  # 3
+    """Other rows are removed. If those that may be evicted are too few, none is, and the call waits."""
+
+class WhenFull(_WhenFull, metaclass=_WhenFullEnumTypeWrapper):
+    """What becomes of new rows that a budget of a partition has no room for."""
+
+WHEN_FULL_UNSPECIFIED: WhenFull.ValueType  # 0
+"""As BLOCK."""
+WHEN_FULL_BLOCK: WhenFull.ValueType  # 1
+"""The call waits, first come, first served, until its wait_timeout; then it fails with PARTITION_FULL."""
+WHEN_FULL_REJECT: WhenFull.ValueType  # 2
+"""The call fails with PARTITION_FULL at once."""
+WHEN_FULL_EVICT: WhenFull.ValueType  # 3
+"""Other rows are removed. If those that may be evicted are too few, none is, and the call waits."""
+Global___WhenFull: _TypeAlias = WhenFull  # noqa: Y015
+
+class _EvictFirst:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EvictFirstEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EvictFirst.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EVICT_FIRST_UNSPECIFIED: _EvictFirst.ValueType  # 0
+    """As OLDEST."""
+    EVICT_FIRST_OLDEST: _EvictFirst.ValueType  # 1
+    """Those that were put first."""
+    EVICT_FIRST_OLDEST_VERSION: _EvictFirst.ValueType  # 2
+    """Those of the oldest weight version; rows without one come last."""
+
+class EvictFirst(_EvictFirst, metaclass=_EvictFirstEnumTypeWrapper):
+    """Which rows are evicted first. A group is evicted whole."""
+
+EVICT_FIRST_UNSPECIFIED: EvictFirst.ValueType  # 0
+"""As OLDEST."""
+EVICT_FIRST_OLDEST: EvictFirst.ValueType  # 1
+"""Those that were put first."""
+EVICT_FIRST_OLDEST_VERSION: EvictFirst.ValueType  # 2
+"""Those of the oldest weight version; rows without one come last."""
+Global___EvictFirst: _TypeAlias = EvictFirst  # noqa: Y015
 
 class _RegistrationOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -819,6 +907,9 @@ class TaskPolicy(_message.Message):
     WHEN_STALE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     ORDER_TAG_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    WHEN_EXCLUDED_FIELD_NUMBER: _builtins.int
+    ROWS_PER_VERSION_FIELD_NUMBER: _builtins.int
     max_staleness: _builtins.int
     """How many versions a row may be behind the partition's weight version when it is granted. Unset: no bound."""
     when_stale: Global___WhenStale.ValueType
@@ -827,6 +918,19 @@ class TaskPolicy(_message.Message):
     """The order of claims that name none."""
     order_tag: _builtins.str
     """The tag of CLAIM_ORDER_LOWEST_TAG and CLAIM_ORDER_HIGHEST_TAG; a group counts by its first row."""
+    when_excluded: Global___WhenExcluded.ValueType
+    """What becomes of the other rows."""
+    rows_per_version: _builtins.int
+    """How many rows the trainer takes of each weight version. Set, it paces producers: new rows wait while the rows before
+    the task, and those taken since the weight version moved, are (max_staleness + 1) * rows_per_version. So a row is
+    taken before it is too stale, if rows are taken in the order in which they came. 0: no pace.
+    """
+    @_builtins.property
+    def where(self) -> Global___Filter:
+        """Only rows that fit are granted to claims and drawn for the task, besides the filter of the call. May not ask for
+        ROW_FACT_AGE_S.
+        """
+
     def __init__(
         self,
         *,
@@ -834,16 +938,116 @@ class TaskPolicy(_message.Message):
         when_stale: Global___WhenStale.ValueType = ...,
         order: Global___ClaimOrder.ValueType = ...,
         order_tag: _builtins.str = ...,
+        where: Global___Filter | None = ...,
+        when_excluded: Global___WhenExcluded.ValueType = ...,
+        rows_per_version: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness", "max_staleness", b"max_staleness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness", "max_staleness", b"max_staleness", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness", "max_staleness", b"max_staleness", "order", b"order", "order_tag", b"order_tag", "when_stale", b"when_stale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness", "max_staleness", b"max_staleness", "order", b"order", "order_tag", b"order_tag", "rows_per_version", b"rows_per_version", "when_excluded", b"when_excluded", "when_stale", b"when_stale", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_staleness: _TypeAlias = _typing.Literal["max_staleness"]  # noqa: Y015
     _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_staleness) -> _WhichOneofReturnType__max_staleness | None: ...
 
 Global___TaskPolicy: _TypeAlias = TaskPolicy  # noqa: Y015
+
+@_typing.final
+class DrawBand(_message.Message):
+    """How far the draws of a partition may be from its puts. The surplus is samples_per_insert times the rows put, less the
+    rows drawn, both since the band was set. New rows wait while they would raise it above most, and draws wait while they
+    would lower it below least.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_PER_INSERT_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    samples_per_insert: _builtins.float
+    """Rows drawn for each row put; above 0."""
+    least: _builtins.float
+    """The lower end; finite."""
+    most: _builtins.float
+    """The upper end; at least 1 + samples_per_insert above the lower one."""
+    def __init__(
+        self,
+        *,
+        samples_per_insert: _builtins.float = ...,
+        least: _builtins.float = ...,
+        most: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["least", b"least", "most", b"most", "samples_per_insert", b"samples_per_insert"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrawBand: _TypeAlias = DrawBand  # noqa: Y015
+
+@_typing.final
+class FlowPolicy(_message.Message):
+    """When a partition takes new rows: those of puts, and groups that are reserved. Writes to rows that exist, write-backs,
+    commits and puts to reserved groups are never held up, so a group that receives more than was known when it was
+    reserved can exceed a budget.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_ROWS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_VERSIONS_FIELD_NUMBER: _builtins.int
+    WHEN_FULL_FIELD_NUMBER: _builtins.int
+    EVICT_FIRST_FIELD_NUMBER: _builtins.int
+    EVICT_WHERE_FIELD_NUMBER: _builtins.int
+    BAND_FIELD_NUMBER: _builtins.int
+    max_rows: _builtins.int
+    """Resident rows, with those of puts under way. Unset: no budget."""
+    max_bytes: _builtins.int
+    """Bytes of their values. Unset: no budget."""
+    max_versions: _builtins.int
+    """How many weight versions resident rows may span up to the partition's. Unset: no budget."""
+    when_full: Global___WhenFull.ValueType
+    """What becomes of new rows beyond a budget."""
+    evict_first: Global___EvictFirst.ValueType
+    """Of WHEN_FULL_EVICT: which rows go first. Rows that a claim holds, rows of reserved groups, and their groups stay."""
+    @_builtins.property
+    def evict_where(self) -> Global___Filter:
+        """Of WHEN_FULL_EVICT: only rows that fit may go."""
+
+    @_builtins.property
+    def band(self) -> Global___DrawBand:
+        """How far draws may be from puts. Unset: no band."""
+
+    def __init__(
+        self,
+        *,
+        max_rows: _builtins.int | None = ...,
+        max_bytes: _builtins.int | None = ...,
+        max_versions: _builtins.int | None = ...,
+        when_full: Global___WhenFull.ValueType = ...,
+        evict_first: Global___EvictFirst.ValueType = ...,
+        evict_where: Global___Filter | None = ...,
+        band: Global___DrawBand | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_max_rows", b"_max_rows", "_max_versions", b"_max_versions", "band", b"band", "evict_where", b"evict_where", "max_bytes", b"max_bytes", "max_rows", b"max_rows", "max_versions", b"max_versions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_max_rows", b"_max_rows", "_max_versions", b"_max_versions", "band", b"band", "evict_first", b"evict_first", "evict_where", b"evict_where", "max_bytes", b"max_bytes", "max_rows", b"max_rows", "max_versions", b"max_versions", "when_full", b"when_full"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__max_rows: _TypeAlias = _typing.Literal["max_rows"]  # noqa: Y015
+    _WhichOneofArgType__max_rows: _TypeAlias = _typing.Literal["_max_rows", b"_max_rows"]  # noqa: Y015
+    _WhichOneofReturnType__max_versions: _TypeAlias = _typing.Literal["max_versions"]  # noqa: Y015
+    _WhichOneofArgType__max_versions: _TypeAlias = _typing.Literal["_max_versions", b"_max_versions"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_bytes) -> _WhichOneofReturnType__max_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_rows) -> _WhichOneofReturnType__max_rows | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_versions) -> _WhichOneofReturnType__max_versions | None: ...
+
+Global___FlowPolicy: _TypeAlias = FlowPolicy  # noqa: Y015
 
 @_typing.final
 class FieldDescription(_message.Message):
@@ -960,6 +1164,7 @@ class TaskStatus(_message.Message):
     CLAIMS_TOTAL_FIELD_NUMBER: _builtins.int
     STALE_ROWS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    EXCLUDED_ROWS_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task."""
     untaken_rows: _builtins.int
@@ -991,6 +1196,10 @@ class TaskStatus(_message.Message):
     stale_rows: _builtins.int
     """Resident rows that the task has not taken and does not get: they are staler than its policy allows, or their weight
     version is unknown.
+    """
+    excluded_rows: _builtins.int
+    """Resident rows that the task has not taken and does not get, beside stale ones: they have every tag and fact that the
+    filter of its policy names, and do not fit it.
     """
     @_builtins.property
     def ended_deliveries(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -1038,10 +1247,11 @@ class TaskStatus(_message.Message):
         claims_total: _builtins.int = ...,
         stale_rows: _builtins.int = ...,
         policy: Global___TaskPolicy | None = ...,
+        excluded_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "claimed_rows", b"claimed_rows", "claims_total", b"claims_total", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "stale_rows", b"stale_rows", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "claimed_rows", b"claimed_rows", "claims_total", b"claims_total", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "excluded_rows", b"excluded_rows", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "stale_rows", b"stale_rows", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ready_rows: _TypeAlias = _typing.Literal["ready_rows"]  # noqa: Y015
     _WhichOneofArgType__ready_rows: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows"]  # noqa: Y015
@@ -1141,11 +1351,15 @@ class Partition(_message.Message):
     OLDEST_ROW_AGE_FIELD_NUMBER: _builtins.int
     NEWEST_WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     WRITTEN_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    DEDUPLICATED_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     READ_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     READ_ROWS_TOTAL_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
     CLEAR_WHEN_CONSUMED_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
+    FLOW_FIELD_NUMBER: _builtins.int
+    WAITING_CALLS_FIELD_NUMBER: _builtins.int
+    WAITS_BECAUSE_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """Its id."""
@@ -1171,6 +1385,8 @@ class Partition(_message.Message):
     """
     written_bytes_total: _builtins.int
     """Bytes of values in puts and commits that were applied."""
+    deduplicated_bytes_total: _builtins.int
+    """Bytes of values that were put once and not stored, because equal ones were resident."""
     read_bytes_total: _builtins.int
     """Bytes of values in reads."""
     read_rows_total: _builtins.int
@@ -1181,6 +1397,10 @@ class Partition(_message.Message):
     """As registered."""
     closed: _builtins.bool
     """Whether ClosePartition announced the end of data."""
+    waiting_calls: _builtins.int
+    """Puts and reservations of groups that wait for room, and draws that wait for new rows."""
+    waits_because: _builtins.str
+    """Why the first of them waits, and what would let it go on; empty if none waits."""
     weight_version: _builtins.int
     """The version against which staleness is measured; unset while none is known."""
     @_builtins.property
@@ -1198,12 +1418,17 @@ class Partition(_message.Message):
     @_builtins.property
     def removed_rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Rows removed so far, by reason: "consumed" (cleared after every task had consumed them), "cleared" (before that),
-        "rolled_back" (with their group), "retired" (by SetWeightVersion), "stale" (dropped by the policy of a task).
+        "rolled_back" (with their group), "retired" (by SetWeightVersion), "stale" or "filtered" (dropped by the policy of a
+        task), "evicted" (for new rows).
         """
 
     @_builtins.property
     def oldest_row_age(self) -> _duration_pb2.Duration:
         """Age of the oldest resident row; unset if there is none. As exact as oldest_untaken_age."""
+
+    @_builtins.property
+    def flow(self) -> Global___FlowPolicy:
+        """As set by SetPolicies."""
 
     def __init__(
         self,
@@ -1224,16 +1449,20 @@ class Partition(_message.Message):
         oldest_row_age: _duration_pb2.Duration | None = ...,
         newest_weight_version: _builtins.int | None = ...,
         written_bytes_total: _builtins.int = ...,
+        deduplicated_bytes_total: _builtins.int = ...,
         read_bytes_total: _builtins.int = ...,
         read_rows_total: _builtins.int = ...,
         open: _builtins.bool = ...,
         clear_when_consumed: _builtins.bool = ...,
         closed: _builtins.bool = ...,
+        flow: Global___FlowPolicy | None = ...,
+        waiting_calls: _builtins.int = ...,
+        waits_because: _builtins.str = ...,
         weight_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "grpo_group_size", b"grpo_group_size", "newest_weight_version", b"newest_weight_version", "oldest_row_age", b"oldest_row_age", "weight_version", b"weight_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "newest_weight_version", b"newest_weight_version", "oldest_row_age", b"oldest_row_age", "weight_version", b"weight_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "weight_version", b"weight_version", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "deduplicated_bytes_total", b"deduplicated_bytes_total", "enums", b"enums", "fields", b"fields", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "waiting_calls", b"waiting_calls", "waits_because", b"waits_because", "weight_version", b"weight_version", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015
@@ -1643,6 +1872,7 @@ class SetPoliciesRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
+    FLOW_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1651,16 +1881,21 @@ class SetPoliciesRequest(_message.Message):
     def tasks(self) -> _containers.MessageMap[_builtins.str, Global___TaskPolicy]:
         """The policies of tasks, by name; other tasks keep theirs."""
 
+    @_builtins.property
+    def flow(self) -> Global___FlowPolicy:
+        """When the partition takes new rows. Unset: as before."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         partition_id: _builtins.str = ...,
         tasks: _abc.Mapping[_builtins.str, Global___TaskPolicy] | None = ...,
+        flow: Global___FlowPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow", "partition_id", b"partition_id", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1711,6 +1946,7 @@ class PutSamplesHeader(_message.Message):
     ADD_TO_GROUP_FIELD_NUMBER: _builtins.int
     APPEND_FIELD_NUMBER: _builtins.int
     ONLY_IF_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1761,12 +1997,18 @@ class PutSamplesHeader(_message.Message):
 
     @_builtins.property
     def wait_timeout(self) -> _duration_pb2.Duration:
-        """How long to wait for space. Unset: do not wait."""
+        """How long to wait for room in the partition and for space. Unset: do not wait."""
 
     @_builtins.property
     def only_if(self) -> Global___Filter:
         """Refused (CONDITION_FAILED), with nothing changed, unless every row exists and fits the filter at the time at which
         the put takes effect. For compare-and-set of tags. Not with shared.
+        """
+
+    @_builtins.property
+    def once(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Columns whose values are not stored a second time: a value whose bytes, element type and shape are those of a
+        resident value of the field that was put once as well becomes that value. Not for per-token fields; not with shared.
         """
 
     def __init__(
@@ -1787,10 +2029,11 @@ class PutSamplesHeader(_message.Message):
         add_to_group: _builtins.bool = ...,
         append: _builtins.bool = ...,
         only_if: Global___Filter | None = ...,
+        once: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["only_if", b"only_if", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "generations", b"generations", "only_if", b"only_if", "partition_id", b"partition_id", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "generations", b"generations", "once", b"once", "only_if", b"only_if", "partition_id", b"partition_id", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2136,6 +2379,7 @@ class DrawSamplesRequest(_message.Message):
     WHERE_FIELD_NUMBER: _builtins.int
     MAX_TIMES_SAMPLED_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -2166,6 +2410,10 @@ class DrawSamplesRequest(_message.Message):
     def where(self) -> Global___Filter:
         """Only rows that fit."""
 
+    @_builtins.property
+    def wait_timeout(self) -> _duration_pb2.Duration:
+        """How long to wait while the draw would leave the band of the partition's FlowPolicy. Unset: do not wait."""
+
     def __init__(
         self,
         *,
@@ -2181,10 +2429,11 @@ class DrawSamplesRequest(_message.Message):
         where: Global___Filter | None = ...,
         max_times_sampled: _builtins.int = ...,
         seed: _builtins.int = ...,
+        wait_timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "_priority_exponent", b"_priority_exponent", "min_size", b"min_size", "priority_exponent", b"priority_exponent", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "_priority_exponent", b"_priority_exponent", "min_size", b"min_size", "priority_exponent", b"priority_exponent", "wait_timeout", b"wait_timeout", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "_priority_exponent", b"_priority_exponent", "batch_size", b"batch_size", "max_times_sampled", b"max_times_sampled", "min_size", b"min_size", "partition_id", b"partition_id", "priority_exponent", b"priority_exponent", "priority_tag", b"priority_tag", "request_id", b"request_id", "required_fields", b"required_fields", "seed", b"seed", "strategy", b"strategy", "task", b"task", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "_priority_exponent", b"_priority_exponent", "batch_size", b"batch_size", "max_times_sampled", b"max_times_sampled", "min_size", b"min_size", "partition_id", b"partition_id", "priority_exponent", b"priority_exponent", "priority_tag", b"priority_tag", "request_id", b"request_id", "required_fields", b"required_fields", "seed", b"seed", "strategy", b"strategy", "task", b"task", "wait_timeout", b"wait_timeout", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_size: _TypeAlias = _typing.Literal["min_size"]  # noqa: Y015
     _WhichOneofArgType__min_size: _TypeAlias = _typing.Literal["_min_size", b"_min_size"]  # noqa: Y015
@@ -2774,6 +3023,7 @@ class ReserveGroupRequest(_message.Message):
     SAMPLE_IDS_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -2790,6 +3040,10 @@ class ReserveGroupRequest(_message.Message):
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its rows, distinct; at most 4,096. More can be added until the group is finished."""
 
+    @_builtins.property
+    def wait_timeout(self) -> _duration_pb2.Duration:
+        """How long to wait for room in the partition; see FlowPolicy. Unset: do not wait."""
+
     def __init__(
         self,
         *,
@@ -2799,10 +3053,11 @@ class ReserveGroupRequest(_message.Message):
         sample_ids: _abc.Iterable[_builtins.str] | None = ...,
         session_id: _builtins.str = ...,
         weight_version: _builtins.int | None = ...,
+        wait_timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "weight_version", b"weight_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "wait_timeout", b"wait_timeout", "weight_version", b"weight_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "group_id", b"group_id", "partition_id", b"partition_id", "request_id", b"request_id", "sample_ids", b"sample_ids", "session_id", b"session_id", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "group_id", b"group_id", "partition_id", b"partition_id", "request_id", b"request_id", "sample_ids", b"sample_ids", "session_id", b"session_id", "wait_timeout", b"wait_timeout", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__weight_version: _TypeAlias = _typing.Literal["weight_version"]  # noqa: Y015
     _WhichOneofArgType__weight_version: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version"]  # noqa: Y015

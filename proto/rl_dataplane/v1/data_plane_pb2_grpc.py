@@ -244,8 +244,8 @@ class DataPlaneServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicies(self, request, context):
-        """Replaces policies of a partition, all in one step: how stale the rows may be that a task gets, and in which order.
-        Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
+        """Replaces policies of a partition, all in one step: which rows a task gets, by staleness and filter, in which
+        order, and when the partition takes new rows. Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -257,7 +257,8 @@ class DataPlaneServiceServicer:
         append, adds the columns' entries to the end of the rows' values instead.
 
         Atomic: all rows change together when the last byte has arrived, or none does; a broken, truncated or oversized
-        stream changes nothing. Blocks while the bytes do not fit into the memory budget, first come, first served, until
+        stream changes nothing. A put that creates rows blocks while the partition has no room for them (see FlowPolicy),
+        until wait_timeout; then fails with RESOURCE_EXHAUSTED (PARTITION_FULL). Blocks while the bytes do not fit into the memory budget, first come, first served, until
         wait_timeout; then fails with RESOURCE_EXHAUSTED (NO_SPACE). A put larger than the whole budget is refused at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -307,7 +308,7 @@ class DataPlaneServiceServicer:
     def DrawSamples(self, request, context):
         """Draws rows without taking them, for off-policy training: no claim is opened, no task's cursor moves, and other calls
         may get the same rows. Draws from the visible rows that fit the request; rows of reserved groups are never drawn. No
-        row comes twice in one call. Never waits: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
+        row comes twice in one call. Never waits for rows, only for the band of the partition's FlowPolicy: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
         can be drawn. Counts each row as drawn once more. Costs time in proportion to the rows of the partition.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -357,7 +358,8 @@ class DataPlaneServiceServicer:
 
     def ReserveGroup(self, request, context):
         """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Puts with
-        add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already.
+        add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already. Waits for
+        room in the partition as PutSamples does; see FlowPolicy.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -111,8 +111,8 @@ class DataPlaneServiceStub:
     rows of older versions, claimed or not, and rolls back reserved groups that began with one. Idempotent.
     """
     SetPolicies: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.SetPoliciesRequest, _data_plane_pb2.SetPoliciesResponse]
-    """Replaces policies of a partition, all in one step: how stale the rows may be that a task gets, and in which order.
-    Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
+    """Replaces policies of a partition, all in one step: which rows a task gets, by staleness and filter, in which
+    order, and when the partition takes new rows. Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
     """
     PutSamples: _grpc.StreamUnaryMultiCallable[_data_plane_pb2.PutSamplesRequest, _data_plane_pb2.PutSamplesResponse]
     """Writes columns of rows. Creates rows that do not exist, replaces fields that a row already has, and keeps other
@@ -120,7 +120,8 @@ class DataPlaneServiceStub:
     append, adds the columns' entries to the end of the rows' values instead.
 
     Atomic: all rows change together when the last byte has arrived, or none does; a broken, truncated or oversized
-    stream changes nothing. Blocks while the bytes do not fit into the memory budget, first come, first served, until
+    stream changes nothing. A put that creates rows blocks while the partition has no room for them (see FlowPolicy),
+    until wait_timeout; then fails with RESOURCE_EXHAUSTED (PARTITION_FULL). Blocks while the bytes do not fit into the memory budget, first come, first served, until
     wait_timeout; then fails with RESOURCE_EXHAUSTED (NO_SPACE). A put larger than the whole budget is refused at once.
     """
     ReadColumns: _grpc.UnaryStreamMultiCallable[_data_plane_pb2.ReadColumnsRequest, _data_plane_pb2.ReadColumnsResponse]
@@ -154,7 +155,7 @@ class DataPlaneServiceStub:
     DrawSamples: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.DrawSamplesRequest, _data_plane_pb2.DrawSamplesResponse]
     """Draws rows without taking them, for off-policy training: no claim is opened, no task's cursor moves, and other calls
     may get the same rows. Draws from the visible rows that fit the request; rows of reserved groups are never drawn. No
-    row comes twice in one call. Never waits: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
+    row comes twice in one call. Never waits for rows, only for the band of the partition's FlowPolicy: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
     can be drawn. Counts each row as drawn once more. Costs time in proportion to the rows of the partition.
     """
     CommitClaim: _grpc.StreamUnaryMultiCallable[_data_plane_pb2.CommitClaimRequest, _data_plane_pb2.CommitClaimResponse]
@@ -178,7 +179,8 @@ class DataPlaneServiceStub:
     """
     ReserveGroup: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ReserveGroupRequest, _data_plane_pb2.ReserveGroupResponse]
     """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Puts with
-    add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already.
+    add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already. Waits for
+    room in the partition as PutSamples does; see FlowPolicy.
     """
     FinishGroup: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.FinishGroupRequest, _data_plane_pb2.FinishGroupResponse]
     """Makes all rows of a group visible to claims in one atomic step. Refused (GROUP_INCOMPLETE) while a row has produced
@@ -258,8 +260,8 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     rows of older versions, claimed or not, and rolls back reserved groups that began with one. Idempotent.
     """
     SetPolicies: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.SetPoliciesRequest, _data_plane_pb2.SetPoliciesResponse]  # type: ignore[assignment]
-    """Replaces policies of a partition, all in one step: how stale the rows may be that a task gets, and in which order.
-    Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
+    """Replaces policies of a partition, all in one step: which rows a task gets, by staleness and filter, in which
+    order, and when the partition takes new rows. Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
     """
     PutSamples: _aio.StreamUnaryMultiCallable[_data_plane_pb2.PutSamplesRequest, _data_plane_pb2.PutSamplesResponse]  # type: ignore[assignment]
     """Writes columns of rows. Creates rows that do not exist, replaces fields that a row already has, and keeps other
@@ -267,7 +269,8 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     append, adds the columns' entries to the end of the rows' values instead.
 
     Atomic: all rows change together when the last byte has arrived, or none does; a broken, truncated or oversized
-    stream changes nothing. Blocks while the bytes do not fit into the memory budget, first come, first served, until
+    stream changes nothing. A put that creates rows blocks while the partition has no room for them (see FlowPolicy),
+    until wait_timeout; then fails with RESOURCE_EXHAUSTED (PARTITION_FULL). Blocks while the bytes do not fit into the memory budget, first come, first served, until
     wait_timeout; then fails with RESOURCE_EXHAUSTED (NO_SPACE). A put larger than the whole budget is refused at once.
     """
     ReadColumns: _aio.UnaryStreamMultiCallable[_data_plane_pb2.ReadColumnsRequest, _data_plane_pb2.ReadColumnsResponse]  # type: ignore[assignment]
@@ -301,7 +304,7 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     DrawSamples: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.DrawSamplesRequest, _data_plane_pb2.DrawSamplesResponse]  # type: ignore[assignment]
     """Draws rows without taking them, for off-policy training: no claim is opened, no task's cursor moves, and other calls
     may get the same rows. Draws from the visible rows that fit the request; rows of reserved groups are never drawn. No
-    row comes twice in one call. Never waits: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
+    row comes twice in one call. Never waits for rows, only for the band of the partition's FlowPolicy: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
     can be drawn. Counts each row as drawn once more. Costs time in proportion to the rows of the partition.
     """
     CommitClaim: _aio.StreamUnaryMultiCallable[_data_plane_pb2.CommitClaimRequest, _data_plane_pb2.CommitClaimResponse]  # type: ignore[assignment]
@@ -325,7 +328,8 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     """
     ReserveGroup: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ReserveGroupRequest, _data_plane_pb2.ReserveGroupResponse]  # type: ignore[assignment]
     """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Puts with
-    add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already.
+    add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already. Waits for
+    room in the partition as PutSamples does; see FlowPolicy.
     """
     FinishGroup: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.FinishGroupRequest, _data_plane_pb2.FinishGroupResponse]  # type: ignore[assignment]
     """Makes all rows of a group visible to claims in one atomic step. Refused (GROUP_INCOMPLETE) while a row has produced
@@ -438,8 +442,8 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_plane_pb2.SetPoliciesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_plane_pb2.SetPoliciesResponse, _abc.Awaitable[_data_plane_pb2.SetPoliciesResponse]]:
-        """Replaces policies of a partition, all in one step: how stale the rows may be that a task gets, and in which order.
-        Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
+        """Replaces policies of a partition, all in one step: which rows a task gets, by staleness and filter, in which
+        order, and when the partition takes new rows. Rows and claims stay as they are; waiting claims are served by the new policies. Idempotent.
         """
 
     @_abc_1.abstractmethod
@@ -453,7 +457,8 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         append, adds the columns' entries to the end of the rows' values instead.
 
         Atomic: all rows change together when the last byte has arrived, or none does; a broken, truncated or oversized
-        stream changes nothing. Blocks while the bytes do not fit into the memory budget, first come, first served, until
+        stream changes nothing. A put that creates rows blocks while the partition has no room for them (see FlowPolicy),
+        until wait_timeout; then fails with RESOURCE_EXHAUSTED (PARTITION_FULL). Blocks while the bytes do not fit into the memory budget, first come, first served, until
         wait_timeout; then fails with RESOURCE_EXHAUSTED (NO_SPACE). A put larger than the whole budget is refused at once.
         """
 
@@ -511,7 +516,7 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_data_plane_pb2.DrawSamplesResponse, _abc.Awaitable[_data_plane_pb2.DrawSamplesResponse]]:
         """Draws rows without taking them, for off-policy training: no claim is opened, no task's cursor moves, and other calls
         may get the same rows. Draws from the visible rows that fit the request; rows of reserved groups are never drawn. No
-        row comes twice in one call. Never waits: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
+        row comes twice in one call. Never waits for rows, only for the band of the partition's FlowPolicy: fails with FAILED_PRECONDITION (TOO_FEW_ROWS) if fewer than min_size rows
         can be drawn. Counts each row as drawn once more. Costs time in proportion to the rows of the partition.
         """
 
@@ -571,7 +576,8 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_data_plane_pb2.ReserveGroupResponse, _abc.Awaitable[_data_plane_pb2.ReserveGroupResponse]]:
         """Reserves the rows of one prompt. The rows exist from then on, but no claim sees them until FinishGroup. Puts with
-        add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already.
+        add_to_group add rows to the group until then. Refused if one of the rows, or the group, exists already. Waits for
+        room in the partition as PutSamples does; see FlowPolicy.
         """
 
     @_abc_1.abstractmethod

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from tests.client.cli.reading import read, run, run_json
 
-from dataplane_client import connect
+from dataplane_client import DrawBand, FlowPolicy, TaskPolicy, connect
 
 
 def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> None:
@@ -63,6 +65,25 @@ def test_removed_rows_and_ended_deliveries_are_counted_by_cause(troubled: str) -
     assert "  limit  2 deliveries of a row" in lines
     assert "train  1  1  0  0  0  1  ~" in lines
     assert "train  3  3  1  committed 1, released 2" in lines
+
+
+def test_what_bounds_new_rows_and_who_waits_is_told_within_80_columns(troubled: str) -> None:
+    flow = FlowPolicy(max_rows=2, max_bytes=1 << 20, when_full="evict", evict_where="x > 1", band=DrawBand(2, -4, 8.5))
+    with connect(troubled) as client, ThreadPoolExecutor() as threads:
+        client.set_policies("p", {"train": TaskPolicy(3, rows_per_version=64)}, flow=flow)
+        put = threads.submit(client.put_samples, ["d"], "p")
+        while not client.partition("p").waiting_calls:
+            pass
+        text, status = (run(*command, "-s", troubled, COLUMNS="80")[1] for command in (["describe", "p"], ["status"]))
+        client.set_policies("p", flow=FlowPolicy())
+        put.result(20)
+    assert max(map(len, text.splitlines())) <= 80
+    shown = " ".join(text.split())
+    assert "new rows at most 2 rows, 1.0 MiB, else evict oldest first; train takes 64 rows of each" in shown
+    assert "weight version; 2 draws a row, surplus -4 to 8.5" in shown
+    assert "waiting 1 call: partition 'p' has no room for 1 new rows: 2 of max_rows 2 rows are here" in shown
+    assert "  waiting  0 claims, 0 puts, 1 call for room in a partition" in read(status)
+    assert "p  2 rows, 32 B, oldest ~, 1 call for room" in read(status)
 
 
 def test_json_output_has_the_same_figures(troubled: str) -> None:

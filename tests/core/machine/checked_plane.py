@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 import numpy as np
 from tests.core.machine.draws import Draw
+from tests.core.machine.entrances import Entrant
 from tests.core.machine.facts import Effects
 from tests.core.machine.history import History
 from tests.core.machine.model import Model
@@ -24,6 +26,7 @@ from tests.core.replayed import RecordedPlane
 
 from dataplane_server.core.calls.answers import (
     Admitted,
+    Answered,
     Drawn,
     Failed,
     Grant,
@@ -75,6 +78,7 @@ from dataplane_server.core.calls.requests import (
     SetPolicies,
     SetWeightVersion,
 )
+from dataplane_server.core.rows.shared_payloads import DIGEST_SIZE
 
 
 class CheckedPlane:
@@ -101,7 +105,7 @@ class CheckedPlane:
             CommitClaim: self.model.begin_commit,
             ClaimSamples: self.model.claim,
             ClaimShard: self.model.steps.claim,
-            DrawSamples: self._draw,
+            DrawSamples: self.model.draw,
             ReleaseClaim: self.model.release,
             AbandonRequest: self.model.abandon,
             AdoptClaim: self.model.adopt,
@@ -118,6 +122,7 @@ class CheckedPlane:
         self.sent.append(request)
         verb = verb_of(request)
         outcome = self._real(request)
+        self.model.was_refused = isinstance(outcome, Refusal)
         try:
             before = self.model.recall(request.request_id, verb)
             if before is not None:
@@ -135,9 +140,6 @@ class CheckedPlane:
         else:
             self._check_answer(request, outcome, expected)
         return outcome
-
-    def _draw(self, call: DrawSamples) -> Draw:
-        return Draw(self.model, call)
 
     def _note_reset(self, request: RepeatableCall[Any]) -> None:
         if isinstance(request, ResetTask):
@@ -159,7 +161,11 @@ class CheckedPlane:
         """An answer that was not given before; it is remembered, if it is one for good."""
         assert not isinstance(outcome, Refusal), (outcome.reason, outcome.message)
         handed = expected if isinstance(expected, Handed) else None
-        if isinstance(outcome, Waiting):
+        if isinstance(expected, Entrant):
+            assert isinstance(outcome, Waiting)
+            expected.number = outcome.ticket
+            self.model.wait_at_entrance(expected)
+        elif isinstance(outcome, Waiting):
             assert isinstance(request, (ClaimSamples, ClaimShard))
             assert expected is None
             self.model.wait(request, outcome.ticket)
@@ -181,12 +187,16 @@ class CheckedPlane:
 
     def _admit(self, write: Write, outcome: object) -> None:
         """A write has its space, or is queued, or may not wait."""
-        if isinstance(outcome, Reservation):
+        if write.at_entrance:
+            assert isinstance(outcome, Waiting), outcome
+            write.ticket = outcome.ticket
+        elif isinstance(outcome, Reservation):
             assert not self.model.must_wait(write), "a write overtook the queue"
             self.model.give_space(write, outcome)
         else:
             assert self.model.must_wait(write) or not self.model.arena.must_fit(write.sizes)
             if reasons := self.model.why_not_at_once(write):
+                self.model.forget_entrant(write)
                 self._check_refused(outcome, No(*reasons))
                 return
             assert isinstance(outcome, Waiting), outcome
@@ -228,7 +238,9 @@ class CheckedPlane:
 
     def finish(self, write: Write) -> None:
         """The last byte of a write has come."""
-        outcome = self._real(FinishWrite(write.ticket))
+        columns = [column for name, column in write.values.items() if name in getattr(write.call, "once", ())]
+        digests = [blake2b(value.data, digest_size=DIGEST_SIZE).digest() for column in columns for value in column]
+        outcome = self._real(FinishWrite(write.ticket, digests=b"".join(digests)))
         call, model = write.call, self.model
         try:
             expected = (
@@ -259,7 +271,7 @@ class CheckedPlane:
     def give_up_write(self, write: Write) -> None:
         refusal = self._real(GiveUpWrite(write.ticket))
         assert isinstance(refusal, Refusal)
-        assert refusal.reason is Reason.NO_SPACE
+        assert refusal.reason is (Reason.PARTITION_FULL if write.at_entrance else Reason.NO_SPACE)
         self.model.discard(write)
         self._check_effects()
 
@@ -308,6 +320,15 @@ class CheckedPlane:
     def abandon_claim(self, ticket: int) -> None:
         self._real(AbandonClaim(ticket))
         self.model.leave_line([ticket])
+        self._check_effects()
+
+    def leave_entrance(self, ticket: int, *, late: bool) -> None:
+        """A group or a draw does not wait any longer."""
+        refusal = self._real(GiveUpClaim(ticket) if late else AbandonClaim(ticket))
+        assert not late or (
+            isinstance(refusal, Refusal) and refusal.reason in (Reason.PARTITION_FULL, Reason.TOO_FEW_ROWS)
+        )
+        self.model.leave_entrance(ticket)
         self._check_effects()
 
     # -- reads ---------------------------------------------------------------------------------------------------------
@@ -386,6 +407,7 @@ class CheckedPlane:
 
     def _check_effects(self) -> None:
         """Callers that wait are told what the model says: failures in its order, grants in that of each task."""
+        self.model.follow_up()
         effects = self.plane.take_effects()
         expected, self.model.effects = self.model.effects, Effects()
         admitted = [effect for effect in effects if isinstance(effect, Admitted)]
@@ -406,9 +428,24 @@ class CheckedPlane:
             wish, handed = expected_of[effect.ticket]
             self._bind_claim(wish, handed, effect.grant)
             self._remember(wish, effect.grant, handed)
+        self._check_answered([effect for effect in effects if isinstance(effect, Answered)], expected.answered)
         died = [effect for effect in effects if isinstance(effect, SessionExpired)]
         assert [(one.session_id, one.claims, one.rows, one.groups) for one in died] == expected.died
-        assert len(effects) == len(failed) + len(expected.ended) + len(granted) + len(died) + len(admitted)
+        told = len(failed) + len(expected.ended) + len(granted) + len(died) + len(admitted) + len(expected.answered)
+        assert len(effects) == told
+
+    def _check_answered(self, answered: list[Answered], expected: list[tuple[int, object, object]]) -> None:
+        """Groups and draws that waited, in the order of the model."""
+        assert [effect.ticket for effect in answered] == [ticket for ticket, _, _ in expected]
+        for effect, (_, call, what) in zip(answered, expected, strict=True):
+            if isinstance(what, Group):
+                assert isinstance(effect.answer, Reserved)
+                self._bind_group(what, effect.answer)
+            else:
+                assert isinstance(what, Draw)
+                assert isinstance(effect.answer, Drawn)
+                what.check(effect.answer)
+            self._remember(call, effect.answer)  # type: ignore[arg-type]
 
     def _check_ended(self, ended: list[int], expected: list[tuple[int, Wish]]) -> None:
         """Claims that no rows will come for are told so, for each task in the order in which they came."""
@@ -418,9 +455,10 @@ class CheckedPlane:
         assert sorted(ended, key=lambda ticket: task_of_ticket[ticket]) == of_model
 
     def _check_admissions(self, admitted: list[Admitted]) -> None:
-        """The queue for space is served from its head, as far as there is space."""
+        """The queue for space is served from its head, as far as there is space. Writes without values need none."""
         for effect in admitted:
-            head = self.model.queue()[0]
+            empty = [write for write in self.model.queue() if write.ticket == effect.ticket and write.size == 0]
+            head = (empty or self.model.queue())[0]
             assert effect.ticket == effect.reservation.ticket == head.ticket
             self.model.give_space(head, effect.reservation)
         for head in self.model.queue()[:1]:
@@ -467,7 +505,7 @@ class CheckedPlane:
         assert totals.rows == model.rows
         assert totals.open_claims == len(model.open_claims())
         assert totals.waiting_claims == len(model.callers())
-        assert totals.waiting_puts == len(model.queue())
+        assert (totals.waiting_puts, totals.waiting_for_room) == (len(model.queue()), len(model.entrants))
         assert totals.draining == model.draining
         assert totals.sessions == len(model.sessions)
         assert totals.open_groups == sum(group.state == "reserved" for group in model.groups)

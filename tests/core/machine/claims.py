@@ -29,6 +29,7 @@ class Claims(Facts):
     def claim(self, wish: ClaimSamples) -> Handed | None:
         """None when the claim has to wait."""
         self.supersede_wait(wish.request_id)
+        self.follow_up()
         sizes, unit = 1 <= wish.min_size <= wish.batch_size, wish.unit != "groups" or wish.whole_groups
         refuse_if((not sizes or not unit or not order_fits(wish.order, wish.order_tag), Reason.INVALID_REQUEST))
         partition = self.check_wish(wish)
@@ -89,13 +90,37 @@ class Claims(Facts):
         )
 
     def serve(self, partition: PartitionModel) -> None:
+        """Those who wait for the partition are served at the end of the turn."""
+        self.touched[partition] = None
+
+    def follow_up(self) -> None:
+        """What follows from a change: rows that tasks drop leave, calls at entrances go on, and claims are served."""
+        self._settle()
+        while self.touched:
+            self._settle()
+
+    def _settle(self) -> None:
+        self.drop_unwanted()
+        self.let_in()
+        touched = [one for one in self.touched if self.partitions.get(one.partition_id) is one]
+        for partition in touched:
+            self._serve(partition)
+        self.touched = dict.fromkeys(one for one in touched if one.has_droppable)
+
+    def drop_unwanted(self) -> None:
+        for partition in self.touched:
+            partition.follow_version()
+            for why, counted in (("stale", "stale"), ("excluded", "filtered")):
+                for task in partition.definition.tasks:
+                    partition.remove(partition.droppable(task, why), counted)
+
+    def let_in(self) -> None:
+        raise NotImplementedError
+
+    def _serve(self, partition: PartitionModel) -> None:
         """Of those at the head of their line who can be served, the longest waiting is; until nobody can. Those who
-        never will be are told so. Before that, stale rows leave.
+        never will be are told so.
         """
-        partition.follow_version()
-        for task in partition.definition.tasks:
-            if gone := partition.droppable(task):
-                partition.remove(gone, "stale")
         for task in partition.definition.tasks:
             self._serve_task(partition, task)
             while hopeless := [

@@ -18,8 +18,9 @@ from tests.core.machine.things import Claim, Group, Row
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.filters import Filter, FilterOperator, Term
+from dataplane_server.core.calls.flow import DrawBand, EvictFirst, FlowPolicy, WhenFull
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.policies import ClaimOrder, TaskPolicy, TaskPolicyOf, WhenStale
+from dataplane_server.core.calls.policies import ClaimOrder, TaskPolicy, TaskPolicyOf, WhenExcluded, WhenStale
 from dataplane_server.core.calls.requests import (
     AbandonRequest,
     AbortGroup,
@@ -89,6 +90,7 @@ class Clients:
         self._drawn = 0
         weights: dict[Callable[[], object], int] = {
             self.put: 18,
+            self.put_once: 8,
             self.put_to_rows_once_seen: 2,
             self.put_if: 6,
             self.append: 9,
@@ -142,6 +144,7 @@ class Clients:
             )
             definition = replace(definition, open=self.chance(3), clear_when_consumed=clears)
             self.go(RegisterPartition("", definition))
+            self.set_flow(partition_id)
         for _ in range(2):
             self.world.open_session("", 6 + self.tick())
         for _ in range(most):
@@ -178,6 +181,8 @@ class Clients:
         """Send a call, or keep it to be sent later."""
         self._drawn += 1
         call = replace(call, request_id=f"r{self._drawn}")  # type: ignore[type-var]  # all are dataclasses
+        if not self._is_certain(call):
+            return None
         if self.chance(8):
             self.later.append(call)
             return None
@@ -192,11 +197,21 @@ class Clients:
         if self.later:
             call = self.dice.choice(self.later)
             self.later.remove(call)
-            self.world.send(call)
+            self._send(call)
 
     def send_again(self) -> None:
         if call := self.recent(self.world.sent, 20):
+            self._send(call)
+
+    def _send(self, call: RepeatableCall[Any]) -> None:
+        if self._is_certain(call):
             self.world.send(call)
+
+    def _is_certain(self, call: RepeatableCall[Any]) -> bool:
+        """Whether the model can tell what a draw finds before it is told what another one of the same turn took."""
+        partition = self.world.model.partitions.get(getattr(call, "partition_id", ""))
+        banded = partition is not None and partition.flow.band is not None
+        return not (isinstance(call, DrawSamples) and call.max_times_sampled and banded)
 
     # -- what is drawn -------------------------------------------------------------------------------------------------
 
@@ -296,12 +311,35 @@ class Clients:
 
     def set_policies(self) -> None:
         tasks = self.dice.sample(TASKS, self.dice.randint(1, 2)) if not self.chance(20) else ["nobody"]
-        self.go(SetPolicies("", self.partition_id(), tuple(TaskPolicyOf(task, self._policy()) for task in tasks)))
+        policies = tuple(TaskPolicyOf(task, self._policy()) for task in tasks[self.chance(3) :])
+        self.go(SetPolicies("", self.partition_id(), policies, self._flow() if self.chance(4) else None))
+
+    def set_flow(self, partition_id: str) -> None:
+        self.go(SetPolicies("", partition_id, (), self._flow()))
+
+    def _flow(self) -> FlowPolicy:
+        if self.chance(3):
+            return FlowPolicy()
+        full: list[WhenFull] = ["block", "reject", "evict", "evict"]
+        first: list[EvictFirst] = ["oldest", "oldest_version"]
+        what = self.dice.choice(full)
+        return FlowPolicy(
+            self.dice.choice([None, 3, 5, 8]),
+            self.dice.choice([None, None, 600, 1200]),
+            self.dice.choice([None, None, 1, 2]),
+            what,
+            self.dice.choice(first),
+            self._filter() if what == "evict" and self.chance(3) else (),
+            self.dice.choice([None, None, None, DrawBand(1.0, -3.0, 5.0), DrawBand(0.5, -2.0, 3.0)]),
+        )
 
     def _policy(self) -> TaskPolicy:
         bound = self.dice.choice([None, 0, 1, 1, 2])
         what: list[WhenStale] = ["withhold", "drop", "deliver"]
-        return TaskPolicy(bound, self.dice.choice(what), *self._order())
+        excluded: list[WhenExcluded] = ["withhold", "drop"]
+        where = self._filter() if self.chance(2) else ()
+        pace = self.dice.choice([0, 0, 2, 4])
+        return TaskPolicy(bound, self.dice.choice(what), *self._order(), where, self.dice.choice(excluded), pace)
 
     def _order(self) -> tuple[ClaimOrder, str]:
         orders: list[ClaimOrder] = ["ready", "ready", "oldest_version", "newest_version", "lowest_tag", "highest_tag"]
@@ -336,6 +374,11 @@ class Clients:
         of_columns = next((spec.lengths for spec in columns if spec.lengths is not None), None)
         given = self.dice.choice([None, None, of_columns, np.full(len(ids), -1), np.full(len(ids), 3)])
         self.go_with_bytes(PutSamples("", self.partition_id(), ids, columns, tags, given))
+
+    def put_once(self) -> None:
+        ids, names = self.sample_ids(), self.dice.choice(["o", "o", "co", "c", "bo", "ow"])
+        columns, once = self.columns(names, len(ids)), tuple(names[self.dice.randrange(2) :])
+        self.go_with_bytes(PutSamples("", self.partition_id(), ids, columns, once=once))
 
     def _tags(self) -> Tags:
         keys = self.dice.sample("wxyz", self.dice.randrange(3))
@@ -402,7 +445,7 @@ class Clients:
     # -- reads ---------------------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        names = self.dice.choice([("a",), ("a",), ("b", "a"), ("b",), ("o",), ("c", "a"), ("u",)])
+        names = self.dice.choice([("a",), ("a",), ("b", "a"), ("b",), ("o",), ("o",), ("c", "a"), ("u",)])
         kind, rows = self.dice.randrange(8), self.rows_once_seen()
         if kind == 0:
             self.world.begin_read(BeginRead(self.partition_id(), self.sample_ids(), names))
@@ -444,15 +487,19 @@ class Clients:
         group = self.some_group()
         own = [row.sample_id for row in group.rows] or ["s0"]
         ids = own[:1] if self.chance(4) else own
-        columns = self.columns(self.dice.choice(["a", "ab", "b"]), len(ids))
-        self.go_with_bytes(PutSamples("", group.partition_id, ids, columns, reservation_id=group.reservation_id))
+        columns = self.columns(self.dice.choice(["a", "ab", "b", "o"]), len(ids))
+        once = ("o",) if columns[0].name == "o" else ()
+        put = PutSamples("", group.partition_id, ids, columns, reservation_id=group.reservation_id, once=once)
+        self.go_with_bytes(put)
 
     def add_to_group(self) -> None:
         """Mostly of rows that are not there yet."""
         group = self.some_group()
         ids = self.sample_ids() if self.chance(6) else self.dice.sample(GROUPED, self.dice.randint(1, 3))
-        columns = self.columns(self.dice.choice(["a", "ab", "c", ""]), len(ids))
-        put = PutSamples("", group.partition_id, ids, columns, reservation_id=group.reservation_id, add_to_group=True)
+        columns = self.columns(self.dice.choice(["a", "ab", "c", "o", ""]), len(ids))
+        once = ("o",) if columns and columns[0].name == "o" else ()
+        to_group = {"reservation_id": group.reservation_id, "add_to_group": True}
+        put = PutSamples("", group.partition_id, ids, columns, once=once, **to_group)  # type: ignore[arg-type]
         self.go_with_bytes(put)
 
     def put_shared(self) -> None:
@@ -506,6 +553,8 @@ class Clients:
             ticket, _ = self.dice.choice(callers)
             end = self.world.give_up_claim if self.chance(2) else self.world.abandon_claim
             end(ticket)
+        if entrants := [one for one in self.world.model.entrants if one.write is None]:
+            self.world.leave_entrance(self.dice.choice(entrants).ticket, late=self.chance(2))
 
     def draw(self) -> None:
         strategies: list[DrawStrategy] = ["uniform", "prioritized", "prioritized", "fifo", "lifo"]

@@ -6,7 +6,6 @@ import pytest
 from tests.core.machine.facts import Facts
 from tests.core.machine.refusals import refuse_if
 from tests.core.machine.things import Row
-from tests.core.machine.writes import row_fits
 
 from dataplane_server.core.calls.answers import Drawn
 from dataplane_server.core.calls.refusal import Reason
@@ -26,6 +25,7 @@ class Draw:
             (unknown, Reason.FIELD_NOT_PRODUCED if definition.open else Reason.FIELD_NOT_DECLARED),
         )
         self.rows = [row for row in self._partition.rows if self._fits(row)]
+        self._by_id = {row.sample_id: row for row in self.rows}
         refuse_if((len(self.rows) < call.min_size, Reason.TOO_FEW_ROWS))
 
     def _fits(self, row: Row) -> bool:
@@ -33,9 +33,9 @@ class Draw:
         return (
             not row.hidden
             and row.values.keys() >= set(call.required_fields)
-            and not (call.task and self._partition.is_stale(call.task, row))
+            and not (call.task and self._partition.withholds(call.task, row))
             and not (call.max_times_sampled and row.draws >= call.max_times_sampled)
-            and row_fits(self._partition, row, call.where)
+            and self._partition.fits(row, call.where)
             and self._weight(row) > 0
         )
 
@@ -48,7 +48,7 @@ class Draw:
 
     def check(self, drawn: Drawn) -> None:
         """Distinct rows, as many as wanted, all of which can be drawn; each is counted."""
-        rows, call = self._partition.found(drawn.sample_ids), self._call
+        rows, call = [self._by_id[sample_id] for sample_id in drawn.sample_ids], self._call
         assert len(set(rows)) == len(drawn.sample_ids) == min(call.batch_size, len(self.rows))
         assert set(rows) <= set(self.rows)
         for row in rows:

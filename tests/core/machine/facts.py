@@ -22,6 +22,8 @@ class Effects:
     failed: list[tuple[int, set[Reason]]] = field(default_factory=list)
     ended: list[tuple[int, Wish]] = field(default_factory=list)
     """Calls that no rows will come for."""
+    answered: list[tuple[int, object, object]] = field(default_factory=list)
+    """Groups and draws that waited: ticket, call, what it gets."""
     died: list[tuple[str, int, int, int]] = field(default_factory=list)
     """Sessions, with the claims that ended with each, their rows, and its groups."""
 
@@ -43,6 +45,7 @@ class Facts:
         self.former: list[list[Row]] = []  # that clients of a former server may still read
         self.arena = Arena(limits.memory_bytes)
         self.draining = False
+        self.touched: dict[PartitionModel, None] = {}  # whose rows, tasks or entrance have changed in this turn
         self.effects = Effects()
         self.answers: dict[str, Answer] = {}  # by request id
 

@@ -52,10 +52,8 @@ class Line:
         """Rows have changed: some leave, some come, and those with another key come last among their equals."""
         self.sift()
         changed = list(dict.fromkeys(map(self._unit, rows)))
-        for unit in [unit for unit in changed if unit in self.units and self._key(unit) != self._keys[unit]]:
-            self.units.remove(unit)
-            self.units.append(unit)
-            self._keys[unit] = self._key(unit)
+        moved = {unit for unit in changed if unit in self.units and self._key(unit) != self._keys[unit]}
+        self.units = [unit for unit in self.units if unit not in moved]
         self.add(row for unit in changed for row in rows_of(unit))
 
     def sift(self) -> None:

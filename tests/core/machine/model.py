@@ -13,10 +13,10 @@ from itertools import chain
 from typing import Literal
 
 from tests.core.machine.claims import order_fits
+from tests.core.machine.entrances import Entrances, Entrant
 from tests.core.machine.partition import PartitionModel
 from tests.core.machine.refusals import No, refuse_if
 from tests.core.machine.things import VERSIONS, Group, Row, Session
-from tests.core.machine.writes import Writes, row_fits
 
 from dataplane_server.core.calls.answers import (
     ClearResult,
@@ -45,7 +45,7 @@ from dataplane_server.core.calls.requests import (
 from dataplane_server.core.calls.values import Definition
 
 
-class Model(Writes):
+class Model(Entrances):
     # -- partitions ----------------------------------------------------------------------------------------------------
 
     def register(self, call: RegisterPartition) -> Registered:
@@ -86,8 +86,9 @@ class Model(Writes):
 
     def close(self, call: ClosePartition) -> CloseResult:
         partition = self.partition(call.partition_id)
-        partition.closed = True
+        partition.closed = partition.checks_entrants = True
         self.serve(partition)
+        self.follow_up()
         return CloseResult(len(self.effects.ended))
 
     def _replace(self, partition: PartitionModel, definition: Definition) -> PartitionInfo:
@@ -124,6 +125,7 @@ class Model(Writes):
         for wait in self.waiting_on(call.partition_id):
             self.fail(wait, {Reason.PARTITION_NOT_FOUND})
         self.fail_writes([w for w in self.queue() if w.partition_id == call.partition_id], Reason.PARTITION_NOT_FOUND)
+        self.fail_entrants([one for one in self.entrants if one.partition is partition], Reason.PARTITION_NOT_FOUND)
         rows = list(partition.rows)
         partition.remove(rows)
         return DropResult(len(rows))
@@ -134,7 +136,7 @@ class Model(Writes):
         if call.generations is not None and call.sample_ids is not None:
             wanted = dict(zip(call.sample_ids, call.generations.tolist(), strict=True))
             rows = [row for row in rows if wanted[row.sample_id] == row.generation]
-        rows = [row for row in rows if row_fits(partition, row, call.where)]
+        rows = [row for row in rows if partition.fits(row, call.where)]
         size = self._remove(partition, rows)
         return ClearResult(len(rows), size)
 
@@ -172,16 +174,25 @@ class Model(Writes):
         refuse_if((any(each.task not in partition.ledgers for each in call.tasks), Reason.TASK_NOT_REGISTERED))
         orders = [(each.policy.order, each.policy.order_tag) for each in call.tasks]
         refuse_if((not all(order_fits(*order) for order in orders), Reason.INVALID_REQUEST))
+        paces = [each.policy.rows_per_version and each.policy.max_staleness is None for each in call.tasks]
+        refuse_if((any(paces), Reason.INVALID_REQUEST))
         for each in call.tasks:
             partition.follow_policy(each.task, each.policy)
+        self.follow_flow(partition, partition.flow if call.flow is None else call.flow)
+        partition.checks_entrants = True
         info = partition.info(self.waiting_by_task(partition.partition_id))
         self.serve(partition)
         return info
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
-    def reserve(self, call: ReserveGroup) -> Group:
-        partition = self.partition(call.partition_id)
+    def reserve(self, call: ReserveGroup) -> Group | Entrant:
+        self.supersede_entrant(call.request_id)
+        self._check_reserve(call)
+        return self.enter_group(self.partition(call.partition_id), call) or self.create(call)
+
+    def _check_reserve(self, call: ReserveGroup) -> Session | None:
+        partition, session = self.partition(call.partition_id), None
         reasons = set()
         try:
             session = self.session(call.session_id)
@@ -197,6 +208,10 @@ class Model(Writes):
             reasons.add(Reason.LIMIT_REACHED)
         if reasons:
             raise No(*reasons)
+        return session
+
+    def create(self, call: ReserveGroup) -> Group:
+        session, partition = self._check_reserve(call), self.partition(call.partition_id)
         group = Group(call.group_id, call.partition_id, [], session, call.weight_version)
         for sample_id in call.sample_ids:
             partition.join(partition.create(sample_id), group)
@@ -272,6 +287,7 @@ class Model(Writes):
         for wait in list(self.waiting):
             self.fail(wait, {Reason.DRAINING})
         self.fail_writes(self.queue(), Reason.DRAINING)
+        self.fail_entrants(self.entrants, Reason.DRAINING)
 
     def recover(self, held: bool) -> None:
         """The server has died and begins anew. held: clients may still read what there is, until let_go."""
@@ -314,31 +330,30 @@ class Model(Writes):
         expired.sort(key=lambda session: session.deadline)
         for session in expired:
             self.sessions.remove(session)
-        left = self.fail_calls(expired)
+        self.fail_calls(expired)
         for session in expired:
             self.effects.died.append((session.session_id, *self._release(session, died=True)))
-            while left:
-                self.serve(left.pop())
+            self.follow_up()
         due = [(held, partition) for partition in self.partitions.values() for held in partition.held]
         for held, partition in sorted(due, key=lambda pair: pair[0].until):
             if held.until <= now:
                 partition.end_delay(held)
                 self.serve(partition)
+                self.follow_up()
 
     def close_session(self, session_id: str) -> None:
         for session in [session for session in self.sessions if session.session_id == session_id]:
             self.sessions.remove(session)
-            left = self.fail_calls([session])
+            self.fail_calls([session])
             self._release(session, died=False)
-            while left:
-                self.serve(left.pop())
 
-    def fail_calls(self, sessions: Sequence[Session]) -> list[PartitionModel]:
-        """Calls of sessions that have ended fail. Where others are served once what the sessions hold is given back."""
-        of_each = [[t for t, wish in self.callers() if wish.session_id == one.session_id] for one in sessions]
-        tickets = [ticket for tickets in of_each for ticket in sorted(tickets)]
-        self.effects.failed += [(ticket, {Reason.SESSION_EXPIRED}) for ticket in tickets]
-        return self.out_of_line(tickets)
+    def fail_calls(self, sessions: Sequence[Session]) -> None:
+        """Calls of sessions that have ended fail."""
+        for session in sessions:
+            mine = [ticket for ticket, wish in self.callers() if wish.session_id == session.session_id]
+            self.fail_callers(mine, Reason.SESSION_EXPIRED)
+            groups = [one for one in self.entrants if isinstance(one.call, ReserveGroup)]
+            self.fail_entrants([g for g in groups if g.call.session_id == session.session_id], Reason.SESSION_EXPIRED)  # type: ignore[attr-defined]
 
     def _release(self, session: Session, *, died: bool) -> tuple[int, int, int]:
         """How many claims end with a session, with how many rows, and how many groups."""

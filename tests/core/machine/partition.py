@@ -10,9 +10,12 @@ from dataclasses import replace
 from tests.core.machine.arena import Arena
 from tests.core.machine.lines import Kind, Line
 from tests.core.machine.things import VERSIONS, Group, Held, Ledger, Row, Standing, Step, Value, Wish, Write
+from tests.core.row_filters import fits
 
 from dataplane_server.core.calls.answers import DeadLetter, FieldInfo, PartitionInfo, SampleTask, TaskInfo
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.filters import Filter, Term
+from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason
@@ -20,6 +23,7 @@ from dataplane_server.core.calls.requests import BeginRead, ClaimSamples, Commit
 from dataplane_server.core.calls.values import Definition
 from rl_dataplane.v1.element_types import ITEM_SIZES
 
+REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted")
 STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
 
 
@@ -43,7 +47,10 @@ class PartitionModel:
         self.trainer_version: int | None = None
         self.seen_version: int | None = None
         self.followed_version: int | None = None
-        self.suspects: dict[str, list[Row]] = {}  # rows that came or came back, by task
+        self.flow = FlowPolicy()
+        self.checks_entrants = False
+        self.waiting_calls = 0
+        self.drawn = self.put_before = self.drawn_before = self.deduplicated = 0
 
     @property
     def partition_id(self) -> str:
@@ -52,7 +59,7 @@ class PartitionModel:
     def redefine(self, definition: Definition) -> None:
         """All cursors begin anew; what was handed out stays counted for tasks that stay."""
         self.definition = definition
-        self.closed = False
+        self.closed, self.checks_entrants = False, True
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in definition.fields}
         self.ledgers = {task: self.ledgers.get(task) or Ledger() for task in definition.tasks}
         self.policies = {task: self.policies.get(task) or TaskPolicy() for task in definition.tasks}
@@ -139,9 +146,23 @@ class PartitionModel:
         self.declare(spec.name for spec in write.call.columns)
         for spec in write.call.columns:
             self.shapes[spec.name] = widened(self.shapes.get(spec.name), spec.shape) or spec.shape
-            values = write.values[spec.name]
-            for row, value in zip(rows, values if len(values) == len(rows) else values * len(rows), strict=True):
+            values = self.known(spec.name, write.values[spec.name])
+            got = list(zip(rows, values if len(values) == len(rows) else values * len(rows), strict=True))
+            for row, value in got:
+                value.holders.add(row)
+            for row, value in got:
                 row.get(spec.name, value, self.arena)
+
+    def known(self, name: str, values: Sequence[Value]) -> list[Value]:
+        """The values; in place of each that is put once an equal one that a row has or that comes before it."""
+        found = [row.values[name] for row in self.rows if name in row.values]
+        for value in values:
+            same = [one for one in found if value.data and value.once and one.once and one.data == value.data]
+            if same:
+                self.arena.free(value.pieces)
+                self.deduplicated += len(value.data)
+            found.append(same[0] if same else value)
+        return found[len(found) - len(values) :]
 
     def why_not_name(self, names: Iterable[str], most_fields: int) -> set[Reason]:
         """Why fields may not be named in a call that would declare them."""
@@ -158,6 +179,8 @@ class PartitionModel:
                 reasons.add(Reason.FIELD_MISMATCH)
             if appends(call) and (spec.name not in self.definition.per_token_fields or spec.shape.kind != "jagged"):
                 reasons.add(Reason.INVALID_REQUEST)
+        if self.definition.per_token_fields & set(getattr(call, "once", ())):
+            reasons.add(Reason.INVALID_REQUEST)
         for i, row in enumerate(rows):
             if len(self.lengths(call, i, row) - {-1}) > 1 or not self.says_length(call, i, row):
                 reasons.add(Reason.LENGTH_MISMATCH)
@@ -203,8 +226,6 @@ class PartitionModel:
         rows = list(rows)
         for line in self.lines:
             line.update(rows)
-        for task in self.definition.tasks:
-            self._suspect(task, rows)
 
     # -- staleness -----------------------------------------------------------------------------------------------------
 
@@ -221,14 +242,37 @@ class PartitionModel:
         return -1 if current is None or row.version is None else max(current - row.version, 0)
 
     def is_stale(self, task: str, row: Row) -> bool:
-        """Whether the task does not get the row."""
+        """Whether the row is beyond the task's bound."""
         bound = self.policies[task].bound
         return bound is not None and (row.version is None or self.staleness(row) > bound)
+
+    def fits(self, row: Row, where: Filter) -> bool:
+        return fits(where, lambda term: self._held(row, term))
+
+    def _held(self, row: Row, term: Term) -> object:
+        if not term.of_row:
+            return row.tags.get(term.subject)
+        fact = row.length if term.subject == "sequence_length" else self.staleness(row)
+        return fact if fact >= 0 else None  # below 0: unknown
+
+    def is_excluded(self, task: str, row: Row) -> bool:
+        """Whether a row does not fit the filter of the task."""
+        return not self.fits(row, self.policies[task].where)
+
+    def is_rejected(self, task: str, row: Row) -> bool:
+        """Whether it does not, and lacks nothing that the filter names."""
+        named = [term for term in self.policies[task].where if term.subject]
+        return self.is_excluded(task, row) and all(self._held(row, term) is not None for term in named)
+
+    def withholds(self, task: str, row: Row) -> bool:
+        """Whether the task does not get the row."""
+        return self.is_stale(task, row) or self.is_excluded(task, row)
 
     def follow_version(self) -> None:
         if self.followed_version != self.weight_version:
             self.followed_version = self.weight_version
             for task in self.definition.tasks:
+                self.ledgers[task].taken_before = self.ledgers[task].ended["committed"] + self.count(task, "claimed")
                 self._refresh(task)
 
     def follow_policy(self, task: str, policy: TaskPolicy) -> None:
@@ -236,12 +280,11 @@ class PartitionModel:
         self._refresh(task)
 
     def _refresh(self, task: str) -> None:
-        """Rows have become stale for a task, or are not any more."""
+        """A task withholds other rows than before."""
         for line in self.lines:
             if line.task == task:
                 line.sift()
                 line.add(self.rows)
-        self._suspect(task, self.rows)
 
     def is_hinted(self, group: Group) -> bool:
         """Whether a producer is told that its rows are too stale already."""
@@ -250,21 +293,22 @@ class PartitionModel:
         bounds = [policy.bound for policy in self.policies.values() if policy.bound is not None]
         return any(self.weight_version - group.start > bound for bound in bounds)
 
-    def droppable(self, task: str) -> list[Row]:
-        """Suspects that a task drops, and the rows of their groups."""
-        suspects = {row for row in self.suspects.pop(task, []) if row.resident and row.version is not None}
+    def droppable(self, task: str, why: str) -> list[Row]:
+        """Rows that a task drops for a reason, and the rows of their groups."""
         gone: dict[Row, None] = {}
-        for row in suspects:
+        for row in self.rows if getattr(self.policies[task], f"drops_{why}") else ():
+            unwanted = self.is_rejected(task, row)
+            if why == "stale":
+                unwanted = row.version is not None and self.is_stale(task, row)
             together = row.group.rows if row.group is not None else [row]
             held = any(one.state == "claimed" for each in together for one in each.standings.values())
-            untaken = row.standings[task].state == "untaken"
-            if untaken and self.is_stale(task, row) and not held and not row.hidden:
+            if unwanted and row.standings[task].state == "untaken" and not held and not row.hidden:
                 gone.update(dict.fromkeys(together))
         return list(gone)
 
-    def _suspect(self, task: str, rows: Iterable[Row]) -> None:
-        if self.policies[task].when_stale == "drop" and self.policies[task].bound is not None:
-            self.suspects.setdefault(task, []).extend(rows)
+    @property
+    def has_droppable(self) -> bool:
+        return any(self.droppable(task, why) for task in self.definition.tasks for why in ("stale", "excluded"))
 
     def remove(self, rows: Sequence[Row], why: str = "") -> int:
         """Take rows out; the bytes that nobody else holds."""
@@ -316,8 +360,9 @@ class PartitionModel:
         if not self.closed or any(group.state == "reserved" for group in self.groups):
             return False
         states = {row: row.standings[wish.task].state for row in self.rows}
-        stale = [row for row in self.rows if states[row] == "untaken" and self.is_stale(wish.task, row)]
-        lost = stale + [row for row in self.rows if states[row] in ("consumed", "dead")]
+        untaken = [row for row in self.rows if states[row] == "untaken"]
+        kept = [row for row in untaken if self.is_stale(wish.task, row) or self.is_rejected(wish.task, row)]
+        lost = kept + [row for row in self.rows if states[row] in ("consumed", "dead")]
         units = {row.group if wish.whole_groups and row.group else row for row in self.rows}
         gone = {row.group if wish.whole_groups and row.group else row for row in lost}
         left = units - gone
@@ -350,7 +395,7 @@ class PartitionModel:
         for line in self.lines:
             if line.kind == kind:
                 return line
-        self.lines.append(Line(kind, self.rows, self.is_stale))
+        self.lines.append(Line(kind, self.rows, self.withholds))
         return self.lines[-1]
 
     def hold(self, task: str, rows: Sequence[Row]) -> None:
@@ -401,7 +446,6 @@ class PartitionModel:
         for line in self.lines:
             if line.task == task:
                 line.give_back(rows)
-        self._suspect(task, rows)
 
     def restore(self, task: str, rows: Sequence[Row]) -> None:
         """As if the task had never taken the rows; those that it has come first in line."""
@@ -440,10 +484,16 @@ class PartitionModel:
             self.size_bytes,
             self.put_total,
             self.put_total - len(self.rows),
-            {why: self.removed[why] for why in ("consumed", "cleared", "rolled_back", "retired", "stale")},
+            {
+                why: self.removed[why]
+                for why in ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted")
+            },
             sum(group.state == "reserved" for group in self.groups),
             closed=self.closed,
             weight_version=self.weight_version,
+            flow=self.flow,
+            waiting_calls=self.waiting_calls,
+            deduplicated_bytes_total=self.deduplicated,
         )
 
     def _field_info(self, name: str) -> FieldInfo:
@@ -455,8 +505,10 @@ class PartitionModel:
         ledger = self.ledgers[task]
         ended = {how: rows for how, rows in ledger.ended.items() if rows}
         of_rows = (untaken, claimed, consumed, ledger.consumed, waiting, delayed, dead)
-        stale = sum(row.standings[task].state == "untaken" and self.is_stale(task, row) for row in self.rows)
-        more = {"stale_rows": stale, "policy": self.policies[task]}
+        rows = [row for row in self.rows if row.standings[task].state == "untaken"]
+        fresh = [row for row in rows if not self.is_stale(task, row)]
+        rejected = sum(self.is_rejected(task, row) for row in fresh)
+        more = {"stale_rows": len(rows) - len(fresh), "policy": self.policies[task], "excluded_rows": rejected}
         return TaskInfo(task, *of_rows, ledger.delivered, ended, **more)  # type: ignore[arg-type]
 
     @property

@@ -89,7 +89,9 @@ class Steps:
         if handed is not None and handed.claim.ended == "committed":
             return handed
         rows = [row for row in shard.rows if row.resident and row.standings[wish.task].state == "delayed"]
-        rows = [row for row in rows if not partition.is_stale(wish.task, row)]
+        unit = {row: row.group if wish.whole_groups and row.group else row for row in rows}
+        kept = {unit[row] for row in rows if partition.withholds(wish.task, row)}
+        rows = [row for row in rows if unit[row] not in kept]
         partition.deliver(wish.task, rows)
         shard.handed = self._model.handed(wish, rows, [session] if session else [])
         shard.handed.claim.shard = shard

@@ -23,12 +23,14 @@ VERSIONS = range((1 << 31) - 1)
 @dataclass(eq=False)
 class Value:
     """Bytes of one field, and where they lie. holders: rows that have them, or lost them while they were read, and the
-    group whose rows share them, while it is reserved. kept: how many of the bytes its row had before an append.
+    group whose rows share them, while it is reserved. kept: how many of the bytes its row had before an append. once:
+    whether it was put so that equal values become it.
     """
 
     data: bytes
     entries: int
     kept: int = 0
+    once: bool = False
     pieces: list[Run] = field(default_factory=list)
     holders: set[Row | Group] = field(default_factory=set)
 
@@ -77,15 +79,16 @@ class Row:
             self.version = version
 
     def get(self, name: str, value: Value, arena: Arena) -> None:
-        self.lose([name], arena)
+        self.owed += [self.values.pop(name)] if name in self.values else []
         self.values[name] = value
         value.holders.add(self)
+        self.lose((), arena)
 
     def lose(self, names: Iterable[str], arena: Arena) -> None:
         """Values go. Their bytes are free at once, or when the last reader of the row is done."""
         self.owed += [self.values.pop(name) for name in names if name in self.values]
         if not self.readers:
-            for value in self.owed:
+            for value in {*self.owed} - {*self.values.values()}:  # it may have got again what it lost
                 value.let_go(self, arena)
             self.owed = []
 
@@ -191,7 +194,8 @@ class Answer:
 @dataclass(eq=False)
 class Write:
     """A put or commit under way. values: a list for each column, as they will be. runs: its space, None while it waits.
-    revisions: of the rows of an append, at its begin. copies: of what these rows have.
+    revisions: of the rows of an append, at its begin. copies: of what these rows have. at_entrance: whether it waits
+    for room in its partition. let_in: the order in which writes begin to need space.
     """
 
     call: PutSamples | CommitClaim
@@ -201,6 +205,8 @@ class Write:
     runs: list[Run] | None = None
     revisions: list[object] = field(default_factory=list)
     copies: tuple[Copy, ...] = ()
+    at_entrance: bool = False
+    let_in: int = 0
 
     @property
     def kept(self) -> int:
@@ -240,4 +246,6 @@ class Ledger:
 
     delivered: int = 0
     consumed: int = 0
+    taken_before: int = 0
+    """Committed or claimed when the weight version moved."""
     ended: Counter[str] = field(default_factory=Counter)

@@ -14,10 +14,8 @@ from tests.core.machine.claims import Claims
 from tests.core.machine.partition import PartitionModel, entry_bytes, row_entries
 from tests.core.machine.refusals import No, refuse_if
 from tests.core.machine.things import Claim, Row, Value, Write
-from tests.core.row_filters import fits
 
 from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation
-from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
@@ -28,13 +26,27 @@ class Writes(Claims):
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
         self._random = random.Random(0)
+        self.made_way = False  # an earlier attempt of the call has: whom the plane gave its space is not known yet
+        self.was_refused = False  # what the plane said to the call
 
     # -- begin ---------------------------------------------------------------------------------------------------------
 
     def begin_put(self, put: PutSamples) -> Write:
         self._supersede_write(put.request_id)
         partition = self._check_put(put)
-        return self._new_write(put, partition, 1 if put.shared else len(put.sample_ids))
+        write = self._new_write(put, partition, 1 if put.shared else len(put.sample_ids))
+        new_rows = 0 if put.reservation_id else [*map(partition.find, put.sample_ids)].count(None)
+        self.enter_put(write, partition, new_rows)
+        return write
+
+    def enter_put(self, write: Write, partition: PartitionModel, new_rows: int) -> None:
+        raise NotImplementedError
+
+    def check_still(self, write: Write, partition: PartitionModel, new_rows: int) -> None:
+        raise NotImplementedError
+
+    def forget_entrant(self, write: Write) -> None:
+        raise NotImplementedError
 
     def begin_commit(self, commit: CommitClaim) -> Write | CommitResult:
         self._supersede_write(commit.request_id)
@@ -47,12 +59,19 @@ class Writes(Claims):
         values: dict[str, list[Value]] = {}
         for spec in call.columns:
             entries = [row_entries(spec, row) for row in range(n_rows)]
-            values[spec.name] = [Value(self._random.randbytes(n * entry_bytes(spec.shape)), n) for n in entries]
+            once = isinstance(call, PutSamples) and spec.name in call.once
+            data = [self._random_bytes(n * entry_bytes(spec.shape), once=once) for n in entries]
+            values[spec.name] = [Value(*one, once=once) for one in zip(data, entries, strict=True)]
         write = Write(call, partition.partition_id, values)
+        write.let_in = 1 + max((other.let_in for other in self.writes), default=0)
         if isinstance(call, PutSamples) and call.append:
             self._grow(write, call, partition)
         refuse_if((self.arena.never_fits(write.sizes, write.kept), Reason.PUT_TOO_LARGE))
         return write
+
+    def _random_bytes(self, size: int, *, once: bool) -> bytes:
+        """Values that are put once are often equal."""
+        return bytes([self._random.randrange(2)]) * size if once else self._random.randbytes(size)
 
     def _grow(self, write: Write, put: PutSamples, partition: PartitionModel) -> None:
         """The values of an append begin with those that their rows have."""
@@ -65,14 +84,17 @@ class Writes(Claims):
                     values[i] = Value(old.data + new.data, old.entries + new.entries, len(old.data))
 
     def _supersede_write(self, request_id: str) -> None:
-        self.fail_writes([write for write in self.writes if write.call.request_id == request_id], Reason.SUPERSEDED)
+        earlier = [write for write in self.writes if write.call.request_id == request_id]
+        self.made_way = bool(earlier)
+        self.fail_writes(earlier, Reason.SUPERSEDED)
+        self.follow_up()
 
     # -- space ---------------------------------------------------------------------------------------------------------
 
     def queue(self) -> list[Write]:
         """Writes that wait for space, in the order in which they are served: those that name a claim first."""
-        waiting = [write for write in self.writes if write.runs is None]
-        return sorted(waiting, key=lambda write: not write.call.claim_id)
+        waiting = [write for write in self.writes if write.runs is None and not write.at_entrance]
+        return sorted(waiting, key=lambda write: (not write.call.claim_id, write.let_in))
 
     def why_not_at_once(self, write: Write) -> set[Reason]:
         """Why a write may not even wait."""
@@ -115,6 +137,10 @@ class Writes(Claims):
 
     def finish_put(self, write: Write, put: PutSamples) -> PutResult:
         partition = self._check_put(put, write)
+        if not put.reservation_id:
+            self.check_still(write, partition, [*map(partition.find, put.sample_ids)].count(None))
+        self.forget_entrant(write)
+        self.touched[partition] = None
         created = 0
         group = self.group_of(put.reservation_id) if put.reservation_id else None
         if put.shared and group is not None:
@@ -170,7 +196,7 @@ class Writes(Claims):
             reasons |= self._why_not_write_back(named, put)
         if partition.closed and None in named and not put.reservation_id:
             reasons.add(Reason.PARTITION_CLOSED)
-        if put.only_if and not all(row is not None and row_fits(partition, row, put.only_if) for row in named):
+        if put.only_if and not all(row is not None and partition.fits(row, put.only_if) for row in named):
             reasons.add(Reason.CONDITION_FAILED)
         reasons |= partition.why_not_write(put, named, self.limits)
         if self.rows + named.count(None) > self.limits.max_rows:
@@ -220,17 +246,6 @@ class Writes(Claims):
         if reasons := partition.why_not_write(commit, claim.rows, self.limits):
             raise No(*reasons)
         return claim, partition
-
-
-def row_fits(partition: PartitionModel, row: Row, where: Filter) -> bool:
-    facts = {"sequence_length": row.length, "staleness": partition.staleness(row)}  # below 0: unknown
-
-    def held(term: Term) -> object:
-        if not term.of_row:
-            return row.tags.get(term.subject)
-        return facts[term.subject] if facts[term.subject] >= 0 else None
-
-    return fits(where, held)
 
 
 def revisions(rows: Iterable[Row | None]) -> list[object]:

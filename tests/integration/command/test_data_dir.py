@@ -61,6 +61,32 @@ def test_a_client_notices_no_more_than_a_pause(
     assert events(second)["recovered"]["rows"] == 2
 
 
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_values_put_once_are_one_and_whole_after_a_kill(
+    start: Start, tmp_path: Path, transport: TransportChoice, durability: str
+) -> None:
+    images = torch.arange(200_000, dtype=torch.int32).view(torch.uint8).view(2, -1)[:, :100_000]
+
+    def put_images(client: DataPlaneClient, epoch: int) -> None:
+        client.put_samples([f"{epoch}-0", f"{epoch}-1"], "p", {"x": images}, once=["x"])
+
+    server = start("--durability", durability)
+    with connect(f"unix://{tmp_path}/s", transport=transport) as client:
+        client.register_partition("p", ["x"], 0, ["train"])
+        for epoch in range(3):
+            put_images(client, epoch)
+            client.clear_samples([f"{epoch - 1}-0"], "p")
+            server.end(signal.SIGKILL)
+            server = start("--durability", durability)
+            put_images(client, epoch)
+            assert client.partition("p").size_bytes == images.nbytes
+        ids = ["0-1", "1-1", "2-0", "2-1"]
+        assert torch.equal(client.get_samples(ids, "p", ["x"])["x"], images[[1, 1, 0, 1]])
+        client.clear_samples(None, "p")
+        assert client.partition("p").size_bytes == 0
+
+
 def test_a_view_of_the_former_servers_memory_keeps_its_values(start: Start, tmp_path: Path) -> None:
     first = start()
     with connect(f"unix://{tmp_path}/s", transport="shm") as client:

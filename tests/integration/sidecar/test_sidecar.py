@@ -134,7 +134,7 @@ def test_a_trainer_that_the_sockets_rights_keep_out_is_told_which_flag_lets_it_i
 ) -> None:
     pod = make_pod()
     serve(pod, *flags)
-    with pytest.raises(AssertionError, match="UnavailableError: GetServerStatus at unix:///run/dataplane") as caught:
+    with pytest.raises(AssertionError, match="UnavailableError: server_status at unix:///run/dataplane") as caught:
         pod.of(*TRAINER).run(work, "p", "auto", 0.3)
     message = str(caught.value)
     assert f"the socket has owner {SERVER_USER}:{FS_GROUP}, {rights}, and this process is uid 1000" in message

@@ -79,6 +79,24 @@ def test_a_put_that_is_repeated_before_it_was_finished_takes_the_room_of_the_fir
     eventually(lambda: host.used == ROW_BYTES + MIB)
 
 
+@pytest.mark.parametrize("end", ["session", "handle", "call"])
+def test_a_put_whose_client_leaves_while_its_values_are_hashed_is_there_whole_or_gone(
+    host: Host, eventually: Eventually, end: str
+) -> None:
+    lifeline = host.attach()
+    peer = host.join(lifeline)
+    peer.call(PUT, put(1, 6 * MIB, once=["x"]), pb.LocalWriteResponse)
+    peer.send(FINISH, pb.FinishWriteRequest(handle=1))
+    if end == "call":
+        peer.close()
+    if end == "session":
+        lifeline.close()
+    else:
+        host.let_go(1, lifeline=lifeline)
+    eventually(lambda: host.used == host.client.partition("p").size_bytes)
+    assert host.used in (ROW_BYTES, ROW_BYTES + 6 * MIB)
+
+
 @pytest.mark.parametrize("handle", [0, 3, (1 << 64) - 1])
 def test_an_unknown_handle_cannot_be_finished(host: Host, handle: int) -> None:
     peer = host.join()

@@ -13,6 +13,7 @@ import pytest
 from dataplane_server.core.calls import requests
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.filters import Term
+from dataplane_server.core.calls.flow import DrawBand, FlowPolicy
 from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
 from dataplane_server.core.calls.requests import Call, PutSamples
 from dataplane_server.core.calls.values import Definition, Int64Array
@@ -27,7 +28,11 @@ VALUES: list[tuple[Any, object]] = [
     (Definition, Definition("p", ("a",), ("t",), 3, frozenset("ab"), None, {"e": ("x", "y")}, 2, True)),
     (ColumnSpec, COLUMN),
     (Term, Term("in", "n", values=(1, 0.5, "x"))),
-    (TaskPolicyOf, TaskPolicyOf("t", TaskPolicy(2, "drop", "lowest_tag", "std"))),
+    (TaskPolicyOf, TaskPolicyOf("t", TaskPolicy(2, "drop", "lowest_tag", "std", (Term("is null", "n"),), "drop"))),
+    (
+        FlowPolicy | None,
+        FlowPolicy(9, None, 2, "evict", "oldest_version", (Term("is null", "n"),), DrawBand(2.0, -1.0, 8.0)),
+    ),
     (Int64Array, np.array([1, -1])),
     (frozenset, frozenset("ab")),
     (typing.Literal, "rows"),

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane_server.core.calls.columns import Shape
+from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.values import Copy, Definition, Int64Array, Run, Tags
@@ -239,7 +240,8 @@ class FieldInfo:
 class TaskInfo:
     """Figures of a task: resident rows by state; rows consumed since registration; queued claims; rows ever granted;
     ended deliveries by how they ended; seconds by state of the task; ages and waits in seconds (None: nothing waits,
-    or not known); claims granted; untaken rows that are too stale.
+    or not known); claims granted; untaken rows that are too stale; others that do not fit the policy's filter and have
+    all that it names.
     """
 
     task: str
@@ -260,10 +262,15 @@ class TaskInfo:
     claims_total: int = field(default=0, compare=False)
     stale_rows: int = 0
     policy: TaskPolicy = field(default_factory=TaskPolicy)
+    excluded_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
+    """flow: as set. waiting_calls: puts, groups and draws that wait at the entrance. waits_because: why the first of
+    them does.
+    """
+
     definition: Definition
     fields: tuple[FieldInfo, ...]
     tasks: tuple[TaskInfo, ...]
@@ -280,6 +287,10 @@ class PartitionInfo:
     read_rows_total: int = field(default=0, compare=False)
     closed: bool = False
     weight_version: int | None = None
+    flow: FlowPolicy = field(default_factory=FlowPolicy)
+    waiting_calls: int = 0
+    waits_because: str = field(default="", compare=False)
+    deduplicated_bytes_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +316,9 @@ class ConsumptionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Figures of the whole server. sessions_ended: by how they ended."""
+    """Figures of the whole server. waiting_puts: for space. waiting_for_room: calls at the entrances of partitions.
+    sessions_ended: by how they ended.
+    """
 
     memory_budget_bytes: int
     memory_used_bytes: int
@@ -322,6 +335,7 @@ class Totals:
     sessions_opened: int = field(default=0, compare=False)
     sessions_ended: Mapping[str, int] = field(default_factory=dict, compare=False)
     draining: bool = field(default=False, compare=False)
+    waiting_for_room: int = 0
 
 
 # -- effects -----------------------------------------------------------------------------------------------------------
@@ -341,6 +355,14 @@ class Granted:
 
     ticket: int
     grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A waiting group was reserved, or a waiting draw was made."""
+
+    ticket: int
+    answer: Reserved | Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,4 +388,4 @@ class SessionExpired:
     groups: int
 
 
-Effect = Admitted | Granted | Failed | SessionExpired
+Effect = Admitted | Granted | Answered | Failed | SessionExpired

@@ -65,6 +65,18 @@ def check_filter(terms: Filter, *, with_age: bool) -> int:
     return filter_bytes(terms)
 
 
+def lacking(terms: Filter) -> Filter:
+    """The filter of rows that lack a tag or fact which a filter names. It may have more than MAX_TERMS."""
+    subjects = dict.fromkeys((term.subject, term.of_row) for term in terms if term.subject)
+    unknown = [Term("is null", *subject) for subject in subjects]
+    return (*unknown, *[Term("or")] * (len(unknown) - 1))
+
+
+def asks_staleness(terms: Filter) -> bool:
+    """Whether other rows fit when the partition's weight version changes."""
+    return any(term.of_row and term.subject == "staleness" for term in terms)
+
+
 def filter_bytes(terms: Filter) -> int:
     """An estimate of the memory of a filter, from above."""
     return 4 * _text_bytes(terms) + sum(_TERM_BYTES + _VALUE_BYTES * len(term.values) for term in terms)

@@ -50,6 +50,7 @@ class Reason(enum.Enum):
     SNAPSHOT_FAILED = enum.auto()
     CONDITION_FAILED = enum.auto()
     TOO_FEW_ROWS = enum.auto()
+    PARTITION_FULL = enum.auto()
 
 
 class Refusal(Exception):

@@ -36,6 +36,7 @@ from dataplane_server.core.calls.answers import (
 )
 from dataplane_server.core.calls.columns import ColumnSpec
 from dataplane_server.core.calls.filters import ALL_ROWS, Filter
+from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.policies import ClaimOrder, TaskPolicyOf
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.values import Balance, BatchUnit, Definition, DrawStrategy, Int64Array, Tags
@@ -114,11 +115,12 @@ class SetWeightVersion(RepeatableCall[Retired]):
 
 @dataclass(frozen=True, slots=True)
 class SetPolicies(RepeatableCall[PartitionInfo]):
-    """Replace the policies of tasks, by name; others keep theirs."""
+    """Replace the policies of tasks, by name, and of the partition's entrance; None and others keep theirs."""
 
     request_id: str
     partition_id: str
     tasks: tuple[TaskPolicyOf, ...]
+    flow: FlowPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     that claim is open. reservation_id: only while that group is reserved. shared: no sample ids, and columns of one
     row, which every row of the group gets. caller: who puts, for the row's history. add_to_group: samples that do not
     exist become rows of the group. append: the columns, of per-token fields, are added to the end of the rows' values.
-    only_if: only while every row exists and fits.
+    only_if: only while every row exists and fits. once: columns whose values are not kept a second time.
     """
 
     request_id: str
@@ -162,6 +164,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     add_to_group: bool = False
     append: bool = False
     only_if: Filter = ALL_ROWS
+    once: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +188,12 @@ class ShareReservation(Call[None]):
 @dataclass(frozen=True, slots=True)
 class FinishWrite(Call[PutResult | CommitResult]):
     """Apply a put or commit whose bytes are all in place. The reservation ends even if the call is refused. checksums:
-    of the values, for the log; the core does not look at them.
+    of the values, for the log; the core does not look at them. digests: 16 bytes for each value that is put `once`.
     """
 
     ticket: int
     checksums: bytes = b""
+    digests: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +297,9 @@ def unit_of(call: ClaimCall) -> BatchUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawSamples(RepeatableCall[Drawn]):
-    """Draw rows without taking them. task: whose bound of staleness holds; empty for none. max_times_sampled: of each
-    row, 0 for no limit. seed: of 64 bits; all chance comes from it.
+class DrawSamples(RepeatableCall[Drawn | Waiting]):
+    """Draw rows without taking them, or wait for the band. task: whose policy holds; empty for none.
+    max_times_sampled: of each row, 0 for no limit. seed: of 64 bits; all chance comes from it.
     """
 
     request_id: str
@@ -314,14 +318,14 @@ class DrawSamples(RepeatableCall[Drawn]):
 
 @dataclass(frozen=True, slots=True)
 class GiveUpClaim(Call[Refusal]):
-    """End the wait of a claim at the caller's deadline. Answers with what to tell the caller."""
+    """End the wait of a claim, group or draw at the caller's deadline. Answers with what to tell the caller."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonClaim(Call[None]):
-    """Forget a waiting claim whose caller is gone. Unknown tickets are ignored."""
+    """Forget a waiting claim, group or draw whose caller is gone. Unknown tickets are ignored."""
 
     ticket: int
 
@@ -371,9 +375,9 @@ class ResetTask(RepeatableCall[ResetResult]):
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveGroup(RepeatableCall[Reserved]):
-    """Create a group and the rows of it that are known, hidden until FinishGroup. session_id: the session that holds
-    them; empty for none.
+class ReserveGroup(RepeatableCall[Reserved | Waiting]):
+    """Create a group and the rows of it that are known, hidden until FinishGroup, or wait for room.
+    session_id: the session that holds them; empty for none.
     """
 
     request_id: str
@@ -430,9 +434,7 @@ class CloseSession(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class Advance(Call[None]):
-    """Do what is due by now: expire sessions, end delays. stalled_s: for how long heartbeats could not be read since
-    the last call, in seconds; every session's grace is extended by it.
-    """
+    """End what is due by now. stalled_s: seconds in which no heartbeat could be read, by which all graces grow."""
 
     stalled_s: float = 0.0
 

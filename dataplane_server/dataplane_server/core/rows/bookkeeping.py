@@ -24,6 +24,8 @@ WRITE_BYTES = 1024
 DELAY_BYTES = 400
 """Of a delayed row."""
 DEAD_BYTES = 104
+DIGEST_BYTES = 400
+"""Of a value that is kept once: its payload, and its digest in a dict."""
 
 
 class Bookkeeping:

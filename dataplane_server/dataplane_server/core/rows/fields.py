@@ -173,6 +173,14 @@ def _check_known(
         raise Refusal(Reason.LENGTH_MISMATCH, message, sample_id=sample_id, **metadata)
 
 
+def check_once(partition_id: str, fields: Mapping[str, Field], names: Sequence[str]) -> None:
+    """Refuse to keep values once that appends change."""
+    for name in names:
+        if name in fields and fields[name].per_token:
+            message = f"partition {partition_id!r}: field {name!r} is per-token, and its values cannot be put once"
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id, field=name)
+
+
 def check_given_lengths(sample_ids: Sequence[str], given: Int64Array | None) -> None:
     """None, or the length of each row in tokens; -1 if unknown."""
     if given is None:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import BoolArray, Epochs, Int64Array, Slots, Tags
-from dataplane_server.core.rows.bookkeeping import ROW_BYTES, Bookkeeping, id_bytes
+from dataplane_server.core.rows.bookkeeping import DIGEST_BYTES, ROW_BYTES, Bookkeeping, id_bytes
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.places import Places
 from dataplane_server.core.rows.shared_payloads import SharedPayloads
@@ -351,6 +351,11 @@ class RowTable:
         """The version against which staleness is measured; None while none is known."""
         return self.newest_weight_version if self.trainer_version is None else self.trainer_version
 
+    def oldest_weight_version(self) -> int:
+        """The oldest weight version of a row; UNKNOWN_VERSION, which is above all, if no row has one. O(rows)."""
+        versions, alive = self._columns["weight_version"], self._columns["alive"]
+        return int(np.minimum.reduce(versions, where=alive, initial=UNKNOWN_VERSION))
+
     def staleness(self, slots: Slots) -> Int64Array:
         """How many versions each row is behind `weight_version`, -1 if that is not known."""
         versions, current = self._columns["weight_version"][slots].astype(np.int64), self.weight_version
@@ -396,7 +401,8 @@ class RowTable:
         """The part of `kept_bytes` that is of rows, computed anew."""
         slots = self.all_slots()
         tags = self._tag_pool.size_bytes + int(self._columns["tag_bytes"][slots].sum()) + self._tag_columns.text_bytes
-        return self._capacity * self.slot_bytes + id_bytes(self.ids(slots)) + tags
+        digests = DIGEST_BYTES * len(self.payloads.known)
+        return self._capacity * self.slot_bytes + id_bytes(self.ids(slots)) + tags + digests
 
     @property
     def owed_bytes(self) -> int:

@@ -1,8 +1,11 @@
-"""Values that several rows share, such as the prompt or the image of a group.
+"""Values that several rows share: those of a group, such as its prompt, and equal values that are put `once`.
 
 The words of these rows name the same bytes, so reads are as usual. A group that is still reserved has them as well, for
 rows that are yet to be added. The bytes are freed when no row and no group has them and no reader pins a row that had
 them. So each payload counts its owners, and the pinned rows that gave it up.
+
+A value that is put `once` is known by the index of its field, its size and its digest, as long as a row has it. A field
+has one element type and one shape of entries while rows hold it, so equal bytes are equal values.
 """
 
 from __future__ import annotations
@@ -15,15 +18,19 @@ import numpy as np
 from dataplane_server.core.calls.values import BoolArray, Int64Array
 from dataplane_server.core.rows.space import Space
 
+DIGEST_SIZE = 16
+Key = tuple[int, int, bytes]
+
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """Bytes that `owners` rows and groups have. held: pinned rows that had them."""
+    """Bytes that `owners` rows and groups have. held: pinned rows that had them. key: if it is put once."""
 
     offset: int
     size_bytes: int
     owners: int
     held: int = 0
+    key: Key | None = None
 
 
 class SharedPayloads:
@@ -33,6 +40,7 @@ class SharedPayloads:
         self._space = space
         self._at: dict[int, Payload] = {}  # by offset
         self._held_by: dict[int, list[Payload]] = {}  # pinned slot -> payloads that it gave up
+        self.known: dict[Key, Payload] = {}
 
     def __len__(self) -> int:
         return len(self._at)
@@ -43,6 +51,27 @@ class SharedPayloads:
     def add(self, offset: int, size_bytes: int, owners: int) -> None:
         """Add bytes (at least one) that this many rows and groups (at least one) have."""
         self._at[offset] = Payload(offset, size_bytes, owners)
+
+    def adopt(self, field: int, digests: bytes, offsets: Int64Array, sizes: Int64Array) -> Int64Array:
+        """Add an owner to the value of each row of a column, which is put once and is at the offsets: to the equal one
+        that the field has, if it has one. Frees the space of the others. Returns where the values are.
+        """
+        adopted: Int64Array = offsets.copy()
+        for row, (offset, size) in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True)):
+            if size:
+                key = (field, size, digests[row * DIGEST_SIZE : (row + 1) * DIGEST_SIZE])
+                payload = self.known.get(key)
+                if payload is None:
+                    payload = self.known[key] = self._at[offset] = Payload(offset, size, 0, key=key)
+                payload.owners += 1
+                adopted[row] = payload.offset
+        spare = adopted != offsets
+        self._space.release_rows(offsets[spare], sizes[spare])
+        return adopted
+
+    def owners(self, offset: int) -> int:
+        """How many rows and groups have a payload."""
+        return self._at[offset].owners
 
     def share(self, offset: int, rows: int) -> None:
         """Add `rows` owners to a payload."""
@@ -65,6 +94,8 @@ class SharedPayloads:
 
     def _lose(self, payload: Payload, owners: int) -> int:
         payload.owners -= owners
+        if not payload.owners and payload.key is not None:
+            del self.known[payload.key]
         self._free_if_unused(payload)
         return 0 if payload.owners else payload.size_bytes
 

@@ -1,4 +1,4 @@
-"""The values of rows: stored, shared by the rows of a group, and released.
+"""The values of rows: stored, shared by rows, and released.
 
 A value is a place in the arena (see `rows.places`), a bit in its row's column "produced", and a share of its field's
 counts. These three always change together, and only here.
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from dataplane_server.core.calls.columns import Columns, Shape
-from dataplane_server.core.calls.values import Int64Array, Slots
-from dataplane_server.core.rows.bookkeeping import NAME_BYTES
+from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
+from dataplane_server.core.rows.bookkeeping import DIGEST_BYTES, NAME_BYTES
 from dataplane_server.core.rows.fields import Field
 from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.rows.row_table import RowTable
@@ -36,21 +36,43 @@ class StoredValues:
         shapes: Sequence[Shape],
         columns: Columns,
         offsets: Int64Array,
+        once: Mapping[str, bytes],
         *,
         replaces: bool,
-    ) -> None:
+    ) -> int:
         """Point rows to new values, and release the values that they replace. shapes: of the fields from now on.
-        replaces: whether there may be any.
+        once: digests of the values of fields that are put once. replaces: whether there may be any. Returns the bytes
+        of values that are not kept a second time.
         """
+        stored = self._adopt(fields, columns, offsets, once) if once else offsets
         if replaces:
             self.release(slots, fields)
         places = self._rows.places
-        places.store(places.at(_indexes(fields), slots), offsets, columns.entries)
+        places.store(places.at(_indexes(fields), slots), stored, columns.entries)
         self._rows["produced"][slots] |= np.uint64(mask_of(fields))
         for field, column, shape in zip(fields, columns.each, shapes, strict=True):
             field.shape = shape
             field.rows += len(slots)
             field.size_bytes += column.size_bytes
+        return self._spare(slots, fields, columns, stored != offsets, once) if once else 0
+
+    def freed_with(self, units: Int64Array, slots: Slots, fields: Sequence[Field]) -> Int64Array:
+        """The bytes that are free once all rows of a unit are gone, each counted at one of the rows. units: which one
+        each row belongs to. A value that rows of several units share is free with none of them.
+        """
+        offsets, entries = self.locate(slots, fields)
+        sizes: Int64Array = entries * np.array([[field.entry_bytes] for field in fields], np.int64)
+        shared = (self._rows["shared"][slots] & np.array([[field.bit] for field in fields], np.uint64)) != 0
+        freed: Int64Array = np.where(shared, 0, sizes).sum(axis=0)
+        shared &= sizes > 0
+        rows = np.nonzero(shared)[1]
+        found, first, of_row, counts = np.unique(
+            offsets[shared], return_index=True, return_inverse=True, return_counts=True
+        )
+        alone = np.array([self._rows.payloads.owners(offset) for offset in found.tolist()], np.int64) == counts
+        alone &= np.bincount(of_row, weights=units[rows] != units[rows][first][of_row], minlength=len(found)) == 0
+        np.add.at(freed, rows[first[alone]], sizes[shared][first[alone]])
+        return freed
 
     def release(self, slots: Slots, fields: Sequence[Field]) -> int:
         """Release the values of fields of rows; some rows may have none. Returns their bytes. The words stay."""
@@ -64,7 +86,35 @@ class StoredValues:
             field.size_bytes -= released
         return int(sizes.sum()) + lost
 
-    # -- shared by a group ---------------------------------------------------------------------------------------------
+    # -- shared by rows ------------------------------------------------------------------------------------------------
+
+    def _adopt(
+        self, fields: Sequence[Field], columns: Columns, offsets: Int64Array, once: Mapping[str, bytes]
+    ) -> Int64Array:
+        """Where the values of a put are, once those that are put once and equal one of their field have become it."""
+        stored: Int64Array = offsets.copy()
+        payloads = self._rows.payloads
+        before = len(payloads.known)
+        for row, field in enumerate(fields):
+            if field.name in once:
+                stored[row] = payloads.adopt(field.index, once[field.name], offsets[row], columns.row_bytes[row])
+        self._rows.keep(DIGEST_BYTES * (len(payloads.known) - before))
+        return stored
+
+    def _spare(
+        self, slots: Slots, fields: Sequence[Field], columns: Columns, spare: BoolArray, once: Mapping[str, bytes]
+    ) -> int:
+        """Rows share the values that were put once. spare: those that became one that was there. Returns their
+        bytes.
+        """
+        total = 0
+        for field, sizes, of_rows in zip(fields, columns.row_bytes, spare, strict=True):
+            if field.name in once:
+                self._rows["shared"][slots[sizes > 0]] |= field.bit
+                spared = int(sizes[of_rows].sum())
+                field.size_bytes -= spared
+                total += spared
+        return total
 
     def store_shared(
         self,
@@ -114,7 +164,7 @@ class StoredValues:
         """Take shared payloads of the fields from rows, and set their sizes to 0: `payloads` frees their bytes. Returns
         the bytes of payloads that nothing has now.
         """
-        rows, lost = self._rows, 0
+        rows, lost, known = self._rows, 0, len(self._rows.payloads.known)
         for field, at, of_rows in zip(fields, offsets, sizes, strict=True):
             sharing = (rows["shared"][slots] & field.bit) != 0
             if sharing.any():
@@ -123,6 +173,7 @@ class StoredValues:
                 field.size_bytes -= given_up
                 lost += given_up
         rows["shared"][slots] &= ~np.uint64(mask_of(fields))
+        rows.keep(DIGEST_BYTES * (len(rows.payloads.known) - known))
         return lost
 
 

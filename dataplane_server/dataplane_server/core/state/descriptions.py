@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataplane_server.core.calls.answers import FieldInfo, PartitionInfo, TaskInfo
 from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.room import why_waiting
 
 
 def describe_partition(partition: Partition, now: float) -> PartitionInfo:
@@ -27,6 +28,10 @@ def describe_partition(partition: Partition, now: float) -> PartitionInfo:
         read_rows_total=counters.read_rows,
         closed=partition.rows.closed,
         weight_version=partition.rows.weight_version,
+        flow=partition.entrance.policy,
+        waiting_calls=len(partition.entrance.waiting) + len(partition.entrance.draws),
+        waits_because=why_waiting(partition),
+        deduplicated_bytes_total=counters.deduplicated_bytes,
     )
 
 
@@ -55,6 +60,7 @@ def describe_task(partition: Partition, name: str, now: float) -> TaskInfo:
         claims_total=task.counters.claims,
         stale_rows=task.stale_rows(),
         policy=task.policy,
+        excluded_rows=task.excluded_rows(),
     )
 
 

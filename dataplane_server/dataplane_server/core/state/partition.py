@@ -1,7 +1,8 @@
 """One partition: its definition, its rows, their values and groups, and its tasks.
 
 Every row that was ever put is resident, or was removed and counted in `removed`: as consumed (by every task before the
-clear), cleared (earlier), rolled back with its group, retired with its weight version, or dropped because it was stale.
+clear), cleared (earlier), rolled back with its group, retired with its weight version, or dropped by the policy of a
+task, because it was stale or did not fit the filter.
 
 Methods named check_* decide and change nothing. Methods that change something cannot fail: a caller checks first, so a
 refused call leaves no trace. A method that changes figures adds the partition to `changed`, for `core.turn`.
@@ -10,13 +11,14 @@ refused call leaves no trace. A method that changes figures adds the partition t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from dataplane_server.core.calls.answers import ReadColumn
 from dataplane_server.core.calls.columns import Column, Columns, Shape
+from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Definition, Int64Array, Run, Slots, Tags
@@ -27,24 +29,16 @@ from dataplane_server.core.rows.group_table import Group, GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.space import Space, column_runs
 from dataplane_server.core.rows.stored_values import StoredValues, mask_of
+from dataplane_server.core.state.counters import PartitionCounters
+from dataplane_server.core.state.entrance import Entrance
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CONSUMED
 
+_REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted")
+"""Why rows were removed."""
+_NO_DIGESTS: Mapping[str, bytes] = {}
 _ROWS_AT_ONCE = 1 << 14
 """Rows that are cleared in one step. A step needs about a hundred bytes a value meanwhile."""
-
-
-@dataclass(slots=True)
-class PartitionCounters:
-    """Calls that took effect, the rows they named, and the bytes of values they carried."""
-
-    puts: int = 0
-    put_rows: int = 0
-    put_bytes: int = 0
-    reads: int = 0
-    read_rows: int = 0
-    read_bytes: int = 0
-    clears: int = 0
 
 
 class Checked(NamedTuple):
@@ -85,7 +79,8 @@ class Partition:
         self.fields: dict[str, Field] = {}
         self.tasks: dict[str, Task] = {}
         self.rows_put_total = 0
-        self.removed = {"consumed": 0, "cleared": 0, "rolled_back": 0, "retired": 0, "stale": 0}
+        self.removed = dict.fromkeys(_REASONS, 0)
+        self.entrance = Entrance()
         self.followed_version: int | None = None  # which weight version the tasks have followed
         self._adopt(definition)
 
@@ -100,6 +95,7 @@ class Partition:
         that are gone.
         """
         self.rows.closed = False
+        self.entrance.changed = True
         for name in self.tasks.keys() - set(definition.tasks):
             self.tasks.pop(name).close()
         gone = self.mask(self.fields.keys() - set(definition.fields))
@@ -130,9 +126,15 @@ class Partition:
         self._changed[self] = None
         self._changed_tasks.update(dict.fromkeys(self.tasks.values()))
 
+    def follow(self, policy: FlowPolicy) -> None:
+        """New rows come by this policy from now on."""
+        self.entrance.follow(policy, self.rows_put_total)
+        self._changed[self] = None
+
     def close(self) -> None:
         """No call creates rows any more, except in reserved groups."""
         self.rows.closed = True
+        self.entrance.changed = True
         self._changed[self] = None
 
     def _adopt(self, definition: Definition) -> None:
@@ -262,9 +264,10 @@ class Partition:
         tags: Sequence[Tags] | None,
         sequence_lengths: Int64Array | None,
         group: Group | None = None,
+        once: Mapping[str, bytes] = _NO_DIGESTS,
     ) -> int:
         """Apply a put that was just checked and whose values are at the offsets (an array row for each column). Returns
-        how many rows are new. group: the reserved group that new rows join.
+        how many rows are new. group: the reserved group that new rows join. once: digests of values, by field.
         """
         self.declare(column.name for column in columns.each)
         slots = checked.slots
@@ -274,7 +277,8 @@ class Partition:
             self._join(group, slots[is_new], columns)
         if columns.each:
             replaces = created < len(slots)
-            self.values.store(slots, self._named(columns), checked.shapes, columns, offsets, replaces=replaces)
+            of_rows = (slots, self._named(columns), checked.shapes, columns, offsets, once)
+            self.counters.deduplicated_bytes += self.values.store(*of_rows, replaces=replaces)
         self._store_lengths(slots, columns.each, sequence_lengths)
         for slot, row_tags in zip(slots.tolist() if tags else (), tags or (), strict=False):
             self.rows.merge_tags(slot, row_tags)

@@ -31,9 +31,12 @@ class PartitionFigures(NamedTuple):
     removed_rolled_back: int
     removed_retired: int
     removed_stale: int
+    removed_evicted: int
+    removed_filtered: int
     puts: int
     put_rows: int
     put_bytes: int
+    deduplicated_bytes: int
     reads: int
     read_rows: int
     read_bytes: int
@@ -139,9 +142,12 @@ def compute_figures(partition: Partition) -> tuple[float | None, ...]:
         removed["rolled_back"],
         removed["retired"],
         removed["stale"],
+        removed["evicted"],
+        removed["filtered"],
         counters.puts,
         counters.put_rows,
         counters.put_bytes,
+        counters.deduplicated_bytes,
         counters.reads,
         counters.read_rows,
         counters.read_bytes,

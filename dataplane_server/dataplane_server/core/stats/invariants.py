@@ -6,10 +6,12 @@ import itertools
 
 import numpy as np
 
+from dataplane_server.core.calls.filters import filter_bytes
 from dataplane_server.core.calls.values import BatchUnit, Slots
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition, definition_bytes
+from dataplane_server.core.state.room import may_draw, over_budget, paced
 from dataplane_server.core.state.state import State
 from dataplane_server.core.stats.figures import compute_figures, compute_task_figures
 from dataplane_server.core.tasks.group_view import GroupView
@@ -35,12 +37,15 @@ def check(state: State, verbs: Verbs) -> None:
         for task in partition.tasks.values():
             _check_task(partition, task, verbs.table)
         _check_figures(partition)
+        _check_entrance(partition)
+    _law(verbs.flow.waiting == len(verbs.flow.tickets()), "calls at entrances are counted")
     _check_generations(state)
     _check_sessions(state, verbs.table)
     kept = sum(partition.rows.kept_bytes for partition in state.partitions.values())
     for partition in state.partitions.values():
         _check_bookkeeping(partition, verbs.steps.kept_bytes(partition.partition_id))
-    _law(state.bookkeeping.used_bytes == kept + verbs.writes.kept_bytes + verbs.queue.kept_bytes, "bookkeeping adds up")
+    of_verbs = verbs.writes.kept_bytes + verbs.queue.kept_bytes + verbs.flow.kept_bytes
+    _law(state.bookkeeping.used_bytes == kept + of_verbs, "bookkeeping adds up")
     _check_bytes(state.space, list(partitions), verbs.admission.reserved_bytes)
     waits_for_nothing = state.space.free and verbs.admission.waiting and not state.space.used
     _law(not waits_for_nothing, "no put waits for an empty arena")
@@ -84,8 +89,19 @@ def _check_rows(partition: Partition) -> None:
 def _check_bookkeeping(partition: Partition, of_steps: int) -> None:
     of_tasks = sum(task.kept_bytes for task in partition.tasks.values())
     of_rows = partition.rows.counted_bytes + partition.groups.kept_bytes
-    counted = definition_bytes(partition.definition) + of_rows + of_tasks + of_steps
+    of_flow = filter_bytes(partition.entrance.policy.evict_where)
+    counted = definition_bytes(partition.definition) + of_rows + of_tasks + of_steps + of_flow
     _law(partition.rows.kept_bytes == counted, f"bookkeeping of partition {partition.partition_id!r} is counted")
+
+
+def _check_entrance(partition: Partition) -> None:
+    entrance = partition.entrance
+    _law(not (entrance.changed and entrance.waiting), "an entrance that has changed was looked at")
+    for entry in list(entrance.waiting.values())[:1]:
+        held_up = paced(partition, entry.rows) or over_budget(partition, entry.rows, entry.size_bytes)
+        _law(bool(held_up), f"no call waits for room that there is in partition {partition.partition_id!r}")
+    for draw in list(entrance.draws.values())[:1]:
+        _law(not may_draw(partition, draw), f"no draw waits that stays in the band of {partition.partition_id!r}")
 
 
 def _check_payloads(partition: Partition) -> None:
@@ -103,6 +119,8 @@ def _check_payloads(partition: Partition) -> None:
                 having[offset] = having.get(offset, 0) + 1
     counted = {payload.offset: payload.owners for payload in rows.payloads if payload.owners}
     _law(counted == having, "owners of a payload are counted")
+    known = {payload.key: payload for payload in rows.payloads if payload.owners and payload.key is not None}
+    _law(rows.payloads.known == known, "a value that is put once is known as long as a row has it")
     unused = [payload for payload in rows.payloads if not payload.owners and not payload.held]
     _law(not unused, "a payload without owners and readers is freed")
 
@@ -156,6 +174,7 @@ def _check_view(partition: Partition, task: Task, view: AnyView) -> None:
     slots = partition.rows.all_slots()
     ready = slots[view.readiness.of(slots, keep=False)]
     _law(not task.is_stale(ready).any(), f"task {task.name!r}: no ready row is too stale")
+    _law(not task.is_excluded(ready).any(), f"task {task.name!r}: every ready row fits the policy's filter")
     if isinstance(view, GroupView):
         numbers = partition.rows["group"]
         complete = [g.number for g in partition.groups if 0 < np.count_nonzero(numbers[ready] == g.number) == g.size]

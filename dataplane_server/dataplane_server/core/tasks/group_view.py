@@ -16,6 +16,7 @@ import numpy as np
 from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
+from dataplane_server.core.tasks.eligibility import Bounds
 from dataplane_server.core.tasks.queues import GroupQueue, KeyedGroupQueue
 from dataplane_server.core.tasks.readiness import Kind, Readiness
 from dataplane_server.core.tasks.task_states import Amount, Waiter
@@ -28,12 +29,12 @@ GROUPED_BYTES = 100
 
 
 class GroupView:
-    """The groups of one task whose remaining rows are all ready for claims of one kind. oldest: see `Readiness`."""
+    """The groups of one task whose remaining rows are all ready for claims of one kind. bounds: see `Readiness`."""
 
-    def __init__(self, rows: RowTable, groups: GroupTable, state_column: str, kind: Kind, oldest: int | None) -> None:
+    def __init__(self, rows: RowTable, groups: GroupTable, state_column: str, kind: Kind, bounds: Bounds) -> None:
         self.waiters: OrderedDict[int, Waiter] = OrderedDict()
         self.ready_rows = 0  # of the queued groups
-        self.readiness = Readiness(rows, state_column, kind, oldest, GROUPED_BYTES)
+        self.readiness = Readiness(rows, state_column, kind, bounds, GROUPED_BYTES)
         self._rows = rows
         self._groups = groups
         self._queue: GroupQueue | KeyedGroupQueue = GroupQueue() if kind.order == "ready" else KeyedGroupQueue()
@@ -59,22 +60,29 @@ class GroupView:
         """Rows have other fields, tags or a version than before: queue the groups that are complete, and remove those
         that are not any more. Groups whose key has changed are queued anew.
         """
-        if self.readiness.kind.looks_at_tags or self.readiness.oldest is not None:
+        moved: set[int] = set()
+        if self.readiness.can_change:
             self.remove(self.readiness.no_longer(slots))
             if isinstance(self._queue, KeyedGroupQueue):
-                self._requeue(self._queue, slots)
-        self.add(slots)
+                moved = self._take_moved(self._queue, slots)
+        come = self._completed(slots)
+        if moved:
+            moved.update(come)
+            come = [entry for entry in self._entries(slots) if entry in moved]
+        self._queue.append(come, self._keys(come))
 
-    def _requeue(self, queue: KeyedGroupQueue, slots: Slots) -> None:
-        """Queue groups with these rows anew if their keys have changed."""
-        numbers = self._rows["group"][slots]
-        entries = dict.fromkeys(np.where(numbers > 0, -numbers, slots).tolist())
-        queued = [entry for entry in entries if entry in queue]
-        keys = self._keys(queued)
-        moved = [(entry, key) for entry, key in zip(queued, keys, strict=True) if queue.key(entry) != key]
-        for entry, key in moved:
+    def _take_moved(self, queue: KeyedGroupQueue, slots: Slots) -> set[int]:
+        """Take the groups with these rows whose keys have changed out of the queue. Returns their entries."""
+        queued = [entry for entry in self._entries(slots) if entry in queue]
+        moved = {entry for entry, key in zip(queued, self._keys(queued), strict=True) if queue.key(entry) != key}
+        for entry in moved:
             queue.discard(entry)
-            queue.append([entry], [key])
+        return moved
+
+    def _entries(self, slots: Slots) -> list[int]:
+        """What stands for the rows and their groups in the queue, in this order."""
+        numbers = self._rows["group"][slots]
+        return list(dict.fromkeys(np.where(numbers > 0, -numbers, slots).tolist()))
 
     def remove(self, slots: Slots) -> None:
         """Remove rows that were taken, or are about to be removed and no longer count in their groups."""
@@ -97,6 +105,8 @@ class GroupView:
             self.ready_rows += self._ready_rows[number]
             if -number not in self._queue:
                 self._queue.append([-number], self._keys([-number]))
+
+    expel = remove
 
     def restart(self) -> None:
         """Rebuild the queue from all ready rows, in the order in which the first rows of groups arrived."""

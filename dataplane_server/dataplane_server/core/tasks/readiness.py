@@ -1,8 +1,8 @@
 """Which rows of a task are ready for claims of one kind, and which of them come first.
 
-A row is ready if it is untaken and visible, has produced the fields, fits the filter, and is not of a weight version
-before `oldest`. So a view never has a row that is staler than its task allows, and neither has a claim: what is granted
-comes from views, and `oldest` moves with the partition's weight version before any claim of that turn is served.
+A row is ready if it is untaken and visible, has produced the fields, fits the filter, and is within the bounds of the
+task's policy. So a view never has a row that its task must not get, and neither has a claim: what is granted comes from
+views, and the bounds move with policy and weight version before any claim of that turn is served.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane_server.core.calls.filters import ALL_ROWS, Filter
+from dataplane_server.core.calls.filters import ALL_ROWS, Filter, asks_staleness
 from dataplane_server.core.calls.policies import ClaimOrder
 from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
+from dataplane_server.core.tasks.eligibility import Bounds, outdated
 from dataplane_server.core.tasks.queues import Keys
 from dataplane_server.core.tasks.task_states import UNTAKEN
 
@@ -33,7 +34,7 @@ class Kind(NamedTuple):
     @property
     def moves_with_version(self) -> bool:
         """Whether rows become ready, or not, when the partition's weight version changes."""
-        return any(term.of_row and term.subject == "staleness" for term in self.where)
+        return asks_staleness(self.where)
 
     @property
     def looks_at_tags(self) -> bool:
@@ -42,14 +43,14 @@ class Kind(NamedTuple):
 
 
 class Readiness:
-    """The rows that are ready for claims of a kind. oldest: the oldest weight version that counts as ready; None for
-    any, also for rows of an unknown version. column: which rows a view has marked.
+    """The rows that are ready for claims of a kind. bounds: of the task's policy. column: which rows a view has
+    marked.
     """
 
-    def __init__(self, rows: RowTable, state_column: str, kind: Kind, oldest: int | None, beside: int) -> None:
+    def __init__(self, rows: RowTable, state_column: str, kind: Kind, bounds: Bounds, beside: int) -> None:
         """beside: bytes that the view keeps for a row elsewhere."""
         self.kind = kind
-        self.oldest = oldest
+        self.bounds = bounds
         self.column = f"ready:{state_column}:{kind}"
         self._rows = rows
         self._state_column = state_column
@@ -65,26 +66,32 @@ class Readiness:
         """The column, by slot. It moves when rows are created."""
         return self._rows[self.column]
 
+    @property
+    def can_change(self) -> bool:
+        """Whether a row that is ready may become unready by a tag, a version or a policy."""
+        return self.bounds != Bounds() or self.kind.looks_at_tags
+
     def of(self, slots: Slots, *, keep: bool = True) -> BoolArray:
         """Which of the rows are ready. keep: see `RowTable.tag_values`."""
         rows = self._rows
         ready: BoolArray = (rows["produced"][slots] & self._mask) == self._mask
         ready &= rows[self._state_column][slots] == UNTAKEN
         ready &= ~rows["hidden"][slots]
-        if self.oldest is not None:
-            ready &= ~outdated(rows["weight_version"][slots], self.oldest)
-        if self.kind.where:
-            ready &= fitting(rows, self.kind.where, slots, None, keep=keep)
+        if self.bounds.oldest is not None:
+            ready &= ~outdated(rows["weight_version"][slots], self.bounds.oldest)
+        for where in filter(None, (self.kind.where, self.bounds.where)):
+            ready &= fitting(rows, where, slots, None, keep=keep)
         return ready
 
-    def follow(self, oldest: int | None) -> Slots | None:
-        """Another oldest version. Returns the marked rows that are not ready any more; None if others may have become
-        ready. Costs two array operations over all rows.
+    def follow(self, bounds: Bounds) -> Slots | None:
+        """Other bounds, or another weight version. Returns the marked rows that are not ready any more; None if others
+        may have become ready, or not by their versions. Costs two array operations over all rows.
         """
-        before, self.oldest = self.oldest, oldest
-        if oldest is None or (before is not None and oldest < before) or self.kind.moves_with_version:
+        before, self.bounds = self.bounds, bounds
+        moves = self.kind.moves_with_version or bounds.where != before.where or asks_staleness(bounds.where)
+        if bounds.oldest is None or (before.oldest is not None and bounds.oldest < before.oldest) or moves:
             return None
-        return np.flatnonzero(self.marked & outdated(self._rows["weight_version"], oldest))
+        return np.flatnonzero(self.marked & outdated(self._rows["weight_version"], bounds.oldest))
 
     def mark(self, slots: Slots) -> Slots:
         """Mark the rows that are ready and not yet marked. Returns them."""
@@ -109,8 +116,3 @@ class Readiness:
         if order in ("newest_version", "highest_tag"):
             keys = -keys
         return np.where(np.isnan(keys), np.inf, keys)
-
-
-def outdated(versions: npt.NDArray[np.int32], oldest: int) -> BoolArray:
-    """Which weight versions are before the oldest that counts, or unknown."""
-    return np.asarray((versions < oldest) | (versions == UNKNOWN_VERSION))

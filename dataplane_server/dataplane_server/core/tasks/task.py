@@ -21,8 +21,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from dataplane_server.core.calls.filters import asks_staleness, filter_bytes
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import BatchUnit, BoolArray, Slots
@@ -30,8 +30,9 @@ from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
 from dataplane_server.core.tasks.deliveries import Deliveries, How
+from dataplane_server.core.tasks.eligibility import Bounds, all_stale, bounds_of, excluded, rejected, stale
 from dataplane_server.core.tasks.group_view import GROUPED_BYTES, GroupView
-from dataplane_server.core.tasks.readiness import Kind, outdated
+from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task_clock import TaskClock
 from dataplane_server.core.tasks.task_states import (
     CLAIMED,
@@ -56,8 +57,8 @@ _NONE = np.iinfo(np.int64).max
 
 class Task:
     """The states of all rows for one task. Arguments named `slots` are of resident rows. changed: the tasks that the
-    current turn has changed, in order. policy: changed by `follow`. suspects: rows that came, or came back, while stale
-    rows are dropped; the turn clears the list. figures: see `stats.figures`.
+    current turn has changed, in order. policy: changed by `follow`. suspects: rows that the policy may have to drop;
+    the turn takes them. figures: see `stats.figures`.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Task:
         self.policy = TaskPolicy()
         self.suspects: list[Slots] = []
         self.consumed_total = 0
+        self._taken_before = 0  # committed or claimed when the weight version moved
         self.counters = TaskCounters()
         self.deliveries = Deliveries(name, rows)
         self.clock = TaskClock()
@@ -131,9 +133,9 @@ class Task:
         if kind not in self._views:
             self._forget_one_view()
             self._views[kind] = (
-                GroupView(self._rows, self._groups, self._column, kind, self._oldest)
+                GroupView(self._rows, self._groups, self._column, kind, self._bounds)
                 if kind.whole_groups
-                else View(self._rows, self._column, kind, self._oldest)
+                else View(self._rows, self._column, kind, self._bounds)
             )
         self._views.move_to_end(kind)
         return self._views[kind]
@@ -143,56 +145,74 @@ class Task:
         self._changed[self] = None
         for view in self._views.values():
             view.update(slots)
-        self._suspect(slots)
+        self.suspect(slots)
 
-    # -- staleness -----------------------------------------------------------------------------------------------------
+    # -- policy --------------------------------------------------------------------------------------------------------
 
     @property
-    def _oldest(self) -> int | None:
-        """The oldest weight version that the task gets; None for any, also for an unknown one."""
-        if self.policy.bound is None:
-            return None
-        return (self._rows.weight_version or 0) - self.policy.bound
+    def _bounds(self) -> Bounds:
+        return bounds_of(self._rows, self.policy)
+
+    def begin_version(self) -> None:
+        """The partition has another weight version."""
+        self._taken_before = self.deliveries.ended.get("committed", 0) + int(self._counts[CLAIMED])
+
+    @property
+    def taken_in_version(self) -> int:
+        """Rows that the task has taken of the present weight version and is done with."""
+        return max(0, self.deliveries.ended.get("committed", 0) - self._taken_before)
 
     @property
     def moves_with_version(self) -> bool:
-        """Whether claims ask for a staleness."""
-        return any(kind.moves_with_version for kind in self._views)
+        """Whether the policy, or a claim, asks for a staleness."""
+        return asks_staleness(self.policy.where) or any(kind.moves_with_version for kind in self._views)
 
     def follow(self, policy: TaskPolicy) -> None:
         """The policy is this one from now on, or the partition has another weight version."""
         self._changed[self] = None
-        self.policy = policy
+        self._rows.keep(filter_bytes(policy.where) - filter_bytes(self.policy.where))
+        before, self.policy = self.policy, policy
         for view in self._views.values():
-            outdated = view.readiness.follow(self._oldest)
+            outdated = view.readiness.follow(self._bounds)
             if outdated is None:
                 slots = self._rows.all_slots()
-                view.remove(view.readiness.no_longer(slots))
+                view.expel(view.readiness.no_longer(slots))
                 view.add(slots)
             else:
-                view.remove(outdated)
-        self._suspect(np.flatnonzero(self._stale))
+                view.expel(outdated)
+        only_stale = policy == before and not asks_staleness(policy.where)
+        self.suspect(np.flatnonzero(all_stale(self._rows, self.policy) if only_stale else self._rows["alive"]))
 
     def is_stale(self, slots: Slots) -> BoolArray:
         """Which rows are staler than the task allows, or of an unknown version."""
-        return self._outdated(self._rows["weight_version"][slots])
+        return stale(self._rows, self.policy, slots)
 
-    def _outdated(self, versions: npt.NDArray[np.int32]) -> BoolArray:
-        oldest = self._oldest
-        return np.zeros(len(versions), np.bool_) if oldest is None else outdated(versions, oldest)
+    def is_excluded(self, slots: Slots) -> BoolArray:
+        """Which rows do not fit the filter of the policy."""
+        return excluded(self._rows, self.policy, slots)
 
-    @property
-    def _stale(self) -> BoolArray:
-        """Which rows are stale, of all, by slot."""
-        return np.asarray(self._outdated(self._rows["weight_version"]) & self._rows["alive"])
+    def is_rejected(self, slots: Slots) -> BoolArray:
+        """Which rows do not fit the filter of the policy, and have all that it names."""
+        return rejected(self._rows, self.policy, slots)
 
     def stale_rows(self) -> int:
         """Untaken rows that are stale. Costs O(rows) if there is a bound."""
-        return 0 if self.policy.bound is None else int(np.count_nonzero(self._stale & (self.states == UNTAKEN)))
+        if self.policy.bound is None:
+            return 0
+        return int(np.count_nonzero(all_stale(self._rows, self.policy) & (self.states == UNTAKEN)))
 
-    def _suspect(self, slots: Slots) -> None:
-        if self.policy.when_stale == "drop" and self.policy.bound is not None:
+    def excluded_rows(self) -> int:
+        """Untaken rows that are rejected and not stale. Costs O(rows) if the policy has a filter."""
+        if not self.policy.where:
+            return 0
+        slots = np.flatnonzero(self._rows["alive"] & (self.states == UNTAKEN))
+        return int(np.count_nonzero(self.is_rejected(slots) & ~self.is_stale(slots)))
+
+    def suspect(self, slots: Slots) -> None:
+        """Rows that the policy may have to drop: they came, came back, or are others by their tags."""
+        if self.policy.drops_stale or self.policy.drops_excluded:
             self.suspects.append(slots)
+            self._changed[self] = None
 
     # -- queued claims -------------------------------------------------------------------------------------------------
 
@@ -216,16 +236,16 @@ class Task:
         return self._rows.closed and not self._groups.reserved
 
     def left(self, whole_groups: bool, unit: BatchUnit) -> int:
-        """How many rows the task may still get: they are neither consumed nor dead, nor untaken and stale.
+        """How many rows the task may still get: they are neither consumed nor dead, nor untaken and stale or rejected.
         whole_groups: how many groups of such rows only, or how many rows of such groups; a row outside of groups counts
-        as a group. In O(rows) for whole groups, and if there is a bound.
+        as a group. In O(rows) for whole groups, and if there is a bound or filter.
         """
         untaken, claimed, _, delayed, _ = self.counts()
         if not whole_groups:
-            return untaken + claimed + delayed - self.stale_rows()
+            return untaken + claimed + delayed - self.stale_rows() - self.excluded_rows()
         slots = self._rows.all_slots()
         gone = np.isin(self.states[slots], (CONSUMED, DEAD))
-        gone |= (self.states[slots] == UNTAKEN) & self.is_stale(slots)
+        gone |= (self.states[slots] == UNTAKEN) & (self.is_stale(slots) | self.is_rejected(slots))
         numbers = self._rows["group"][slots]
         broken = np.unique(numbers[gone & (numbers > 0)])
         alone = int(np.count_nonzero(~gone & (numbers == 0)))
@@ -347,8 +367,9 @@ class Task:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of delays and of reasons of dead rows."""
-        return DELAY_BYTES * len(self._held_until) + self.deliveries.kept_bytes
+        """Memory of delays, of reasons of dead rows, and of the policy's filter."""
+        kept = DELAY_BYTES * len(self._held_until) + filter_bytes(self.policy.where)
+        return kept + self.deliveries.kept_bytes
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -374,12 +395,13 @@ class Task:
         self.consumed_total = 0
         for view in self._views.values():
             view.restart()
+        self.suspect(np.flatnonzero(self._rows["alive"]))
 
     def close(self) -> None:
         for view in self._views.values():
             view.close()
         self.deliveries.close()
-        self._rows.keep(-DELAY_BYTES * len(self._held_until))
+        self._rows.keep(-DELAY_BYTES * len(self._held_until) - filter_bytes(self.policy.where))
         self._rows.drop_column(self._column)
 
     # -- who waits for whom --------------------------------------------------------------------------------------------
@@ -410,7 +432,7 @@ class Task:
         self._move(slots, UNTAKEN)
         for view in self._views.values():
             view.return_rows(slots)
-        self._suspect(slots)
+        self.suspect(slots)
 
     def _hold(self, slots: Slots, until: float) -> None:
         self._move(slots, DELAYED)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.rows.row_table import RowTable
+from dataplane_server.core.tasks.eligibility import Bounds
 from dataplane_server.core.tasks.queues import Entries, KeyedQueue, ReadyQueue
 from dataplane_server.core.tasks.readiness import Kind, Readiness
 from dataplane_server.core.tasks.task_states import Amount, Waiter
@@ -34,42 +35,60 @@ _SLOT = (1 << _SLOT_BITS) - 1
 
 
 class View:
-    """The rows of one task that are ready for claims of one kind. oldest: see `Readiness`."""
+    """The rows of one task that are ready for claims of one kind. bounds: see `Readiness`."""
 
-    def __init__(self, rows: RowTable, state_column: str, kind: Kind, oldest: int | None) -> None:
+    def __init__(self, rows: RowTable, state_column: str, kind: Kind, bounds: Bounds) -> None:
         self.waiters: OrderedDict[int, Waiter] = OrderedDict()
         self.ready = 0
+        self._ghosts = False  # whether the queue may have entries of rows that left, where they would be if they return
         self._rows = rows
         self._queue: ReadyQueue | KeyedQueue  # epoch and slot of each row in one int; rows not ready are skipped
         self._keys = ""  # the column of keys of the queued rows; an entry with another key is not the row's last one
+        self._moved = ""  # the column of rows whose key has changed while entries of the former key are in the queue
         if kind.order == "ready":
             self._queue = ReadyQueue()
-            self.readiness = Readiness(rows, state_column, kind, oldest, QUEUED_BYTES)
+            self.readiness = Readiness(rows, state_column, kind, bounds, QUEUED_BYTES)
         else:
             self._queue = KeyedQueue()
-            self.readiness = Readiness(rows, state_column, kind, oldest, KEYED_BYTES)
+            self.readiness = Readiness(rows, state_column, kind, bounds, KEYED_BYTES)
             self._keys = f"key:{self.readiness.column}"
             rows.add_column(self._keys, np.float64)
+            self._moved = f"moved:{self.readiness.column}"
+            rows.add_column(self._moved, np.bool_)
         self.add(rows.all_slots())
 
     def add(self, slots: Slots) -> None:
         """Queue the rows that are ready and not yet queued."""
+        if self._ghosts:
+            self._compact()
         self._queue.append(self._enter(slots))
 
     def return_rows(self, slots: Slots) -> None:
         """As add, but ahead of all queued rows."""
-        self._queue.prepend(self._enter(slots))
+        entries = self._enter(slots)
+        self._ghosts |= self.readiness.can_change and len(entries.numbers) < len(slots)
+        self._queue.prepend(entries)
 
     def update(self, slots: Slots) -> None:
         """Rows have other fields, tags or a version than before: queue those that are ready, and remove the others.
         Rows whose key has changed are queued anew.
         """
-        if self.readiness.kind.looks_at_tags or self.readiness.oldest is not None:
-            self.remove(self.readiness.no_longer(slots))
+        if self.readiness.can_change:
+            self.expel(self.readiness.no_longer(slots))
             if self._keys:
-                marked = slots[self.readiness.marked[slots]]
-                self.remove(marked[self._rows[self._keys][marked] != self.readiness.keys(marked)])
+                self._rekey(slots[self.readiness.marked[slots]])
         self.add(slots)
+
+    def _rekey(self, queued: Slots) -> None:
+        """Remove the rows that have another key now. A former entry of a row counts again if its key does, so from the
+        second change of a row on, such entries are dropped.
+        """
+        moved = queued[self._rows[self._keys][queued] != self.readiness.keys(queued)]
+        self.remove(moved)
+        if self._rows[self._moved][moved].any():
+            self._compact()
+        else:
+            self._rows[self._moved][moved] = True
 
     def remove(self, slots: Slots) -> None:
         """Remove rows that were taken or cleared, or are not ready any more."""
@@ -77,10 +96,12 @@ class View:
         self.ready -= int(np.count_nonzero(column[slots]))
         column[slots] = False
         if len(self._queue) > 2 * self.ready + _COMPACT_ABOVE:
-            entries = self._queue.peek(len(self._queue))
-            kept = self._positions_ready(entries, len(self._queue))
-            self._queue.clear()
-            self._queue.append(Entries(entries.numbers[kept], entries.keys[kept] if self._keys else entries.keys))
+            self._compact()
+
+    def expel(self, slots: Slots) -> None:
+        """Remove rows that may be ready again, by another policy, version or tag. They come last then."""
+        self.remove(slots)
+        self._ghosts |= len(slots) > 0
 
     def restart(self) -> None:
         """Rebuild the queue from all ready rows, in order of arrival."""
@@ -138,6 +159,17 @@ class View:
         self.readiness.close()
         if self._keys:
             self._rows.drop_column(self._keys)
+            self._rows.drop_column(self._moved)
+
+    def _compact(self) -> None:
+        """Drop the entries of rows that have left."""
+        entries = self._queue.peek(len(self._queue))
+        kept = self._positions_ready(entries, len(self._queue))
+        self._queue.clear()
+        self._queue.append(Entries(entries.numbers[kept], entries.keys[kept] if self._keys else entries.keys))
+        self._ghosts = False
+        if self._keys:
+            self._rows[self._moved][:] = False
 
     def _positions_ready(self, entries: Entries, most: int) -> Int64Array:
         """Positions of the first `most` entries whose rows are still ready, each row once."""

@@ -60,6 +60,12 @@ class Admission:
             self._since[ticket] = now
         return reservation
 
+    def check_may_come(self, columns: Columns, *, urgent: bool = False) -> None:
+        """Refuse a write that would have to wait where no more may."""
+        queue = self._urgent if urgent else self._waiting
+        if queue and columns.size_bytes > 0:
+            self._check_may_wait(queue)
+
     def check_can_fit(self, columns: Columns) -> None:
         """Refuse columns that do not fit into an empty arena, each at an aligned offset; those of an append beside what
         their rows have.

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from dataplane_server.core.calls.answers import Drawn
+from dataplane_server.core.calls.answers import Drawn, Waiting
 from dataplane_server.core.calls.filters import check_filter
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -22,14 +22,21 @@ from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.tag_columns import Float64Array
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
+from dataplane_server.core.verbs.flow import Flow
 
 
 class Draws:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, flow: Flow) -> None:
         self._state = state
+        self._flow = flow
 
-    def draw(self, call: DrawSamples, now: float) -> Drawn:
+    def draw(self, call: DrawSamples, now: float) -> Drawn | Waiting:
         self._check(call)
+        ticket = self._flow.enter_draw(self._state.partition(call.partition_id), call)
+        return self.make(call, now) if ticket is None else Waiting(ticket)
+
+    def make(self, call: DrawSamples, now: float) -> Drawn:
+        """Draw rows that the band has room for."""
         partition = self._state.partition(call.partition_id)
         rows, sieve = partition.rows, _sieve(partition, call, now)
         if len(sieve.slots) < call.min_size:
@@ -37,6 +44,7 @@ class Draws:
         slots, probabilities = _chosen(rows, call, sieve.slots)
         draws = rows["draws"]
         draws[slots] += draws[slots] < MOST_DRAWS
+        partition.entrance.drawn_rows += len(slots)
         return Drawn(
             tuple(rows.ids(slots)),
             rows["sequence_length"][slots].astype(np.int64),
@@ -88,6 +96,7 @@ def _sieve(partition: Partition, call: DrawSamples, now: float) -> Sieve:
     if task is not None:
         bound = f"are staler than max_staleness {task.policy.bound} of task {task.name!r}, or of an unknown version"
         sieve.keep(~task.is_stale(sieve.slots), bound)
+        sieve.keep(~task.is_excluded(sieve.slots), f"do not fit the filter of task {task.name!r}")
     if call.max_times_sampled:
         often = f"were drawn {call.max_times_sampled} times (max_times_sampled)"
         sieve.keep(rows["draws"][sieve.slots] < call.max_times_sampled, often)

@@ -7,20 +7,23 @@ claims, then its groups.
 from __future__ import annotations
 
 from dataplane_server.core.calls.answers import SessionExpired
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import CloseSession
 from dataplane_server.core.state.delays import Due
 from dataplane_server.core.state.sessions import Session
 from dataplane_server.core.state.state import State
 from dataplane_server.core.verbs.claim_queue import ClaimQueue
 from dataplane_server.core.verbs.claims import Claims
+from dataplane_server.core.verbs.flow import Flow
 from dataplane_server.core.verbs.groups import Groups
 
 
 class Expiry:
     """Ends sessions and delays. `now` is monotonic, in seconds."""
 
-    def __init__(self, state: State, queue: ClaimQueue, claims: Claims, groups: Groups) -> None:
+    def __init__(self, state: State, queue: ClaimQueue, claims: Claims, groups: Groups, flow: Flow) -> None:
         self._state = state
+        self._flow = flow
         self._queue = queue
         self._claims = claims
         self._groups = groups
@@ -28,15 +31,22 @@ class Expiry:
     def close(self, call: CloseSession) -> None:
         session = self._state.sessions.close(call.session_id)
         if session is not None:
-            self._queue.fail_session(session.session_id)
+            self._fail_calls(session)
             self._release(session, expired=False)
 
     def expired(self, now: float, stalled_s: float) -> list[Session]:
         """The sessions that expire now. Their queued calls have failed."""
         expired = self._state.sessions.expired(now, stalled_s)
         for session in expired:
-            self._queue.fail_session(session.session_id)
+            self._fail_calls(session)
         return expired
+
+    def _fail_calls(self, session: Session) -> None:
+        self._queue.fail_session(session.session_id)
+        refusal = Refusal(Reason.SESSION_EXPIRED, f"session {session.session_id!r} ended while the group waited")
+        for ticket in self._flow.tickets(session_id=session.session_id):
+            self._state.fail(ticket, refusal)
+            self._flow.leave(ticket)
 
     def expire(self, session: Session, now: float) -> None:
         """Release what an expired session held."""

@@ -1,12 +1,12 @@
-"""Weight versions of partitions, and the policies of tasks: how stale rows may be that a task gets.
+"""Weight versions of partitions, and the policies of tasks: how stale rows may be that a task gets, and what they fit.
 
 Which rows are too stale changes when the partition's version changes (the trainer says so, or a row or group names a
 greater one), when a policy changes, and when rows come or come back. `follow` runs at the end of each of these turns,
 before queued claims are served, so no claim ever gets a row beyond its bound.
 
-A task that drops stale rows has them removed with the other rows of their group: a group of which a part is gone is of
-no use. Rows that a claim of any task holds stay until it has ended; rows of a reserved group stay until it is finished,
-and its producer is told.
+A task that drops stale rows, or what its filter excludes, has them removed with the other rows of their group: a
+group of which a part is gone is of no use. Rows that a claim of any task holds stay until it has ended; rows of a
+reserved group stay until it is finished, and its producer is told of stale ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 import numpy as np
 
 from dataplane_server.core.calls.answers import PartitionInfo, Retired
-from dataplane_server.core.calls.policies import check_order
+from dataplane_server.core.calls.filters import filter_bytes
+from dataplane_server.core.calls.flow import check_flow
+from dataplane_server.core.calls.policies import check_policy
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import SetPolicies, SetWeightVersion
 from dataplane_server.core.calls.values import Slots
@@ -32,6 +34,7 @@ class Freshness:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._held: dict[Task, tuple[int, Slots]] = {}  # what tasks would drop, and `_ended` when a claim held it
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -47,10 +50,15 @@ class Freshness:
     def set_policies(self, call: SetPolicies, now: float) -> PartitionInfo:
         partition = self._state.partition(call.partition_id)
         tasks = [partition.task(each.task) for each in call.tasks]
-        for each in call.tasks:
-            check_order(each.policy.order, each.policy.order_tag)
+        kept = sum(check_policy(each.policy) for each in call.tasks) - sum(filter_bytes(t.policy.where) for t in tasks)
+        before = partition.entrance.policy
+        flow = before if call.flow is None else call.flow
+        of_flow = check_flow(flow) - filter_bytes(before.evict_where)
+        self._state.bookkeeping.check(kept + of_flow, urgent=True)
         for task, each in zip(tasks, call.tasks, strict=True):
             task.follow(each.policy)
+        partition.rows.keep(of_flow)
+        partition.follow(flow)
         return describe_partition(partition, now)
 
     def _retire(self, partition: Partition, oldest: int) -> Retired:
@@ -75,23 +83,50 @@ class Freshness:
         if partition.followed_version != partition.rows.weight_version:
             partition.followed_version = partition.rows.weight_version
             for task in partition.tasks.values():
+                task.begin_version()
                 if task.policy.bound is not None or task.moves_with_version:
                     task.follow(task.policy)
 
-    def drop_stale(self, task: Task) -> None:
-        """Remove those of a task's suspects that it drops."""
-        suspects, task.suspects = np.unique(np.concatenate(task.suspects)), []
-        partition = self._state.partitions.get(task.partition_id)
-        if partition is None or partition.tasks.get(task.name) is not task:
-            return
+    def drop_unwanted(self) -> None:
+        """Remove those of the tasks' suspects that they drop: first what is stale, then what does not fit a filter."""
+        self._suspect_held()
+        suspecting = [task for task in self._state.changes.tasks if task.suspects]
+        dropping = [(task, np.unique(np.concatenate(task.suspects))) for task in suspecting]
+        for task in suspecting:
+            task.suspects = []
+        for why in ("stale", "filtered"):
+            for task, suspects in dropping:
+                partition = self._state.partitions.get(task.partition_id)
+                if partition is not None and partition.tasks.get(task.name) is task:
+                    self._drop(partition, task, suspects, why)
+
+    def _drop(self, partition: Partition, task: Task, suspects: Slots, why: str) -> None:
         slots = suspects[partition.rows["alive"][suspects]]
         slots = slots[task.states[slots] == UNTAKEN]
-        slots = slots[task.is_stale(slots) & (partition.rows["weight_version"][slots] != UNKNOWN_VERSION)]
+        if why == "filtered":
+            slots = slots[task.is_rejected(slots)] if task.policy.drops_excluded else slots[:0]
+            reason = f"it did not fit the filter of task {task.name!r}"
+        else:
+            known = partition.rows["weight_version"][slots] != UNKNOWN_VERSION
+            slots = slots[task.is_stale(slots) & known] if task.policy.drops_stale else slots[:0]
+            reason = f"it was staler than the {task.policy.bound} versions that task {task.name!r} allows"
         if not len(slots):
             return
-        slots = self._droppable(partition, slots)
-        bound = f"it was staler than the {task.policy.bound} versions that task {task.name!r} allows"
-        self._remove(partition, slots, "stale", bound)
+        self._remove(partition, self._droppable(partition, slots), why, reason)
+        held = slots[partition.rows["alive"][slots] & ~partition.rows["hidden"][slots]]
+        if len(held):
+            _, before = self._held.get(task, (0, held))
+            self._held[task] = (_ended(partition), np.union1d(before, held))
+
+    def _suspect_held(self) -> None:
+        """Look again at rows that stayed because of a claim, once a delivery in their partition has ended."""
+        for task, (ended, slots) in list(self._held.items()):
+            partition = self._state.partitions.get(task.partition_id)
+            if partition is None or partition.tasks.get(task.name) is not task:
+                del self._held[task]
+            elif _ended(partition) != ended:
+                del self._held[task]
+                task.suspect(slots)
 
     def _droppable(self, partition: Partition, slots: Slots) -> Slots:
         """The rows and those of their groups, without groups that are reserved or of which a claim holds a row."""
@@ -121,3 +156,8 @@ class Freshness:
             if bound is not None and behind > bound:
                 return f"weight version {start} is {behind} behind {current}; task {task.name!r} takes at most {bound}"
         return ""
+
+
+def _ended(partition: Partition) -> int:
+    """A number that grows when a delivery of the partition ends."""
+    return sum(sum(task.deliveries.ended.values()) for task in partition.tasks.values())

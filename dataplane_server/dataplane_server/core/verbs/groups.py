@@ -11,7 +11,7 @@ from itertools import repeat
 
 import numpy as np
 
-from dataplane_server.core.calls.answers import GroupAborted, GroupFinished, Reserved
+from dataplane_server.core.calls.answers import GroupAborted, GroupFinished, Reserved, Waiting
 from dataplane_server.core.calls.names import check_name, check_reason, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup, ReserveGroup
@@ -20,21 +20,32 @@ from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, id_bytes
 from dataplane_server.core.rows.group_table import END_VERSION_TAG, Group
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
+from dataplane_server.core.verbs.flow import Flow
 
 
 class Groups:
     """Reserves, finishes and aborts groups."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, flow: Flow) -> None:
         self._state = state
+        self._flow = flow
 
     @property
     def open(self) -> int:
         """The number of reserved groups."""
         return sum(len(partition.groups.reserved) for partition in self._state.partitions.values())
 
-    def reserve(self, call: ReserveGroup, now: float) -> Reserved:
+    def reserve(self, call: ReserveGroup, now: float) -> Reserved | Waiting:
         """Refusal SAMPLE_EXISTS if the group or one of its rows exists."""
+        partition = self._state.partition(call.partition_id)
+        if call.session_id:
+            self._state.sessions.find(call.session_id)
+        self._check(call, partition)
+        ticket = self._flow.enter_group(partition, call, now)
+        return self.create(call, now) if ticket is None else Waiting(ticket)
+
+    def create(self, call: ReserveGroup, now: float) -> Reserved:
+        """Reserve a group that there is room for."""
         partition = self._state.partition(call.partition_id)
         who = self._state.sessions.find(call.session_id).client_name if call.session_id else ""
         self._check(call, partition)

@@ -111,7 +111,7 @@ class Steps:
         shard = self._steps[_key(call)][call.step].shards[call.dp_rank]
         grant = self._current_grant(shard, call.session_id)
         if grant is None:
-            slots = self._held_rows(partition, call.task, shard)
+            slots = self._held_rows(partition, call.task, shard, whole_groups=call.whole_groups)
             grant = shard.grant = self._claims.grant(partition, call, slots, now)
         return grant
 
@@ -132,10 +132,16 @@ class Steps:
             self._table.hold(claim, session_id)
         return shard.grant
 
-    def _held_rows(self, partition: Partition, task: str, shard: _Shard) -> Slots:
-        """Rows of a shard that are held for its step: they still exist, and are neither dead nor too stale by now."""
+    def _held_rows(self, partition: Partition, task: str, shard: _Shard, *, whole_groups: bool) -> Slots:
+        """Rows of a shard that are held for its step: they still exist, and neither are they dead nor does the
+        task's policy withhold them by now, or a row of their group in a step of whole groups.
+        """
         slots, of_task = partition.rows.left(shard.slots, shard.epochs), partition.task(task)
-        held: Slots = slots[(of_task.states[slots] == DELAYED) & ~of_task.is_stale(slots)]
+        withheld = of_task.is_stale(slots) | of_task.is_excluded(slots)
+        if whole_groups:
+            groups = partition.rows["group"][slots]
+            withheld |= (groups > 0) & np.isin(groups, groups[withheld])
+        held: Slots = slots[(of_task.states[slots] == DELAYED) & ~withheld]
         return held
 
     def _check(self, call: ClaimShard) -> Partition:

@@ -50,6 +50,8 @@ def claim_timeout(state: State, table: ClaimTable, call: ClaimCall, now: float) 
     if stale := task.stale_rows():
         bound = f"staler than max_staleness {task.policy.bound} (the weight version is {partition.rows.weight_version})"
         reasons.append(f"{stale} of them are {bound}, or of an unknown version")
+    if task.policy.where:
+        reasons += _excluded(partition, task)
     if call.where:
         reasons.append("and the claim has a filter (where)")
     if task.delayed:
@@ -64,6 +66,14 @@ def claim_timeout(state: State, table: ClaimTable, call: ClaimCall, now: float) 
         + (f"; {others} other claims of the task are queued, first come first served" if others else "")
     )
     return Refusal(Reason.CLAIM_TIMEOUT, message, partition_id=call.partition_id, task=call.task)
+
+
+def _excluded(partition: Partition, task: Task) -> list[str]:
+    slots = np.flatnonzero(partition.rows["alive"] & (task.states == UNTAKEN))
+    excluded = np.count_nonzero(task.is_excluded(slots))
+    lacking = excluded - np.count_nonzero(task.is_rejected(slots))
+    some = f" ({lacking} lack a tag that it names)" if lacking else ""
+    return [f"{excluded} of them do not fit the filter of task {task.name!r}{some}"] if excluded else []
 
 
 def end_of_data(task: Task, call: ClaimCall) -> Refusal:

@@ -9,6 +9,7 @@ from dataplane_server.core.verbs.claim_queue import ClaimQueue
 from dataplane_server.core.verbs.claims import Claims
 from dataplane_server.core.verbs.draws import Draws
 from dataplane_server.core.verbs.expiry import Expiry
+from dataplane_server.core.verbs.flow import Flow
 from dataplane_server.core.verbs.freshness import Freshness
 from dataplane_server.core.verbs.groups import Groups
 from dataplane_server.core.verbs.partitions import Partitions
@@ -27,9 +28,10 @@ class Verbs:
         self.claims = Claims(state, self.queue, self.table)
         self.steps = Steps(state, self.queue, self.table, self.claims)
         self.freshness = Freshness(state)
-        self.draws = Draws(state)
-        self.writes = Writes(state, self.admission, self.claims, self.freshness)
+        self.flow = Flow(state)
+        self.draws = Draws(state, self.flow)
+        self.writes = Writes(state, self.admission, self.flow, self.claims, self.freshness)
         self.reads = Reads(state)
-        self.groups = Groups(state)
+        self.groups = Groups(state, self.flow)
         self.partitions = Partitions(state, self.queue, self.claims, self.steps, self.writes)
-        self.expiry = Expiry(state, self.queue, self.claims, self.groups)
+        self.expiry = Expiry(state, self.queue, self.claims, self.groups, self.flow)

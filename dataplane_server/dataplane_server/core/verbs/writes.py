@@ -1,5 +1,7 @@
 """Puts and commits, in two steps: PutSamples and CommitClaim check and reserve, FinishWrite applies.
 
+A put that creates rows first passes the entrance of its partition, where it may wait; see `verbs.flow`.
+
 Between the steps the caller streams bytes into its reservation, where no other call sees them. FinishWrite checks
 again, since the partition may have changed meanwhile, and applies everything at one point in time.
 
@@ -11,12 +13,12 @@ creates rows of a group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.answers import Admitted, CommitResult, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.columns import Columns, ColumnSpec, make_columns
 from dataplane_server.core.calls.filters import check_filter
 from dataplane_server.core.calls.limits import Limits
@@ -31,15 +33,18 @@ from dataplane_server.core.calls.names import (
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
 from dataplane_server.core.calls.values import Int64Array, Slots
-from dataplane_server.core.rows.bookkeeping import WRITE_BYTES, id_bytes
-from dataplane_server.core.rows.fields import check_given_lengths
+from dataplane_server.core.rows.bookkeeping import DIGEST_BYTES, WRITE_BYTES, id_bytes
+from dataplane_server.core.rows.fields import check_given_lengths, check_once
 from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.rows.matching import fitting
+from dataplane_server.core.rows.shared_payloads import DIGEST_SIZE
+from dataplane_server.core.state.entrance import Entry
 from dataplane_server.core.state.partition import Checked, Partition
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.admission import Admission
 from dataplane_server.core.verbs.appends import begin_append, check_append
 from dataplane_server.core.verbs.claims import Claims
+from dataplane_server.core.verbs.flow import Flow
 from dataplane_server.core.verbs.freshness import Freshness
 
 
@@ -61,8 +66,9 @@ def _write_bytes(columns: Columns) -> int:
 class Writes:
     """Puts and commits that have begun and not yet finished, by ticket."""
 
-    def __init__(self, state: State, admission: Admission, claims: Claims, freshness: Freshness) -> None:
+    def __init__(self, state: State, admission: Admission, flow: Flow, claims: Claims, freshness: Freshness) -> None:
         self._admission = admission
+        self._flow = flow
         self._state = state
         self._claims = claims
         self._freshness = freshness
@@ -83,8 +89,10 @@ class Writes:
         checked = self._check_put(call, columns, revisions, now)
         rows = self._state.partition(call.partition_id).rows
         kept = _write_bytes(columns) + sent_bytes + id_bytes(call.sample_ids) + rows.growth_bytes(checked.new_rows)
-        urgent = bool(call.claim_id)
-        return self._reserve(_UnderWay(call, call.partition_id, columns, kept, revisions), now, urgent=urgent)
+        kept += DIGEST_BYTES * len(call.once) * len(call.sample_ids)
+        begun = _UnderWay(call, call.partition_id, columns, kept, revisions)
+        new_rows = 0 if call.reservation_id else checked.new_rows
+        return self._reserve(begun, now, urgent=bool(call.claim_id), new_rows=new_rows)
 
     def commit(self, call: CommitClaim, now: float) -> Reservation | Waiting | CommitResult:
         if not call.columns:
@@ -93,18 +101,37 @@ class Writes:
         partition, _, _ = self._check_commit(call, columns)
         return self._reserve(_UnderWay(call, partition.partition_id, columns, _write_bytes(columns)), now, urgent=True)
 
-    def _reserve(self, begun: _UnderWay, now: float, *, urgent: bool) -> Reservation | Waiting:
+    def _reserve(self, begun: _UnderWay, now: float, *, urgent: bool, new_rows: int = 0) -> Reservation | Waiting:
         self._admission.check_can_fit(begun.columns)
+        self._admission.check_may_come(begun.columns, urgent=urgent)
         self._state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
-        ticket = self._state.ticket()
-        reservation = self._admission.admit(ticket, begun.columns, now, urgent=urgent)
-        if reservation is None and self._state.draining:
-            self._admission.release(ticket)
-            raise draining()
+        ticket, reservation = self._state.ticket(), None
+        if self._enters(ticket, begun, new_rows, now):
+            reservation = self._admission.admit(ticket, begun.columns, now, urgent=urgent)
+            if reservation is None and self._state.draining:
+                self.abort(ticket)
+                raise draining()
         self._under_way[ticket] = begun
         self._state.bookkeeping.add(begun.kept_bytes)
         self._ticket_of[begun.call.request_id] = ticket
         return reservation or Waiting(ticket)
+
+    def _enters(self, ticket: int, begun: _UnderWay, new_rows: int, now: float) -> bool:
+        """Whether a write need not wait for room in its partition."""
+        if not new_rows or not isinstance(begun.call, PutSamples):
+            return True
+        entry = Entry(begun.call, new_rows, begun.columns.size_bytes, now)
+        return self._flow.enter_put(self._state.partition(begun.partition_id), ticket, entry)
+
+    def let_in(self, ticket: int, now: float) -> None:
+        """A put that waited has room in its partition, and now asks for space."""
+        try:
+            reservation = self._admission.admit(ticket, self._under_way[ticket].columns, now)
+        except Refusal as refusal:
+            self.fail(ticket, refusal)
+            return
+        if reservation is not None:
+            self._state.effects.append(Admitted(ticket, reservation))
 
     # -- finish --------------------------------------------------------------------------------------------------------
 
@@ -113,23 +140,42 @@ class Writes:
         under_way = self._under_way.get(ticket)
         return None if under_way is None else under_way.call
 
-    def finish(self, ticket: int, now: float) -> PutResult | CommitResult:
-        """Apply a write whose bytes have arrived. It ends even if it is refused, and then leaves nothing behind."""
+    def once_layout(self, ticket: int) -> tuple[Int64Array, Int64Array] | None:
+        """As `Admission.layout`, of the columns that are put once; None if there is none."""
+        call, layout = self.call_of(ticket), self._admission.layout(ticket)
+        if layout is None or not isinstance(call, PutSamples) or not call.once:
+            return None
+        rows = [row for row, column in enumerate(call.columns) if column.name in call.once]
+        return layout[0][rows], layout[1][rows]
+
+    def finish(self, ticket: int, digests: bytes, now: float) -> PutResult | CommitResult:
+        """Apply a write whose bytes have arrived. It ends even if it is refused, and then leaves nothing behind.
+        digests: of the values that are put once.
+        """
         under_way = self._under_way.get(ticket)
         try:
             if under_way is None:
                 raise superseded()
             if isinstance(under_way.call, PutSamples):
-                return self._finish_put(ticket, under_way.call, under_way.columns, under_way.revisions, now)
+                once = _digests_by_field(under_way.call, digests)
+                return self._finish_put(ticket, under_way.call, under_way.columns, under_way.revisions, once, now)
             return self._finish_commit(ticket, under_way.call, under_way.columns)
         finally:
             self.abort(ticket)
 
     def _finish_put(
-        self, ticket: int, put: PutSamples, columns: Columns, revisions: Int64Array | None, now: float
+        self,
+        ticket: int,
+        put: PutSamples,
+        columns: Columns,
+        revisions: Int64Array | None,
+        once: Mapping[str, bytes],
+        now: float,
     ) -> PutResult:
-        checked = self._check_put(put, columns, revisions, now)
-        partition, offsets = self._state.partition(put.partition_id), self._admission.redeem(ticket)
+        checked, partition = self._check_put(put, columns, revisions, now), self._state.partition(put.partition_id)
+        if checked.new_rows and not put.reservation_id:
+            self._flow.check_still(partition, ticket, checked.new_rows)
+        offsets = self._admission.redeem(ticket)
         group = partition.groups.of_reservation(put.reservation_id) if put.reservation_id else None
         created = 0
         if put.shared and group is not None:
@@ -137,7 +183,8 @@ class Writes:
         else:
             if checked.new_rows:
                 self._state.generations.record(now)
-            created = partition.put(put.sample_ids, checked, columns, offsets, put.tags, put.sequence_lengths, group)
+            more = (put.tags, put.sequence_lengths, group, once)
+            created = partition.put(put.sample_ids, checked, columns, offsets, *more)
         partition.count_put(len(put.sample_ids), columns.sent_bytes)
         self._report(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids)
         generations = partition.rows.generations(checked.slots[: len(put.sample_ids)])
@@ -171,6 +218,7 @@ class Writes:
         if revisions is not None:
             check_append(partition, put.sample_ids, slots, columns, revisions)
         checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
+        check_once(put.partition_id, partition.fields, put.once)
         if not put.reservation_id:
             partition.rows.check_may_create(put.sample_ids, slots)
         self._state.check_new_rows(checked.new_rows)
@@ -223,13 +271,14 @@ class Writes:
     def abort(self, ticket: int) -> None:
         """Forget a write and release its reservation. Unknown tickets are ignored."""
         self._forget(ticket)
+        self._flow.leave(ticket)
         self._shared.discard(ticket)
         if ticket not in self._former:
             self._admission.release(ticket)
 
     def give_up(self, ticket: int) -> Refusal:
         """End the wait of a write at its deadline. Returns what to tell its caller."""
-        refusal = self._admission.no_space(ticket)
+        refusal = self._flow.give_up(ticket) or self._admission.no_space(ticket)
         self.abort(ticket)
         return refusal
 
@@ -241,20 +290,20 @@ class Writes:
         self._state.fail(earlier, superseded())
         if earlier in self._shared:
             self._forget(earlier)
+            self._flow.leave(earlier)
         else:
             self.abort(earlier)
         return True
 
     def drain(self) -> None:
-        """Fail every write that waits for its reservation."""
-        self._fail(self._admission.waiting_tickets(), draining())
+        """Fail every write, group and draw that waits."""
+        self._fail([*self._admission.waiting_tickets(), *self._flow.tickets()], draining())
 
     def recover(self, refusal: Refusal, *, held: bool) -> None:
         """End every write. held: what clients write to through shared memory stays reserved until `let_go`."""
         self._former.update(dict.fromkeys(sorted(self._shared)))
         self._shared.clear()
-        for ticket in self._admission.waiting_tickets():
-            self._state.fail(ticket, refusal)
+        self._fail([*self._admission.waiting_tickets(), *self._flow.tickets()], refusal)
         for ticket in list(self._under_way):
             self.abort(ticket)
         if not held:
@@ -266,14 +315,19 @@ class Writes:
             self._admission.release(self._former.popitem()[0])
 
     def fail_waiting_on(self, partition_id: str, refusal: Refusal) -> None:
-        """Fail every waiting write to a partition that is gone."""
+        """Fail all that waits to get into a partition that is gone."""
         waiting = self._admission.waiting_tickets()
-        self._fail([ticket for ticket in waiting if self._under_way[ticket].partition_id == partition_id], refusal)
+        of_writes = [ticket for ticket in waiting if self._under_way[ticket].partition_id == partition_id]
+        self._fail([*of_writes, *self._flow.tickets(partition_id)], refusal)
+
+    def fail(self, ticket: int, refusal: Refusal) -> None:
+        """End a write, group or draw that waits."""
+        self._state.fail(ticket, refusal)
+        self.abort(ticket)
 
     def _fail(self, tickets: Sequence[int], refusal: Refusal) -> None:
         for ticket in tickets:
-            self._state.fail(ticket, refusal)
-            self.abort(ticket)
+            self.fail(ticket, refusal)
 
     def _forget(self, ticket: int) -> None:
         under_way = self._under_way.pop(ticket, None)
@@ -308,6 +362,7 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
     if put.add_to_group and (certain or not put.reservation_id):
         message = "a put that adds to a group names its reservation, and neither a claim nor generations"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
+    _check_once(put)
     if put.append and (put.shared or not put.columns):
         message = "an append names at least one column and is not shared"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
@@ -324,6 +379,24 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
         )
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     return 0
+
+
+def _check_once(put: PutSamples) -> None:
+    """Refuse `once` for what is not a column of the put, and for one value of a whole group."""
+    check_distinct("field put once", put.once)
+    names = {column.name for column in put.columns}
+    others = [name for name in put.once if name not in names]
+    if others or (put.once and put.shared):
+        rule = f"the put has no column {others[0]!r} to keep once" if others else "a shared put is kept once anyway"
+        raise Refusal(Reason.INVALID_REQUEST, f"partition {put.partition_id!r}: {rule}", partition_id=put.partition_id)
+
+
+def _digests_by_field(put: PutSamples, digests: bytes) -> dict[str, bytes]:
+    """The digests of each column that is put once. ValueError if there are too few or too many."""
+    names, size = [c.name for c in put.columns if c.name in put.once], DIGEST_SIZE * len(put.sample_ids)
+    if len(digests) != size * len(names):
+        raise ValueError(f"a put once of {size * len(names)} bytes of digests was finished with {len(digests)}")
+    return {name: digests[size * i : size * (i + 1)] for i, name in enumerate(names)}
 
 
 def _columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:

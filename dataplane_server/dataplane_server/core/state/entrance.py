@@ -1,0 +1,57 @@
+"""The entrance of a partition: new rows that wait for room, and draws that wait for new rows.
+
+Both lines are first come, first served. What was admitted and has not finished *comes*: it counts as if it were there,
+so puts under way together stay within the budgets.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from dataplane_server.core.calls.flow import FlowPolicy
+from dataplane_server.core.calls.requests import DrawSamples, PutSamples, ReserveGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """New rows. size_bytes: of their values as far as they are known. since: when they came, monotonic, s."""
+
+    call: PutSamples | ReserveGroup
+    rows: int
+    size_bytes: int
+    since: float
+
+
+class Entrance:
+    """By ticket. put_before, drawn_before: when the band was set. changed: whether what may come has changed, so that
+    those that wait are looked at again; the turn clears it.
+    """
+
+    def __init__(self) -> None:
+        self.policy = FlowPolicy()
+        self.waiting: OrderedDict[int, Entry] = OrderedDict()
+        self.draws: OrderedDict[int, DrawSamples] = OrderedDict()
+        self.coming: dict[int, Entry] = {}
+        self.changed = False
+        self.drawn_rows = 0
+        self.put_before = self.drawn_before = 0
+
+    @property
+    def coming_rows(self) -> int:
+        return sum(entry.rows for entry in self.coming.values())
+
+    @property
+    def coming_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self.coming.values())
+
+    def follow(self, policy: FlowPolicy, rows_put: int) -> None:
+        """The policy is this one from now on. Another band begins with a surplus of 0."""
+        if policy.band != self.policy.band:
+            self.put_before, self.drawn_before = rows_put, self.drawn_rows
+        self.policy, self.changed = policy, True
+
+    def surplus(self, rows_put: int) -> float:
+        """By how much the rows put are ahead of the rows drawn; see DrawBand."""
+        ratio = 0.0 if self.policy.band is None else self.policy.band.samples_per_insert
+        return ratio * (rows_put - self.put_before) - (self.drawn_rows - self.drawn_before)

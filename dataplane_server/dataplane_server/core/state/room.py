@@ -1,0 +1,161 @@
+"""Whether a partition has room for new rows, and if not, why, in words that say what would make room.
+
+A task with rows_per_version paces its producers: the rows before it, and those that it has taken since the weight
+version moved, are at most (max_staleness + 1) * rows_per_version. So a row is trained before it is too stale, if the
+trainer takes rows in the order in which they came. Rows that were claimed when the version moved count for the version
+before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dataplane_server.core.calls.flow import FlowPolicy
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import DrawSamples
+from dataplane_server.core.rows.row_table import UNKNOWN_VERSION
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.tasks.task import Task
+from dataplane_server.core.tasks.task_states import CONSUMED, DEAD, UNTAKEN
+
+_NO_POLICY = FlowPolicy()
+
+
+def is_open(partition: Partition) -> bool:
+    """Whether nothing bounds new rows."""
+    return partition.entrance.policy == _NO_POLICY and not _paces(partition)
+
+
+def why_never(partition: Partition, rows: int, size_bytes: int) -> Refusal | None:
+    """The refusal of new rows that can never come, however long they wait; None if they may."""
+    policy = partition.entrance.policy
+    bounds = [(rows, policy.max_rows, "rows", "max_rows"), (size_bytes, policy.max_bytes, "bytes", "max_bytes")]
+    if policy.band is not None:
+        width = policy.band.most - policy.band.least
+        bounds.append((rows, int(width / policy.band.samples_per_insert), "rows", "the band of draws"))
+    bounds += [(rows, most, "rows", f"task {task.name!r}") for task, most in _paces(partition)]
+    for wanted, most, unit, bound in bounds:
+        if most is not None and wanted > most:
+            message = (
+                f"partition {partition.partition_id!r}: {wanted} new {unit} in one call can never come, since {bound} "
+                f"allows {most} at a time; put fewer, or raise it with set_policies"
+            )
+            return Refusal(Reason.PUT_TOO_LARGE, message, partition_id=partition.partition_id)
+    if partition.rows.closed:
+        message = f"partition {partition.partition_id!r} was closed while the call waited for room"
+        return Refusal(Reason.PARTITION_CLOSED, message, partition_id=partition.partition_id)
+    return None
+
+
+def paced(partition: Partition, rows: int) -> str:
+    """Why new rows have to wait for a trainer or for draws; empty if they have not."""
+    for task, most in _paces(partition):
+        before = _before(partition, task, most - rows)
+        if before + rows > most:
+            policy = task.policy
+            return (
+                f"task {task.name!r} has {before} rows before it or taken since the weight version moved, of at most "
+                f"(max_staleness {policy.max_staleness} + 1) * rows_per_version {policy.rows_per_version} = {most}; "
+                "more may come when the trainer sets the next weight version"
+            )
+    entrance, band = partition.entrance, partition.entrance.policy.band
+    if band is None:
+        return ""
+    surplus = entrance.surplus(partition.rows_put_total + entrance.coming_rows)
+    if surplus + band.samples_per_insert * rows <= band.most:
+        return ""
+    stuck = ", but draws wait as well, so neither can go on: widen the band" if entrance.draws else ""
+    return (
+        f"rows put are {surplus:g} ahead of draws, and {rows} more would be beyond the band's {band.most:g}; draws "
+        f"make room{stuck}"
+    )
+
+
+def over_budget(partition: Partition, rows: int, size_bytes: int) -> str:
+    """Which budget has no room for new rows; empty if all have."""
+    policy, entrance = partition.entrance.policy, partition.entrance
+    held = len(partition.rows) + entrance.coming_rows
+    if policy.max_rows is not None and held + rows > policy.max_rows:
+        return f"{held} of max_rows {policy.max_rows} rows are here or on their way"
+    held = partition.size_bytes + entrance.coming_bytes
+    if policy.max_bytes is not None and held + size_bytes > policy.max_bytes:
+        return (
+            f"{held} of max_bytes {policy.max_bytes} bytes are here or on their way, and {size_bytes} more would come"
+        )
+    oldest = oldest_allowed(partition)
+    if policy.max_versions is not None and partition.rows.oldest_weight_version() < oldest:
+        version = partition.rows.weight_version
+        return f"a row is older than weight version {oldest}, and max_versions is {policy.max_versions} up to {version}"
+    return ""
+
+
+def oldest_allowed(partition: Partition) -> int:
+    """The oldest weight version within max_versions."""
+    most, version = partition.entrance.policy.max_versions, partition.rows.weight_version
+    return 0 if most is None or version is None else version - most + 1
+
+
+def full(partition: Partition, rows: int, size_bytes: int) -> Refusal:
+    """The refusal of new rows that have no room. O(rows)."""
+    why = paced(partition, rows) or over_budget(partition, rows, size_bytes) or "other calls wait before this one"
+    message = f"partition {partition.partition_id!r} has no room for {rows} new rows: {why}{_done_with(partition)}"
+    return Refusal(Reason.PARTITION_FULL, message, partition_id=partition.partition_id, rows=len(partition.rows))
+
+
+def why_waiting(partition: Partition) -> str:
+    """Why the first call at the entrance waits, and what would let it go on; empty if none waits. O(rows)."""
+    entrance = partition.entrance
+    for entry in entrance.waiting.values():
+        return full(partition, entry.rows, entry.size_bytes).message
+    for draw in entrance.draws.values():
+        return out_of_band(partition, draw).message
+    return ""
+
+
+def may_draw(partition: Partition, call: DrawSamples) -> bool:
+    """Whether a draw stays in the band."""
+    band = partition.entrance.policy.band
+    return band is None or partition.entrance.surplus(partition.rows_put_total) - call.batch_size >= band.least
+
+
+def out_of_band(partition: Partition, call: DrawSamples) -> Refusal:
+    """The refusal of a draw that would leave the band."""
+    entrance, band = partition.entrance, partition.entrance.policy.band
+    surplus = entrance.surplus(partition.rows_put_total)
+    stuck = ", but puts wait as well, so neither can go on: widen the band" if entrance.waiting else ""
+    message = (
+        f"partition {partition.partition_id!r}: rows put are {surplus:g} ahead of draws, and a draw of "
+        f"{call.batch_size} rows would be below the band's {band.least if band else 0:g}; new rows make room{stuck}"
+    )
+    return Refusal(Reason.TOO_FEW_ROWS, message, partition_id=partition.partition_id)
+
+
+def _paces(partition: Partition) -> list[tuple[Task, int]]:
+    """The tasks that pace their producers, and how many rows each takes ahead."""
+    policies = [(task, task.policy) for task in partition.tasks.values()]
+    return [(task, policy.most_ahead) for task, policy in policies if policy.most_ahead is not None]
+
+
+def _before(partition: Partition, task: Task, most: int) -> int:
+    """Rows before a task, on their way, or taken since the weight version moved. Those that have become too stale,
+    which it will not get, are not looked for while there are at most `most` with them.
+    """
+    untaken, claimed, _, delayed, _ = task.counts()
+    together = untaken + claimed + delayed + partition.entrance.coming_rows + task.taken_in_version
+    if together <= most:
+        return together
+    slots = partition.rows.all_slots()
+    lost = task.is_stale(slots) & (partition.rows["weight_version"][slots] != UNKNOWN_VERSION)
+    return together - int(np.count_nonzero(lost & (task.states[slots] == UNTAKEN)))
+
+
+def _done_with(partition: Partition) -> str:
+    """How many rows stay although no task wants them."""
+    if partition.definition.clear_when_consumed or not partition.tasks:
+        return ""
+    slots = partition.rows.all_slots()
+    each = [np.isin(task.states[slots], (CONSUMED, DEAD)) for task in partition.tasks.values()]
+    done = int(np.count_nonzero(np.logical_and.reduce(each)))
+    return (
+        f"; {done} rows are done with by every task: clear them, or register with clear_when_consumed" if done else ""
+    )

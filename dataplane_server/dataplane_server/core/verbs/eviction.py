@@ -1,0 +1,65 @@
+"""Eviction: rows make room for new ones, by the rule of the partition's policy.
+
+Rows go with their whole group, never while a claim or a step holds one of them, one is delayed, or their group is
+reserved. They go only if together they make enough room; otherwise none goes, and the new rows wait.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
+from dataplane_server.core.rows.choosing import Wanted, first_units
+from dataplane_server.core.rows.matching import fitting
+from dataplane_server.core.state.entrance import Entry
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.room import oldest_allowed, over_budget
+from dataplane_server.core.state.state import Fact, State
+from dataplane_server.core.tasks.task_states import CLAIMED, DELAYED
+
+
+def evict(state: State, partition: Partition, entry: Entry) -> bool:
+    """Make room for new rows in the budgets. Returns whether there is room now. O(rows)."""
+    while over_budget(partition, entry.rows, entry.size_bytes):
+        slots = _victims(partition, entry)
+        if slots is None:
+            return False
+        what = "arrived first" if partition.entrance.policy.evict_first == "oldest" else "had the oldest weight version"
+        ids = partition.rows.ids(slots)
+        state.report(Fact("cleared", partition.partition_id, ids, reason=f"evicted for new rows: it {what}"))
+        partition.clear(slots, "evicted")
+    return True
+
+
+def _victims(partition: Partition, entry: Entry) -> Slots | None:
+    policy, entrance, rows = partition.entrance.policy, partition.entrance, partition.rows
+    slots = rows.all_slots()
+    slots = slots[_evictable(partition, slots, entry.since)]
+    more_rows = len(rows) + entrance.coming_rows + entry.rows - (policy.max_rows or math.inf)
+    more_bytes = partition.size_bytes + entrance.coming_bytes + entry.size_bytes - (policy.max_bytes or math.inf)
+    groups = rows["group"][slots].astype(np.int64)
+    units: Int64Array = np.where(groups > 0, -groups, slots)
+    sizes = np.zeros(len(slots), np.int64)
+    if more_bytes > 0 and partition.fields:
+        sizes = partition.values.freed_with(units, slots, list(partition.fields.values()))
+    versions, oldest = rows["weight_version"][slots].astype(np.int64), oldest_allowed(partition)
+    if np.count_nonzero(rows["weight_version"][rows.all_slots()] < oldest) > np.count_nonzero(versions < oldest):
+        return None
+    arrived = rows.generations(slots)
+    order = (arrived,) if policy.evict_first == "oldest" else (versions, arrived)
+    wanted = Wanted(int(max(more_rows, 0)), int(max(more_bytes, 0)), versions < oldest)
+    return first_units(slots, units, order, sizes, wanted)
+
+
+def _evictable(partition: Partition, slots: Slots, now: float) -> BoolArray:
+    """Which rows may go, with all rows of their groups."""
+    rows, where = partition.rows, partition.entrance.policy.evict_where
+    kept = rows["hidden"][slots].copy()
+    for task in partition.tasks.values():
+        kept |= np.isin(task.states[slots], (CLAIMED, DELAYED))  # those that are held for a step are delayed
+    if where:
+        kept |= ~fitting(rows, where, slots, now)
+    groups = rows["group"][slots]
+    return np.asarray(~kept & ~((groups > 0) & np.isin(groups, groups[kept])))

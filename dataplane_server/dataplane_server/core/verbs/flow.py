@@ -1,0 +1,219 @@
+"""Backpressure: new rows enter a partition while it has room for them.
+
+A put that creates rows and the reservation of a group pass the entrance before anything else happens to them. What does
+not pass is refused (`reject`), makes room (`evict`) or waits (`block`), first come first served. Nothing else is ever
+held up: writes to rows that exist, write-backs, commits and reserved groups go on, since they let rows be consumed and
+cleared. So a budget can be exceeded by what a group receives after it was reserved, and by nothing else. A draw waits
+at the same entrance while it would leave the band.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+
+from dataplane_server.core.calls.filters import filter_bytes
+from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
+from dataplane_server.core.calls.requests import DrawSamples, PutSamples, ReserveGroup
+from dataplane_server.core.rows.bookkeeping import WRITE_BYTES, id_bytes
+from dataplane_server.core.state.entrance import Entry
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.room import full, is_open, may_draw, out_of_band, over_budget, paced, why_never
+from dataplane_server.core.state.state import State
+from dataplane_server.core.verbs.eviction import evict
+
+Enters = PutSamples | ReserveGroup | DrawSamples
+
+
+class Flow:
+    """Who waits at which entrance, and which puts come."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._partition_of: dict[int, Partition] = {}  # of all that wait or come, by ticket
+        self._ticket_of: dict[str, int] = {}  # by request_id, of groups and draws that wait
+        self.waiting = 0
+
+    # -- enter ---------------------------------------------------------------------------------------------------------
+
+    def enter_put(self, partition: Partition, ticket: int, entry: Entry) -> bool:
+        """Whether the new rows of a put may come now; if not, it waits. Refusal PUT_TOO_LARGE if they never may."""
+        if self._passes(partition, entry):
+            self._comes(partition, ticket, entry)
+            return True
+        self._wait(partition, ticket, entry.call)
+        partition.entrance.waiting[ticket] = entry
+        return False
+
+    def enter_group(self, partition: Partition, call: ReserveGroup, now: float) -> int | None:
+        """The ticket of a group that has to wait; None if it may be created. Refusals as of a put."""
+        entry = Entry(call, max(1, len(call.sample_ids)), 0, now)
+        if self._passes(partition, entry):
+            return None
+        ticket = self._state.ticket()
+        self._wait(partition, ticket, call)
+        partition.entrance.waiting[ticket] = entry
+        return ticket
+
+    def enter_draw(self, partition: Partition, call: DrawSamples) -> int | None:
+        """The ticket of a draw that has to wait; None if it may go on."""
+        entrance, band = partition.entrance, partition.entrance.policy.band
+        if band is not None and call.batch_size > band.most - band.least:
+            message = (
+                f"partition {call.partition_id!r}: a draw of {call.batch_size} rows can never stay in the band from "
+                f"{band.least:g} to {band.most:g}; draw fewer rows at a time"
+            )
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id)
+        if not entrance.draws and may_draw(partition, call):
+            return None
+        ticket = self._state.ticket()
+        self._wait(partition, ticket, call)
+        entrance.draws[ticket] = call
+        return ticket
+
+    def check_still(self, partition: Partition, ticket: int, rows: int) -> None:
+        """Refuse a put at its end that creates more rows than at its beginning, unless there is room for them: rows
+        that it named have been cleared meanwhile.
+        """
+        admitted = partition.entrance.coming.get(ticket)
+        more = rows - (0 if admitted is None else admitted.rows)
+        if more > 0 and (paced(partition, more) or over_budget(partition, more, 0)):
+            raise full(partition, more, 0)
+
+    def _passes(self, partition: Partition, entry: Entry) -> bool:
+        entrance = partition.entrance
+        if not entrance.waiting and is_open(partition):
+            return True
+        never = why_never(partition, entry.rows, entry.size_bytes)
+        if never is not None:
+            raise never
+        if not entrance.waiting and self._has_room(partition, entry):
+            return True
+        if entrance.policy.when_full == "reject":
+            raise full(partition, entry.rows, entry.size_bytes)
+        return False
+
+    def _has_room(self, partition: Partition, entry: Entry) -> bool:
+        if paced(partition, entry.rows):
+            return False
+        if not over_budget(partition, entry.rows, entry.size_bytes):
+            return True
+        evicts = partition.entrance.policy.when_full == "evict" and not self._state.draining
+        return evicts and evict(self._state, partition, entry)
+
+    def _comes(self, partition: Partition, ticket: int, entry: Entry) -> None:
+        partition.entrance.coming[ticket] = entry
+        self._partition_of[ticket] = partition
+
+    def _wait(self, partition: Partition, ticket: int, call: Enters) -> None:
+        if self._state.draining:
+            raise draining()
+        limit = self._state.limits.max_waiting_puts
+        if self.waiting >= limit:
+            message = f"{limit} calls wait for room in partitions already"
+            raise Refusal(Reason.LIMIT_REACHED, message, max_waiting_puts=limit)
+        if not isinstance(call, PutSamples):
+            self._state.bookkeeping.check(_kept_bytes(call))
+            self._state.bookkeeping.add(_kept_bytes(call))
+            self._ticket_of[call.request_id] = ticket
+        self._partition_of[ticket] = partition
+        self.waiting += 1
+
+    # -- go on ---------------------------------------------------------------------------------------------------------
+
+    def ready(self) -> Iterator[tuple[int, Enters]]:
+        """Those that may go on, and wait no more. Each is to be carried out before the next one is asked for."""
+        while self.waiting and (first := self._first_ready()) is not None:
+            yield first
+
+    def _first_ready(self) -> tuple[int, Enters] | None:
+        """The longest waiting one of those that are first at an entrance and may go on."""
+        heads: list[tuple[int, Partition]] = []
+        for partition in dict.fromkeys(self._partition_of.values()):
+            lines = (partition.entrance.waiting, partition.entrance.draws)
+            heads += [(next(iter(line)), partition) for line in lines if line]
+        for ticket, partition in sorted(heads, key=itemgetter(0)):
+            entry = partition.entrance.waiting.get(ticket)
+            if entry is None:
+                draw = partition.entrance.draws[ticket]
+                if may_draw(partition, draw):
+                    self.leave(ticket)
+                    return ticket, draw
+            elif self._has_room(partition, entry):
+                self.leave(ticket)
+                if isinstance(entry.call, PutSamples):
+                    self._comes(partition, ticket, entry)
+                return ticket, entry.call
+        return None
+
+    def hopeless(self) -> list[tuple[int, Refusal]]:
+        """Those that wait and can never go on, since a policy has changed or a partition was closed."""
+        found = []
+        for partition in dict.fromkeys(self._partition_of.values()):
+            entrance = partition.entrance
+            if entrance.changed:
+                why = [(ticket, why_never(partition, e.rows, e.size_bytes)) for ticket, e in entrance.waiting.items()]
+                found += [(ticket, refusal) for ticket, refusal in why if refusal is not None]
+                entrance.changed = False
+        return sorted(found, key=itemgetter(0))
+
+    # -- leave ---------------------------------------------------------------------------------------------------------
+
+    def leave(self, ticket: int) -> None:
+        """A call that waits, or a put that comes, has ended. Unknown tickets are ignored."""
+        partition = self._partition_of.pop(ticket, None)
+        if partition is None or partition.entrance.coming.pop(ticket, None) is not None:
+            return
+        entry = partition.entrance.waiting.pop(ticket, None)
+        self._end_wait(partition.entrance.draws.pop(ticket) if entry is None else entry.call)
+
+    def give_up(self, ticket: int) -> Refusal | None:
+        """End a wait at its deadline. Returns what to tell the caller; None if it does not wait."""
+        partition = self._partition_of.get(ticket)
+        if partition is None or ticket in partition.entrance.coming:
+            return None
+        entry = partition.entrance.waiting.get(ticket)
+        if entry is None:
+            refusal = out_of_band(partition, partition.entrance.draws[ticket])
+        else:
+            refusal = full(partition, entry.rows, entry.size_bytes)
+        self.leave(ticket)
+        return refusal
+
+    def supersede(self, request_id: str) -> bool:
+        """Fail an earlier attempt of a group or draw that waits. Returns whether there was one."""
+        ticket = self._ticket_of.get(request_id)
+        if ticket is None:
+            return False
+        self._state.fail(ticket, superseded())
+        self.leave(ticket)
+        return True
+
+    def tickets(self, partition_id: str = "", session_id: str = "") -> list[int]:
+        """Of all that wait, in order of arrival; only of a partition, or of groups of a session."""
+        found = []
+        for ticket, partition in self._partition_of.items():
+            if ticket in partition.entrance.coming or partition_id not in ("", partition.partition_id):
+                continue
+            entry = partition.entrance.waiting.get(ticket)
+            if session_id and (entry is None or getattr(entry.call, "session_id", "") != session_id):
+                continue
+            found.append(ticket)
+        return sorted(found)
+
+    def _end_wait(self, call: Enters) -> None:
+        self.waiting -= 1
+        if not isinstance(call, PutSamples):
+            self._state.bookkeeping.add(-_kept_bytes(call))
+            del self._ticket_of[call.request_id]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of groups and draws that wait."""
+        calls = [entry.call for p in self._state.partitions.values() for entry in p.entrance.waiting.values()]
+        draws = [call for p in self._state.partitions.values() for call in p.entrance.draws.values()]
+        return sum(_kept_bytes(call) for call in (*calls, *draws) if not isinstance(call, PutSamples))
+
+
+def _kept_bytes(call: ReserveGroup | DrawSamples) -> int:
+    return WRITE_BYTES + (id_bytes(call.sample_ids) if isinstance(call, ReserveGroup) else filter_bytes(call.where))

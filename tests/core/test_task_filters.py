@@ -1,0 +1,274 @@
+"""The filter of a task: rows that none of its claims gets, withheld or dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls.answers import Failed, Granted, Waiting
+from dataplane_server.core.calls.filters import Filter, Term
+from dataplane_server.core.calls.policies import TaskPolicy
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import GiveUpClaim
+from dataplane_server.core.calls.values import Tags
+
+SPREAD: Filter = (Term(">", "std", values=(0,)),)
+MATH: Filter = (Term("==", "source", values=("math",)),)
+WHOLE: Filter = (Term("==", "whole", values=(1,)),)
+ROWS: dict[str, Tags] = {
+    "flat": {"std": 0, "source": "math"},
+    "good": {"std": 0.5, "source": "math"},
+    "code": {"std": 0.5, "source": "code"},
+    "bare": {},
+}
+
+
+@pytest.fixture
+def caller(caller: Caller) -> Caller:
+    caller.register(("a", "b"), ("train", "score"))
+    return caller
+
+
+def put_tags(caller: Caller, **rows: Tags) -> None:
+    caller.put(caller.put_call(list(rows), {"a": [1] * len(rows)}, tags=list(rows.values())))
+
+
+def removed(caller: Caller) -> int:
+    return caller.plane.partition_info("p", 0.0).removed_rows["filtered"]
+
+
+def resident(caller: Caller) -> tuple[str, ...]:
+    return tuple(caller.plane.list_samples("p", "", [], (), 1000, 0, 0.0).sample_ids)
+
+
+def claimed(caller: Caller, **more: object) -> set[str]:
+    grant = caller.take("a", batch_size=9, min_size=1, **more)
+    caller.release(grant.claim_id)
+    return set(grant.sample_ids)
+
+
+def sharded(caller: Caller, where: Filter = ()) -> set[str]:
+    ranks = [caller.take_shard("a", dp_rank=rank, batch_size=9, min_size=2, where=where) for rank in (0, 1)]
+    return {name for grant in ranks for name in grant.sample_ids}
+
+
+def drawn(caller: Caller, where: Filter = ()) -> set[str]:
+    return set(caller.draw("a", batch_size=9, min_size=1, task="train", where=where).sample_ids)
+
+
+# -- withheld ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("take", "expected"),
+    [
+        (claimed, {"good", "code", "g0", "g1", "h0"}),
+        (lambda caller: claimed(caller, where=MATH), {"good"}),
+        (lambda caller: claimed(caller, order="highest_tag", order_tag="std"), {"good", "code", "g0", "g1", "h0"}),
+        (lambda caller: claimed(caller, whole_groups=True), {"good", "code", "g0", "g1"}),
+        (lambda caller: claimed(caller, task="score"), {*ROWS, "g0", "g1", "h0", "h1"}),
+        (sharded, {"good", "code", "g0", "g1", "h0"}),
+        (drawn, {"good", "code", "g0", "g1", "h0"}),
+        (lambda caller: drawn(caller, MATH), {"good"}),
+    ],
+    ids=["plain", "with a filter", "in an order", "whole groups", "of another task", "shards", "draw", "narrow draw"],
+)
+def test_no_claim_or_draw_of_a_task_gets_a_row_that_does_not_fit_its_filter(
+    caller: Caller, take: Callable[[Caller], set[str]], expected: set[str]
+) -> None:
+    put_tags(caller, **ROWS)
+    for group in "gh":
+        caller.put_group(group, [f"{group}0", f"{group}1"], "a")
+    put_tags(caller, g0={"std": 1}, g1={"std": 1}, h0={"std": 1}, h1={"std": 0})
+    caller.set_policy(where=SPREAD)
+    assert take(caller) == expected
+
+
+def test_a_group_of_which_one_row_does_not_fit_is_not_given_whole(caller: Caller) -> None:
+    caller.set_policy(where=WHOLE)
+    caller.put_group("g", ["g0", "g1"], "a")
+    put_tags(caller, g0={"whole": True})
+    waiting = caller.apply(caller.claim_call("a", whole_groups=True))
+    assert isinstance(waiting, Waiting)
+    put_tags(caller, g1={"whole": True})
+    (effect,) = caller.plane.take_effects()
+    assert isinstance(effect, Granted)
+    assert effect.grant.sample_ids == ("g0", "g1")
+
+
+def test_waiting_claims_follow_tags_and_policies(caller: Caller) -> None:
+    put_tags(caller, **ROWS)
+    caller.set_policy(where=(*SPREAD, *MATH, Term("and")))
+    waiting = caller.apply(caller.claim_call("a", batch_size=2))
+    assert isinstance(waiting, Waiting)
+    put_tags(caller, good={"source": "web"})
+    assert caller.plane.take_effects() == []
+    caller.set_policy(where=SPREAD)
+    (effect,) = caller.plane.take_effects()
+    assert isinstance(effect, Granted)
+    assert effect.grant.sample_ids == ("good", "code")
+
+
+def test_a_filter_that_asks_for_staleness_moves_with_the_version(caller: Caller) -> None:
+    caller.put_versions(x=1, y=2)
+    caller.set_policy(where=(Term("<=", "staleness", of_row=True, values=(0,)),), when_excluded="drop")
+    assert resident(caller) == ("y",)
+    caller.set_version(3)
+    assert resident(caller) == ()
+    assert removed(caller) == 2
+
+
+def test_a_shard_of_whole_groups_is_granted_again_without_the_groups_of_rows_that_do_not_fit(caller: Caller) -> None:
+    for group in ("g", "h"):
+        caller.put_group(group, [f"{group}0", f"{group}1"], "a")
+    wish = {"dp_world": 1, "whole_groups": True, "balance": "groups", "batch_size": 2}
+    shard = caller.take_shard("a", session_id=caller.open_session(), **wish)
+    caller.release(shard.claim_id)
+    put_tags(caller, g1={"source": "code"}, g0={"source": "math"}, h0={"source": "math"}, h1={"source": "math"})
+    caller.set_policy(where=MATH)
+    assert caller.take_shard("a", **wish).sample_ids == ("h0", "h1")
+
+
+def test_a_shard_is_granted_again_without_rows_that_do_not_fit_any_more(caller: Caller) -> None:
+    put_tags(caller, w={"std": 1}, x={"std": 1}, y={"std": 1}, z={"std": 1})
+    caller.set_policy(where=SPREAD)
+    session = caller.open_session()
+    shard = caller.take_shard("a", session_id=session)
+    caller.release(shard.claim_id)
+    put_tags(caller, w={"std": 0})
+    assert caller.take_shard("a").sample_ids == ("x",)
+
+
+# -- dropped -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_have_what_the_filter_names_are_dropped_with_their_groups_and_others_withheld(caller: Caller) -> None:
+    put_tags(caller, **ROWS)
+    caller.put_group("g", ["g0", "g1"], "a")
+    put_tags(caller, g0={"std": 0, "source": "math"})
+    caller.set_policy(where=(*SPREAD, *MATH, Term("and")), when_excluded="drop")
+    assert resident(caller) == ("good", "bare")
+    assert removed(caller) == 4
+    told = caller.plane.sample("p", "g1").events[-1]
+    assert (told.what, told.reason) == ("cleared", "it did not fit the filter of task 'train'")
+    put_tags(caller, bare={"std": 0, "source": None})
+    assert resident(caller) == ("good", "bare")
+    put_tags(caller, bare={"source": "code"})
+    assert resident(caller) == ("good",)
+
+
+@pytest.mark.parametrize("end", ["commit", "release"])
+@pytest.mark.parametrize("whose", ["train", "score"])
+def test_rows_that_a_claim_holds_are_dropped_as_soon_as_it_has_ended(caller: Caller, whose: str, end: str) -> None:
+    caller.set_policy(where=SPREAD, when_excluded="drop")
+    caller.put_group("g", ["g0", "g1"], "a")
+    put_tags(caller, g0={"std": 1})
+    held = caller.take("a", task=whose)
+    put_tags(caller, g1={"std": 0})
+    caller.put_rows(["x"], "a")
+    assert resident(caller) == ("g0", "g1", "x")
+    getattr(caller, end)(held.claim_id)
+    assert resident(caller) == ("x",)
+    assert removed(caller) == 2
+
+
+def test_what_a_claim_held_stays_if_it_fits_when_the_claim_ends(caller: Caller) -> None:
+    caller.set_policy(where=SPREAD, when_excluded="drop")
+    put_tags(caller, x={}, y={})
+    held = caller.take("a", task="score", batch_size=2)
+    put_tags(caller, x={"std": 0}, y={"std": 0})
+    put_tags(caller, x={"std": 1})
+    caller.commit(held.claim_id)
+    assert resident(caller) == ("x",)
+
+
+def test_a_reserved_group_is_dropped_when_it_is_finished(caller: Caller) -> None:
+    caller.set_policy(where=SPREAD, when_excluded="drop")
+    reserved = caller.reserve("g", ["g0", "g1"]).reservation_id
+    caller.put(caller.put_call(["g0", "g1"], {"a": [1, 1]}, tags=[{"std": 0}] * 2, reservation_id=reserved))
+    assert resident(caller) == ("g0", "g1")
+    assert caller.finish_group(reserved).rows == 2
+    assert resident(caller) == ()
+
+
+def test_consumed_rows_are_not_dropped_until_they_are_untaken_again(caller: Caller) -> None:
+    put_tags(caller, x={"std": 1})
+    caller.commit(caller.take("a").claim_id)
+    caller.set_policy(where=SPREAD, when_excluded="drop")
+    put_tags(caller, x={"std": 0})
+    assert resident(caller) == ("x",)
+    caller.register(("a", "b"), ("train", "score"))
+    assert resident(caller) == ()
+
+
+def test_what_is_stale_for_one_task_and_excluded_by_another_counts_as_stale(caller: Caller) -> None:
+    caller.set_policy(where=SPREAD, when_excluded="drop")
+    caller.set_policy(0, task="score", when_stale="drop")
+    caller.set_version(5)
+    put_tags(caller, x={"std": 0, "weight_version": 1})
+    counts = caller.plane.partition_info("p", 0.0).removed_rows
+    assert (counts["stale"], counts["filtered"]) == (1, 0)
+
+
+# -- what callers are told ---------------------------------------------------------------------------------------------
+
+
+def test_a_timeout_counts_rows_that_do_not_fit_and_those_that_lack_a_tag(caller: Caller) -> None:
+    put_tags(caller, **ROWS)
+    caller.set_policy(where=SPREAD)
+    waiting = caller.apply(caller.claim_call("a", batch_size=3))
+    assert isinstance(waiting, Waiting)
+    refusal = caller.apply(GiveUpClaim(waiting.ticket))
+    assert "2 of them do not fit the filter of task 'train' (1 lack a tag that it names)" in refusal.message
+    assert caller.task().excluded_rows == 1
+    with caller.refuses(Reason.TOO_FEW_ROWS, "2 do not fit the filter of task 'train'"):
+        caller.draw("a", batch_size=3, task="train")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_rows_that_do_not_fit_do_not_delay_the_end_of_data_and_those_that_lack_a_tag_do(
+    caller: Caller, whole: bool
+) -> None:
+    put_tags(caller, **ROWS)
+    caller.set_policy(where=SPREAD)
+    waiting = caller.apply(caller.claim_call("a", batch_size=3, whole_groups=whole))
+    assert isinstance(waiting, Waiting)
+    assert caller.close() == 0
+    put_tags(caller, bare={"std": 0})
+    (effect,) = caller.plane.take_effects()
+    assert isinstance(effect, Failed)
+    assert effect.refusal.reason is Reason.END_OF_DATA
+    assert claimed(caller, whole_groups=whole) == {"good", "code"}
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ((Term(">", "age_s", of_row=True, values=(1,)),), "age changes without a call"),
+        ((Term("and"),), "term 1"),
+        (SPREAD * 2, "leaves one result"),
+    ],
+)
+def test_a_filter_that_no_claim_could_have_is_refused(caller: Caller, where: Filter, words: str) -> None:
+    with caller.refuses(Reason.INVALID_REQUEST, words):
+        caller.set_policy(where=where)
+
+
+def test_a_policy_keeps_its_filter_over_new_definitions(caller: Caller) -> None:
+    caller.set_policy(where=SPREAD, when_excluded="drop")
+    caller.register(("a", "b"), ("train", "score"))
+    assert caller.task().policy == TaskPolicy(where=SPREAD, when_excluded="drop")
+
+
+def test_the_filters_of_policies_count_as_bookkeeping(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(bookkeeping_bytes=1 << 19)
+    caller.register(("a",), ("train", "score"))
+    long: Filter = (Term("in", "source", values=("x" * 60_000,)),)
+    for _ in range(3):
+        caller.set_policy(where=long)
+    with caller.refuses(Reason.LIMIT_REACHED, "--bookkeeping"):
+        caller.set_policy(task="score", where=long)
+    caller.set_policy()
+    caller.set_policy(task="score", where=long)

@@ -1,0 +1,252 @@
+"""Values that are put once: equal values of a field are kept, counted and freed as one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from tests.core.caller import BYTES, Caller, int64
+
+from dataplane_server.core.calls.answers import PutResult, Reservation
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.life_calls import Recover
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import DropPartition, EndRead
+
+X, Y = b"x" * 100, b"y" * 100
+IDS = ["s1", "s2", "s3"]
+WRONG = Reason.INVALID_REQUEST
+
+
+def size(caller: Caller) -> tuple[int, int, int]:
+    """Rows that hold field a, the bytes of their values, and the bytes in use."""
+    info = caller.plane.partition_info("p")
+    return info.fields[0].rows, info.fields[0].size_bytes, caller.used
+
+
+@pytest.fixture
+def three(caller: Caller) -> Caller:
+    """Rows s1 to s3 with the value X: two of one put, then one of another."""
+    caller.put_once({"s1": X, "s2": X})
+    assert caller.put_once({"s3": X}) == PutResult(1, 100)
+    return caller
+
+
+def test_equal_values_are_kept_and_counted_once_and_read_by_every_row(three: Caller) -> None:
+    assert size(three) == (3, 100, 100)
+    info = three.plane.partition_info("p")
+    assert (info.written_bytes_total, info.deduplicated_bytes_total) == (300, 200)
+    plan = three.read(IDS, "a")
+    assert plan.columns[0].entries.tolist() == [100, 100, 100]
+    assert [run.size_bytes for run in plan.runs] == [100, 100, 100]
+    assert len(set(plan.runs)) == 1
+
+
+def test_put_again_in_the_next_epoch_they_are_there_until_the_last_row_is_gone(caller: Caller) -> None:
+    for epoch in range(4):
+        caller.put_once({f"{epoch}-{image}": bytes([image]) * 50 for image in range(4)})
+        caller.clear([f"{epoch - 1}-{image}" for image in range(4)])
+        assert size(caller) == (4, 200, 200)
+    caller.clear()
+    assert size(caller) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(IDS)))
+def test_cleared_one_by_one_the_last_row_frees_the_bytes(three: Caller, order: tuple[str, ...]) -> None:
+    freed = [three.clear([sample_id]).size_bytes for sample_id in order]
+    assert (freed, size(three)) == ([0, 0, 100], (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("put", "used"),
+    [
+        pytest.param(lambda c: c.put_once({"t": Y}), 200, id="other bytes"),
+        pytest.param(lambda c: c.put_once({"t": X[:99]}), 199, id="another length"),
+        pytest.param(lambda c: c.put_once({"t": X}, "b"), 200, id="another field"),
+        pytest.param(lambda c: c.put_once({"t": X}, partition_id="q"), 200, id="another partition"),
+        pytest.param(lambda c: c.put_rows(["t"], "a", size=100), 200, id="a put of every value"),
+        pytest.param(lambda c: c.put_once({"t": X, "s1": Y}), 200, id="as a row has that gets another one"),
+        pytest.param(lambda c: c.put_once({"s1": X, "s2": X, "s3": X}), 100, id="the same again"),
+        pytest.param(lambda c: c.put_once({"s1": Y, "s2": Y, "s3": Y}), 100, id="another one for all"),
+        pytest.param(lambda c: c.put_rows(IDS, "a", size=7), 21, id="a put of every value for all"),
+        pytest.param(lambda c: c.put_once({"t": b""}), 100, id="no bytes"),
+    ],
+)
+def test_only_equal_values_of_the_field_become_one(three: Caller, put: Callable[[Caller], object], used: int) -> None:
+    three.register(partition_id="q")
+    put(three)
+    assert three.used == used
+
+
+def test_a_dense_value_and_a_jagged_one_of_the_same_entries_are_one(caller: Caller) -> None:
+    dense = ColumnSpec("a", Shape("dense", "uint8", (4, 25)))
+    begun = caller.apply(caller.put_call(["s1"], columns=[dense], once=["a"]))
+    assert isinstance(begun, Reservation)
+    caller.finish(begun.ticket, b"d" * 16)
+    jagged = ColumnSpec("a", Shape("jagged", "uint8", (25,)), int64([4, 2]))
+    begun = caller.apply(caller.put_call(["s2", "s3"], columns=[jagged], once=["a"]))
+    assert isinstance(begun, Reservation)
+    caller.finish(begun.ticket, b"d" * 32)
+    assert size(caller) == (3, 150, 150)
+    assert caller.read(IDS, "a").columns[0].entries.tolist() == [4, 4, 2]
+
+
+def test_values_without_bytes_take_nothing(caller: Caller) -> None:
+    caller.put_once({"s1": b"", "s2": b"", "s3": X})
+    assert (size(caller), caller.clear().size_bytes) == ((3, 100, 100), 100)
+
+
+def test_rows_of_groups_have_the_values_of_other_rows(three: Caller) -> None:
+    group = three.reserve("g", ["t1"]).reservation_id
+    three.put_once({"t1": X}, reservation_id=group)
+    three.put_once({"t2": X, "t3": Y}, reservation_id=group, add_to_group=True)
+    assert size(three) == (6, 200, 200)
+    three.clear(IDS)
+    assert size(three) == (3, 200, 200)
+    three.abort_group(group)
+    assert size(three) == (0, 0, 0)
+
+
+def test_what_a_group_shares_is_not_known_by_its_content(caller: Caller) -> None:
+    group = caller.reserve("g", ["t1"]).reservation_id
+    caller.share(group, a=100)
+    caller.put_once({"t1": X, "t2": X}, reservation_id=group, add_to_group=True)
+    assert size(caller) == (2, 200, 200)
+    caller.finish_group(group)
+    assert size(caller) == (2, 100, 100)
+
+
+# -- readers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_keeps_what_its_row_had_and_the_next_equal_value_is_kept_anew(three: Caller) -> None:
+    plan = three.read(["s2"], "a")
+    three.clear()
+    assert size(three) == (0, 0, 100)
+    three.put_once({"t": X})
+    assert size(three) == (1, 100, 200)
+    three.apply(EndRead(plan.ticket))
+    assert size(three) == (1, 100, 100)
+    three.put_once({"u": X})
+    assert size(three) == (2, 100, 100)
+
+
+def test_a_row_that_is_read_while_it_gets_its_own_value_again_keeps_it(caller: Caller) -> None:
+    caller.put_once({"s1": X})
+    plans = [caller.read(["s1"], "a") for _ in range(2)]
+    for _ in range(2):
+        caller.put_once({"s1": X})
+    for plan in plans:
+        caller.apply(EndRead(plan.ticket))
+    assert size(caller) == (1, 100, 100)
+    caller.clear()
+    assert caller.used == 0
+
+
+def test_a_field_of_another_type_does_not_get_what_a_reader_still_has(caller: Caller) -> None:
+    caller.put_once({"s1": X})
+    caller.read(["s1"], "a")
+    caller.clear()
+    caller.register(("b",))
+    caller.register(("a", "b"))
+    column = ColumnSpec("a", Shape("jagged", "float32", ()), int64([25]))
+    begun = caller.apply(caller.put_call(["s1"], columns=[column], once=["a"]))
+    assert isinstance(begun, Reservation)
+    caller.finish(begun.ticket, b"d" * 16)
+    assert caller.used == 200
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dropped_partition_frees_them(three: Caller) -> None:
+    three.apply(DropPartition(three.request_id(), "p"))
+    assert three.used == 0
+
+
+def test_the_next_life_of_a_server_knows_them(three: Caller) -> None:
+    three.apply(Recover(held=False))
+    three.put_once({"t": X})
+    assert size(three) == (4, 100, 100)
+
+
+def test_a_put_that_is_refused_in_the_end_leaves_them_as_they_were(three: Caller) -> None:
+    group = three.reserve("g", ["t"]).reservation_id
+    begun = three.apply(three.put_call(["t"], {"a": [100]}, once=["a"], reservation_id=group))
+    assert isinstance(begun, Reservation)
+    three.abort_group(group)
+    with pytest.raises(Refusal):
+        three.finish(begun.ticket, b"d" * 16)
+    assert size(three) == (3, 100, 100)
+
+
+def test_a_put_without_all_its_digests_is_an_error_and_changes_nothing() -> None:
+    caller = Caller(Limits())
+    caller.register()
+    begun = caller.apply(caller.put_call(["s1", "s2"], {"a": [9, 9]}, once=["a"]))
+    assert isinstance(begun, Reservation)
+    with pytest.raises(ValueError, match="32 bytes of digests was finished with 16"):
+        caller.finish(begun.ticket, b"d" * 16)
+    assert size(caller) == (0, 0, 0)
+
+
+# -- budgets -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_put_counts_whole_while_it_is_under_way_and_what_is_kept_afterwards(three: Caller) -> None:
+    three.set_flow(max_bytes=250, when_full="reject")
+    begun = three.apply(three.put_call(["t"], {"a": [100]}, once=["a"]))
+    assert isinstance(begun, Reservation)
+    assert three.used == 200
+    with three.refuses(Reason.PARTITION_FULL):
+        three.put_once({"u": X})
+    three.finish(begun.ticket, b"other bytes, Y. ")
+    assert size(three) == (4, 200, 200)
+    three.clear(["t"])
+    three.put_once({"u": X})
+    assert size(three) == (4, 100, 100)
+
+
+def test_what_a_put_did_not_need_goes_to_those_that_wait(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(memory_bytes=256)
+    caller.register()
+    caller.put_once({"s1": X})
+    second = caller.apply(caller.put_call(["s2"], {"a": [100]}, once=["a"]))
+    waiting = caller.apply(caller.put_call(["s3"], {"a": [100]}))
+    assert isinstance(second, Reservation)
+    assert not isinstance(waiting, Reservation)
+    (known,) = caller.plane.partitions["p"].rows.payloads
+    assert known.key is not None
+    caller.finish(second.ticket, known.key[2])
+    (admitted,) = caller.plane.take_effects()
+    caller.finish(admitted.ticket)
+    assert caller.used == 200
+
+
+# -- what cannot be put once -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "reason", "words"),
+    [
+        pytest.param({"once": ["b"]}, WRONG, ("'p'", "'b'", "per-token"), id="a per-token field"),
+        pytest.param({"once": ["z"]}, WRONG, ("'p'", "'z'", "no column"), id="no column"),
+        pytest.param({"once": ["a", "a"]}, Reason.DUPLICATE, ("'a'",), id="a field twice"),
+        pytest.param({"once": ["b"], "append": True}, WRONG, ("'b'", "per-token"), id="an append"),
+    ],
+)
+def test_what_cannot_be_kept_once_is_refused(
+    caller: Caller, more: dict[str, object], reason: Reason, words: tuple[str, ...]
+) -> None:
+    caller.register(per_token_fields=frozenset("b"))
+    columns = [ColumnSpec(name, BYTES, int64([3])) for name in ("b" if "append" in more else "ab")]
+    with caller.refuses(reason, *words):
+        caller.apply(caller.put_call(["s1"], columns=columns, **more))  # type: ignore[arg-type]
+
+
+def test_a_shared_put_is_refused(caller: Caller) -> None:
+    group = caller.reserve("g", ["s1"]).reservation_id
+    with caller.refuses(Reason.INVALID_REQUEST, "shared"):
+        caller.apply(caller.put_call([], {"a": [3]}, reservation_id=group, shared=True, once=["a"]))
