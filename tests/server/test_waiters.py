@@ -19,6 +19,7 @@ LATE = Refusal(Reason.CLAIM_TIMEOUT, "too late")
 
 async def waiting(waiters: Waiters, timeout_s: float = 20.0) -> asyncio.Task[Grant]:
     """A task that waits with ticket 7."""
+    waiters.expect(7)
     task = asyncio.create_task(waiters.wait(7, Grant, timeout_s, lambda ticket: LATE))
     await asyncio.sleep(0)
     return task
@@ -30,6 +31,7 @@ async def waiting(waiters: Waiters, timeout_s: float = 20.0) -> asyncio.Task[Gra
 )
 async def test_a_waiter_gets_the_answer_of_its_ticket(kind: Any, effect: Any, answer: object) -> None:
     waiters = Waiters()
+    waiters.expect(7)
     task = asyncio.create_task(waiters.wait(7, kind, 20.0, lambda ticket: LATE))
     await asyncio.sleep(0)
     waiters.wake(effect(6, answer))
@@ -46,8 +48,10 @@ async def test_a_failure_is_raised_where_it_is_awaited() -> None:
 
 
 async def test_at_its_deadline_a_waiter_gives_up_with_what_the_core_says() -> None:
+    waiters = Waiters()
+    waiters.expect(7)
     with pytest.raises(Refusal, match="too late"):
-        await Waiters().wait(7, Grant, 0.0, lambda ticket: LATE)
+        await waiters.wait(7, Grant, 0.0, lambda ticket: LATE)
 
 
 async def test_an_answer_goes_before_a_later_deadline_and_a_second_answer_is_ignored() -> None:

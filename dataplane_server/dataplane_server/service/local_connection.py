@@ -83,7 +83,7 @@ class LocalConnection(asyncio.Protocol):
         self._note_held()
         self._note_stall(stalled=False)
         if self.call is not None:
-            self.call.cancel()
+            asyncio.get_running_loop().call_soon(self.call.cancel)  # once it has begun, so that it ends what it holds
         if self._attached and self.session is not None:
             self._endpoint.end(self.session)
 

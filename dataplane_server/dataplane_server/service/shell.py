@@ -67,7 +67,10 @@ class Shell:
         attempt.
         """
         try:
-            return self.plane.apply(call, self.now())
+            answer = self.plane.apply(call, self.now())
+            if isinstance(answer, Waiting):
+                self._waiters.expect(answer.ticket)
+            return answer
         finally:
             self._carry_out_effects()
 
@@ -104,6 +107,7 @@ class Shell:
         try:
             yield
         except BaseException:
+            self._waiters.forget(ticket)
             self.apply(AbortWrite(ticket))
             raise
 

@@ -1,7 +1,8 @@
 """The coroutines of calls that wait, by ticket of the core.
 
-The core answers such a call with a ticket (Waiting). Its coroutine waits here until the effect with that ticket comes,
-its deadline passes, or it is cancelled. All of this runs on one event loop, so no two of these coincide.
+The core answers such a call with a ticket (Waiting), which is expected here from then on: the effect with that ticket
+may come before the call's coroutine does. This waits until the effect comes, its deadline passes, or it is cancelled.
+All of this runs on one event loop, so no two of these coincide.
 """
 
 from __future__ import annotations
@@ -31,17 +32,25 @@ class Waiters:
     def __init__(self) -> None:
         self._futures: dict[int, asyncio.Future[Answer]] = {}
 
+    def expect(self, ticket: int) -> None:
+        """An effect with this ticket follows; `wait` or `forget` ends that."""
+        self._futures[ticket] = asyncio.get_running_loop().create_future()
+
+    def forget(self, ticket: int) -> None:
+        """Nothing will wait for this ticket. Unknown tickets are ignored."""
+        self._futures.pop(ticket, None)
+
     async def wait(self, ticket: int, kind: type[T], timeout_s: float, give_up: Callable[[int], Exception]) -> T:
-        """Wait until the ticket is answered. At the deadline, call give_up(ticket) and raise what it returns."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-        self._futures[ticket] = future
-        timer = loop.call_later(timeout_s, self._expire, ticket, future, give_up)
+        """Wait until a ticket that is expected is answered. At the deadline, call give_up(ticket) and raise what it
+        returns.
+        """
+        future = self._futures[ticket]
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, ticket, future, give_up)
         try:
             answer = await future
         finally:
             timer.cancel()
-            del self._futures[ticket]
+            self.forget(ticket)
         if not isinstance(answer, kind):
             raise TypeError(f"ticket {ticket} was answered with {type(answer).__name__}, not {kind.__name__}")
         return answer
