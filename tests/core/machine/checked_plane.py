@@ -134,12 +134,20 @@ class CheckedPlane:
         except No as no:
             self._check_refused(outcome, no)
             return outcome
-        if isinstance(expected, Write):
+        if isinstance(expected, Write) and isinstance(outcome, Waiting) and self._is_admitted(outcome.ticket):
+            expected.ticket = outcome.ticket  # rows were evicted for it, so it and those before it have space
+            self.model.writes.append(expected)
+            self._check_effects()
+        elif isinstance(expected, Write):
             self._check_effects()  # a write that was superseded has made way for others
             self._admit(expected, outcome)
         else:
             self._check_answer(request, outcome, expected)
         return outcome
+
+    def _is_admitted(self, ticket: int) -> bool:
+        state, *_ = self.plane.parts
+        return any(isinstance(effect, Admitted) and effect.ticket == ticket for effect in state.effects)
 
     def _note_reset(self, request: RepeatableCall[Any]) -> None:
         if isinstance(request, ResetTask):
