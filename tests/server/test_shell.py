@@ -1,0 +1,51 @@
+"""The callers that wait: what the core answers them is not lost, whenever it comes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dataplane_server.core.calls.answers import Reservation, Waiting
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.flow import FlowPolicy
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.requests import (
+    AbortWrite,
+    ClearSamples,
+    FinishWrite,
+    PutSamples,
+    RegisterPartition,
+    SetPolicies,
+)
+from dataplane_server.core.calls.values import Definition
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service.shell import Shell
+
+
+def put(sample_id: str, size: int) -> PutSamples:
+    column = ColumnSpec("a", Shape("jagged", "uint8", ()), np.array([size]))
+    return PutSamples(f"put {sample_id}", "p", [sample_id], [column])
+
+
+@pytest.fixture
+def shell() -> Shell:
+    plane = DataPlane(Limits(memory_bytes=64))
+    return Shell(plane, Metrics(plane, lambda: True))
+
+
+@pytest.mark.parametrize("wants", ["space", "room"])
+async def test_what_comes_before_its_caller_waits_is_there_when_it_does(shell: Shell, wants: str) -> None:
+    shell.apply(RegisterPartition("r", Definition("p", ("a",), ("train",))))
+    if wants == "room":
+        shell.apply(SetPolicies("s", "p", (), FlowPolicy(max_rows=1)))
+    first = shell.apply(put("x", 64 if wants == "space" else 1))
+    assert isinstance(first, Reservation)
+    shell.apply(FinishWrite(first.ticket))
+    begun = shell.apply(put("y", 64 if wants == "space" else 1))
+    assert isinstance(begun, Waiting)
+    shell.apply(ClearSamples("c", "p", None))
+    reservation = await shell.reservation(begun, 5.0)
+    assert reservation.ticket == begun.ticket
+    shell.apply(AbortWrite(reservation.ticket))
+    shell.drain()
