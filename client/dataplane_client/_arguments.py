@@ -9,8 +9,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Sequence
 from numbers import Real
+from typing import TypeVar, get_args
 
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+
+T = TypeVar("T")
 
 _MAX_LENGTH = (1 << 31) - 1
 _MAX_SECONDS = 1e9
@@ -104,6 +107,13 @@ def checked_number(what: str, value: float, where: str) -> float:
     if not isinstance(given, Real):
         raise UnsupportedTypeError(f"{where}: {what} must be a number, got {given!r}")
     return value
+
+
+def checked_choice(what: str, chosen: T, known: object, where: str) -> T:
+    """known: the Literal of all that may be chosen."""
+    if chosen not in get_args(known):
+        raise InvalidArgumentError(f"{where}: {what} must be one of {get_args(known)}, got {chosen!r}")
+    return chosen
 
 
 def checked_seconds(what: str, seconds: float, where: str) -> int:

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from secrets import randbits
 from typing import Literal, NamedTuple, get_args
 
-from dataplane_client._arguments import checked_count, checked_name, checked_names, checked_number, checked_seconds
+from dataplane_client._arguments import (
+    checked_choice,
+    checked_count,
+    checked_name,
+    checked_names,
+    checked_number,
+    checked_seconds,
+)
 from dataplane_client._requests import new_request_id
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.filters import Where, filter_message
@@ -87,9 +94,7 @@ def shard_request(
     selection: Selection,
 ) -> pb.ClaimShardRequest:
     where = f"claim_shard from {partition_id!r}"
-    if balance not in get_args(Balance):
-        raise InvalidArgumentError(f"{where}: balance must be one of {get_args(Balance)}, got {balance!r}")
-    if balance == "groups" and not whole_groups:
+    if checked_choice("balance", balance, Balance, where) == "groups" and not whole_groups:
         raise InvalidArgumentError(f"{where}: balance 'groups' needs whole_groups=True")
     world = checked_count("dp_world", dp_world, where, least=1, most=_UINT32)
     return pb.ClaimShardRequest(
@@ -126,8 +131,7 @@ def draw_request(
     seed: int | None,
 ) -> pb.DrawSamplesRequest:
     call = f"draw_samples from {partition_id!r}"
-    if strategy not in get_args(DrawStrategy):
-        raise InvalidArgumentError(f"{call}: strategy must be one of {get_args(DrawStrategy)}, got {strategy!r}")
+    checked_choice("strategy", strategy, DrawStrategy, call)
     return pb.DrawSamplesRequest(
         request_id=new_request_id(),
         partition_id=checked_name("partition id", partition_id, call),

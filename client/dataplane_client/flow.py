@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from dataplane_client._arguments import checked_count
+from dataplane_client._arguments import checked_choice, checked_count
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.filters import Where, filter_message, filter_text
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -58,15 +58,14 @@ class FlowPolicy:
 
 
 def flow_message(flow: FlowPolicy, where: str) -> pb.FlowPolicy:
-    for name, value, known in (("when_full", flow.when_full, WhenFull), ("evict_first", flow.evict_first, EvictFirst)):
-        if value not in get_args(known):
-            raise InvalidArgumentError(f"{where}: {name} must be one of {get_args(known)}, got {value!r}")
+    when_full = checked_choice("when_full", flow.when_full, WhenFull, where)
+    evict_first = checked_choice("evict_first", flow.evict_first, EvictFirst, where)
     return pb.FlowPolicy(
         max_rows=_budget("max_rows", flow.max_rows, where),
         max_bytes=_budget("max_bytes", flow.max_bytes, where),
         max_versions=_budget("max_versions", flow.max_versions, where),
-        when_full=pb.WhenFull.Value(_FULL_PREFIX + flow.when_full.upper()),
-        evict_first=pb.EvictFirst.Value(_FIRST_PREFIX + flow.evict_first.upper()),
+        when_full=pb.WhenFull.Value(_FULL_PREFIX + when_full.upper()),
+        evict_first=pb.EvictFirst.Value(_FIRST_PREFIX + evict_first.upper()),
         evict_where=filter_message(flow.evict_where, where),
         band=None if flow.band is None else _band_message(flow.band, where),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dataplane_client._arguments import checked_count, checked_name
+from dataplane_client._arguments import checked_choice, checked_count, checked_name
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.filters import Where, filter_message, filter_text
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -58,25 +58,19 @@ class TaskPolicy:
 
 
 def policy_message(policy: TaskPolicy, where: str) -> pb.TaskPolicy:
-    if policy.when_stale not in get_args(WhenStale):
-        raise InvalidArgumentError(
-            f"{where}: when_stale must be one of {get_args(WhenStale)}, got {policy.when_stale!r}"
-        )
-    if policy.when_excluded not in get_args(WhenExcluded):
-        raise InvalidArgumentError(
-            f"{where}: when_excluded must be one of {get_args(WhenExcluded)}, got {policy.when_excluded!r}"
-        )
+    when_stale = checked_choice("when_stale", policy.when_stale, WhenStale, where)
+    when_excluded = checked_choice("when_excluded", policy.when_excluded, WhenExcluded, where)
     bound = policy.max_staleness
     return pb.TaskPolicy(
         max_staleness=None
         if bound is None
         else checked_count("max_staleness", bound, where, least=0, most=(1 << 31) - 2),
-        when_stale=pb.WhenStale.Value(_STALE_PREFIX + policy.when_stale.upper()),
+        when_stale=pb.WhenStale.Value(_STALE_PREFIX + when_stale.upper()),
         order=order_number(policy.order, where),
         order_tag=checked_name("order_tag", policy.order_tag, where),
         where=filter_message(policy.where, where),
         rows_per_version=checked_count("rows_per_version", policy.rows_per_version, where, least=0, most=(1 << 31) - 1),
-        when_excluded=pb.WhenExcluded.Value(_EXCLUDED_PREFIX + policy.when_excluded.upper()),
+        when_excluded=pb.WhenExcluded.Value(_EXCLUDED_PREFIX + when_excluded.upper()),
     )
 
 

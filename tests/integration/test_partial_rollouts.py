@@ -39,7 +39,7 @@ def columns(rows: list[range], version: int) -> dict[str, list[list[float]]]:
 
 
 def go_on(client: DataPlaneClient, claim: Claim, version: int, most: int) -> None:
-    """Sample the next tokens of one claimed row, one by one, until there are six; at most so many."""
+    """Sample the next tokens of one claimed row, one by one, until there are six; at most this many."""
     (name,) = claim.meta.sample_ids
     known = len(client.get_samples([name], "p", ["input_ids"])["input_ids"][0])
     for token in range(known, min(6, known + most)):

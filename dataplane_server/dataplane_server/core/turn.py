@@ -168,10 +168,10 @@ class Turn:
             changes.facts.clear()
 
     def _settle(self, now: float) -> None:
-        """Let rows leave that nobody wants, and let those go on who wait for room, space and rows."""
+        """Remove the rows that no task wants; then serve the calls that wait for room, for space and for rows."""
         changes = self._state.changes
         self._remove_unwanted()
-        if self._verbs.flow.waiting:
+        if changes and self._verbs.flow.waiting:
             self._let_in(now)
         if self._state.space.freed or changes.writes_left:
             for reservation in self._verbs.admission.admit_waiting():
@@ -209,7 +209,7 @@ class Turn:
             if isinstance(call, requests.DrawSamples):
                 answer = self._verbs.draws.make(call, now)
             else:
-                answer = self._verbs.groups.create(call, now)
+                answer = self._verbs.groups.reserve_late(call, now)
         except Refusal as refusal:
             self._state.fail(ticket, refusal)
             return

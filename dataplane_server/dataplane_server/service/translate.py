@@ -33,9 +33,8 @@ from dataplane_server.core.calls.requests import (
 )
 from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 from dataplane_server.durability.snapshot import Manifest
-from dataplane_server.service import translate_flow
 from dataplane_server.service.translate_filters import rows_that_fit
-from dataplane_server.service.translate_policies import policy_message
+from dataplane_server.service.translate_policies import flow_message, policy_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPE_NUMBERS, DTYPES_BY_NUMBER, KIND_NUMBERS, KINDS_BY_NUMBER
 
@@ -232,7 +231,7 @@ def partition(info: PartitionInfo) -> pb.Partition:
         clear_when_consumed=what.clear_when_consumed,
         closed=info.closed,
         weight_version=info.weight_version,
-        flow=translate_flow.flow_message(info.flow),
+        flow=flow_message(info.flow),
         waiting_calls=info.waiting_calls,
         waits_because=info.waits_because,
     )

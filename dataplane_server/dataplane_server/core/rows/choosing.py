@@ -10,7 +10,7 @@ from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
 
 
 class Wanted(NamedTuple):
-    """What must go: at least so many rows, so many bytes, and every marked candidate."""
+    """What must go: at least this number of rows and of bytes, and every marked candidate."""
 
     rows: int
     size_bytes: int

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dataplane_server.core.calls.answers import GroupPart
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
-from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, NAME_BYTES, text_bytes
 from dataplane_server.core.rows.row_table import VERSION_TAG, RowTable
 
@@ -42,6 +44,11 @@ class Group:
 
 def _kept_bytes(group: Group) -> int:
     return GROUP_BYTES + text_bytes(group.group_id) + group.slots.nbytes + NAME_BYTES * len(group.shared)
+
+
+def with_groups(groups: npt.NDArray[np.signedinteger[Any]], marked: BoolArray) -> BoolArray:
+    """The rows that are marked, and all rows of their groups. groups: the number of each row's group, 0 for none."""
+    return np.asarray(marked | ((groups > 0) & np.isin(groups, groups[marked])))
 
 
 class GroupTable:

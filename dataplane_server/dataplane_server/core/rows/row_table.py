@@ -351,6 +351,11 @@ class RowTable:
         """The version against which staleness is measured; None while none is known."""
         return self.newest_weight_version if self.trainer_version is None else self.trainer_version
 
+    def lag_of(self, version: int | None) -> int | None:
+        """How far a weight version is behind `weight_version`; None if either is unknown."""
+        current = self.weight_version
+        return None if current is None or version is None else current - version
+
     def oldest_weight_version(self) -> int:
         """The oldest weight version of a row; UNKNOWN_VERSION, which is above all, if no row has one. O(rows)."""
         versions, alive = self._columns["weight_version"], self._columns["alive"]

@@ -55,7 +55,7 @@ def describe_task(partition: Partition, name: str, now: float) -> TaskInfo:
         state_seconds=task.clock.seconds(now),
         ready_rows=task.ready_rows(),
         oldest_untaken_age_s=_age_s(partition, oldest, now),
-        weight_version_lag=partition.weight_version_lag(version),
+        weight_version_lag=partition.rows.lag_of(version),
         longest_wait_s=None if since is None else max(now - since, 0.0),
         claims_total=task.counters.claims,
         stale_rows=task.stale_rows(),

@@ -1,8 +1,8 @@
 """One partition: its definition, its rows, their values and groups, and its tasks.
 
 Every row that was ever put is resident, or was removed and counted in `removed`: as consumed (by every task before the
-clear), cleared (earlier), rolled back with its group, retired with its weight version, or dropped by the policy of a
-task, because it was stale or did not fit the filter.
+clear), cleared (earlier), rolled back with its group, retired with its weight version, dropped by the policy of a task,
+because it was stale or did not fit the filter, or evicted for new rows.
 
 Methods named check_* decide and change nothing. Methods that change something cannot fail: a caller checks first, so a
 refused call leaves no trace. A method that changes figures adds the partition to `changed`, for `core.turn`.
@@ -409,6 +409,11 @@ class Partition:
         self.counters.put_rows += rows
         self.counters.put_bytes += size_bytes
 
+    def count_drawn(self, rows: int) -> None:
+        """Count rows of a draw; new rows may have waited for it."""
+        self._changed[self] = None
+        self.entrance.drawn_rows += rows
+
     def count_read(self, rows: int, size_bytes: int) -> None:
         """Count a read that has begun."""
         self._changed[self] = None
@@ -435,11 +440,6 @@ class Partition:
     @property
     def size_bytes(self) -> int:
         return sum([field.size_bytes for field in self.fields.values()])
-
-    def weight_version_lag(self, oldest: int | None) -> int | None:
-        """How far a weight version is behind the partition's; None if either is unknown."""
-        current = self.rows.weight_version
-        return None if current is None or oldest is None else current - oldest
 
 
 def definition_bytes(definition: Definition) -> int:

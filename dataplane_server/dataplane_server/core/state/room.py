@@ -13,8 +13,8 @@ import numpy as np
 from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DrawSamples
-from dataplane_server.core.rows.row_table import UNKNOWN_VERSION
 from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.tasks.eligibility import too_old
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CONSUMED, DEAD, UNTAKEN
 
@@ -144,9 +144,8 @@ def _before(partition: Partition, task: Task, most: int) -> int:
     together = untaken + claimed + delayed + partition.entrance.coming_rows + task.taken_in_version
     if together <= most:
         return together
-    slots = partition.rows.all_slots()
-    lost = task.is_stale(slots) & (partition.rows["weight_version"][slots] != UNKNOWN_VERSION)
-    return together - int(np.count_nonzero(lost & (task.states[slots] == UNTAKEN)))
+    lost = too_old(partition.rows, task.policy) & (task.states == UNTAKEN)
+    return together - int(np.count_nonzero(lost))
 
 
 def _done_with(partition: Partition) -> str:

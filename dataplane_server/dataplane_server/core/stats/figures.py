@@ -165,7 +165,7 @@ def compute_task_figures(partition: Partition, task: Task) -> tuple[float | None
         *task.counts(),
         task.ready_rows(),
         oldest,
-        partition.weight_version_lag(version),
+        partition.rows.lag_of(version),
         task.waiting(),
         task.waits_since(),
         counters.claims,

@@ -47,6 +47,11 @@ def all_stale(rows: RowTable, policy: TaskPolicy) -> BoolArray:
     return np.asarray(stale(rows, policy, slice(None)) & rows["alive"])
 
 
+def too_old(rows: RowTable, policy: TaskPolicy) -> BoolArray:
+    """Of all rows, by slot: those that are stale by their version, not since it is unknown."""
+    return np.asarray(all_stale(rows, policy) & (rows["weight_version"] != UNKNOWN_VERSION))
+
+
 def excluded(rows: RowTable, policy: TaskPolicy, slots: Slots) -> BoolArray:
     return ~fitting(rows, policy.where, slots, None, keep=False)
 

@@ -80,7 +80,7 @@ class GroupView:
         return moved
 
     def _entries(self, slots: Slots) -> list[int]:
-        """What stands for the rows and their groups in the queue, in this order."""
+        """The entries of the rows and their groups in the queue, in this order."""
         numbers = self._rows["group"][slots]
         return list(dict.fromkeys(np.where(numbers > 0, -numbers, slots).tolist()))
 

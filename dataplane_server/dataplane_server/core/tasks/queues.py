@@ -177,7 +177,7 @@ class GroupQueue:
 
 class KeyedGroupQueue:
     """Numbers, each at most once, in ascending order of their keys; those of one key in order of arrival. In a heap:
-    a number that has left stays there until it comes to the top.
+    a number that has left remains until it comes to the top.
     """
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ class Draws:
         slots, probabilities = _chosen(rows, call, sieve.slots)
         draws = rows["draws"]
         draws[slots] += draws[slots] < MOST_DRAWS
-        partition.entrance.drawn_rows += len(slots)
+        partition.count_drawn(len(slots))
         return Drawn(
             tuple(rows.ids(slots)),
             rows["sequence_length"][slots].astype(np.int64),

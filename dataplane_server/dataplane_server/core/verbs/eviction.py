@@ -12,6 +12,7 @@ import numpy as np
 
 from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
 from dataplane_server.core.rows.choosing import Wanted, first_units
+from dataplane_server.core.rows.group_table import with_groups
 from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.state.entrance import Entry
 from dataplane_server.core.state.partition import Partition
@@ -36,7 +37,13 @@ def evict(state: State, partition: Partition, entry: Entry) -> bool:
 def _victims(partition: Partition, entry: Entry) -> Slots | None:
     policy, entrance, rows = partition.entrance.policy, partition.entrance, partition.rows
     slots = rows.all_slots()
-    slots = slots[_evictable(partition, slots, entry.since)]
+    may_go, too_old = (
+        _evictable(partition, slots, entry.since),
+        rows["weight_version"][slots] < oldest_allowed(partition),
+    )
+    if (too_old & ~may_go).any():
+        return None
+    slots, too_old = slots[may_go], too_old[may_go]
     more_rows = len(rows) + entrance.coming_rows + entry.rows - (policy.max_rows or math.inf)
     more_bytes = partition.size_bytes + entrance.coming_bytes + entry.size_bytes - (policy.max_bytes or math.inf)
     groups = rows["group"][slots].astype(np.int64)
@@ -44,12 +51,10 @@ def _victims(partition: Partition, entry: Entry) -> Slots | None:
     sizes = np.zeros(len(slots), np.int64)
     if more_bytes > 0 and partition.fields:
         sizes = partition.values.freed_with(units, slots, list(partition.fields.values()))
-    versions, oldest = rows["weight_version"][slots].astype(np.int64), oldest_allowed(partition)
-    if np.count_nonzero(rows["weight_version"][rows.all_slots()] < oldest) > np.count_nonzero(versions < oldest):
-        return None
-    arrived = rows.generations(slots)
-    order = (arrived,) if policy.evict_first == "oldest" else (versions, arrived)
-    wanted = Wanted(int(max(more_rows, 0)), int(max(more_bytes, 0)), versions < oldest)
+    order: tuple[Int64Array, ...] = (rows.generations(slots),)
+    if policy.evict_first == "oldest_version":
+        order = (rows["weight_version"][slots].astype(np.int64), *order)
+    wanted = Wanted(int(max(more_rows, 0)), int(max(more_bytes, 0)), too_old)
     return first_units(slots, units, order, sizes, wanted)
 
 
@@ -61,5 +66,4 @@ def _evictable(partition: Partition, slots: Slots, now: float) -> BoolArray:
         kept |= np.isin(task.states[slots], (CLAIMED, DELAYED))  # those that are held for a step are delayed
     if where:
         kept |= ~fitting(rows, where, slots, now)
-    groups = rows["group"][slots]
-    return np.asarray(~kept & ~((groups > 0) & np.isin(groups, groups[kept])))
+    return ~with_groups(rows["group"][slots], kept)

@@ -7,7 +7,6 @@ claims, then its groups.
 from __future__ import annotations
 
 from dataplane_server.core.calls.answers import SessionExpired
-from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import CloseSession
 from dataplane_server.core.state.delays import Due
 from dataplane_server.core.state.sessions import Session
@@ -43,10 +42,7 @@ class Expiry:
 
     def _fail_calls(self, session: Session) -> None:
         self._queue.fail_session(session.session_id)
-        refusal = Refusal(Reason.SESSION_EXPIRED, f"session {session.session_id!r} ended while the group waited")
-        for ticket in self._flow.tickets(session_id=session.session_id):
-            self._state.fail(ticket, refusal)
-            self._flow.leave(ticket)
+        self._flow.fail_session(session.session_id)
 
     def expire(self, session: Session, now: float) -> None:
         """Release what an expired session held."""

@@ -117,6 +117,7 @@ class Flow:
             self._state.bookkeeping.add(_kept_bytes(call))
             self._ticket_of[call.request_id] = ticket
         self._partition_of[ticket] = partition
+        self._state.changes.partitions[partition] = None
         self.waiting += 1
 
     # -- go on ---------------------------------------------------------------------------------------------------------
@@ -162,7 +163,10 @@ class Flow:
     def leave(self, ticket: int) -> None:
         """A call that waits, or a put that comes, has ended. Unknown tickets are ignored."""
         partition = self._partition_of.pop(ticket, None)
-        if partition is None or partition.entrance.coming.pop(ticket, None) is not None:
+        if partition is None:
+            return
+        self._state.changes.partitions[partition] = None  # it may have been what others waited for
+        if partition.entrance.coming.pop(ticket, None) is not None:
             return
         entry = partition.entrance.waiting.pop(ticket, None)
         self._end_wait(partition.entrance.draws.pop(ticket) if entry is None else entry.call)
@@ -185,21 +189,25 @@ class Flow:
         ticket = self._ticket_of.get(request_id)
         if ticket is None:
             return False
-        self._state.fail(ticket, superseded())
-        self.leave(ticket)
+        self._fail(ticket, superseded())
         return True
 
-    def tickets(self, partition_id: str = "", session_id: str = "") -> list[int]:
-        """Of all that wait, in order of arrival; only of a partition, or of groups of a session."""
-        found = []
-        for ticket, partition in self._partition_of.items():
-            if ticket in partition.entrance.coming or partition_id not in ("", partition.partition_id):
-                continue
-            entry = partition.entrance.waiting.get(ticket)
-            if session_id and (entry is None or getattr(entry.call, "session_id", "") != session_id):
-                continue
-            found.append(ticket)
-        return sorted(found)
+    def fail_session(self, session_id: str) -> None:
+        """Fail the groups of a session that has ended."""
+        refusal = Refusal(Reason.SESSION_EXPIRED, f"session {session_id!r} ended while the group waited")
+        entries = [(ticket, self._partition_of[ticket].entrance.waiting.get(ticket)) for ticket in self.tickets()]
+        calls = [(ticket, entry.call) for ticket, entry in entries if entry is not None]
+        for ticket in [t for t, call in calls if isinstance(call, ReserveGroup) and call.session_id == session_id]:
+            self._fail(ticket, refusal)
+
+    def tickets(self, partition_id: str = "") -> list[int]:
+        """Of all that wait, or of those of a partition, in order of arrival."""
+        waiting = [(t, one) for t, one in self._partition_of.items() if t not in one.entrance.coming]
+        return sorted(ticket for ticket, one in waiting if partition_id in ("", one.partition_id))
+
+    def _fail(self, ticket: int, refusal: Refusal) -> None:
+        self._state.fail(ticket, refusal)
+        self.leave(ticket)
 
     def _end_wait(self, call: Enters) -> None:
         self.waiting -= 1

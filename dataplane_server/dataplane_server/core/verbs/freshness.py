@@ -20,7 +20,7 @@ from dataplane_server.core.calls.policies import check_policy
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import SetPolicies, SetWeightVersion
 from dataplane_server.core.calls.values import Slots
-from dataplane_server.core.rows.group_table import Group
+from dataplane_server.core.rows.group_table import Group, with_groups
 from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, WEIGHT_VERSIONS
 from dataplane_server.core.state.descriptions import describe_partition
 from dataplane_server.core.state.partition import Partition
@@ -137,8 +137,7 @@ class Freshness:
         kept = rows["hidden"][together]
         for task in partition.tasks.values():
             kept |= task.states[together] == CLAIMED
-        of_groups = rows["group"][together]
-        gone: Slots = together[~kept & ~(np.isin(of_groups, of_groups[kept]) & (of_groups > 0))]
+        gone: Slots = together[~with_groups(rows["group"][together], kept)]
         return gone
 
     def _remove(self, partition: Partition, slots: Slots, why: str, reason: str) -> None:

@@ -37,18 +37,15 @@ class Groups:
 
     def reserve(self, call: ReserveGroup, now: float) -> Reserved | Waiting:
         """Refusal SAMPLE_EXISTS if the group or one of its rows exists."""
-        partition = self._state.partition(call.partition_id)
-        if call.session_id:
-            self._state.sessions.find(call.session_id)
-        self._check(call, partition)
+        partition, who = self._check(call)
         ticket = self._flow.enter_group(partition, call, now)
-        return self.create(call, now) if ticket is None else Waiting(ticket)
+        return self._create(call, partition, who, now) if ticket is None else Waiting(ticket)
 
-    def create(self, call: ReserveGroup, now: float) -> Reserved:
-        """Reserve a group that there is room for."""
-        partition = self._state.partition(call.partition_id)
-        who = self._state.sessions.find(call.session_id).client_name if call.session_id else ""
-        self._check(call, partition)
+    def reserve_late(self, call: ReserveGroup, now: float) -> Reserved:
+        """Reserve a group that waited, and that there is room for now. Refusals as of `reserve`."""
+        return self._create(call, *self._check(call), now)
+
+    def _create(self, call: ReserveGroup, partition: Partition, who: str, now: float) -> Reserved:
         if call.sample_ids:
             self._state.generations.record(now)
         slots = partition.create(call.sample_ids)
@@ -102,8 +99,10 @@ class Groups:
         metadata = {"partition_id": partition.partition_id, "group_id": group.group_id, "group_state": state}
         return Refusal(Reason.SAMPLE_EXISTS, message, **metadata)
 
-    def _check(self, call: ReserveGroup, partition: Partition) -> None:
-        limits = self._state.limits
+    def _check(self, call: ReserveGroup) -> tuple[Partition, str]:
+        """The partition, and the name of the client."""
+        partition, limits = self._state.partition(call.partition_id), self._state.limits
+        who = self._state.sessions.find(call.session_id).client_name if call.session_id else ""
         check_name("group id", call.group_id, limits)
         if len(call.sample_ids) > limits.max_group_rows:
             message = f"group {call.group_id!r} has {len(call.sample_ids)} rows; at most {limits.max_group_rows} may be"
@@ -125,6 +124,7 @@ class Groups:
         self._state.check_new_rows(len(call.sample_ids))
         of_rows = partition.rows.growth_bytes(len(call.sample_ids)) + id_bytes(call.sample_ids)
         self._state.bookkeeping.check(GROUP_BYTES + of_rows)
+        return partition, who
 
     def _find(self, reservation_id: str) -> tuple[Partition, Group]:
         for partition in self._state.partitions.values():

@@ -25,6 +25,7 @@ from dataplane_server.core.calls.answers import Grant, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import ClaimShard, unit_of
 from dataplane_server.core.calls.values import Epochs, Int64Array, Slots
+from dataplane_server.core.rows.group_table import with_groups
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
@@ -139,8 +140,7 @@ class Steps:
         slots, of_task = partition.rows.left(shard.slots, shard.epochs), partition.task(task)
         withheld = of_task.is_stale(slots) | of_task.is_excluded(slots)
         if whole_groups:
-            groups = partition.rows["group"][slots]
-            withheld |= (groups > 0) & np.isin(groups, groups[withheld])
+            withheld = with_groups(partition.rows["group"][slots], withheld)
         held: Slots = slots[(of_task.states[slots] == DELAYED) & ~withheld]
         return held
 
