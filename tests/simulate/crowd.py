@@ -98,6 +98,7 @@ class World(CheckedPlane):
 
     def finish(self, write: Write) -> None:
         if self.plane.holds_reservation(write.ticket):
+            self.before()  # a process that died while it logged its last call writes no values
             self.life.arena.copy(write.copies)
             for value in [value for column in write.values.values() for value in column]:
                 for offset, size in value.pieces:
