@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         help_text = f"{text} (default: %(default)s)"
         parser.add_argument(flag, metavar=metavar, default=default, type=type(default), help=help_text)
     for flag, metavar, text in (
+        ("--http-door", "HOST:PORT", "where to take samples as JSON over HTTP (default: nowhere)"),
         ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
         ("--data-dir", "DIR", "keep rows and claims there, for the next life of this server (default: nowhere)"),
         ("--snapshot-dir", "DIR", "where snapshots are (default: in --data-dir)"),
@@ -109,7 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(flag, metavar=metavar, help=text)
     for flag, text in (
-        ("--insecure", "allow unencrypted gRPC on addresses that other hosts can reach (default: refuse)"),
+        (
+            "--insecure",
+            "allow unencrypted gRPC and --http-door on addresses that other hosts can reach (default: refuse)",
+        ),
         ("--tracing", "create OpenTelemetry spans; run under opentelemetry-instrument (default: none)"),
         ("--reflection", "answer gRPC reflection, for tools such as grpcurl (default: do not)"),
         ("--accept-loss", "go on without what is damaged in --data-dir (default: refuse to start)"),
@@ -146,6 +150,7 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
     config = ServerConfig(
         listen=tuple(flags.listen or ServerConfig.listen),
         http=flags.http or None,
+        http_door=flags.http_door or None,
         health=flags.health or None,
         socket_mode=None if flags.socket_mode is None else parse_mode(flags.socket_mode),
         limits=_limits(flags),
@@ -198,7 +203,8 @@ async def _serve(config: ServerConfig) -> None:
             server.health_address = health_address
             if not await _serve_life(server, stopping):
                 break
-            config = dataclasses.replace(config, listen=tuple(server.addresses), http=server.http_address)
+            listen, http, http_door = tuple(server.addresses), server.http_address, server.http_door_address
+            config = dataclasses.replace(config, listen=listen, http=http, http_door=http_door)
     finally:
         await probes.stop()
 
@@ -218,7 +224,8 @@ async def _serve_life(server: Server, stopping: asyncio.Event) -> bool:
 
 
 def _event(server: Server) -> str:
-    addresses = {"listen": server.addresses, "http": server.http_address, "health": server.health_address}
+    addresses = {"listen": server.addresses, "http": server.http_address, "http_door": server.http_door_address}
+    addresses["health"] = server.health_address
     return json.dumps({"event": "serving", **addresses, "level": "info", "at": now_text(time.time())})
 
 
@@ -226,6 +233,8 @@ def _banner(server: Server) -> str:
     lines = [f"RL Data Plane {VERSION} serves gRPC on {address}" for address in server.addresses]
     if server.http_address is not None:
         lines.append(f"metrics on http://{server.http_address}/metrics, health on http://{server.http_address}/healthz")
+    if server.http_door_address is not None:
+        lines.append(f"samples as JSON are put to http://{server.http_door_address}/v1/partitions/PARTITION/samples")
     if server.health_address is not None:
         lines.append(f"gRPC health on {server.health_address}")
     lines += [

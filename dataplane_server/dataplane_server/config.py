@@ -19,12 +19,13 @@ class ServerConfig:
 
     listen: gRPC addresses, each `unix:///path` or `host:port` (port 0: the system chooses).
     http: `host:port` of /metrics and /healthz, or None for none.
+    http_door: `host:port` where samples are put as JSON over HTTP, or None for nowhere.
     health: `host:port` of a listener with only gRPC's health service, or None for none. Any address is safe: the
         listener only reports whether the server serves.
     socket_mode: mode of the Unix socket files, or None to leave it to the umask. Any user who may write to such a file
         may connect and, with share_memory, write to the arena.
     share_memory: let clients of this host map the arena and exchange values through it, if the system has memfd.
-    insecure: allow gRPC without encryption or authentication on addresses that other hosts can reach.
+    insecure: allow gRPC and the HTTP door without encryption or authentication on addresses that other hosts can reach.
     tracing: create a span of every call with OpenTelemetry's global tracer provider, which the program sets up.
     reflection: answer gRPC reflection, for tools such as grpcurl; needs grpcio-reflection.
     durability: "memory": rows live as long as the process. "process": they survive its death in data_dir, not that of
@@ -42,6 +43,7 @@ class ServerConfig:
 
     listen: tuple[str, ...] = ("127.0.0.1:50051",)
     http: str | None = None
+    http_door: str | None = None
     health: str | None = None
     socket_mode: int | None = None
     limits: Limits = field(default_factory=Limits)
@@ -72,19 +74,24 @@ class ServerConfig:
                 if not address.removeprefix("unix:").removeprefix("//").startswith("/"):
                     raise ValueError(f"listen: {address!r} needs an absolute path, as in unix:///run/dataplane.sock")
                 continue
-            host, _ = host_and_port("listen", address)
-            if not self.insecure and not is_loopback(host):
-                raise ValueError(
-                    f"listen: {address!r} can be reached from other hosts, but the server neither encrypts nor "
-                    "authenticates; use a Unix socket or a loopback address, or pass --insecure (insecure=True)"
-                )
+            self._validate_reach("listen", address, "a Unix socket or ")
         if self.http is not None:
             host_and_port("http", self.http)
+        if self.http_door is not None:
+            self._validate_reach("http_door", self.http_door)
         if self.health is not None:
             host_and_port("health", self.health)
         if self.socket_mode is not None and not 0o600 <= self.socket_mode <= 0o777:
             raise ValueError(
                 f"socket_mode must be 0600 to 0777, so that its owner may connect, got {self.socket_mode:04o}"
+            )
+
+    def _validate_reach(self, setting: str, address: str, instead: str = "") -> None:
+        host, _ = host_and_port(setting, address)
+        if not self.insecure and not is_loopback(host):
+            raise ValueError(
+                f"{setting}: {address!r} can be reached from other hosts, but the server neither encrypts nor "
+                f"authenticates; use {instead}a loopback address, or pass --insecure (insecure=True)"
             )
 
     def _validate_durability(self) -> None:
@@ -103,6 +110,11 @@ def host_and_port(setting: str, address: str) -> tuple[str, int]:
         other = " or unix:///path" if setting == "listen" else ""
         raise ValueError(f"{setting}: {address!r} is not host:port{other}")
     return host.strip("[]"), int(port)
+
+
+def with_port(address: str, port: int) -> str:
+    """`host:port` or `[v6]:port` with the port that the system chose."""
+    return f"{address.rpartition(':')[0]}:{port}"
 
 
 def is_loopback(host: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataplane_server.config import ServerConfig, host_and_port
+from dataplane_server.config import ServerConfig, host_and_port, with_port
 from dataplane_server.core.calls.limits import Limits
 
 
@@ -76,3 +76,8 @@ def test_settings_are_refused(settings: dict[str, Any], message: str) -> None:
 )
 def test_an_address_is_split_at_its_port(address: str, host: str, port: int) -> None:
     assert host_and_port("listen", address) == (host, port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_an_address_keeps_its_host_when_the_system_has_chosen_the_port(host: str) -> None:
+    assert with_port(f"{host}:0", 9465) == f"{host}:9465"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from contextlib import AsyncExitStack
 
 import grpc
 
-from dataplane_server.config import ServerConfig, host_and_port
+from dataplane_server.config import ServerConfig, host_and_port, with_port
 from dataplane_server.core.calls.life_calls import LetGo
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.checkpointer import Checkpointer
@@ -68,11 +69,12 @@ class Server:
         now = time.monotonic if self._life is None else self._life.now
         self.addresses: list[str] = []
         self.http_address: str | None = None
+        self.http_door_address: str | None = None
         self.health_address: str | None = None
         shared = config.share_memory and can_share()
         self._arena = Arena(config.limits.memory_bytes, shared=shared) if self._life is None else self._life.arena
         self._metrics = Metrics(self.plane, lambda: self._serving, now)
-        tracing = Tracing() if config.tracing else None
+        self._tracing = tracing = Tracing() if config.tracing else None
         self._lag = LoopLag(self._metrics.lagged)
         commits = None if self._life is None else self._life.commits
         self._shell = shell = Shell(self.plane, self._metrics, now, commits)
@@ -86,6 +88,7 @@ class Server:
         self._probes = probes or HealthListener()
         self._probing = probes is not None
         self._http = HttpSide(self._metrics, lambda: self._serving)
+        self._doors = AsyncExitStack()
         self._serving = False
         self.left = asyncio.Event()  # set when the next life begins with a snapshot: stop this server and make another
         self._former: asyncio.Task[None] | None = None  # waits until clients of a former life are gone
@@ -115,7 +118,9 @@ class Server:
         if self.config.http is not None:
             check_port("http", self.config.http)
             host, port = host_and_port("http", self.config.http)
-            self.http_address = f"{host}:{await self._http.start(host, port)}"
+            self.http_address = with_port(self.config.http, await self._http.start(host, port))
+        if self.config.http_door is not None:
+            await self._open_http_door(self.config.http_door)
         self._lag.start()
         self._report(ready=True)
 
@@ -128,6 +133,7 @@ class Server:
             self._log.info("draining", grace_s=grace_s)
         self._report(ready=False)
         self._shell.drain()
+        await self._doors.aclose()
         if self._local is None:
             await self._grpc.stop(grace_s)
         else:
@@ -149,6 +155,15 @@ class Server:
             await self._probes.stop()
         if served:
             self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
+
+    async def _open_http_door(self, address: str) -> None:
+        from dataplane_server.http_door.door import HttpDoor  # not before: it imports aiohttp
+
+        check_port("http-door", address)
+        host, port = host_and_port("http_door", address)
+        door = HttpDoor(self._servicer, self._shell, self._metrics, self._tracing)
+        self._doors.push_async_callback(door.stop)
+        self.http_door_address = with_port(address, await door.start(host, port))
 
     def _resume(self) -> None:
         """Go on where the former life ended."""

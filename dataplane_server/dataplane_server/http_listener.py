@@ -1,0 +1,99 @@
+"""Serves an aiohttp application on a port, beside the calls of the server.
+
+A connection serves one request and lives for a bounded time; few are open at the same time, others wait in the system's
+queue. So clients that send half a request, or do not read what they asked for, hold little and not for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from dataplane_server.accepting import accept_forever
+from dataplane_server.observe.log import get_log
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_BACKLOG = 128
+_PAUSE_S = 0.02
+
+
+class HttpListener:
+    """A listener on the running event loop: `start`, then `stop`. name: its name in the log. most: connections at the
+    same time. max_s: how long each may last, in seconds.
+    """
+
+    def __init__(self, name: str, most: int, max_s: float) -> None:
+        self._name = name
+        self._most = most
+        self._max_s = max_s
+        self._runner: web.AppRunner | None = None
+        self._accepting: list[asyncio.Task[None]] = []
+
+    async def start(self, app: web.Application, host: str, port: int, **options: Any) -> int:
+        """Listen. Returns the port; the system chooses one for port 0. options: of aiohttp's runner. Raises OSError."""
+        from aiohttp import web
+
+        self._runner = web.AppRunner(app, access_log=None, logger=_RequestLog("dataplane_server.http"), **options)
+        await self._runner.setup()
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, *_, address in dict.fromkeys(found):
+            listener = _listener(family, (str(address[0]), port))
+            port = listener.getsockname()[1]
+            self._accepting.append(asyncio.create_task(accept_forever(listener, self._name, self._serve)))
+        return port
+
+    async def stop(self) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _serve(self, peer: socket.socket) -> None:
+        """Serve a connection. Returns when another one may be open beside it."""
+        loop, server = asyncio.get_running_loop(), None if self._runner is None else self._runner.server
+        if server is None:
+            return peer.close()
+        transport, _ = await loop.connect_accepted_socket(server, peer)
+        loop.call_later(self._max_s, transport.abort)
+        while len(server.connections) >= self._most:  # noqa: ASYNC110  # aiohttp has no event for their end
+            await asyncio.sleep(_PAUSE_S)
+        return None
+
+
+def only(response: web.Response) -> web.Response:
+    """A response that ends its connection."""
+    response.force_close()
+    return response
+
+
+def _listener(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
+    try:
+        listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+    except OSError as error:
+        text = f"cannot listen on {address}: {os.strerror(error.errno or 0).lower()}"
+        raise OSError(error.errno, text) from None
+    listener.setblocking(False)
+    return listener
+
+
+class _RequestLog(logging.Logger):
+    """What aiohttp logs, as events. A request that is not HTTP is its sender's fault, so its event has no stack."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, logging.INFO)
+
+    def handle(self, record: logging.LogRecord) -> None:
+        from aiohttp.http import HttpProcessingError
+
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            why = f"{record.getMessage()}: it is not HTTP/1.1, as if a gRPC client had the wrong port"
+            get_log().info("http_request_refused", why=why)
+        else:
+            get_log().error("http_request_failed", why=record.getMessage(), exc_info=error)

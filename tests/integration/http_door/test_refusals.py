@@ -1,0 +1,229 @@
+"""What the door refuses: with which status, reason and words, and that nothing has changed then."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.http_door.asking import Answer, Ask, ask_at
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.testing import ServerThread
+
+SAMPLES = "/v1/partitions/p/samples"
+
+
+def one(**sample: Any) -> dict[str, object]:
+    return {"samples": [{"sample_id": "a", **sample}]}
+
+
+def two(field: str, first: object, second: object) -> dict[str, object]:
+    return {"samples": [{"sample_id": name, "fields": {field: value}} for name, value in (("a", first), ("b", second))]}
+
+
+def deep(levels: int) -> object:
+    return [] if levels == 0 else [deep(levels - 1), 1]
+
+
+BODIES: dict[str, tuple[object, str, str]] = {
+    "a list": ([], "INVALID_REQUEST", "the body must be an object, got []"),
+    "no samples": ({}, "INVALID_REQUEST", "samples must be a list"),
+    "none of them": ({"samples": []}, "INVALID_REQUEST", "a call must name 1 to 65536 samples, got 0"),
+    "an unknown key": ({"sample": []}, "INVALID_REQUEST", 'unknown key "sample"; known are dtypes, group_id'),
+    "an unknown key of a sample": (one(field={}), "INVALID_REQUEST", 'sample 0 has the unknown key "field"'),
+    "a sample that is a string": ({"samples": ["a"]}, "INVALID_REQUEST", 'sample 0 must be an object, got "a"'),
+    "no sample_id": ({"samples": [{}]}, "INVALID_REQUEST", "sample_id of sample 0 must be a string, got null"),
+    "an empty sample_id": ({"samples": [{"sample_id": ""}]}, "INVALID_REQUEST", "must have 1 to 256 bytes"),
+    "half a letter": ({"samples": [{"sample_id": "\ud83d"}]}, "INVALID_REQUEST", "half of a surrogate pair"),
+    "half a letter in a field": (one(fields={"answer": "\ud83d"}), "INVALID_REQUEST", "field 'answer', sample 'a'"),
+    "half a letter as a field": (one(fields={"\ud83d": 1}), "INVALID_REQUEST", "a name in fields of sample 'a'"),
+    "fields that are a list": (one(fields=[]), "INVALID_REQUEST", "fields of sample 'a' must be an object, got []"),
+    "a length that is no integer": (
+        one(sequence_length=1.5),
+        "INVALID_REQUEST",
+        "sequence_length of sample 'a' must be",
+    ),
+    "a negative length": (one(sequence_length=-1), "INVALID_REQUEST", "an integer from 0 to 2147483646, got -1"),
+    "a version that is true": ({**one(), "weight_version": True}, "INVALID_REQUEST", "weight_version must be"),
+    "a request_id that is a number": ({**one(), "request_id": 1}, "INVALID_REQUEST", "request_id must be a string"),
+    "a long request_id": ({**one(), "request_id": "r" * 65}, "INVALID_REQUEST", "must have 1 to 64 bytes"),
+    "an empty group_id": ({**one(), "group_id": ""}, "INVALID_REQUEST", "group id must have 1 to 256 bytes"),
+    "a sample twice": ({"samples": [{"sample_id": "a"}] * 2}, "DUPLICATE", "duplicate sample id 'a'"),
+    "an unknown field": (one(fields={"nope": 1}), "FIELD_NOT_DECLARED", "'nope'"),
+    "a missing field": (
+        {"samples": [{"sample_id": "a", "fields": {"reward": 1}}, {"sample_id": "b"}]},
+        "ROW_COUNT_MISMATCH",
+        "field 'reward': sample 'a' has it, sample 'b' has not",
+    ),
+    "a number beside null": (two("reward", 1, None), "FIELD_MISMATCH", "sample 'b': another value, but sample 'a' has"),
+    "a list beside a number": (
+        two("reward", 1, [1]),
+        "FIELD_MISMATCH",
+        "sample 'b': a list of numbers, but sample 'a'",
+    ),
+    "lists of lists": (two("reward", [[1]], [[2]]), "FIELD_MISMATCH", "sample 'a': a list of lists; flatten it"),
+    "true beside a number": (two("reward", 1, True), "FIELD_MISMATCH", "bool values, but the element type is float32"),
+    "only empty lists": (two("input_ids", [], []), "FIELD_MISMATCH", "nothing but empty lists; name its element type"),
+    "an integer that is too large": (
+        one(fields={"input_ids": [1 << 63]}),
+        "FIELD_MISMATCH",
+        "that int64 does not hold",
+    ),
+    "a float that is too large": (one(fields={"reward": 1e39}), "FIELD_MISMATCH", "that float32 does not hold"),
+    "a float for an integer": (
+        {**one(fields={"input_ids": [1.5]}), "dtypes": {"input_ids": "int64"}},
+        "FIELD_MISMATCH",
+        "float values, but the element type is int64",
+    ),
+    "an element type that JSON has not": (
+        {**one(fields={"reward": 1}), "dtypes": {"reward": "bfloat16"}},
+        "FIELD_MISMATCH",
+        "the element type 'bfloat16'; through this door it can be bool, uint8",
+    ),
+    "a type of no field": (
+        {**one(), "dtypes": {"reward": "int64"}},
+        "INVALID_REQUEST",
+        "'reward', which no sample has",
+    ),
+    "another type than the field's": (
+        {**one(fields={"done": 1}), "dtypes": {"done": "int64"}},
+        "FIELD_MISMATCH",
+        "'done'",
+    ),
+    "per-token fields of other lengths": (
+        one(fields={"input_ids": [1, 2], "logprobs": [0.5]}),
+        "LENGTH_MISMATCH",
+        "'a'",
+    ),
+    "a tag that is a list": (one(tags={"x": []}), "INVALID_REQUEST", "sample 'a', tag 'x'"),
+    "a tag that is too large": (one(tags={"x": 1 << 70}), "INVALID_REQUEST", "tags of sample 'a'"),
+    "an object that is too deep": (one(fields={"answer": deep(129)}), "INVALID_REQUEST", "deeper than 128 levels"),
+    "an object of many lists": (one(fields={"answer": [[], *[{}] * 600]}), "INVALID_REQUEST", "are too many"),
+}
+RAW: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "is not JSON"),
+    "cut off": (b'{"samples": [', "is not JSON"),
+    "no UTF-8": (b'{"samples": "\xff"}', "is not JSON in UTF-8"),
+    "UTF-16": ('{"samples": []}'.encode("utf-16"), "is not JSON in UTF-8"),
+    "NaN": (b'{"samples": [{"sample_id": "a", "fields": {"reward": NaN}}]}', "NaN is not JSON; numbers must be finite"),
+    "infinity": (b'{"samples": [{"sample_id": "a", "tags": {"x": -Infinity}}]}', "-Infinity is not JSON"),
+    "a number beyond float64": (b'{"samples": [{"sample_id": "a", "tags": {"x": 1e999}}]}', "is beyond float64"),
+    "a number of many digits": (b'{"weight_version": %s}' % (b"1" * 5000), "is not JSON"),
+    "nested without end": (b"[" * 100_000, "nested too deeply"),
+}
+
+
+def refused(answer: Answer, error: tuple[int, str], words: str) -> None:
+    assert (answer.error, words in answer.body["error"]["message"]) == (error, True), answer.body
+
+
+@pytest.fixture
+def untouched(client: DataPlaneClient, partition: str) -> Any:
+    client.put_samples(["d"], "p", {"done": [True], "reward": [0.5]})
+    before = client.partition("p")
+    yield
+    assert client.partition("p") == before
+    assert client.server_status().memory_used_bytes == before.size_bytes
+
+
+@pytest.mark.parametrize(("body", "reason", "words"), BODIES.values(), ids=BODIES)
+def test_a_body_that_is_wrong_is_refused_by_sample_field_and_rule(
+    ask: Ask, untouched: None, body: object, reason: str, words: str
+) -> None:
+    refused(ask("POST", SAMPLES, body), (400, reason), words)
+
+
+@pytest.mark.parametrize(("raw", "words"), RAW.values(), ids=RAW)
+def test_what_is_no_json_is_refused(ask: Ask, untouched: None, raw: bytes, words: str) -> None:
+    refused(ask("POST", SAMPLES, raw=raw), (400, "INVALID_REQUEST"), words)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "raw", "status"),
+    [
+        ("POST", SAMPLES, {"Content-Type": "text/plain"}, b"{}", 415),
+        ("POST", SAMPLES, {"Content-Type": ""}, b"{}", 415),
+        ("POST", SAMPLES, {"Content-Encoding": "gzip"}, b"{}", 415),
+        ("POST", SAMPLES, {}, b" " * (4 << 20) + b"{}", 413),
+        ("POST", SAMPLES, {"Transfer-Encoding": "chunked"}, b"400001\r\n" + b" " * 0x400001 + b"\r\n0\r\n\r\n", 413),
+        ("PUT", SAMPLES, {}, b"{}", 405),
+        ("GET", "/v1/partitions", {}, None, 404),
+        ("GET", "/metrics", {}, None, 404),
+    ],
+    ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else None,
+)
+def test_what_is_no_call_has_the_status_of_http(
+    ask: Ask, untouched: None, method: str, path: str, headers: dict[str, str], raw: bytes | None, status: int
+) -> None:
+    answer = ask(method, path, raw=raw, headers=headers)
+    assert answer.error == (status, "INVALID_REQUEST")
+    assert answer.headers.get("Allow") == ("POST" if status == 405 else None)
+
+
+def test_an_error_names_what_it_is_about(ask: Ask, partition: str) -> None:
+    error = ask("POST", SAMPLES, two("reward", 1, None)).body["error"]
+    assert {key: error[key] for key in ("field", "sample_id", "reason")} == {
+        "field": "reward",
+        "sample_id": "b",
+        "reason": "FIELD_MISMATCH",
+    }
+    missing = ask("GET", "/v1/partitions/nope")
+    assert (missing.error, missing.body["error"]["partition_id"]) == ((404, "PARTITION_NOT_FOUND"), "nope")
+    assert ask("POST", "/v1/partitions/nope/samples", one()).error == (404, "PARTITION_NOT_FOUND")
+
+
+def test_a_request_id_of_another_kind_of_call_is_refused(ask: Ask, partition: str) -> None:
+    ask("POST", SAMPLES, {**one(fields={"reward": 1}), "request_id": "r"})
+    answer = ask("POST", SAMPLES, {**one(fields={"reward": 1}), "request_id": "r", "group_id": "g"})
+    refused(answer, (400, "INVALID_REQUEST"), "was used for put")
+
+
+def test_what_is_larger_than_the_memory_is_refused_and_a_closed_partition_takes_nothing(
+    client: DataPlaneClient, ask: Ask, partition: str
+) -> None:
+    assert ask("POST", SAMPLES, one(fields={"answer": "x" * (2 << 20)})).error == (400, "PUT_TOO_LARGE")
+    client.close_partition("p")
+    assert ask("POST", SAMPLES, one(fields={"reward": 1})).error == (409, "PARTITION_CLOSED")
+
+
+def test_a_put_that_waits_when_the_server_stops_is_told_to_come_again(tmp_path: Path, eventually: Any) -> None:
+    limits = Limits(memory_bytes=1 << 16)
+    server = ServerThread(ServerConfig(listen=(f"unix://{tmp_path}/s",), http_door="127.0.0.1:0", limits=limits))
+    with connect(server.addresses[0]) as client:
+        client.register_partition("p", ["answer"], 0, ["train"])
+        client.put_samples(["big"], "p", {"answer": [b"x" * 64_000]})
+        ask, answers = ask_at(str(server.server.http_door_address)), list[Answer]()
+        waiting = threading.Thread(
+            target=lambda: answers.append(ask("POST", SAMPLES, one(fields={"answer": "y" * 2000})))
+        )
+        waiting.start()
+        eventually(lambda: client.server_status().waiting_puts == 1)
+    server.stop()
+    waiting.join(20)
+    assert (answers[0].error, answers[0].headers["Retry-After"]) == ((503, "DRAINING"), "1")
+    with pytest.raises(OSError, match="refused"):
+        ask("GET", "/v1/partitions/p")
+
+
+def test_a_request_that_a_server_has_answered_is_known_to_its_next_life(tmp_path: Path) -> None:
+    config = ServerConfig(
+        listen=(f"unix://{tmp_path}/s",), http_door="127.0.0.1:0", durability="disk", data_dir=tmp_path / "data"
+    )
+    answers = []
+    for life in range(2):
+        server = ServerThread(config)
+        try:
+            with connect(server.addresses[0]) as client:
+                if life == 0:
+                    client.register_partition("p", ["reward"], 0, ["train"])
+                ask = ask_at(str(server.server.http_door_address))
+                answers.append(ask("POST", SAMPLES, {**one(fields={"reward": 1}), "group_id": "g", "request_id": "r"}))
+                assert (client.partition("p").rows, client.partition("p").open_groups) == (1, 0)
+        finally:
+            server.stop()
+    assert answers[0].status == 200
+    assert answers[0].body == answers[1].body

@@ -1,0 +1,87 @@
+"""The door's listener and settings: slow callers, many callers, addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.http_door.answers import STATUS_TABLE
+from dataplane_server.http_door.door import MAX_CONNECTIONS, HttpDoor
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service.error_table import ERROR_TABLE
+from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.shell import Shell
+from dataplane_server.storage.arena import Arena
+from dataplane_server.testing import ServerThread
+
+HEAD = (
+    b"POST /v1/partitions/p/samples HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100\r\n\r\n"
+)
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """Of a door to which bodies may take 0.3 s."""
+    plane = DataPlane(Limits(memory_bytes=1 << 16))
+    metrics, arena = Metrics(plane, lambda: True), Arena(1 << 16, shared=False)
+    shell = Shell(plane, metrics)
+    door = HttpDoor(DataPlaneServicer(shell, arena, metrics), shell, metrics, body_s=0.3)
+    yield await door.start("127.0.0.1", 0)
+    await door.stop()
+    shell.drain()
+    arena.close()
+
+
+async def test_a_body_that_is_late_is_refused_and_keeps_no_other_caller_out(port: int) -> None:
+    slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MAX_CONNECTIONS)]
+    for _, writer in slow:
+        writer.write(HEAD + b"{")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /v1/partitions/p HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b'"PARTITION_NOT_FOUND"' in await asyncio.wait_for(reader.read(), 20.0)
+    for late, _ in slow:
+        head, _, body = (await asyncio.wait_for(late.read(), 20.0)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(body)["error"]["message"] == "the body did not arrive within 0.3 s"
+    for _, open_writer in [*slow, (reader, writer)]:
+        open_writer.close()
+
+
+def test_every_error_of_the_contract_has_a_status() -> None:
+    assert set(ERROR_TABLE.values()) <= STATUS_TABLE.keys()
+
+
+def test_a_port_that_is_taken_is_refused_by_the_name_of_the_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match="choose another port with --http-door"):
+            ServerThread(ServerConfig(listen=("127.0.0.1:0",), http_door=address))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:9465", "localhost:0"])
+def test_a_door_opens_to_this_host(address: str) -> None:
+    ServerConfig(http_door=address).validate()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("9465", "http_door: '9465' is not host:port"),
+        ("unix:///run/door", "http_door: 'unix:///run/door' is not host:port"),
+        ("0.0.0.0:9465", "http_door: '0.0.0.0:9465' can be reached from other hosts"),
+    ],
+)
+def test_a_door_to_other_hosts_is_refused_unless_the_server_may_be_insecure(address: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        ServerConfig(http_door=address).validate()
+    if "other hosts" in words:
+        ServerConfig(http_door=address, insecure=True).validate()
