@@ -107,6 +107,10 @@ def test_a_partition_without_a_task_is_warned_of_where_it_is_registered(client: 
     assert client.claim("p", "train", ["a"], 1).meta.sample_ids == ["x"]
 
 
+def test_an_open_partition_may_be_without_tasks(client: DataPlaneClient) -> None:
+    assert not client.register_partition("p", [], 0, [], open=True).tasks  # a warning would fail the test
+
+
 async def test_the_asynchronous_client_warns_alike(async_client: aio.AsyncDataPlaneClient) -> None:
     with pytest.warns(UserWarning, match="'p' has no task") as caught:
         await async_client.register_partition("p", ["a"], 0, [])

@@ -84,7 +84,7 @@ class PartitionVerbs:
             clear_when_consumed=clear_when_consumed,
         )
         described = registered_description(await self._transport.unary("RegisterPartition", request, timeout_s))
-        if not described.tasks:
+        if not (described.tasks or open):  # rows of open partitions may be for readers by id
             warnings.warn(
                 f"partition {partition_id!r} has no task: nothing can claim its rows until extend_partition adds one",
                 stacklevel=3,  # of the caller of the verb, which `short_tracebacks` wraps

@@ -1,0 +1,52 @@
+"""A framework's checkpoint of the data plane: a snapshot of the server, and a file in the checkpoint's folder.
+
+`data_plane.json` names the snapshot and keeps the framework's metadata. It comes last and at once, so a folder that has
+it is complete. A snapshot that no file names is of a save that did not end, or of a checkpoint that was removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import UnsupportedTypeError
+
+FILE = "data_plane.json"
+
+_MOST_LETTERS = 80
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def save_checkpoint(client: DataPlaneClient, folder: str | os.PathLike[str], metadata: Mapping[str, object]) -> None:
+    """Take a snapshot and name it in the folder, which is made if it is missing. Blocks until both are on disk, at most
+    the client's timeout_s. metadata: what JSON can hold; UnsupportedTypeError (a TypeError) otherwise.
+    """
+    path = Path(folder)
+    name = f"{_UNFIT.sub('-', path.name)[:_MOST_LETTERS]}-{uuid.uuid4().hex[:8]}".lstrip("._-")
+    try:
+        text = json.dumps({"snapshot": name, "metadata": dict(metadata)})
+    except TypeError as error:
+        raise UnsupportedTypeError(f"save_checkpoint: metadata must be what JSON can hold: {error}") from None
+    path.mkdir(parents=True, exist_ok=True)
+    client.create_snapshot(name)
+    unfinished = path / f".{FILE}"
+    unfinished.write_text(text)
+    unfinished.replace(path / FILE)
+
+
+def load_checkpoint(client: DataPlaneClient, folder: str | os.PathLike[str]) -> dict[str, object]:
+    """Make the server go on from the snapshot that the folder names; returns the metadata. FileNotFoundError if it
+    names none; PreconditionError if the server has not got that snapshot.
+    """
+    path = Path(folder)
+    if not (path / FILE).exists():
+        raise FileNotFoundError(f"{path} has no {FILE}: nothing was saved here, or the save did not end")
+    saved = json.loads((path / FILE).read_text())
+    client.restore_snapshot(saved["snapshot"])
+    metadata: dict[str, object] = saved["metadata"]
+    return metadata

@@ -1,0 +1,178 @@
+"""Beside NeMo-RL: a subclass of their abstract class, metas of their type, and a place in their closed factory.
+
+NeMo-RL itself needs what a test cannot have, so a package of its name stands in for it: the abstract class, the
+dataclass and the factory that its documentation describes. Each case runs in a process of its own, which imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+STAND_IN = {
+    "__init__.py": "",
+    "data_plane/__init__.py": """
+        from nemo_rl.data_plane.factory import build_data_plane_client
+        from nemo_rl.data_plane.interfaces import DataPlaneClient, KVBatchMeta
+    """,
+    "data_plane/factory.py": """
+        def build_data_plane_client(cfg, *, bootstrap=True, checkpointing=False, segment_size=None):
+            if cfg is None or not cfg["enabled"] or cfg["impl"] != "transfer_queue":
+                raise ValueError("no such implementation")
+            return ("theirs", bootstrap, checkpointing, segment_size)
+    """,
+    "trainer.py": """
+        from nemo_rl.data_plane import build_data_plane_client
+
+        def setup(cfg):
+            return build_data_plane_client(cfg, bootstrap=False, checkpointing=True, segment_size=None)
+    """,
+    "data_plane/interfaces.py": """
+        import abc
+        from dataclasses import dataclass, field, replace
+
+        @dataclass
+        class KVBatchMeta:
+            partition_id: str
+            task_name: str | None
+            sample_ids: list[str]
+            fields: list[str] | None = None
+            sequence_lengths: list[int] | None = None
+            extra_info: dict = field(default_factory=dict)
+            tags: list[dict] | None = None
+
+            def with_fields(self, fields):
+                return replace(self, fields=[*(self.fields or []), *fields])
+
+        class DataPlaneClient(abc.ABC):
+            @abc.abstractmethod
+            def register_partition(
+                self, partition_id, fields, num_samples, consumer_tasks, grpo_group_size=None, enums=None
+            ): ...
+            @abc.abstractmethod
+            def claim_meta(
+                self, partition_id, task_name, required_fields, batch_size, dp_rank=None, blocking=True, timeout_s=60.0
+            ): ...
+            @abc.abstractmethod
+            def get_data(self, meta, select_fields=None): ...
+            @abc.abstractmethod
+            def check_consumption_status(self, partition_id, task_names): ...
+            @abc.abstractmethod
+            def put_samples(self, sample_ids, partition_id, fields=None, tags=None): ...
+            @abc.abstractmethod
+            def get_samples(self, sample_ids, partition_id, select_fields): ...
+            @abc.abstractmethod
+            def list_sample_ids(self, partition_id): ...
+            @abc.abstractmethod
+            def clear_samples(self, sample_ids, partition_id): ...
+            @abc.abstractmethod
+            def save_checkpoint(self, checkpoint_dir, *, metadata=None): ...
+            @abc.abstractmethod
+            def load_checkpoint(self, checkpoint_dir): ...
+            @abc.abstractmethod
+            def close(self): ...
+    """,
+}
+
+
+@pytest.fixture
+def beside_nemo_rl(address: str, tmp_path: Path) -> Path:
+    """A folder with the stand-in."""
+    for name, source in STAND_IN.items():
+        file = tmp_path / "site" / "nemo_rl" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(source))
+    return tmp_path / "site"
+
+
+def run(code: str, address: str, site: Path) -> None:
+    environment = {**os.environ, "DATAPLANE_SERVER": address, "PYTHONPATH": str(site), "PYTHONWARNINGS": "error"}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_adapter_is_theirs_and_so_are_metas(beside_nemo_rl: Path, address: str) -> None:
+    code = """
+        import torch
+        from tensordict import TensorDict
+        from nemo_rl.data_plane.interfaces import DataPlaneClient, KVBatchMeta
+        from dataplane_client.compat import nemo_rl as ours
+
+        adapter = ours.DataPlaneAdapter()
+        assert isinstance(adapter, DataPlaneClient)
+        adapter.register_partition("train", ["x"], 1, ["train"])
+        put = adapter.put_samples(["a"], "train", TensorDict({"x": torch.ones(1)}, batch_size=[1]), [{"step": 1}])
+        assert put == KVBatchMeta("train", None, ["a"], ["x"], tags=[{"step": 1}])
+        claimed = adapter.claim_meta("train", "train", ["x"], 2, 0, timeout_s=0.01)
+        assert claimed == KVBatchMeta("train", "train", ["a"], ["x"], extra_info={"dp_rank": 0}, tags=[{"step": 1}])
+        assert {type(meta) for meta in (put, claimed, adapter.put_samples([], "train"))} == {ours.KVBatchMeta}
+        assert ours.KVBatchMeta is KVBatchMeta
+        assert adapter.get_data(KVBatchMeta("train", None, ["a"]).with_fields(["x"]))["x"].tolist() == [1.0]
+        adapter.close()
+    """
+    run(code, address, beside_nemo_rl)
+
+
+def test_the_factory_gives_ours_by_its_name_and_leaves_the_others_to_theirs(beside_nemo_rl: Path, address: str) -> None:
+    code = """
+        from nemo_rl import data_plane, trainer  # a module that has imported their factory already
+        from nemo_rl.data_plane import build_data_plane_client
+        from dataplane_client.compat.nemo_rl import DataPlaneAdapter, install
+
+        for _ in range(2):
+            install()
+        ours = {"enabled": True, "impl": "rl_dataplane", "coroutines": True, "connect": {"transport": "grpc"}}
+        for build in (build_data_plane_client, data_plane.build_data_plane_client, trainer.setup):
+            assert type(build(ours)) is DataPlaneAdapter and build(ours).coroutines
+        assert build_data_plane_client({**ours, "address": "localhost:1"}, bootstrap=False).address == "localhost:1"
+        theirs = {"enabled": True, "impl": "transfer_queue"}
+        assert data_plane.build_data_plane_client(theirs) == ("theirs", True, False, None)
+        assert trainer.setup(theirs) == ("theirs", False, True, None)
+        for refused in (None, {"enabled": False, "impl": "rl_dataplane"}, {"enabled": True, "impl": "other"}):
+            try:
+                trainer.setup(refused)
+            except ValueError as error:
+                assert str(error) == "no such implementation"
+            else:
+                raise AssertionError(refused)
+    """
+    run(code, address, beside_nemo_rl)
+
+
+def test_a_nemo_rl_that_lacks_something_says_so(beside_nemo_rl: Path, address: str) -> None:
+    with (beside_nemo_rl / "nemo_rl" / "data_plane" / "interfaces.py").open("a") as file:
+        file.write("\nimport something_that_it_needs\n")
+    code = """
+        try:
+            import dataplane_client.compat.nemo_rl
+        except ModuleNotFoundError as error:
+            assert error.name == "something_that_it_needs"
+        else:
+            raise AssertionError
+    """
+    run(code, address, beside_nemo_rl)
+
+
+def test_without_nemo_rl_there_is_an_adapter_and_nothing_to_install(address: str, tmp_path: Path) -> None:
+    code = """
+        import sys
+        from dataplane_client import KVBatchMeta
+        from dataplane_client.compat import nemo_rl as ours
+
+        assert not {"torch", "tensordict", "grpc"} & set(sys.modules)
+        assert ours.KVBatchMeta is KVBatchMeta
+        assert ours.build_data_plane_client({}, bootstrap=False, segment_size=3).list_sample_ids("train") == []
+        try:
+            ours.install()
+        except ModuleNotFoundError as error:
+            assert error.name == "nemo_rl"
+        else:
+            raise AssertionError
+    """
+    run(code, address, tmp_path)
