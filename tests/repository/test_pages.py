@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from scripts.page_blocks import ADDRESS, PAGES, ROOT, programs_of
@@ -21,12 +23,13 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_blocks_of_a_page_print_what_it_says(
-    program: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+    program: list[tuple[str, str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names: dict[str, object] = {"__name__": "page"}
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look their module up
     with running_server() as address:
         for code, printed in program:
-            exec(compile(code.replace(ADDRESS, address), "<page>", "exec"), names)  # noqa: S102  # ours
+            exec(compile(code.replace(ADDRESS, address), "<page>", "exec"), vars(module))  # noqa: S102  # ours
             assert capsys.readouterr().out == printed
 
 

@@ -1,0 +1,296 @@
+"""slime on the data plane: its prompts and its partial rollouts are rows of the server, and survive slime's process.
+
+    --data-source-path dataplane_client.compat.slime.DataPlaneDataSource
+    --rollout-all-samples-process-path dataplane_client.compat.slime.note_rollout
+
+slime draws groups of samples, one for each prompt, from its data source, gives back those whose generation it aborted,
+and tells the source when it saves its model. Its own source keeps what was given back in the memory of the process.
+
+Here each group is a group of rows, and drawing it is a claim. A group that is given back replaces its rows and can be
+drawn again, by this process or by another one. A rollout marks the groups that it has used, and a save removes them
+(see `_progress`). So a process that is killed and resumes from a checkpoint gets every group that the checkpoint was
+not trained on, with the tokens, log-probabilities and weight versions that were given back last, and no prompt twice.
+
+slime itself is imported for its class of samples and its source of prompts only. Settings are attributes of slime's
+`args` (`--custom-config-path`), all of them optional:
+
+- data_plane_address (None: DATAPLANE_SERVER), data_plane_partition ("slime"): of one run at a time.
+- data_plane_prompts: the path of a data source from which new prompts come ("slime.rollout.data_source.
+  RolloutDataSource"). "": none; another process puts groups with `add_samples`, and drawing waits for them.
+- data_plane_max_staleness (None): groups of which the oldest token is more versions behind the newest one are removed.
+- data_plane_timeout_s (600): how long drawing waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from dataplane_client._object_leaves import object_array
+from dataplane_client.client import Claim, DataPlaneClient, connect
+from dataplane_client.compat._progress import UNTRAINED, Progress
+from dataplane_client.errors import ClaimNotFoundError, ClaimTimeoutError, PreconditionError
+from dataplane_client.policies import TaskPolicy
+
+_ARRAYS: Final = {
+    "tokens": np.int32,
+    "loss_mask": np.int8,
+    "rollout_log_probs": np.float64,
+    "rollout_routed_experts": np.int32,
+}
+_TASK: Final = "rollout"
+_GROUP: Final = "data_plane_group"
+"""The key in a sample's metadata of its group's name."""
+
+
+def rows_of(samples: Sequence[Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The columns and the tags of samples, which have `to_dict()`.
+
+    What has an entry for each token is a column if all samples have it; all the rest of a sample is an
+    object. The tag `arrays` names these columns, `weight_version` is the oldest version that generated a token.
+    """
+    dicts = [dict(sample.to_dict()) for sample in samples]
+    arrays = [name for name in _ARRAYS if all(row.get(name) is not None for row in dicts)]
+    columns: dict[str, Any] = {name: [np.asarray(row.pop(name), _ARRAYS[name]) for row in dicts] for name in arrays}
+    columns["sample"] = object_array("sample", dicts, len(dicts))
+    return columns, [{"arrays": ",".join(arrays), **_oldest(row.get("weight_versions"))} for row in dicts]
+
+
+def samples_of(columns: Mapping[str, Any], sample_type: Any) -> list[Any]:
+    """The samples of columns as `read_columns(layout="jagged")` returns them; sample_type has `from_dict(data)`."""
+    rows = [dict(row) for row in columns["sample"]]
+    for name in _ARRAYS:
+        if name in columns:
+            for row, values in zip(rows, columns[name].unbind(), strict=True):
+                row[name] = values.numpy().copy() if name == "rollout_routed_experts" else values.tolist()
+    return [sample_type.from_dict(row) for row in rows]
+
+
+def _oldest(versions: Iterable[object] | None) -> dict[str, int | None]:
+    numbers = [int(version) for version in map(str, versions or ()) if version.isdecimal()]
+    return {"weight_version": min(numbers) if numbers else None}
+
+
+def _flat(samples: Iterable[Any]) -> Iterator[Any]:
+    for sample in samples:
+        if isinstance(sample, list):
+            yield from _flat(sample)
+        else:
+            yield sample
+
+
+def _status(sample: Any) -> str:
+    return str(getattr(sample.status, "value", sample.status))
+
+
+def _group_name(samples: Sequence[Any]) -> str:
+    """That under which the group was drawn, or the number that slime's source gave it, or a new one."""
+    first = samples[0]
+    number = getattr(first, "group_index", None)
+    return str((first.metadata or {}).get(_GROUP) or (uuid.uuid4().hex if number is None else number))
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+class DataPlaneDataSource:
+    """slime's data source; see the module's docstring. It connects when it is made. For one thread.
+
+    Without `note_rollout` among slime's settings, a save takes all groups that were drawn and not given back as used:
+    right if nothing is being generated during a save, as in slime's synchronous loop. A group that is then in flight
+    would be lost if the process died before the next save.
+
+    sample_type, prompts: slime's class of samples and a source of new prompts, instead of those of the settings.
+    """
+
+    def __init__(self, args: Any, sample_type: Any = None, prompts: Any = None) -> None:
+        path = getattr(args, "data_plane_prompts", "slime.rollout.data_source.RolloutDataSource")
+        self._sample_type = sample_type or _load("slime.utils.types.Sample")
+        self._prompts = prompts or (_load(path)(args) if path else None)
+        self._group_size = getattr(args, "n_samples_per_prompt", 1)
+        self._timeout_s = float(getattr(args, "data_plane_timeout_s", 600.0))
+        self._partition = getattr(args, "data_plane_partition", "slime")
+        self._client: DataPlaneClient = connect(getattr(args, "data_plane_address", None))
+        self._client.register_partition(self._partition, ["sample", *_ARRAYS], 0, [_TASK])
+        bound = getattr(args, "data_plane_max_staleness", None)
+        policy = TaskPolicy(order="oldest_version")
+        if bound is not None:
+            policy = replace(policy, where=f"not staleness > {int(bound)}", when_excluded="drop")
+        self._client.set_policies(self._partition, {_TASK: policy})
+        self._progress = Progress(self._client, self._partition, _TASK)
+        self._drawn: dict[str, Claim] = {}
+        self._rollout = 0  # the one that comes next
+        self._is_told = False
+
+    def get_samples(self, num_samples: int) -> list[list[Any]]:
+        """Draw groups: those that wait, of the oldest versions first, and then new prompts. Raises ClaimTimeoutError,
+        with nothing drawn, if there are too few within data_plane_timeout_s.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        groups: list[list[Any]] = []
+        try:
+            while len(groups) < num_samples:
+                groups.append(self._next(deadline, num_samples - len(groups)))
+        except ClaimTimeoutError:
+            self._release([_group_name(group) for group in groups])
+            raise
+        return groups
+
+    def add_samples(self, samples: Iterable[Sequence[Any]]) -> None:
+        """Give groups back, with what they have become, to be drawn again; or put new ones."""
+        for group in samples:
+            claim = self._drawn.pop(_group_name(group), None)
+            if claim is None:
+                self._put(group)
+                continue
+            meta, (columns, tags) = claim.meta, rows_of(group)
+            self._client.put_samples(meta.sample_ids, self._partition, columns, tags, generations=meta.generations)
+            with contextlib.suppress(ClaimNotFoundError):  # the session had expired: they can be drawn already
+                claim.release()
+
+    def note_rollout(self, samples: Iterable[Any]) -> None:
+        """The next rollout has used these samples, or has filtered them out: mark their groups. Those that it aborted
+        are not among them.
+        """
+        flat = list(_flat(samples))
+        aborted = {_group_name([sample]) for sample in flat if _status(sample) == "aborted"}
+        self._mark({_group_name([sample]) for sample in flat} - aborted, self._rollout)
+        self._rollout += 1
+        self._is_told = True
+
+    def save(self, rollout_id: int) -> None:
+        """The model is saved after this rollout: remove the groups of all rollouts up to it."""
+        if self._prompts is not None:
+            self._prompts.save(rollout_id)
+        if not self._is_told:
+            self._mark(list(self._drawn), rollout_id)
+        self._progress.forget(rollout_id)
+        self._rollout = max(self._rollout, rollout_id + 1)
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """The run goes on from the model that was saved after this rollout (None: from the beginning). All groups that
+        the model was not trained on can be drawn, also those that another process had drawn.
+        """
+        last = -1 if rollout_id is None else rollout_id
+        self._release(list(self._drawn))
+        self._progress.rewind(last)
+        self._rollout = last + 1
+        if self._prompts is not None:
+            self._prompts.load(rollout_id)
+
+    def __len__(self) -> int:
+        """The prompts of the source of prompts; without one, groups that can be drawn."""
+        if self._prompts is not None:
+            return len(self._prompts)
+        (task,) = self._client.partition(self._partition).tasks
+        return int(task.untaken_rows // self._group_size)
+
+    def close(self) -> None:
+        """Release what was drawn, and disconnect. May be called again."""
+        self._release(list(self._drawn))
+        self._client.close()
+
+    def _next(self, deadline: float, missing: int) -> list[Any]:
+        while self._prompts is not None and time.monotonic() < deadline:
+            with contextlib.suppress(ClaimTimeoutError):
+                return self._draw(0.0)
+            self._put_new(self._prompts.get_samples(missing))
+        return self._draw(max(0.0, deadline - time.monotonic()))
+
+    def _draw(self, timeout_s: float) -> list[Any]:
+        claim = self._client.claim(
+            self._partition, _TASK, ["sample"], 1, whole_groups=True, where=UNTRAINED, timeout_s=timeout_s
+        )
+        arrays = [name for name in str(claim.tags[0]["arrays"]).split(",") if name]
+        columns = self._client.read_columns(claim.meta, ["sample", *arrays], layout="jagged")
+        self._drawn[claim.groups[0].group_id] = claim
+        return samples_of(columns, self._sample_type)
+
+    def _put_new(self, groups: Iterable[Sequence[Any]]) -> None:
+        """Put groups of the source of prompts, which repeats those that it issued after its last save."""
+        for group in groups:
+            try:
+                self._put(group)
+            except PreconditionError as error:  # noqa: PERF203  # after a resume
+                if error.reason != "SAMPLE_EXISTS":
+                    raise
+
+    def _put(self, group: Sequence[Any]) -> None:
+        name = _group_name(group)
+        for sample in group:
+            sample.metadata = {**(sample.metadata or {}), _GROUP: name}
+        ids = [f"{name}/{index}" for index in range(len(group))]
+        with self._client.reserve_group(self._partition, name, ids) as reserved:
+            reserved.put(ids, *rows_of(group))
+
+    def _mark(self, names: Iterable[str], rollout_id: int) -> None:
+        claims = [self._drawn.pop(name) for name in names if name in self._drawn]
+        rows = [
+            row for claim in claims for row in zip(claim.meta.sample_ids, claim.meta.generations or (), strict=True)
+        ]
+        self._progress.mark(dict(rows), rollout_id)
+        for claim in claims:
+            with contextlib.suppress(ClaimNotFoundError):
+                claim.commit()
+
+    def _release(self, names: Sequence[str]) -> None:
+        for name in names:
+            with contextlib.suppress(ClaimNotFoundError):
+                self._drawn.pop(name).release()
+
+
+def note_rollout(_args: Any, samples: Iterable[Any], data_source: DataPlaneDataSource) -> None:
+    """For slime's `--rollout-all-samples-process-path`: the rollout has used these groups, or filtered them out."""
+    data_source.note_rollout(samples)
+
+
+def convert_samples_to_train_data(args: Any, samples: Iterable[Any]) -> dict[str, Any]:
+    """For slime's `--custom-convert-samples-to-train-data-path`: lists with one entry for each sample.
+
+    samples: a list of samples, or of groups of them. `rewards` are normalized in each group: less the mean, and divided
+    by the standard deviation unless args.grpo_std_normalization is False; raw if args.rewards_normalization is False.
+    args.reward_key chooses one of several rewards. A sample with remove_sample has a loss mask of zeros; one without a
+    loss mask trains on its whole response. `rollout_log_probs` and `rollout_routed_experts` are there if all samples
+    have them.
+    """
+    flat = list(_flat(samples))
+    key = getattr(args, "reward_key", None)
+    raw = [sample.reward[key] if key else sample.reward for sample in flat]
+    masks = [[1] * sample.response_length if sample.loss_mask is None else sample.loss_mask for sample in flat]
+    data: dict[str, Any] = {
+        "tokens": [sample.tokens for sample in flat],
+        "response_lengths": [sample.response_length for sample in flat],
+        "rewards": _normalized(args, raw, [_group_name([sample]) for sample in flat]),
+        "raw_reward": raw,
+        "truncated": [int(_status(sample) == "truncated") for sample in flat],
+        "sample_indices": [sample.index for sample in flat],
+        "loss_masks": [
+            [0] * len(mask) if getattr(sample, "remove_sample", False) else mask
+            for sample, mask in zip(flat, masks, strict=True)
+        ],
+    }
+    for name in ("rollout_log_probs", "rollout_routed_experts"):
+        column = [getattr(sample, name, None) for sample in flat]
+        if all(values is not None for values in column):
+            data[name] = column
+    return data
+
+
+def _normalized(args: Any, rewards: Sequence[float], groups: Sequence[str]) -> list[float]:
+    values = np.array(rewards, np.float64)
+    if getattr(args, "rewards_normalization", True):
+        for group in set(groups):
+            rows = [row for row, name in enumerate(groups) if name == group]
+            values[rows] -= values[rows].mean()
+            if getattr(args, "grpo_std_normalization", True) and len(rows) > 1:
+                values[rows] /= values[rows].std(ddof=1) + 1e-6
+    return [float(value) for value in values]

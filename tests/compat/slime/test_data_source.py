@@ -1,0 +1,199 @@
+"""slime's data source on the data plane: what is drawn, given back, used, saved, and there again after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.compat.slime.samples import Prompts, Sample, Status, generated
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.compat.slime import DataPlaneDataSource, note_rollout
+from dataplane_client.errors import ClaimTimeoutError
+from dataplane_server.testing import running_server
+
+NewSource = Callable[..., DataPlaneDataSource]
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """A running server."""
+    with running_server(listen=f"unix://{tmp_path}/dataplane.sock") as address:
+        yield address
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[DataPlaneClient]:
+    """Our own client, to see what the source did."""
+    with connect(address, timeout_s=20.0) as client:
+        yield client
+
+
+@pytest.fixture
+def new_source(address: str, tmp_path: Path) -> Iterator[NewSource]:
+    """Data sources, which are closed at the end. Without prompts, another one puts groups."""
+    made: list[DataPlaneDataSource] = []
+
+    def make(prompts: bool = True, **settings: Any) -> DataPlaneDataSource:
+        path = f"{Prompts.__module__}.{Prompts.__name__}" if prompts else ""
+        args = SimpleNamespace(data_plane_address=address, data_plane_prompts=path, save=str(tmp_path), **settings)
+        made.append(DataPlaneDataSource(args, sample_type=Sample))
+        return made[-1]
+
+    yield make
+    for source in made:
+        source.close()
+        source.close()
+
+
+def prompts_of(groups: list[list[Sample]]) -> list[str]:
+    assert all(len({sample.prompt for sample in group}) == 1 and len(group) == 2 for group in groups)
+    return [group[0].prompt for group in groups]
+
+
+def without_name(group: list[Sample]) -> list[dict[str, Any]]:
+    return [{**sample.to_dict(), "metadata": None} for sample in group]
+
+
+EXPERTS = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ({}, {}),
+        ({"tokens": [1, 2], "loss_mask": [1, 0]}, {"tokens": [3], "loss_mask": [1]}),
+        ({"tokens": [1], "rollout_log_probs": [0.1]}, {"tokens": [2], "rollout_log_probs": None}),
+        ({"rollout_routed_experts": EXPERTS}, {"rollout_routed_experts": EXPERTS[:1]}),
+        ({"reward": {"math": 0.5}, "status": Status.TRUNCATED}, {"weight_versions": ["3", "default"]}),
+    ],
+)
+def test_samples_come_back_as_they_were_put(new_source: NewSource, changes: tuple[dict[str, Any], ...]) -> None:
+    source = new_source(prompts=False)
+    group = [Sample(4, index, "p", metadata={"task": "math"}, **change) for index, change in enumerate(changes)]
+    source.add_samples([group])
+    (drawn,) = source.get_samples(1)
+    np.testing.assert_equal(without_name(drawn), without_name(group))
+    assert drawn[0].metadata["task"] == "math"
+
+
+def test_groups_that_were_given_back_are_drawn_before_new_prompts(new_source: NewSource) -> None:
+    source = new_source()
+    groups = source.get_samples(3)
+    assert prompts_of(groups) == ["p0", "p1", "p2"]
+    partial = generated(groups[1], 3, Status.ABORTED)
+    source.add_samples([partial])
+    again = source.get_samples(2)
+    assert prompts_of(again) == ["p1", "p3"]
+    assert again[0] == partial
+    assert len(source) == 1000
+
+
+def test_partial_rollouts_outlive_the_process(client: DataPlaneClient, new_source: NewSource) -> None:
+    former = new_source()
+    first, second = former.get_samples(2)
+    former.add_samples([generated(first, 3, Status.ABORTED)])
+    resumed = new_source()  # the server does not know that the other one is dead
+    resumed.load()
+    groups = resumed.get_samples(3)
+    assert prompts_of(groups) == ["p0", "p1", "p2"]
+    assert groups[0] == first
+    assert groups[1] == second
+    assert client.list_samples("slime").meta.tags[0]["weight_version"] == 3  # type: ignore[index]
+
+
+def rollout(source: DataPlaneDataSource, tells: bool, count: int = 2) -> list[str]:
+    """Draw, generate, and train on some groups."""
+    groups = [generated(group, 1) for group in source.get_samples(count)]
+    if tells:
+        note_rollout(SimpleNamespace(), groups, source)
+    return prompts_of(groups)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_run_that_is_killed_and_resumed_trains_on_every_prompt_once(
+    client: DataPlaneClient, new_source: NewSource, tells: bool
+) -> None:
+    killed = new_source()
+    killed.load(-1)
+    trained = rollout(killed, tells) + rollout(killed, tells)
+    killed.save(1)
+    assert client.partition("slime").rows == 0
+    rollout(killed, tells)  # not saved
+    killed.get_samples(1)
+    resumed = new_source()
+    resumed.load(1)
+    trained += rollout(resumed, tells) + rollout(resumed, tells)
+    resumed.save(3)
+    assert trained == [f"p{number}" for number in range(8)]
+    assert client.partition("slime").rows == 0
+
+
+def test_a_group_that_is_in_flight_during_a_save_is_not_lost(new_source: NewSource) -> None:
+    killed = new_source()
+    rollout(killed, tells=True)
+    rollout(killed, tells=True)  # ahead of training: it is saved with the next rollout
+    in_flight = killed.get_samples(1)
+    killed.save(0)
+    resumed = new_source()
+    resumed.load(0)
+    assert prompts_of(resumed.get_samples(4)) == ["p2", "p3", *prompts_of(in_flight), "p5"]
+
+
+def test_groups_that_a_rollout_aborted_are_not_done_with(client: DataPlaneClient, new_source: NewSource) -> None:
+    source = new_source()
+    done, aborted = source.get_samples(2)
+    groups = [generated(done, 1), generated(aborted, 1, Status.ABORTED)]
+    source.note_rollout([[samples] for samples in groups])  # lists in lists
+    source.add_samples([aborted])
+    source.save(0)
+    assert client.partition("slime").rows == 2
+    assert prompts_of(source.get_samples(1)) == [aborted[0].prompt]
+
+
+def test_groups_that_are_too_stale_are_removed(new_source: NewSource) -> None:
+    source = new_source(data_plane_max_staleness=1)
+    groups = source.get_samples(3)
+    for version, group in enumerate(groups):
+        source.add_samples([generated(group, version, Status.ABORTED)])
+    assert prompts_of(source.get_samples(3)) == ["p1", "p2", "p3"]
+
+
+def test_a_source_without_prompts_waits_for_the_groups_that_others_put(new_source: NewSource) -> None:
+    source = new_source(prompts=False, data_plane_timeout_s=0.05, n_samples_per_prompt=2)
+    feeder = new_source(prompts=False)
+    assert len(source) == 0
+    feeder.add_samples([[Sample(None, index, "p") for index in range(2)]])
+    assert len(source) == 1
+    with pytest.raises(ClaimTimeoutError, match="1 ready"):
+        source.get_samples(2)
+    assert prompts_of(feeder.get_samples(1)) == ["p"]  # it was not kept
+
+
+def test_prompts_that_are_all_there_already_do_not_make_drawing_endless(new_source: NewSource) -> None:
+    holder = new_source()
+    holder.get_samples(2)
+    source = new_source(data_plane_timeout_s=0.05)
+    source._prompts = SimpleNamespace(get_samples=lambda count: Prompts(SimpleNamespace(save="")).get_samples(1))
+    with pytest.raises(ClaimTimeoutError):
+        source.get_samples(1)
+
+
+def test_a_group_whose_claim_the_server_has_ended_can_still_be_given_back(
+    client: DataPlaneClient, new_source: NewSource
+) -> None:
+    source = new_source()
+    first, second = source.get_samples(2)
+    client.reset("slime", "rollout")  # as when the session expires
+    source.add_samples([generated(first, 1)])
+    source.note_rollout([second])
+    assert source.get_samples(1) == [first]
+
+
+def test_slime_is_needed_for_its_classes_only(address: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match="slime"):
+        DataPlaneDataSource(SimpleNamespace(data_plane_address=address))

@@ -1,0 +1,143 @@
+"""TRL's synchronous rollout function: prompts go out to generators, and their completions come back in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.compat.trl import answer_prompts, register_prompts, rollout_func_of
+from dataplane_client.errors import ClaimTimeoutError
+
+NewFunc = Callable[..., Any]
+
+
+def trainer(rank: int = 0, step: int = 0) -> Any:
+    return SimpleNamespace(accelerator=SimpleNamespace(process_index=rank), state=SimpleNamespace(global_step=step))
+
+
+def generate(prompts: list[str], steps: list[int]) -> dict[str, Any]:
+    """As many tokens as the prompt has letters; the completion has no more than the trainer's step."""
+    ids = [[ord(letter) for letter in prompt] for prompt in prompts]
+    completions = [row[:step] for row, step in zip(ids, steps, strict=True)]
+    logprobs = [[-0.5] * len(row) for row in completions]
+    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": logprobs, "score": [len(p) for p in prompts]}
+
+
+@pytest.fixture
+def generator(client: DataPlaneClient) -> DataPlaneClient:
+    """The client of a generator."""
+    register_prompts(client, extra_fields=["score"])
+    return client
+
+
+@pytest.fixture
+def new_func(address: str, way: str) -> Iterator[NewFunc]:
+    """Rollout functions, which are closed at the end."""
+    made: list[Any] = []
+
+    def make(**settings: Any) -> Any:
+        settings = {"extra_fields": ["score"], "timeout_s": 20.0, **settings}
+        made.append(rollout_func_of(address, transport=way, **settings))
+        return made[-1]
+
+    yield make
+    for func in made:
+        func.close()
+        func.close()
+
+
+@pytest.fixture
+def ask() -> Iterator[Callable[..., Future[Any]]]:
+    """Call a rollout function in another thread."""
+    with ThreadPoolExecutor(4) as threads:
+        yield threads.submit
+
+
+def test_completions_come_in_the_order_of_the_prompts(
+    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
+) -> None:
+    func = new_func()
+    for step, prompts in [(2, ["abc", "abc", "x", "hello"]), (0, ["b", "aa"])]:
+        asked = ask(func, prompts, trainer(step=step))
+        while not asked.done():
+            answer_prompts(generator, generate, batch_size=3, timeout_s=0.1)
+        answer = asked.result()
+        assert answer["prompt_ids"] == [[ord(letter) for letter in prompt] for prompt in prompts]
+        assert answer["completion_ids"] == [row[:step] for row in answer["prompt_ids"]]
+        assert answer["logprobs"] == [[-0.5] * len(row) for row in answer["completion_ids"]]
+        assert answer["score"] == [len(prompt) for prompt in prompts]
+    assert generator.partition("prompts").rows == 0
+
+
+def test_ranks_get_their_own_completions(
+    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
+) -> None:
+    funcs = [new_func(), new_func()]
+    asked = [ask(func, [f"rank {rank}"], trainer(rank, 9)) for rank, func in enumerate(funcs)]
+    while not all(future.done() for future in asked):
+        answer_prompts(generator, generate, timeout_s=0.1)
+    assert [future.result()["prompt_ids"] for future in asked] == [[[ord(c) for c in f"rank {r}"]] for r in range(2)]
+
+
+def test_messages_reach_the_generator_as_they_are(
+    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
+) -> None:
+    seen: list[Any] = []
+
+    def note(prompts: list[Any], steps: list[int]) -> dict[str, Any]:
+        seen.extend(prompts)
+        return generate(["a"] * len(prompts), steps)
+
+    messages = [[{"role": "user", "content": "a"}], [{"role": "user", "content": [{"type": "text", "text": "b"}]}]]
+    asked = ask(new_func(), messages, trainer(step=1))
+    while not asked.done():
+        answer_prompts(generator, note, timeout_s=0.1)
+    assert seen == messages
+
+
+def test_prompts_of_a_generator_that_fails_are_answered_by_another(
+    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
+) -> None:
+    def fail(_prompts: list[str], _steps: list[int]) -> dict[str, Any]:
+        raise ArithmeticError
+
+    asked = ask(new_func(), ["ab"], trainer(step=1))
+    with pytest.raises(ArithmeticError):
+        answer_prompts(generator, fail, timeout_s=20.0)
+    assert answer_prompts(generator, generate, timeout_s=20.0) == 1
+    assert asked.result()["completion_ids"] == [[ord("a")]]
+
+
+def test_a_call_that_gets_no_completions_says_what_is_missing_and_leaves_nothing(
+    generator: DataPlaneClient, new_func: NewFunc
+) -> None:
+    with pytest.raises(ClaimTimeoutError, match="completion_ids"):
+        new_func(timeout_s=0.05)(["a"], trainer())
+    assert answer_prompts(generator, generate, timeout_s=0.0) == 0
+
+
+def test_prompts_that_their_trainer_gave_up_are_not_answered(generator: DataPlaneClient, new_func: NewFunc) -> None:
+    def give_up(prompts: list[str], steps: list[int]) -> dict[str, Any]:
+        generator.clear_samples(None, "prompts")
+        return generate(prompts, steps)
+
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(new_func(timeout_s=0.5), ["a"], trainer())
+        assert answer_prompts(generator, give_up, timeout_s=20.0) == 0
+        assert isinstance(asked.exception(20.0), ClaimTimeoutError)
+
+
+def test_prompts_of_a_rank_that_was_killed_are_gone_when_it_begins_anew(
+    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
+) -> None:
+    left = {"rank": 1, "call": 0, "weight_version": 0}
+    generator.put_samples(["rank 1, call 0, 0"], "prompts", {"prompt": ["the killed one's"]}, [left])
+    asked = ask(new_func(), ["ab"], trainer(rank=1, step=2))
+    while not asked.done():
+        answer_prompts(generator, generate, timeout_s=0.1)
+    assert asked.result()["prompt_ids"] == [[ord("a"), ord("b")]]
