@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-async dashboard test test-core test-nightly test-soak test-histories crash crash-training simulate test-gpu test-automodel test-matrix image-root test-image image-requirements check lint types derived format bench proto clean
+.PHONY: help demo demo-async dashboard test test-core test-nightly test-soak test-histories crash crash-training simulate test-gpu test-automodel test-frameworks test-matrix image-root test-image image-requirements check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -109,6 +109,22 @@ $(VENV)-automodel/.ready: pyproject.toml $(KERNELS)
 test-automodel: $(VENV)-automodel/.ready  ## models that NeMo Automodel divides, in an environment of its own (Python 3.11)
 	$(VENV)-automodel/bin/python -m pytest -m automodel tests/trainer_adapter/automodel tests/trainer_adapter/worker
 
+$(VENV)-trl/.ready: pyproject.toml $(KERNELS)
+	$(PYTHON) -m venv $(VENV)-trl
+	$(VENV)-trl/bin/python -m pip install --quiet '$(TORCH)'
+	$(VENV)-trl/bin/python -m pip install --quiet --editable '.[server]' --group client-test trl==1.16.0
+	@touch $@
+
+$(VENV)-transfer-queue/.ready: pyproject.toml $(KERNELS)
+	$(PYTHON) -m venv $(VENV)-transfer-queue
+	$(VENV)-transfer-queue/bin/python -m pip install --quiet '$(TORCH)'
+	$(VENV)-transfer-queue/bin/python -m pip install --quiet --editable '.[server]' --group client-test TransferQueue==0.1.11
+	@touch $@
+
+test-frameworks: $(VENV)-trl/.ready $(VENV)-transfer-queue/.ready  ## the adapters beside TRL and TransferQueue, each in an environment of its own
+	$(VENV)-trl/bin/python -m pytest -m frameworks tests/frameworks/test_trl.py
+	$(VENV)-transfer-queue/bin/python -m pytest -m frameworks tests/frameworks/test_transfer_queue_side_by_side.py
+
 # MATRIX chooses environments: make test-matrix MATRIX=tensordict-0.10.0
 MATRIX ?=
 
@@ -185,6 +201,6 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
-	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-pins $(VENV)-bench-* .venv-matrix-* build runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-trl $(VENV)-transfer-queue $(VENV)-pins $(VENV)-bench-* .venv-matrix-* build runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f client/dataplane_client/row_kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

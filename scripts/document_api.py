@@ -78,6 +78,25 @@ SECTIONS = (
     Section("Descriptions", "descriptions.py"),
     Section("Groups of a claim, and rows of a draw", "grants.py", names=("ClaimedGroup", "SampledRows")),
     Section("Pages and lists", "listings.py"),
+    Section("Rollouts", "rollout/_rows.py", names=("RolloutRows",)),
+    Section("Rollouts of vLLM", "rollout/_vllm.py"),
+    Section("Rollouts of transformers", "rollout/_generate.py"),
+    Section("Rollouts of OpenAI-style servers", "rollout/_completions.py"),
+    Section("Message logs", "rollout/_messages.py"),
+    Section("TRL's rollout worker", "compat/trl/_worker.py", names=("DataPlaneRolloutWorker",)),
+    Section(
+        "Rollouts for TRL",
+        "compat/trl/_rollouts.py",
+        names=("RolloutSample", "register_rollouts", "put_rollouts", "add_rollouts"),
+    ),
+    Section("TRL's rollout_func", "compat/trl/_rollout_func.py"),
+    Section(
+        "slime's data source",
+        "compat/slime.py",
+        names=("DataPlaneDataSource", "note_rollout", "convert_samples_to_train_data"),
+    ),
+    Section("NeMo-RL's client", "compat/nemo_rl/_adapter.py", names=("DataPlaneAdapter",)),
+    Section("NeMo-RL's factory", "compat/nemo_rl/_factory.py"),
     Section("Errors", "errors.py"),
 )
 

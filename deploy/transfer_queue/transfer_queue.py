@@ -1,0 +1,8 @@
+"""The module `transfer_queue`, by RL Data Plane.
+
+It is a distribution, since each process of a Ray job imports the module by its name, and nothing can be called in all
+of them first that would put ours in its place. Install it instead of TransferQueue, not beside it.
+"""
+
+from dataplane_client.compat.transfer_queue import *  # noqa: F403 - whatever ours has
+from dataplane_client.compat.transfer_queue import __all__ as __all__

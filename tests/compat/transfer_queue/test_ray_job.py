@@ -1,0 +1,83 @@
+"""The processes of a Ray job find the server that the first of them uses."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import dataplane_client.compat.transfer_queue as tq
+from dataplane_client.compat.transfer_queue import _job_address
+
+ray: Any = pytest.importorskip("ray")
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Any]:
+    """Another process of a job; this process is its driver."""
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets need a short path
+    already = ray.is_initialized()
+    if not already:
+        options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+        ray.init(num_cpus=2, object_store_memory=80 << 20, _temp_dir=folder, **options)
+
+    class Worker:
+        def attach(self) -> object:
+            import dataplane_client.compat.transfer_queue as tq
+
+            conf = tq.init()
+            tq.kv_put("of the worker", "p", tag={})
+            endpoint = tq.get_metrics_endpoint()
+            tq.close()
+            return conf, endpoint
+
+        def listed_without_init(self) -> object:
+            import dataplane_client.compat.transfer_queue as tq
+
+            listed = tq.kv_list()
+            tq.close()
+            return listed
+
+    yield ray.remote(num_cpus=0)(Worker).remote()
+    if not already:
+        ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_workers_attach_to_the_server_that_the_driver_started(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATAPLANE_SERVER", raising=False)
+    tq.init({"metrics": {"enabled": True}})
+    tq.kv_put("of the driver", "p", tag={})
+    assert ray.get(worker.attach.remote()) == (None, tq.get_metrics_endpoint())
+    both: dict[str, object] = {"p": {"of the driver": {}, "of the worker": {}}}
+    assert ray.get(worker.listed_without_init.remote()) == both
+    assert tq.kv_list() == both  # after the worker has closed
+    tq.close()
+    assert _job_address.find() is None
+
+
+@pytest.mark.parametrize("way", ["shm"], indirect=True)
+def test_workers_attach_to_the_server_that_the_driver_names(worker: Any, address: str) -> None:
+    tq.init({"backend": {"RLDataPlane": {"address": address}}})
+    assert ray.get(worker.attach.remote()) == (None, None)
+    assert tq.kv_list() == {"p": {"of the worker": {}}}
+
+
+@pytest.mark.parametrize("way", ["shm"], indirect=True)
+def test_what_another_process_published_stays_and_is_not_used_where_it_cannot_be_reached(
+    worker: Any, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DATAPLANE_SERVER", raising=False)
+    other = {"address": "unix:///run/dataplane.sock", "host": "elsewhere", "polling": False}
+    _, keeper = _job_address.publish(other)
+    with pytest.raises(RuntimeError, match=r"serves the host elsewhere only.*backend\.RLDataPlane\.address"):
+        tq.init()
+    tq.init({"backend": {"RLDataPlane": {"address": address}}})
+    assert tq.kv_list() == {}
+    tq.close()
+    assert _job_address.find() == other
+    _job_address.withdraw(keeper)
