@@ -340,6 +340,24 @@ def test_rows_that_are_claimed_when_the_version_moves_count_for_the_former_one(c
     assert admitted(caller) == [ticket]
 
 
+def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(caller: Caller) -> None:
+    caller.set_policy(0, rows_per_version=2)
+    caller.set_version(0)
+    caller.put_versions(a=0, b=0)
+    claim = caller.take(batch_size=2)
+    caller.set_version(1)
+    caller.set_policy(0, rows_per_version=2, when_stale="deliver")
+    ticket = waits(caller, "c", "d")
+    consuming = caller.apply(caller.claim_call(batch_size=2, consume=True))
+    assert isinstance(consuming, Waiting)
+    caller.release(claim.claim_id)
+    effects = caller.plane.take_effects()
+    assert [(type(effect).__name__, effect.ticket) for effect in effects] == [
+        ("Granted", consuming.ticket),
+        ("Admitted", ticket),
+    ]
+
+
 def test_rows_that_became_too_stale_hold_nobody_up(caller: Caller) -> None:
     caller.set_policy(0, rows_per_version=2)
     caller.set_version(0)

@@ -170,6 +170,17 @@ def test_a_group_becomes_complete_when_the_row_that_was_in_the_way_is_cleared(tw
     assert granted(two) == [(ticket, ("h2", "h3"))]
 
 
+def test_a_group_that_a_clear_completes_is_ordered_by_its_remaining_rows(caller: Caller) -> None:
+    assert whole(caller, order="oldest_version") == ()
+    caller.put_group("g", ["g1"], "a")
+    reservation = caller.reserve("h", ["h1", "h2"]).reservation_id
+    caller.put(caller.put_call(["h1", "h2"], {"b": [1, 1]}, reservation_id=reservation))
+    caller.put(caller.put_call(["h2"], {"a": [1]}, tags=[{"weight_version": 0}], reservation_id=reservation))
+    caller.finish_group(reservation)
+    caller.clear(["h1"])
+    assert whole(caller, 2, order="oldest_version") == ("h2", "g1")
+
+
 def test_a_group_without_rows_is_gone(two: Caller) -> None:
     two.clear(["g1"])
     two.clear(["g2"])

@@ -154,9 +154,8 @@ class Turn:
     def _follow_up(self, now: float) -> None:
         """Do what follows from a change."""
         changes = self._state.changes
-        self._settle(now)
-        while any(task.suspects for task in changes.tasks):  # rows came back while claims were served
-            self._settle(now)
+        while self._settle(now):
+            pass
         changes.tasks.clear()
         if changes.partitions:
             for partition in changes.partitions:
@@ -167,20 +166,24 @@ class Turn:
                 self._history.note(fact, now)
             changes.facts.clear()
 
-    def _settle(self, now: float) -> None:
-        """Remove the rows that no task wants; then serve the calls that wait for room, for space and for rows."""
-        changes = self._state.changes
+    def _settle(self, now: float) -> bool:
+        """Remove the rows that no task wants; then serve the calls that wait for room, for space and for rows. Returns
+        whether more may follow: rows came back while claims were served, or consumed ones have made room.
+        """
+        changes, flow, effects = self._state.changes, self._verbs.flow, self._state.effects
         self._remove_unwanted()
-        if changes and self._verbs.flow.waiting:
+        if changes and flow.waiting:
             self._let_in(now)
         if self._state.space.freed or changes.writes_left:
             for reservation in self._verbs.admission.admit_waiting():
-                self._state.effects.append(Admitted(reservation.ticket, reservation))
+                effects.append(Admitted(reservation.ticket, reservation))
             self._state.space.freed = changes.writes_left = False
+        before = len(effects)
         for task in list(changes.tasks):
             self._serve(task, now)
             task.observe(now)
             task.figures = None
+        return any(task.suspects for task in changes.tasks) or bool(flow.waiting and len(effects) > before)
 
     def _remove_unwanted(self) -> None:
         """Clear rows that every task has consumed, and drop those that tasks do not want."""

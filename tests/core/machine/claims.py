@@ -96,7 +96,7 @@ class Claims(Facts):
     def follow_up(self) -> None:
         """What follows from a change: rows that tasks drop leave, calls at entrances go on, and claims are served."""
         self._settle()
-        while self.touched:
+        while self.touched or self.may_let_in():  # claims that were served may have made room
             self._settle()
 
     def _settle(self) -> None:
@@ -115,6 +115,9 @@ class Claims(Facts):
                     partition.remove(partition.droppable(task, why), counted)
 
     def let_in(self) -> None:
+        raise NotImplementedError
+
+    def may_let_in(self) -> bool:
         raise NotImplementedError
 
     def _serve(self, partition: PartitionModel) -> None:

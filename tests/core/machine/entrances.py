@@ -134,6 +134,9 @@ class Entrances(Writes):
                 self._answer(entrant)
             self.drop_unwanted()
 
+    def may_let_in(self) -> bool:
+        return self._next() is not None
+
     def _next(self) -> Entrant | None:
         heads: dict[tuple[int, bool], Entrant] = {}
         for one in self.entrants:

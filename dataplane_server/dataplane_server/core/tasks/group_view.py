@@ -104,7 +104,7 @@ class GroupView:
                 continue
             self.ready_rows += self._ready_rows[number]
             if -number not in self._queue:
-                self._queue.append([-number], self._keys([-number]))
+                self._queue.append([-number], self._keys([-number], slots))
 
     expel = remove
 
@@ -168,11 +168,12 @@ class GroupView:
             self._ready_rows[number] = ready
         return 0 < ready == self._groups.size(number)
 
-    def _keys(self, entries: list[int]) -> list[float]:
-        """What orders groups: the keys of their first rows."""
+    def _keys(self, entries: list[int], gone: Slots | None = None) -> list[float]:
+        """What orders groups: the keys of their first rows. gone: rows that are about to be removed."""
         if self.readiness.kind.order == "ready":
             return []
-        first = np.array([self._rows_of(key)[0] for key in entries], np.int64)
+        rows = map(self._rows_of, entries)
+        first = np.array([(of[0] if gone is None else np.setdiff1d(of, gone, True)[0]) for of in rows], np.int64)
         keys: list[float] = self.readiness.keys(first).tolist()
         return keys
 
