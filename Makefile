@@ -111,12 +111,14 @@ test-automodel: $(VENV)-automodel/.ready  ## models that NeMo Automodel divides,
 
 $(VENV)-trl/.ready: pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)-trl
+	$(VENV)-trl/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-trl/bin/python -m pip install --quiet '$(TORCH)'
 	$(VENV)-trl/bin/python -m pip install --quiet --editable '.[server]' --group client-test trl==1.16.0
 	@touch $@
 
 $(VENV)-transfer-queue/.ready: pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)-transfer-queue
+	$(VENV)-transfer-queue/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-transfer-queue/bin/python -m pip install --quiet '$(TORCH)'
 	$(VENV)-transfer-queue/bin/python -m pip install --quiet --editable '.[server]' --group client-test TransferQueue==0.1.11
 	@touch $@

@@ -129,6 +129,12 @@ def test_an_exception_aborts_the_group_and_says_why(flow: DataPlaneClient) -> No
     ]
 
 
+def test_a_block_whose_commit_is_refused_aborts_the_group(flow: DataPlaneClient) -> None:
+    with pytest.raises(PreconditionError, match="g1"), reserved(flow) as group:
+        group.put(["g0"], {"a": torch.zeros(1)})
+    assert (group.state, flow.partition("p").rows) == ("aborted", 0)
+
+
 def reserve(pipe: Connection, address: str, transport: TransportChoice) -> None:
     client = connect(address, transport=transport, session_grace_s=0.3)
     group = client.reserve_group("p", "g", ["g0", "g1"])

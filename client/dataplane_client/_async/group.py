@@ -27,7 +27,8 @@ _growing = threading.Lock()
 @short_tracebacks
 class AsyncGroup(AsyncHandle):
     """A reserved group; made by `reserve_group`. Its rows are hidden from claims until it is committed. As a context
-    manager it commits on a clean exit; on an exception it aborts, with the exception's type and message as the reason.
+    manager it commits on a clean exit; on an exception, and if the commit is refused, it aborts, with the exception's
+    type and message as the reason.
 
     group_id: its name in the partition. reservation_id: the name of this reservation on the server. meta: its rows,
     those that were added included. abort_hint: what the server said at the last put: why the rows are too stale for a

@@ -54,10 +54,18 @@ class AsyncHandle(ABC):
     ) -> None:
         if self.state != "open":
             return
-        if kind is None:
-            await self.commit()
+        if kind is not None:
+            await self._give_up_for(kind.__name__ if error is None else reason_of(error))
             return
-        request = self._give_up_request(kind.__name__ if error is None else reason_of(error))
+        try:
+            await self.commit()
+        except PreconditionError as refused:  # such as a group with a row that has no value
+            if self.state == "open":
+                await self._give_up_for(reason_of(refused))
+            raise
+
+    async def _give_up_for(self, reason: str) -> None:
+        request = self._give_up_request(reason)
         try:
             with contextlib.suppress(DataPlaneError):  # the exception that ended the block matters more
                 await self._give_up(request, None)

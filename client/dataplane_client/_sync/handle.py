@@ -54,10 +54,18 @@ class Handle(ABC):
     ) -> None:
         if self.state != "open":
             return
-        if kind is None:
-            self.commit()
+        if kind is not None:
+            self._give_up_for(kind.__name__ if error is None else reason_of(error))
             return
-        request = self._give_up_request(kind.__name__ if error is None else reason_of(error))
+        try:
+            self.commit()
+        except PreconditionError as refused:  # such as a group with a row that has no value
+            if self.state == "open":
+                self._give_up_for(reason_of(refused))
+            raise
+
+    def _give_up_for(self, reason: str) -> None:
+        request = self._give_up_request(reason)
         try:
             with contextlib.suppress(DataPlaneError):  # the exception that ended the block matters more
                 self._give_up(request, None)

@@ -17,7 +17,8 @@ slime itself is imported for its class of samples and its source of prompts only
 - data_plane_address (None: DATAPLANE_SERVER), data_plane_partition ("slime"): of one run at a time.
 - data_plane_prompts: the path of a data source from which new prompts come ("slime.rollout.data_source.
   RolloutDataSource"). "": none; another process puts groups with `add_samples`, and drawing waits for them.
-- data_plane_max_staleness (None): groups of which the oldest token is more versions behind the newest one are removed.
+- data_plane_max_staleness (None): groups of which the oldest token is more versions behind the newest token of all are
+  removed, and counted as filtered.
 - data_plane_timeout_s (600): how long drawing waits.
 """
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +38,13 @@ import numpy as np
 from dataplane_client._object_leaves import object_array
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.compat._progress import UNTRAINED, Progress
-from dataplane_client.errors import ClaimNotFoundError, ClaimTimeoutError, PreconditionError
+from dataplane_client.errors import (
+    ClaimFencedError,
+    ClaimNotFoundError,
+    ClaimTimeoutError,
+    InvalidArgumentError,
+    PreconditionError,
+)
 from dataplane_client.policies import TaskPolicy
 
 _ARRAYS: Final = {
@@ -49,6 +57,8 @@ _TASK: Final = "rollout"
 _GROUP: Final = "data_plane_group"
 """The key in a sample's metadata of its group's name."""
 
+_log = logging.getLogger(__name__)
+
 
 def rows_of(samples: Sequence[Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The columns and the tags of samples, which have `to_dict()`.
@@ -60,7 +70,7 @@ def rows_of(samples: Sequence[Any]) -> tuple[dict[str, Any], list[dict[str, Any]
     arrays = [name for name in _ARRAYS if all(row.get(name) is not None for row in dicts)]
     columns: dict[str, Any] = {name: [np.asarray(row.pop(name), _ARRAYS[name]) for row in dicts] for name in arrays}
     columns["sample"] = object_array("sample", dicts, len(dicts))
-    return columns, [{"arrays": ",".join(arrays), **_oldest(row.get("weight_versions"))} for row in dicts]
+    return columns, [{"arrays": ",".join(arrays), "weight_version": min(_numbers(row), default=None)} for row in dicts]
 
 
 def samples_of(columns: Mapping[str, Any], sample_type: Any) -> list[Any]:
@@ -73,9 +83,9 @@ def samples_of(columns: Mapping[str, Any], sample_type: Any) -> list[Any]:
     return [sample_type.from_dict(row) for row in rows]
 
 
-def _oldest(versions: Iterable[object] | None) -> dict[str, int | None]:
-    numbers = [int(version) for version in map(str, versions or ()) if version.isdecimal()]
-    return {"weight_version": min(numbers) if numbers else None}
+def _numbers(sample: Mapping[str, Any]) -> list[int]:
+    """The weight versions of a sample's tokens."""
+    return [int(version) for version in map(str, sample.get("weight_versions") or ()) if version.isdecimal()]
 
 
 def _flat(samples: Iterable[Any]) -> Iterator[Any]:
@@ -130,6 +140,7 @@ class DataPlaneDataSource:
         self._drawn: dict[str, Claim] = {}
         self._rollout = 0  # the one that comes next
         self._is_told = False
+        self._newest = -1
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """Draw groups: those that wait, of the oldest versions first, and then new prompts. Raises ClaimTimeoutError,
@@ -152,10 +163,32 @@ class DataPlaneDataSource:
             if claim is None:
                 self._put(group)
                 continue
+            if self._is_lost(claim):
+                _log.warning("group %s was given back too late: another process has drawn it", _group_name(group))
+                continue
             meta, (columns, tags) = claim.meta, rows_of(group)
             self._client.put_samples(meta.sample_ids, self._partition, columns, tags, generations=meta.generations)
-            with contextlib.suppress(ClaimNotFoundError):  # the session had expired: they can be drawn already
+            self._see_versions(group)
+            with contextlib.suppress(ClaimNotFoundError):  # the session has just expired
                 claim.release()
+
+    def _is_lost(self, claim: Claim) -> bool:
+        """Whether the claim has ended and the group was drawn again."""
+        try:
+            claim.write({})
+        except ClaimFencedError:
+            described = [self._client.sample(self._partition, name) for name in claim.meta.sample_ids]
+            return any(task.state != "untaken" for sample in described for task in sample.tasks)
+        return False
+
+    def _see_versions(self, group: Sequence[Any]) -> None:
+        """Staleness counts from the newest version that generated a token."""
+        newest = max((number for sample in group for number in _numbers(sample.to_dict())), default=-1)
+        if newest > self._newest:
+            self._newest = newest
+            known = self._client.partition(self._partition).weight_version
+            if known is None or known < newest:
+                self._client.set_weight_version(self._partition, newest)
 
     def note_rollout(self, samples: Iterable[Any]) -> None:
         """The next rollout has used these samples, or has filtered them out: mark their groups. Those that it aborted
@@ -243,7 +276,7 @@ class DataPlaneDataSource:
                 claim.commit()
 
     def _release(self, names: Sequence[str]) -> None:
-        for name in names:
+        for name in reversed(names):  # each comes before those that were released before it
             with contextlib.suppress(ClaimNotFoundError):
                 self._drawn.pop(name).release()
 
@@ -260,11 +293,13 @@ def convert_samples_to_train_data(args: Any, samples: Iterable[Any]) -> dict[str
     by the standard deviation unless args.grpo_std_normalization is False; raw if args.rewards_normalization is False.
     args.reward_key chooses one of several rewards. A sample with remove_sample has a loss mask of zeros; one without a
     loss mask trains on its whole response. `rollout_log_probs` and `rollout_routed_experts` are there if all samples
-    have them.
+    have them. Raises InvalidArgumentError (a ValueError) for a sample without a reward.
     """
     flat = list(_flat(samples))
     key = getattr(args, "reward_key", None)
     raw = [sample.reward[key] if key else sample.reward for sample in flat]
+    if None in raw:
+        raise InvalidArgumentError(f"sample {flat[raw.index(None)].index} has no reward")
     masks = [[1] * sample.response_length if sample.loss_mask is None else sample.loss_mask for sample in flat]
     data: dict[str, Any] = {
         "tokens": [sample.tokens for sample in flat],

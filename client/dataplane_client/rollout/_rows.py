@@ -130,7 +130,7 @@ def make_rollout(
     """
     ids, mask, values = [], [], []
     for segment in segments:
-        ids.append(_array(f"{where}: token ids", segment.token_ids, "iu", np.int64))
+        ids.append(number_array(f"{where}: token ids", segment.token_ids, "iu", np.int64))
         mask.append(np.full(len(ids[-1]), segment.sampled))
         values.append(_logprobs(where, segment, len(ids[-1])) if logprobs else np.zeros(0, np.float32))
     own = {"input_ids": np.concatenate(ids), "token_mask": np.concatenate(mask)}
@@ -181,7 +181,7 @@ def _logprobs(where: str, segment: Segment, tokens: int) -> Array:
         raise InvalidArgumentError(
             f"{where} has no logprobs; ask the generator for them, or pass logprobs=False to put rows without them"
         )
-    values = _array(f"{where}: logprobs", segment.logprobs, "fiu", np.float32)
+    values = number_array(f"{where}: logprobs", segment.logprobs, "fiu", np.float32)
     if len(values) != tokens:
         raise InvalidArgumentError(f"{where} has {len(values)} logprobs for {tokens} tokens")
     if not np.isfinite(values).all():
@@ -190,7 +190,7 @@ def _logprobs(where: str, segment: Segment, tokens: int) -> Array:
     return values
 
 
-def _array(where: str, value: Any, kinds: str, dtype: type[np.generic]) -> Array:
+def number_array(where: str, value: Any, kinds: str, dtype: type[np.generic]) -> Array:
     """Numbers of a list, array or tensor, on any device and of any element type."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()

@@ -194,6 +194,27 @@ def test_a_group_whose_claim_the_server_has_ended_can_still_be_given_back(
     assert source.get_samples(1) == [first]
 
 
+def test_a_group_that_another_process_has_drawn_meanwhile_stays_as_that_one_has_it(
+    client: DataPlaneClient, new_source: NewSource
+) -> None:
+    late, source = new_source(), new_source()
+    (drawn,) = late.get_samples(1)
+    client.reset("slime", "rollout")  # as when the session expires
+    (again,) = source.get_samples(1)
+    late.add_samples([generated(drawn, 1)])
+    source.add_samples([again])
+    assert source.get_samples(1) == [again]
+
+
+def test_staleness_counts_from_the_newest_token(client: DataPlaneClient, new_source: NewSource) -> None:
+    source = new_source(data_plane_max_staleness=1)
+    old, new = source.get_samples(2)
+    old[0].weight_versions, new[0].weight_versions = ["6"], ["7", "9"]
+    source.add_samples([old, new])
+    assert client.partition("slime").weight_version == 9
+    assert client.partition("slime").removed_rows["filtered"] == 2 * len(old)
+
+
 def test_slime_is_needed_for_its_classes_only(address: str) -> None:
     with pytest.raises(ModuleNotFoundError, match="slime"):
         DataPlaneDataSource(SimpleNamespace(data_plane_address=address))

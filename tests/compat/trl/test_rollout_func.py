@@ -11,7 +11,7 @@ import pytest
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.compat.trl import answer_prompts, register_prompts, rollout_func_of
-from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError
 
 NewFunc = Callable[..., Any]
 
@@ -110,6 +110,19 @@ def test_prompts_of_a_generator_that_fails_are_answered_by_another(
     with pytest.raises(ArithmeticError):
         answer_prompts(generator, fail, timeout_s=20.0)
     assert answer_prompts(generator, generate, timeout_s=20.0) == 1
+    assert asked.result()["completion_ids"] == [[ord("a")]]
+
+
+def test_completions_whose_logprobs_do_not_fit_are_refused_where_they_were_made(
+    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
+) -> None:
+    def short(prompts: list[str], steps: list[int]) -> dict[str, Any]:
+        return {**generate(prompts, steps), "logprobs": [[]]}
+
+    asked = ask(new_func(), ["ab"], trainer(step=1))
+    with pytest.raises(InvalidArgumentError, match="prompt 0: 0 logprobs for 1 completion_ids"):
+        answer_prompts(generator, short, timeout_s=20.0)
+    answer_prompts(generator, generate, timeout_s=20.0)
     assert asked.result()["completion_ids"] == [[ord("a")]]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.compat.trl.conftest import sample
 from tests.compat.trl.plain_trainer import Loader, PlainTrainer, name_of
 
@@ -45,6 +47,30 @@ def test_a_sample_comes_back_as_it_was_put(client: DataPlaneClient, new_worker: 
     assert (got.model_version, got.metrics) == (3, given.metrics)
     assert got.enqueued_at is not None
     assert began <= got.enqueued_at <= time.time()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"input_ids": [5, 6.5, 7]}, "input_ids must be a list of integers"),
+        ({"old_log_probs": [0.0, "x", 0.0]}, "old_log_probs must be a list of numbers"),
+        ({"completion_mask": [0, 0, 0]}, "completion_mask has no 1"),
+        ({"advantage": float("nan")}, "the advantage is nan"),
+        ({"metrics": {"reward": None}}, "metrics 'reward' must be a number, got None"),
+    ],
+)
+def test_a_sample_that_the_trainer_would_stumble_over_is_refused(
+    client: DataPlaneClient, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"sample 1 of group 'g': {message}"):
+        put_rollouts(client, "rollouts", [sample("a"), replace(sample("b"), **wrong)], group="g")
+    assert rows(client) == 0
+
+
+def test_tensors_of_any_float_type_can_be_put(client: DataPlaneClient) -> None:
+    logprobs: Any = torch.tensor([0.0, -0.5, -0.25], dtype=torch.bfloat16)
+    put_rollouts(client, "rollouts", [replace(sample("a"), old_log_probs=logprobs)])
+    assert rows(client) == 1
 
 
 def test_samples_of_a_prompt_come_together_and_have_one_number(client: DataPlaneClient, new_worker: NewWorker) -> None:

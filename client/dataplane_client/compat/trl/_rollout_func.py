@@ -16,9 +16,14 @@ import torch
 
 from dataplane_client._object_leaves import object_array
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import ClaimTimeoutError, NotFoundError
+from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, NotFoundError
+from dataplane_client.rollout._rows import number_array
 
-_COMPLETION: Final = {"prompt_ids": np.int32, "completion_ids": np.int32, "logprobs": np.float32}
+_COMPLETION: Final[dict[str, type[np.generic]]] = {
+    "prompt_ids": np.int32,
+    "completion_ids": np.int32,
+    "logprobs": np.float32,
+}
 _GENERATE: Final = "generate"
 _COLLECT: Final = "collect"
 
@@ -133,7 +138,12 @@ def answer_prompts(
             prompts = list(client.read_columns(claim.meta, ["prompt"])["prompt"])
             columns = dict(generate(prompts, [int(tags["weight_version"] or 0) for tags in claim.tags]))
             for name, dtype in _COMPLETION.items():
-                columns[name] = [np.asarray(row, dtype) for row in columns[name]]
+                kinds = "fiu" if dtype is np.float32 else "iu"
+                rows = enumerate(columns[name])
+                columns[name] = [number_array(f"{name} of prompt {row}", ids, kinds, dtype) for row, ids in rows]
+            for row, (ids, values) in enumerate(zip(columns["completion_ids"], columns["logprobs"], strict=True)):
+                if len(ids) != len(values):
+                    raise InvalidArgumentError(f"prompt {row}: {len(values)} logprobs for {len(ids)} completion_ids")
             claim.commit(columns)
     except NotFoundError:
         return 0

@@ -8,10 +8,12 @@ a float without a rounding. The prompt is stored once a group. The model version
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as defaulted
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -19,9 +21,15 @@ from numpy.typing import NDArray
 
 from dataplane_client._object_leaves import object_array
 from dataplane_client.client import DataPlaneClient, Group
+from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.meta import KVBatchMeta
+from dataplane_client.rollout._rows import number_array
 
-_PER_TOKEN: Final = {"input_ids": np.int32, "completion_mask": np.int8, "old_log_probs": np.float32}
+_PER_TOKEN: Final[dict[str, type[np.generic]]] = {
+    "input_ids": np.int32,
+    "completion_mask": np.int8,
+    "old_log_probs": np.float32,
+}
 _NUMBERS: Final = ["advantage", "enqueued_at"]
 _OBJECTS: Final = ["completion", "metrics"]
 FIELDS: Final = [*_PER_TOKEN, *_NUMBERS, *_OBJECTS, "prompt"]
@@ -44,7 +52,7 @@ class RolloutSample:
     advantage: float
     model_version: int
     group_id: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = defaulted(default_factory=dict)
     enqueued_at: float | None = None
 
 
@@ -98,24 +106,42 @@ def add_rollouts(group: Group, samples: Sequence[Sample], *, timeout_s: float | 
     old. May be called again for more samples. Errors as put_rollouts.
     """
     begin = group.meta.size
+    columns = _columns(group.group_id, samples)
     if samples and not begin:
         group.put_shared({"prompt": object_array("prompt", [samples[0].prompt], 1)}, timeout_s=timeout_s)
     ids = [f"{group.group_id}/{begin + index}" for index in range(len(samples))]
     number = _number(group.group_id)
     tags = [{"weight_version": sample.model_version, "group_id": number} for sample in samples]
-    return group.add(ids, _columns(samples), tags, timeout_s=timeout_s)
+    return group.add(ids, columns, tags, timeout_s=timeout_s)
 
 
-def _columns(samples: Sequence[Sample]) -> dict[str, Any]:
+def _columns(name: str, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Raises InvalidArgumentError, which names the sample, for what the trainer would stumble over."""
     now = time.time()
-    columns: dict[str, Any] = {
-        name: [np.asarray(getattr(sample, name), dtype) for sample in samples] for name, dtype in _PER_TOKEN.items()
-    }
+    columns: dict[str, Any] = {field: [] for field in _PER_TOKEN}
+    for index, sample in enumerate(samples):
+        where = f"sample {index} of group {name!r}"
+        for field, dtype in _PER_TOKEN.items():
+            kinds = "fiu" if dtype is np.float32 else "biu"
+            columns[field].append(number_array(f"{where}: {field}", getattr(sample, field), kinds, dtype))
+        _check_numbers(where, sample)
+        if not columns["completion_mask"][-1].any():
+            raise InvalidArgumentError(f"{where}: completion_mask has no 1, so there is no token to train on")
     columns["advantage"] = np.array([sample.advantage for sample in samples], np.float64)
     columns["enqueued_at"] = np.array([sample.enqueued_at or now for sample in samples], np.float64)
     for name in _OBJECTS:
         columns[name] = object_array(name, [getattr(sample, name) for sample in samples], len(samples))
     return columns
+
+
+def _check_numbers(where: str, sample: Sample) -> None:
+    numbers: dict[str, object] = {"advantage": sample.advantage}
+    numbers.update({f"metrics {key!r}": value for key, value in sample.metrics.items()})
+    for name, value in numbers.items():
+        if not isinstance(value, (int, float, np.number)):
+            raise InvalidArgumentError(f"{where}: {name} must be a number, got {value!r}")
+    if not math.isfinite(sample.advantage):
+        raise InvalidArgumentError(f"{where}: the advantage is {sample.advantage}; it must be finite")
 
 
 def _number(name: str) -> int:
