@@ -113,7 +113,7 @@ $(VENV)-trl/.ready: pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)-trl
 	$(VENV)-trl/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-trl/bin/python -m pip install --quiet '$(TORCH)'
-	$(VENV)-trl/bin/python -m pip install --quiet --editable '.[server]' --group client-test trl==1.16.0
+	$(VENV)-trl/bin/python -m pip install --quiet --editable '.[server]' --group client-test trl==1.16.0 requests
 	@touch $@
 
 $(VENV)-transfer-queue/.ready: pyproject.toml $(KERNELS)
