@@ -35,6 +35,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dataplane_client._log import log_event
 from dataplane_client._object_leaves import object_array
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.compat._progress import UNTRAINED, Progress
@@ -56,8 +57,6 @@ _ARRAYS: Final = {
 _TASK: Final = "rollout"
 _GROUP: Final = "data_plane_group"
 """The key in a sample's metadata of its group's name."""
-
-_log = logging.getLogger(__name__)
 
 
 def rows_of(samples: Sequence[Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -164,7 +163,7 @@ class DataPlaneDataSource:
                 self._put(group)
                 continue
             if self._is_lost(claim):
-                _log.warning("group %s was given back too late: another process has drawn it", _group_name(group))
+                log_event(logging.WARNING, "group_lost", group=_group_name(group), partition=self._partition)
                 continue
             meta, (columns, tags) = claim.meta, rows_of(group)
             self._client.put_samples(meta.sample_ids, self._partition, columns, tags, generations=meta.generations)

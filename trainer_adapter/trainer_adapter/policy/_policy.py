@@ -12,11 +12,14 @@ calls of all processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.checkpoint_files import load_checkpoint, save_checkpoint
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.meta import KVBatchMeta
+from trainer_adapter.automodel.checkpoint import _infer_checkpoint_root
 from trainer_adapter.automodel.config import PolicyConfig, required
 from trainer_adapter.interfaces import (
     ColocatablePolicyInterface,
@@ -29,7 +32,6 @@ from trainer_adapter.interfaces import (
 from trainer_adapter.losses import LossFunction
 from trainer_adapter.microbatch_args import microbatch_args
 from trainer_adapter.policy._shards import shard_for_inference, shard_for_training, shard_meta
-from trainer_adapter.policy._snapshot import restore_snapshot, take_snapshot
 from trainer_adapter.worker_groups import WorkerGroup
 
 if TYPE_CHECKING:
@@ -223,7 +225,8 @@ class DataPlanePolicy(ColocatablePolicyInterface):
             tokenizer_path=tokenizer_path,
             checkpointing_cfg=checkpointing_cfg,
         )
-        self._on_driver("take a snapshot", data_plane, lambda client: take_snapshot(client, weights_path))
+        root = Path(_infer_checkpoint_root(f"{weights_path}/model")).name  # often with the step
+        self._on_driver("take a snapshot", data_plane, lambda client: save_checkpoint(client, weights_path, {}, root))
 
     def load_checkpoint(
         self, weights_path: str, optimizer_path: str | None = None, *, data_plane: DataPlaneClient | None = None
@@ -237,9 +240,11 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         other processes raise RuntimeError.
         """
         self._workers.run_everywhere("load_checkpoint", weights_path=weights_path, optimizer_path=optimizer_path)
-        self._on_driver("restore the snapshot", data_plane, lambda client: restore_snapshot(client, weights_path))
+        self._on_driver("restore the snapshot", data_plane, lambda client: load_checkpoint(client, weights_path))
 
-    def _on_driver(self, what: str, data_plane: DataPlaneClient | None, act: Callable[[DataPlaneClient], None]) -> None:
+    def _on_driver(
+        self, what: str, data_plane: DataPlaneClient | None, act: Callable[[DataPlaneClient], object]
+    ) -> None:
         """Let the driver alone act while the other processes wait. They raise if it fails."""
         error: Exception | None = None
         try:

@@ -269,7 +269,7 @@ class DataPlaneAdapter(Interface):
 
         The server needs --data-dir. metadata: what JSON can hold; TypeError otherwise.
         """
-        from dataplane_client.compat._checkpoints import save_checkpoint
+        from dataplane_client.checkpoint_files import save_checkpoint
 
         save_checkpoint(self._client, checkpoint_dir, metadata or {})
 
@@ -281,7 +281,7 @@ class DataPlaneAdapter(Interface):
         So it is this adapter that must be fresh: raises PreconditionError (a RuntimeError) if it, or the one that it
         was pickled from, has put, read, claimed or cleared rows. FileNotFoundError if no checkpoint is in the folder.
         """
-        from dataplane_client.compat._checkpoints import load_checkpoint
+        from dataplane_client.checkpoint_files import load_checkpoint
 
         if self._used:
             raise PreconditionError(

@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
+from dataplane_client import checkpoint_files
 from dataplane_client._object_leaves import object_leaf
-from dataplane_client.compat import _checkpoints
 from dataplane_client.compat.transfer_queue._connection import attached
 from dataplane_client.compat.transfer_queue._metas import KVBatchMeta
 from dataplane_client.compat.transfer_queue._rows import Rows
@@ -136,7 +136,7 @@ def save_checkpoint(
     The server needs --data-dir (`backend.RLDataPlane.data_dir` for one that `init` starts); ValueError otherwise.
     metadata: what JSON can hold. include_storage: not used, since values are always saved. Blocks until all is on disk.
     """
-    _checkpoints.save_checkpoint(attached().rows.client, checkpoint_dir, metadata or {})
+    checkpoint_files.save_checkpoint(attached().rows.client, checkpoint_dir, metadata or {})
 
 
 def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> dict[str, object]:
@@ -147,7 +147,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> dict[str, object]
     """
     rows = attached().rows
     rows.forget()
-    return _checkpoints.load_checkpoint(rows.client, checkpoint_dir)
+    return checkpoint_files.load_checkpoint(rows.client, checkpoint_dir)
 
 
 async_kv_put = in_thread(kv_put)

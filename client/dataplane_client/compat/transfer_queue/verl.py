@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+from dataplane_client._log import log_event
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.compat.transfer_queue._connection import attached
 from dataplane_client.compat.transfer_queue._metas import KVBatchMeta
@@ -27,8 +28,6 @@ from dataplane_client.errors import ClaimTimeoutError
 _Base: Any = object
 with contextlib.suppress(ImportError):
     _Base = importlib.import_module("verl.trainer.ppo.v1.replay_buffer").ReplayBuffer
-
-_log = logging.getLogger(__name__)
 
 
 class DataPlaneReplayBuffer(_Base):  # type: ignore[misc]  # verl's class, where verl is installed
@@ -93,7 +92,7 @@ class DataPlaneReplayBuffer(_Base):  # type: ignore[misc]  # verl's class, where
             except ClaimTimeoutError as error:
                 if time.monotonic() >= end:
                     return None
-                _log.warning("still waiting for prompts: %s", error)
+                log_event(logging.WARNING, "prompts_missing", partition=partition_id, why=error)
 
     def _where(self) -> str:
         return f"is_prompt == True and status in {tuple(self.statuses)!r}"

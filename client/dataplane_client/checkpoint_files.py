@@ -1,6 +1,6 @@
-"""A framework's checkpoint of the data plane: a snapshot of the server, and a file in the checkpoint's folder.
+"""The data plane's part of a trainer's checkpoint: a snapshot of the server, and a file in the checkpoint's folder.
 
-`data_plane.json` names the snapshot and keeps the framework's metadata. It comes last and at once, so a folder that has
+`data_plane.json` names the snapshot and keeps the trainer's metadata. It comes last and at once, so a folder that has
 it is complete. A snapshot that no file names is of a save that did not end, or of a checkpoint that was removed.
 """
 
@@ -22,12 +22,15 @@ _MOST_LETTERS = 80
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
 
 
-def save_checkpoint(client: DataPlaneClient, folder: str | os.PathLike[str], metadata: Mapping[str, object]) -> None:
+def save_checkpoint(
+    client: DataPlaneClient, folder: str | os.PathLike[str], metadata: Mapping[str, object], name: str = ""
+) -> None:
     """Take a snapshot and name it in the folder, which is made if it is missing. Blocks until both are on disk, at most
-    the client's timeout_s. metadata: what JSON can hold; UnsupportedTypeError (a TypeError) otherwise.
+    the client's timeout_s. metadata: what JSON can hold; UnsupportedTypeError (a TypeError) otherwise. name: with which
+    the snapshot's name begins; by default the folder's.
     """
     path = Path(folder)
-    name = f"{_UNFIT.sub('-', path.name)[:_MOST_LETTERS]}-{uuid.uuid4().hex[:8]}".lstrip("._-")
+    name = f"{_UNFIT.sub('-', name or path.name)[:_MOST_LETTERS]}-{uuid.uuid4().hex[:8]}".lstrip("._-")
     try:
         text = json.dumps({"snapshot": name, "metadata": dict(metadata)})
     except TypeError as error:
