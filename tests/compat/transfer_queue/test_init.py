@@ -158,3 +158,8 @@ def test_a_checkpoint_needs_a_directory_of_the_server(tmp_path: Path) -> None:
     tq.init()
     with pytest.raises(InvalidArgumentError, match="--data-dir"):
         tq.save_checkpoint(tmp_path / "step-1")
+
+
+def test_a_block_that_is_no_mapping_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="'RLDataPlane' of the configuration must be a mapping, got 'unix:///s'"):
+        tq.init({"backend": {"RLDataPlane": "unix:///s"}})

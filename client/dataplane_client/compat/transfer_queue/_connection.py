@@ -140,8 +140,10 @@ def _connected(job: Mapping[str, Any]) -> Rows:
 
 
 def _part(conf: Any, name: str) -> Mapping[str, Any]:
-    """A part of a configuration; empty if it is missing."""
+    """A part of a configuration; empty if it is missing. Raises TypeError for what is no mapping."""
     found: Mapping[str, Any] | None = conf.get(name)
+    if found is not None and not hasattr(found, "get"):
+        raise TypeError(f"init: {name!r} of the configuration must be a mapping, got {found!r}")
     return {} if found is None else found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -26,7 +26,7 @@ Fields = TensorDictBase | Mapping[str, Any]
 Parser = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def in_thread(verb: Callable[P, T]) -> Callable[P, Awaitable[T]]:
+def in_thread(verb: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     """The verb as a coroutine that runs it in a thread, so it is bound to no event loop."""
 
     @functools.wraps(verb)
