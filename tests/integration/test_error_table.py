@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 
@@ -87,9 +88,15 @@ RETRIED_LATER = {Reason.NO_SPACE, Reason.PARTITION_FULL, Reason.LIMIT_REACHED, R
 class Refusing(DataPlaneServicer):
     """Refuses every description for the reason that the partition is named after."""
 
+    _answers = 2  # of the partition "silent", before there are none
+
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:  # noqa: N802
         if request.partition_id == "defect":
             raise ZeroDivisionError("a secret of the server")
+        if request.partition_id == "silent":
+            self._answers -= 1
+            await asyncio.sleep(0 if self._answers else 60)
+            raise Refusal(Reason.DRAINING, "why it is so")
         raise Refusal(Reason[request.partition_id], "why it is so", sample_id="s")
 
     async def ReadColumns(self, request: object, context: object) -> AsyncIterator[bytes]:  # type: ignore[override]  # noqa: N802
@@ -133,6 +140,13 @@ async def test_a_refusal_arrives_as_its_error(refusing: aio.AsyncDataPlaneClient
     assert str(error) == f"partition at {refusing.target}: why it is so"
     assert (error.reason, error.details) == (reason.name, {"sample_id": "s"})
     assert (error.retry_after_s is not None) is (reason in RETRIED_LATER)
+
+
+async def test_a_call_whose_last_attempt_gets_no_answer_tells_why_those_before_it_were_refused(
+    refusing: aio.AsyncDataPlaneClient,
+) -> None:
+    with pytest.raises(UnavailableError, match="why it is so"):
+        await refusing.partition("silent", timeout_s=0.5)
 
 
 @pytest.mark.parametrize("refusing", ["grpc"], indirect=True)

@@ -136,6 +136,8 @@ class Transport:
                 self._check_open(verb)
                 call.attempted("grpc" if calls is self._grpc else "shm")
                 response = attempt(calls, deadline.left_s)
+            except DeadlineError as late:  # of a local call
+                raise (late if error is None or type(late) is not DeadlineError else error) from None
             except (UnavailableError, *CALL_ENDED) as ended:
                 self._check_open(verb)
                 error = self._retryable_error(ended, verb, error)
