@@ -31,6 +31,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -69,7 +70,10 @@ def rows_of(samples: Sequence[Any]) -> tuple[dict[str, Any], list[dict[str, Any]
     arrays = [name for name in _ARRAYS if all(row.get(name) is not None for row in dicts)]
     columns: dict[str, Any] = {name: [np.asarray(row.pop(name), _ARRAYS[name]) for row in dicts] for name in arrays}
     columns["sample"] = object_array("sample", dicts, len(dicts))
-    return columns, [{"arrays": ",".join(arrays), "weight_version": min(_numbers(row), default=None)} for row in dicts]
+    return columns, [
+        {"arrays": ",".join(arrays), "weight_version": min(_numbers(row.get("weight_versions")), default=None)}
+        for row in dicts
+    ]
 
 
 def samples_of(columns: Mapping[str, Any], sample_type: Any) -> list[Any]:
@@ -82,9 +86,9 @@ def samples_of(columns: Mapping[str, Any], sample_type: Any) -> list[Any]:
     return [sample_type.from_dict(row) for row in rows]
 
 
-def _numbers(sample: Mapping[str, Any]) -> list[int]:
-    """The weight versions of a sample's tokens."""
-    return [int(version) for version in map(str, sample.get("weight_versions") or ()) if version.isdecimal()]
+def _numbers(versions: Iterable[object] | None) -> list[int]:
+    """The weight versions of a sample's tokens as numbers."""
+    return [int(version) for version in map(str, versions or ()) if version.isdecimal()]
 
 
 def _flat(samples: Iterable[Any]) -> Iterator[Any]:
@@ -182,7 +186,8 @@ class DataPlaneDataSource:
 
     def _see_versions(self, group: Sequence[Any]) -> None:
         """Staleness counts from the newest version that generated a token."""
-        newest = max((number for sample in group for number in _numbers(sample.to_dict())), default=-1)
+        versions = [getattr(sample, "weight_versions", None) for sample in group]
+        newest = max(chain.from_iterable(map(_numbers, versions)), default=-1)
         if newest > self._newest:
             self._newest = newest
             known = self._client.partition(self._partition).weight_version

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dataplane_client._number_array import number_array
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.meta import KVBatchMeta, Tag
 
@@ -188,18 +189,3 @@ def _logprobs(where: str, segment: Segment, tokens: int) -> Array:
         token = int(np.isfinite(values).argmin())
         raise InvalidArgumentError(f"{where}: the logprob of token {token} is {values[token]}; it must be finite")
     return values
-
-
-def number_array(where: str, value: Any, kinds: str, dtype: type[np.generic]) -> Array:
-    """Numbers of a list, array or tensor, on any device and of any element type."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = (value.float() if value.is_floating_point() else value).numpy()
-    try:
-        array = np.asarray(value)
-    except ValueError:  # of lists that differ in length
-        array = np.zeros((0, 0))
-    if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
-        wanted = "integers" if "f" not in kinds else "numbers"
-        raise InvalidArgumentError(f"{where} must be a list of {wanted}, got {value!r:.80}")
-    return array.astype(dtype)

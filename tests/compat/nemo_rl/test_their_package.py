@@ -1,7 +1,7 @@
 """Beside NeMo-RL: a subclass of their abstract class, metas of their type, and a place in their closed factory.
 
-NeMo-RL itself needs what a test cannot have, so a package of its name stands in for it: the abstract class, the
-dataclass and the factory that its documentation describes. Each case runs in a process of its own, which imports it.
+NeMo-RL cannot be installed for a test, so a package of its name takes its place: the abstract class, the dataclass and
+the factory that its documentation describes. Each case runs in a process of its own, which imports it.
 """
 
 from __future__ import annotations

@@ -74,9 +74,7 @@ class TransferQueueClient:
     def _fetched(self, fields: list[str], batch_size: int, partition_id: str, task_name: str | None) -> BatchMeta:
         if task_name is None:
             raise ValueError("get_meta: a fetch needs a task_name")
-        self._rows.ensure(partition_id)
-        if task_name not in self._rows.client.partition(partition_id).task_names:
-            self._rows.client.extend_partition(partition_id, consumer_tasks=[task_name])
+        self._rows.ensure_task(partition_id, task_name)
         try:
             meta = self._rows.client.claim_meta(
                 partition_id, task_name, fields, batch_size, blocking=not self._polling, timeout_s=_FETCH_S

@@ -1,4 +1,4 @@
-"""The face by keys: rows by the names that callers give them, in partitions that nobody registers."""
+"""The face by keys: rows by the names that callers give them, in partitions that no caller registers."""
 
 from __future__ import annotations
 

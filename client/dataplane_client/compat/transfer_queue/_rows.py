@@ -49,6 +49,12 @@ class Rows:
             self.client.register_partition(partition_id, [_NOTHING], 0, [TASK], open=True)
             self._has_shapes[partition_id] = {}
 
+    def ensure_task(self, partition_id: str, task: str) -> None:
+        """Make a partition unless it exists, and declare a task unless it is."""
+        self.ensure(partition_id)
+        if task not in self.client.partition(partition_id).task_names:
+            self.client.extend_partition(partition_id, consumer_tasks=[task])
+
     def describe(self, partition_id: str) -> PartitionDescription:
         """Describe a partition as it is now. Raises NotFoundError."""
         described = self.client.partition(partition_id)

@@ -48,8 +48,8 @@ class DataPlaneReplayBuffer(_Base):  # type: ignore[misc]  # verl's class, where
         """The trajectories of batch_size prompts, in the order in which these could be sampled, then by session and
         index; and figures: prompts, failed ones, trajectories, and by how many steps the oldest lags global_steps.
 
-        Blocks until there are so many, and logs what is missing from time to time. The prompts of the last batch of the
-        partition are consumed now.
+        Blocks until that many can be sampled; the log says every wait_s seconds what is missing. The prompts of the
+        last batch of the partition are consumed now.
         """
         if (last := self._held.pop(partition_id, None)) is not None:
             last.commit()
@@ -100,8 +100,7 @@ class DataPlaneReplayBuffer(_Base):  # type: ignore[misc]  # verl's class, where
 
 def _client_with_task(partition_id: str) -> DataPlaneClient:
     rows = attached().rows
-    rows.ensure(partition_id)
-    rows.client.extend_partition(partition_id, consumer_tasks=[TASK])
+    rows.ensure_task(partition_id, TASK)
     return rows.client
 
 

@@ -108,8 +108,11 @@ class DataPlaneRolloutWorker:
         """Raise RuntimeError if no sample has come for stale_after_s seconds and no group is reserved in the partition:
         if there is no sign of a producer. Raises UnavailableError if the server cannot be reached.
         """
-        silent_s, partition = time.monotonic() - self.feed.heard_at, self.client.partition(self.partition)
-        if silent_s > stale_after_s and not partition.open_groups:
+        silent_s = time.monotonic() - self.feed.heard_at
+        if silent_s <= stale_after_s:
+            return
+        partition = self.client.partition(self.partition)
+        if not partition.open_groups:
             raise RuntimeError(
                 f"for {silent_s:.0f} s no rollout has come to partition {self.partition!r}, and no producer has "
                 f"reserved a group there ({partition.removed_rows.get('stale', 0)} rows were dropped as too stale): "

@@ -176,8 +176,8 @@ class GroupQueue:
 
 
 class KeyedGroupQueue:
-    """Numbers, each at most once, in ascending order of their keys; those of one key in order of arrival. In a heap:
-    a number that has left remains until it comes to the top.
+    """Numbers, each at most once, in ascending order of their keys; those of one key in order of arrival. In a heap,
+    from which a number that has left is removed when it comes to the top.
     """
 
     def __init__(self) -> None:
