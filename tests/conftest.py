@@ -5,14 +5,42 @@ servers in processes of their own by the counters that they tell their clients (
 
 Tests that start ranks are one group, `xdist_group("ranks")`: their processes keep all cores busy, so one worker runs
 them one after the other, from the beginning, beside another whose tests wait for graces and deadlines half of the time.
+
+A test that its timeout does not end, because it waits where no signal is heard or waits again as it is torn down, takes
+its process with it half a minute later: every thread's stack is printed, xdist names the test and goes on with others.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+_LAST_WORDS = pytest.StashKey[int]()
+_GRACE_S = 30.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the stream of errors as it is before tests are captured."""
+    config.stash[_LAST_WORDS] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)  # the core is tested without the plugin
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[None]:
+    """Where a test has a timeout, there is one for its process."""
+    faulthandler.dump_traceback_later(settings.timeout + _GRACE_S, exit=True, file=item.config.stash[_LAST_WORDS])
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> Iterator[None]:
+    """The test has ended."""
+    faulthandler.cancel_dump_traceback_later()
+    return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,6 +11,7 @@ from tensordict import NonTensorStack, TensorDict
 
 import dataplane_client.compat.transfer_queue as tq
 from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.compat.transfer_queue import _job_address
 from dataplane_server.testing import running_server
 
 
@@ -28,7 +29,13 @@ def address(way: str, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
+def job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process belongs to no Ray job, also where other tests have started Ray in it."""
+    monkeypatch.setattr(_job_address, "_ray", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def closed(job: None) -> Iterator[None]:
     """No test leaves a connection to the next one."""
     yield
     tq.close()

@@ -16,6 +16,11 @@ ray: Any = pytest.importorskip("ray")
 pytestmark = pytest.mark.xdist_group("ray")
 
 
+@pytest.fixture(autouse=True)
+def job() -> None:
+    """This process is the driver of one."""
+
+
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Any]:
     """Another process of a job; this process is its driver."""
@@ -81,3 +86,18 @@ def test_what_another_process_published_stays_and_is_not_used_where_it_cannot_be
     tq.close()
     assert _job_address.find() == other
     _job_address.withdraw(keeper)
+
+
+def test_the_wait_for_an_actor_that_does_not_answer_ends(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Keeper:
+        def server(self) -> None:
+            import time
+
+            time.sleep(3600)
+
+    keeper = ray.remote(num_cpus=0)(Keeper).options(name="rl-dataplane-address").remote()
+    monkeypatch.delenv("DATAPLANE_SERVER", raising=False)
+    monkeypatch.setattr(_job_address, "_ANSWER_S", 0.5)
+    with pytest.raises(RuntimeError, match=r"rl-dataplane-address.* did not answer in 0\.5 s; name the server by"):
+        tq.init()
+    ray.kill(keeper)

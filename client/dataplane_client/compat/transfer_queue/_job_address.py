@@ -1,6 +1,7 @@
 """Where the processes of a Ray job find the server: an actor with a name keeps what the first of them wrote.
 
 Ray is used where the process has it already, and never imported here. The actor ends with the process that made it.
+Ray's waits are not ended by signals, so each has a deadline.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import sys
 from typing import Any
 
 _NAME = "rl-dataplane-address"
+_ANSWER_S = 60.0  # a worker process of Ray starts within seconds, on a busy node within tens of them
 
 
 class _Keeper:
@@ -31,11 +33,9 @@ def find() -> dict[str, Any] | None:
     if ray is None:
         return None
     try:
-        keeper = ray.get_actor(_NAME)
-    except ValueError:
+        return _ask(ray, ray.get_actor(_NAME))
+    except (ValueError, ray.exceptions.RayActorError):  # there is none, or it ended as it was asked
         return None
-    found: dict[str, Any] = ray.get(keeper.server.remote())
-    return found
 
 
 def publish(server: dict[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -46,7 +46,7 @@ def publish(server: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     if ray is None:
         return server, None
     keeper = ray.remote(_Keeper).options(name=_NAME, get_if_exists=True, num_cpus=0).remote(server)
-    return ray.get(keeper.server.remote()), keeper
+    return _ask(ray, keeper), keeper
 
 
 def withdraw(keeper: Any) -> None:
@@ -54,3 +54,14 @@ def withdraw(keeper: Any) -> None:
     ray = _ray()
     if ray is not None and keeper is not None:
         ray.kill(keeper)
+
+
+def _ask(ray: Any, keeper: Any) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = ray.get(keeper.server.remote(), timeout=_ANSWER_S)
+    except ray.exceptions.GetTimeoutError:
+        raise RuntimeError(
+            f"the actor {_NAME}, which tells this Ray job where the server is, did not answer in {_ANSWER_S:g} s; "
+            "name the server by DATAPLANE_SERVER or backend.RLDataPlane.address"
+        ) from None
+    return found
