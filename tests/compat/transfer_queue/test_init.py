@@ -138,7 +138,7 @@ def test_a_process_that_was_forked_leaves_the_server_to_its_parent() -> None:
 
 
 def test_a_checkpoint_brings_rows_and_consumption_back(tmp_path: Path) -> None:
-    tq.init({"backend": {"RLDataPlane": {"data_dir": str(tmp_path / "data")}}})
+    tq.init({"backend": {"RLDataPlane": {"data_dir": str(tmp_path / "data"), "memory": "4MiB"}}})
     native = tq.get_client()
     tq.kv_put("a", "p", {"x": 1}, {"s": 1})
     tq.kv_put("b", "p", {"x": 2})

@@ -15,6 +15,7 @@ from tests.integration.command.conftest import Command
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
 Start = Callable[..., Command]
@@ -120,7 +121,10 @@ def test_another_life_with_other_flags_is_refused_in_words(start: Start, tmp_pat
 
 def test_checkpoints_replace_the_log_while_the_server_serves(tmp_path: Path) -> None:
     listen, data = (f"unix://{tmp_path}/s",), tmp_path / "d"
-    config = ServerConfig(listen, durability="process", data_dir=data, checkpoint_calls=40, log_history_bytes=0)
+    limits = Limits(memory_bytes=1 << 20)
+    config = ServerConfig(
+        listen, limits=limits, durability="process", data_dir=data, checkpoint_calls=40, log_history_bytes=0
+    )
     thread = ServerThread(config)
     with connect(thread.addresses[0]) as client:
         client.register_partition("p", ["x"], 0, ["train"])

@@ -22,6 +22,7 @@ from tests.integration.command.conftest import Command
 
 from dataplane_client import connect
 from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
 SCREENS = {
@@ -189,7 +190,8 @@ def test_a_replay_changes_nothing(incident: Incident) -> None:
 
 def test_a_running_server_is_replayed_up_to_now_with_its_history(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    config = ServerConfig((f"unix://{tmp_path}/s",), durability="process", data_dir=data, checkpoint_calls=40)
+    listen, limits = (f"unix://{tmp_path}/s",), Limits(memory_bytes=1 << 20)
+    config = ServerConfig(listen, limits=limits, durability="process", data_dir=data, checkpoint_calls=40)
     thread = ServerThread(config)
     with connect(thread.addresses[0]) as client:
         client.register_partition("p", ["x"], 0, ["train"])

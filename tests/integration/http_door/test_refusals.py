@@ -211,7 +211,11 @@ def test_a_put_that_waits_when_the_server_stops_is_told_to_come_again(tmp_path: 
 
 def test_a_request_that_a_server_has_answered_is_known_to_its_next_life(tmp_path: Path) -> None:
     config = ServerConfig(
-        listen=(f"unix://{tmp_path}/s",), http_door="127.0.0.1:0", durability="disk", data_dir=tmp_path / "data"
+        listen=(f"unix://{tmp_path}/s",),
+        http_door="127.0.0.1:0",
+        limits=Limits(memory_bytes=1 << 20),
+        durability="disk",
+        data_dir=tmp_path / "data",
     )
     answers = []
     for life in range(2):
