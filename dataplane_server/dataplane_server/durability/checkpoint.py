@@ -50,6 +50,7 @@ _NAME = re.compile(r"checkpoint-(\d{20})")
 _UNFINISHED = ".unfinished"
 _PARTS = ("state", "verbs", "answers", "history")
 _CELLS = "_cells"
+_KINDS: dict[str, Any] = {"next_record": int, "now": (int, float), "extra": dict}
 
 
 class DamagedCheckpointError(Exception):
@@ -108,13 +109,13 @@ def load_checkpoint(path: Path, kind: type[Any] = DataPlane) -> Checkpoint[Any]:
         chunks = _Chunks(path, file)
         header = chunks.header()
         try:
-            parts = decode(chunks)
-        except ValueError as error:
+            parts = decode(chunks, chunks.size)
+            chunks.check_end()
+            _restore_cells(parts["history"], parts["state"].limits.remembered_events)
+            plane: Any = object.__new__(kind)
+            plane.parts = tuple(map(parts.__getitem__, _PARTS))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise chunks.damaged(str(error)) from error
-        chunks.check_end()
-    _restore_cells(parts["history"])
-    plane: Any = object.__new__(kind)
-    plane.parts = parts["state"], parts["verbs"], parts["answers"], parts["history"]
     return Checkpoint(plane, header["next_record"], header["now"], header["extra"])
 
 
@@ -178,18 +179,23 @@ class _Chunks:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
         self._file = file
-        self._size = os.fstat(file.fileno()).st_size
+        self.size = os.fstat(file.fileno()).st_size
 
     def header(self) -> dict[str, Any]:
         if self._file.read(len(_MAGIC)) != _MAGIC:
             raise self.damaged("it does not begin as a checkpoint")
-        header: dict[str, Any] = msgpack.unpackb(self.next())
-        wrote, reads = (header.get("version"), header.get("format")), (VERSION, FORMAT)
+        try:
+            header: dict[str, Any] = msgpack.unpackb(self.next())
+            wrote, reads = (header.get("version"), header.get("format")), (VERSION, FORMAT)
+        except (ValueError, AttributeError, msgpack.UnpackException) as error:
+            raise self.damaged(f"its header cannot be read: {error!r}") from error
         if wrote != reads:
             texts = " and this is ".join(f"version {version}, format {number}" for version, number in (wrote, reads))
             raise self.damaged(f"it was written by {texts}; start that version")
-        if header["build"] != _build():
+        if header.get("build") != _build():
             raise self.damaged(f"it was written by another build of version {VERSION}; start that build")
+        if not all(isinstance(header.get(name), kind) for name, kind in _KINDS.items()):
+            raise self.damaged(f"its header cannot be read: {header!r}")
         return header
 
     def next(self) -> bytearray:
@@ -215,8 +221,8 @@ class _Chunks:
 
     def _head(self) -> tuple[bytes, int]:
         head = self._file.read(_LENGTH.size + _CRC.size)
-        length: int = _LENGTH.unpack_from(head)[0] if len(head) == _LENGTH.size + _CRC.size else self._size
-        if length > self._size - self._file.tell():
+        length: int = _LENGTH.unpack_from(head)[0] if len(head) == _LENGTH.size + _CRC.size else self.size
+        if length > self.size - self._file.tell():
             raise self.damaged(f"it is cut, or changed, before byte {self._file.tell()}")
         return head, length
 
@@ -244,10 +250,14 @@ def _named_cells(plane: DataPlane) -> tuple[int, Int64Array, tuple[str, ...]]:
     return len(cells), known[same], tuple(map(ids.__getitem__, found[same].tolist()))
 
 
-def _restore_cells(history: History) -> None:
-    """The hashes of this process. A fact about every row of a partition names the partition itself."""
+def _restore_cells(history: History, limit: int) -> None:
+    """The hashes of this process. A fact about every row of a partition names the partition itself. limit: of the
+    events that the history remembers. ValueError, LookupError and TypeError for others than `_named_cells`.
+    """
     state = vars(history)
     size, known, ids = state[_CELLS]
+    if size != limit:
+        raise ValueError(f"a history of {size} events, where {limit} are remembered")
     cells = np.full(size, -1)  # no string has this hash
     cells[known] = np.fromiter(map(hash, ids), np.int64, len(ids))
     for record in state["_records"]:

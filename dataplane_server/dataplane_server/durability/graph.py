@@ -22,9 +22,10 @@ are already imported: nothing that the data name is imported, evaluated or calle
 from __future__ import annotations
 
 import enum
+import math
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count, repeat
 from types import FunctionType, MethodType
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol
@@ -77,12 +78,14 @@ def encode(roots: Mapping[str, object], instead: Mapping[str, object]) -> Graph:
         return _Encoder(roots, instead).encode()
 
 
-def decode(source: Source) -> dict[str, Any]:
-    """What was encoded. ValueError for other data, and for classes that the core does not have."""
+def decode(source: Source, most_bytes: int = sys.maxsize) -> dict[str, Any]:
+    """What was encoded. most_bytes: of the whole source, which bounds the memory that is taken before data come.
+    ValueError for other data, and for classes that the core does not have.
+    """
     try:
         with without_collection():
-            return _Decoder(*msgpack.unpackb(source.next())).decode(source)
-    except (LookupError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            return _Decoder(most_bytes, *msgpack.unpackb(source.next())).decode(source)
+    except (LookupError, TypeError, AttributeError, ArithmeticError, msgpack.UnpackException) as error:
         raise ValueError(f"not objects of this core: {error!r}") from error
 
 
@@ -309,6 +312,7 @@ class _Encoder:
 class _Decoder:
     def __init__(
         self,
+        most_bytes: int,
         texts: list[str],
         layouts: list[Any],
         kinds: list[Any],
@@ -316,6 +320,9 @@ class _Decoder:
         pieces: list[int],
         roots: dict[str, int],
     ) -> None:
+        if not 0 <= values <= most_bytes:
+            raise ValueError(f"{values} values in {most_bytes} bytes")
+        self._most_bytes = most_bytes
         self._classes = _classes()
         self._texts = texts
         self._layouts = [(self._open_class(name, names), names) for name, *names in layouts]
@@ -393,13 +400,19 @@ class _Decoder:
         if code == _ARRAY:
             return np.frombuffer(rest[2], _DTYPES[rest[0]]).reshape(rest[1]).copy()  # it owns its memory, to be resized
         if code == _LONG_ARRAY:
-            self._arrays.append(np.empty(rest[1], _DTYPES[rest[0]]))
-            return self._arrays[-1]
+            return self._long_array(_DTYPES[rest[0]], rest[1])
         if code == _SCALAR:
             return np.frombuffer(rest[1], _DTYPES[rest[0]])[0]
         if code == _MEMBER:
             return self._classes[rest[0]].__members__[rest[1]]
         return _TYPES[rest[0]] if code == _TYPE else self._method(*rest)
+
+    def _long_array(self, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
+        """An array whose content comes later."""
+        if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > self._most_bytes:
+            raise ValueError(f"an array of shape {shape} in {self._most_bytes} bytes")
+        self._arrays.append(np.empty(shape, dtype))
+        return self._arrays[-1]
 
     def _method(self, number: int, name: str) -> MethodType:
         owner = self._made[number]

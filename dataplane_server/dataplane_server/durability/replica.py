@@ -66,13 +66,19 @@ class Replica:
         return self.reader.header
 
     def advance(self) -> int:
-        """Apply some of the records that are complete now. Returns how many; 0 if there is none. LogDamagedError."""
+        """Apply some of the records that are complete now. Returns how many; 0 if there is none. LogDamagedError;
+        ValueError names a record whose calls no server has written.
+        """
         payloads = self.reader.read()
         for record, payload in enumerate(payloads, self.reader.next_record - len(payloads)):
             if self._goes_on_from_snapshot(record):
                 return 1
-            for self.at, call in decode_record(payload):
-                self._apply(call)
+            try:
+                for self.at, call in decode_record(payload):
+                    self._apply(call)
+            except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+                what = f"record {record} of the log in {self._folder} cannot be applied"
+                raise ValueError(f"{what}: {error!r}") from error
             self.log_bytes += len(payload)
         return len(payloads)
 

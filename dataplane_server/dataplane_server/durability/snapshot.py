@@ -36,6 +36,14 @@ FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _PIECE = 8 << 20
+_KINDS: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "dict[str, Any]": dict,
+    "dict[str, int]": dict,
+}
+"""What an entry of a manifest is, by the annotation of its field."""
 
 
 class SnapshotError(Exception):
@@ -90,9 +98,10 @@ def read_manifest(folder: Path) -> Manifest:
     """SnapshotError if the folder is no snapshot of this version."""
     try:
         manifest = Manifest(**json.loads((folder / "manifest.json").read_text()))
+        _check_kinds(manifest)
     except FileNotFoundError:
         raise SnapshotError(f"there is no snapshot {folder}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{folder}/manifest.json cannot be read: {error}") from error
     if (manifest.version, manifest.format) != (VERSION, FORMAT):
         wrote = f"version {manifest.version}, format {manifest.format}"
@@ -164,10 +173,26 @@ def _used_ranges(plane: DataPlane) -> Int64Array:
     return np.array([piece for piece in used if piece[1]], np.int64).reshape(-1, 2)
 
 
+def _check_kinds(manifest: Manifest) -> None:
+    """TypeError names an entry of another kind than it is written with."""
+    for field in dataclasses.fields(manifest):
+        value = getattr(manifest, field.name)
+        if not isinstance(value, _KINDS[str(field.type)]):
+            raise TypeError(f"{field.name} is {type(value).__name__} instead of {field.type}")
+    if not all(isinstance(rows, int) for rows in manifest.rows.values()):
+        raise TypeError("rows are not numbers of rows")
+
+
 def _checked_ranges(folder: Path, manifest: Manifest) -> Int64Array:
-    data = (folder / "ranges").read_bytes()
-    _check(folder / "ranges", xxh3_64_hexdigest(data), manifest.ranges)
-    return np.frombuffer(data, np.int64).reshape(-1, 2)
+    path, most = folder / "ranges", (folder / "values").stat().st_size
+    data = path.read_bytes()
+    _check(path, xxh3_64_hexdigest(data), manifest.ranges)
+    ranges = np.frombuffer(data[: len(data) // 16 * 16], np.int64).reshape(-1, 2)
+    begins, ends = ranges[:, 0], ranges.sum(axis=1)
+    inside = len(data) % 16 == 0 and ((ranges >= 0) & (ranges <= most)).all() and (ends <= most).all()
+    if not inside or (ends[:-1] > begins[1:]).any():
+        raise SnapshotError(f"{path} is not of this snapshot: its ranges overlap, or exceed the {most} bytes of values")
+    return ranges
 
 
 def _check(path: Path, found: str, expected: str) -> None:

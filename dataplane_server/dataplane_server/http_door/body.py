@@ -120,4 +120,7 @@ def _number(what: str, value: object) -> int:
 
 
 def _shown(value: object) -> str:
-    return json.dumps(value)[:80]
+    try:
+        return json.dumps(value)[:80]
+    except RecursionError:
+        return "a value that is nested too deeply to show"

@@ -1,0 +1,43 @@
+"""What one input may cost: a second of CPU time and 100 MB of memory for each KiB of it, whatever it holds.
+
+CPU time of the thread and the peak of the process's memory do not depend on what else the machine does. The peak grows
+only with an input that needs more than all before it, so a run of a target finds its most expensive inputs.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+
+Target = Callable[[bytes], None]
+
+CPU_S = 1.0
+MEMORY_BYTES = 100_000_000
+
+
+class TooExpensiveError(AssertionError):
+    """An input costs more than any of its size may."""
+
+
+def bounded(target: Target, cpu_s: float = CPU_S) -> Target:
+    """The target, which also raises TooExpensiveError. Its first call is free: it builds what all inputs share."""
+    begun = False
+
+    def measured(data: bytes) -> None:
+        nonlocal begun
+        memory, seconds = _peak_bytes(), time.thread_time()
+        target(data)
+        seconds, memory = time.thread_time() - seconds, _peak_bytes() - memory
+        units = 1 + len(data) / 1024
+        if begun and (seconds > cpu_s * units or memory > MEMORY_BYTES * units):
+            raise TooExpensiveError(
+                f"{len(data)} bytes cost {seconds:.2f} s of CPU time and {memory >> 20} MiB of memory"
+            )
+        begun = True
+
+    return measured
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,288 @@
+"""The seeds of the corpus: what a client says to a server from registration to clear, and files that a server wrote.
+
+`python -m tests.fuzz seeds` writes them anew. Other files of the corpus, which fuzzing has found, stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import chain
+from typing import Any
+
+import msgpack
+import numpy as np
+import torch
+from google.protobuf.message import Message
+from tests.fuzz import disk_targets
+from tests.fuzz.inputs import CUT, DELETE, FLIP, INSERT, OVERWRITE, edit, joined
+from tests.fuzz.targets import CORPUS
+from tests.fuzz.wire_targets import VERBS
+from tests.fuzz.world import SERVICE, World, loop, put_frame, register
+
+from dataplane_client._column_messages import column_message
+from dataplane_client._object_values import ObjectPacker
+from dataplane_client.filters import filter_message
+from dataplane_client.wire_columns import encode_columns
+from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.durability.log_reader import LogReader
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import local_pb2
+from rl_dataplane.v1.frames import frame_prefix
+from rl_dataplane.v1.local_frames import HEAD, SHARED_METHODS, TRACED
+
+EXPRESSIONS = [
+    "std > 0.1 and source in ('math', 'code') and not n is null",
+    "0.5 <= std < 1e999 or tags['any name'] != \"it's\"",
+    "sequence_length >= 1 and staleness <= 1 and not (std == -1 or n is not null)",
+    "source not in [] and std != True",
+    "((a == 1) or (b == 2)) and c > -9223372036854775808",
+    "not not std == 0x1_0",
+    "x is None",
+    "std >",
+    "(" * 150 + "a == 1" + ")" * 150,
+    "a == " + "-" * 300 + "1",
+    " or ".join(f"t{number} == {number}" for number in range(40)),
+]
+OBJECTS: list[object] = [
+    None,
+    {"role": "user", "content": "2 + 2?", 3: [True, 1.5, -7, 1 << 63]},
+    (1, (), [b"x"]),
+    np.arange(6, dtype=np.int16).reshape(2, 3),
+    np.array(["a", "bcd"]),
+    np.float32(1.5),
+    np.str_("a\0"),
+    torch.arange(4, dtype=torch.bfloat16),
+    torch.zeros(2, 0, dtype=torch.bool),
+    [[[]]] * 40,
+]
+BODIES = [
+    '{"samples": [{"sample_id": "s9", "fields": {"x": [1, 2], "y": 0.5, "o": {"a": [null]}}, "tags": {"std": 1e3}}]}',
+    '{"samples": [{"sample_id": "s8", "fields": {"z": [true]}}, {"sample_id": "s7", "fields": {"z": []}}],'
+    ' "request_id": "q", "group_id": "g", "weight_version": 7, "dtypes": {"z": "bool"}}',
+    '{"samples": [{"sample_id": "s\\ud800", "sequence_length": -1}], "weight_version": 1e400}',
+    '{"samples": [{"sample_id": "s", "fields": {"o": ' + "[" * 200 + "]" * 200 + "}}]}",
+    '{"samples": ' + '{"a":' * 970 + "1" + "}" * 970 + "}",
+    '{"samples": [], "dtypes": {"x": "float16"}, "unknown": NaN}',
+    '{"samples": [{"sample_id": "s", "fields": {"y": 1' + "0" * 400 + "}}]}",
+]
+
+
+class Traffic:
+    """Calls of one client, recorded as they are sent: verb, request, and the values behind a header."""
+
+    def __init__(self) -> None:
+        self._world = World()
+        self.sent: list[tuple[str, Message, bytes]] = []
+
+    async def record(self) -> None:
+        await self._world.fill()
+        session = next(info.session_id for info in self._world.plane.list_sessions(0.0))
+        where = filter_message(EXPRESSIONS[0], "claim")
+        await self._say("ExtendPartition", request_id="e", fields=["z"], tasks=["c"], num_samples=9)
+        await self._say("SetWeightVersion", request_id="v", version=4)
+        policy = pb.TaskPolicy(max_staleness=2, order=pb.CLAIM_ORDER_HIGHEST_TAG, order_tag="std", where=where)
+        flow = pb.FlowPolicy(max_rows=9, when_full=pb.WHEN_FULL_EVICT, band=pb.DrawBand(samples_per_insert=2, most=9))
+        await self._say("SetPolicies", request_id="p", tasks={"c": policy}, flow=flow)
+        await self._say("PutSamples", Traffic.put("u", ["s2", "s3"]), b"\1" * 8)
+        claim: dict[str, Any] = {"task": "b", "required_fields": ["x"], "batch_size": 2, "session_id": session}
+        grant = await self._say("ClaimSamples", request_id="k", mode=pb.CLAIM_MODE_ACKNOWLEDGED, **claim)
+        await self._say("ReadColumns", sample_ids=grant.sample_ids, fields=["x", "o"], generations=grant.generations)
+        column = pb.Column(name="z", kind=pb.FIELD_KIND_DENSE, data_type=pb.DATA_TYPE_UINT8)
+        commit = pb.CommitClaimHeader(request_id="m", claim_id=grant.claim_id, columns=[column])
+        await self._say("CommitClaim", commit, b"\7\7")
+        claim |= {"task": "a", "min_size": 1, "required_fields": ["y"]}
+        shard = await self._say("ClaimShard", request_id="h", dp_world=1, balance=pb.SHARD_BALANCE_TOKENS, **claim)
+        await self._say("AdoptClaim", request_id="d", claim_id=shard.claim.claim_id, session_id=session)
+        await self._say("ReleaseClaim", request_id="l", claim_id=shard.claim.claim_id, reason="why")
+        draw: dict[str, Any] = {
+            "strategy": pb.DRAW_STRATEGY_PRIORITIZED,
+            "priority_tag": "std",
+            "where": where,
+            "seed": 3,
+        }
+        await self._say("DrawSamples", request_id="w", batch_size=1, **draw)
+        group: dict[str, Any] = {"group_id": "g", "sample_ids": ["g0"], "session_id": session, "weight_version": 4}
+        reserved = await self._say("ReserveGroup", request_id="n", **group)
+        await self._say("PutSamples", Traffic.put("o", ["g0"], reserved.reservation_id), b"\2" * 4)
+        await self._say("FinishGroup", request_id="i", reservation_id=reserved.reservation_id)
+        await self._say("AbortGroup", request_id="j", reservation_id=reserved.reservation_id, reason="late")
+        await self._say("ResetTask", request_id="s", task="b", whole_task=True)
+        for verb in ("GetPartition", "ListPartitions", "GetServerStatus", "ListSessions", "ListClaims"):
+            await self._say(verb)
+        await self._say("GetConsumptionStatus", tasks=["a", "b"])
+        await self._say("ListDeadLetters", task="a")
+        await self._say("GetSample", sample_id="s0")
+        await self._say("ListSamples", task="a", states=["untaken"], where=where, page_size=2)
+        await self._say("ClearSamples", request_id="c", sample_ids=["s0"], where=where)
+        await self._say("ClosePartition", request_id="t")
+        await self._say("CreateSnapshot", request_id="x", snapshot="a")
+        await self._say("DropPartition", request_id="y")
+        await self._say("RegisterPartition", register())
+        self._world.end()
+
+    @staticmethod
+    def put(request_id: str, ids: list[str], reservation_id: str = "") -> pb.PutSamplesHeader:
+        return pb.PutSamplesHeader(
+            request_id=request_id,
+            partition_id="p",
+            sample_ids=ids,
+            columns=[pb.Column(name="y", kind=pb.FIELD_KIND_DENSE, data_type=pb.DATA_TYPE_FLOAT32)],
+            row_tags=[msgpack.packb({"std": 0.25})] * len(ids),
+            reservation_id=reservation_id,
+            once=["y"],
+        )
+
+    async def _say(self, verb: str, given: Any = None, values: bytes = b"", **fields: Any) -> Any:
+        method = SERVICE.methods_by_name[verb]
+        kind = getattr(pb, method.input_type.name)
+        if given is None:
+            known = {"partition_id": "p"} if "partition_id" in kind.DESCRIPTOR.fields_by_name else {}
+            given = kind(**known, **fields)
+        self.sent.append((verb, given, values))
+        with contextlib.suppress(Refusal):
+            return await self._world.call(verb, over_grpc(verb, given, values))
+
+
+def over_grpc(verb: str, message: Message, values: bytes) -> bytes:
+    """A request as `World.call` takes it."""
+    data = message.SerializeToString()
+    if SERVICE.methods_by_name[verb].client_streaming:
+        return joined([frame_prefix(data, 0, len(values)) + values])
+    return data
+
+
+def over_local(verb: str, message: Message, values: bytes) -> bytes:
+    """A request as a client of the same host sends it."""
+    if verb in SHARED_METHODS:
+        number = SHARED_METHODS[verb]
+    elif isinstance(message, pb.ReadColumnsRequest):
+        number = local_pb2.LOCAL_METHOD_READ
+        message = local_pb2.LocalReadRequest(request=message, handle=5, inline_bytes=len(message.sample_ids) << 6)
+    elif isinstance(message, pb.PutSamplesHeader):
+        number, message = local_pb2.LOCAL_METHOD_PUT, local_pb2.LocalPutRequest(header=message, handle=6, values=values)
+    else:
+        number = local_pb2.LOCAL_METHOD_COMMIT
+        message = local_pb2.LocalCommitRequest(header=message, handle=7, values=values)  # type: ignore[arg-type]
+    return _framed(number, message.SerializeToString())
+
+
+def _framed(method: int, body: bytes = b"") -> bytes:
+    return HEAD.pack(len(body), method) + body
+
+
+def seeds() -> dict[str, list[bytes]]:
+    """The seeds of each target."""
+    traffic = Traffic()
+    loop().run_until_complete(traffic.record())
+    sent = [bytes([VERBS.index(call[0])]) + over_grpc(*call) for call in traffic.sent]
+    messages = {f"{verb} {len(data)}": data for (verb, *_), data in zip(traffic.sent, sent, strict=True)}
+    local = [over_local(*one) for one in traffic.sent]
+    frames = [frame_prefix(m.SerializeToString(), 0, len(v)) + v for _, m, v in traffic.sent if v]
+    commit = pb.CommitClaimHeader(request_id="m", claim_id="c").SerializeToString()
+    filters = [filter_message(text, "seed") for text in EXPRESSIONS[:6]]
+    return {
+        "frame": [put_frame(), *frames, frame_prefix(None, 7, 3) + b"abc", b"\x12\x03\x12\x01a\x0a\x00"],
+        "stream": [
+            b"\x05\x00" + joined([frame_prefix(commit, 0, 2) + b"ab", frame_prefix(None, 2, 3) + b"cde"]),
+            b"\x00\x00" + joined([frame_prefix(commit, 0, 0)]),
+            b"\x01\x00" + joined([frame_prefix(b"", 0, 0), frame_prefix(b"", 0, 1) + b"x"]),
+        ],
+        "requests": [joined(sent), *(joined([one]) for one in messages.values())],
+        "local": [
+            b"".join(local),
+            *local,
+            _hand_over(),
+            b"".join(local[:3])[:-3],
+            _framed(local_pb2.LOCAL_METHOD_JOIN),
+        ],
+        "http": [body.encode() for body in BODIES],
+        "filter_expression": [text.encode() for text in EXPRESSIONS],
+        "filter_terms": [message.SerializeToString() for message in filters if message is not None],
+        "objects": [joined([ObjectPacker().pack(value)]) for value in OBJECTS],
+        "columns": _columns(),
+        "data_directory": _damage(sorted(disk_targets.base_directory().files)),
+        "log_records": _records(),
+        "checkpoint": _of_pieces(disk_targets.base_chunks()),
+        "snapshot": [
+            joined([]),
+            joined([b'{"format": 2}']),
+            joined([b'{"values_bytes": "many", "rows": null}']),
+            joined([b"["]),
+            joined([b"[" * 2000]),
+            joined([b"", edit(OVERWRITE, 8, content=b"\xff" * 8)]),
+            joined([b"", edit(OVERWRITE, 8, content=b"\xff" * 6 + b"\x00\x00")]),
+            joined([b"", edit(CUT, 9)]),
+            joined([b"", b"", edit(FLIP, 200, 3)]),
+            joined([b"", b"", b"", edit(FLIP, 10, 3)]),
+        ],
+    }
+
+
+def _hand_over() -> bytes:
+    """A put into the arena: reserve, finish; a lease, and its release before and after."""
+    put = local_pb2.LocalPutRequest(handle=1)
+    put.header.CopyFrom(Traffic.put("z", ["s5"]))
+    request = pb.ReadColumnsRequest(partition_id="p", sample_ids=["s0"], fields=["x"])
+    read = local_pb2.LocalReadRequest(handle=2, request=request)
+    traced = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    return b"".join(
+        [
+            _framed(local_pb2.LOCAL_METHOD_PUT, put.SerializeToString()),
+            _framed(local_pb2.LOCAL_METHOD_FINISH_WRITE, local_pb2.FinishWriteRequest(handle=1).SerializeToString()),
+            _framed(local_pb2.LOCAL_METHOD_READ, read.SerializeToString()),
+            _framed(local_pb2.LOCAL_METHOD_LET_GO, local_pb2.LetGoRequest(handles=[2, 3]).SerializeToString()),
+            _framed(local_pb2.LOCAL_METHOD_READ | TRACED, traced + read.SerializeToString()),
+        ]
+    )
+
+
+def _columns() -> list[bytes]:
+    fields = {
+        "x": [torch.arange(2), torch.arange(3)],
+        "y": torch.ones(2, 3, dtype=torch.float16),
+        "b": np.array([True, False]),
+        "o": np.array([{"a": 1}, None], object),
+    }
+    columns = encode_columns(fields)
+    found = [(columns, b"".join(bytes(column.values) for column in columns))]
+    found += [([column], bytes(column.values)) for column in columns]
+    headers = [pb.ReadColumnsHeader(columns=map(column_message, some)) for some, _ in found]
+    return [b"\x02" + joined([h.SerializeToString(), values]) for h, (_, values) in zip(headers, found, strict=True)]
+
+
+def _records() -> list[bytes]:
+    folder = disk_targets.written_directory()
+    reader = LogReader(folder, 0)
+    records = list(chain.from_iterable(iter(reader.read, [])))
+    calls = [msgpack.unpackb(record, use_list=True) for record in records]
+    mistyped = [msgpack.packb([now, name, *fields[:-1], {}]) for now, name, *fields in calls]
+    return [joined(records), *(joined([record]) for record in records), joined([records[0], *mistyped[1:]])]
+
+
+def _damage(names: list[str]) -> list[bytes]:
+    """Each file cut, flipped in its middle, zeroed, without some bytes, or gone."""
+    kinds = [
+        edit(CUT, 30),
+        edit(FLIP, 200, 1),
+        edit(OVERWRITE, 300, content=bytes(64)),
+        edit(DELETE, 100, 5),
+        edit(INSERT, 65535, content=b"\xd1REC\x01"),
+        disk_targets.GONE,
+    ]
+    return [b"", *(joined([b""] * number + [kind]) for number in range(len(names)) for kind in kinds)]
+
+
+def _of_pieces(chunks: list[bytes]) -> list[bytes]:
+    kinds = [edit(CUT, 20), edit(FLIP, 40, 2), edit(OVERWRITE, 10, content=b"\xcf" + b"\x7f" * 8), edit(DELETE, 3, 1)]
+    return [b"", *(joined([b""] * number + [kind]) for number in range(len(chunks)) for kind in kinds)]
+
+
+def write_seeds() -> None:
+    """Write the seeds in place of those that are there."""
+    for name, inputs in seeds().items():
+        folder = CORPUS / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("seed-*"):
+            path.unlink()
+        for number, data in enumerate(inputs):
+            (folder / f"seed-{number:02}").write_bytes(data)
