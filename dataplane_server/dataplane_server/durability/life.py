@@ -27,6 +27,7 @@ from dataplane_server.collection import without_collection
 from dataplane_server.core.calls.life_calls import LeaveFor, Recover, Restored
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.requests import ClearSamples
+from dataplane_server.core.state.issued_ids import new_incarnation
 from dataplane_server.durability.checkpoint import DamagedCheckpointError, checkpoints
 from dataplane_server.durability.checksums import Damaged
 from dataplane_server.durability.group_commit import GroupCommit
@@ -109,7 +110,7 @@ class Life:
         listens.
         """
         if self.recovery is not None and self.recovery.restored:
-            self.plane.apply(Restored(uuid.uuid4().hex[:12], time.time_ns() // 1000), self.now())
+            self.plane.apply(Restored(new_incarnation(), time.time_ns() // 1000), self.now())
         self.plane.apply(Recover(self.held, _RECONNECT_S, defer_frees=self.commits is not None), self.now())
         self.plane.take_effects()
 
@@ -183,7 +184,7 @@ def _is_new(folder: Path, arena: Arena) -> bool:
 
 
 def _first(terms: Terms, arena: Arena) -> Life:
-    origin = {"incarnation": uuid.uuid4().hex[:12], "first_generation": time.time_ns() // 1000}
+    origin = {"incarnation": new_incarnation(), "first_generation": time.time_ns() // 1000}
     plane = LoggedPlane(terms.limits, **origin)  # type: ignore[arg-type]
     log = _new_log(terms, 0, _header(origin, terms, 1, time.monotonic()))
     commits = _logged(terms, plane, arena, log)

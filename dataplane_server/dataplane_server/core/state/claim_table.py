@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Epochs, Slots
+from dataplane_server.core.state.issued_ids import number_of_claim
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.tasks.deliveries import How
@@ -122,9 +123,7 @@ class ClaimTable:
 
     def _fence(self, claim_id: str) -> int:
         """The number of a claim of this server life; 0 for anything else."""
-        incarnation, _, number = claim_id.rpartition("-")
-        ours = incarnation == self._state.incarnation and number.isdecimal() and len(number) < 20
-        return int(number) if ours else 0
+        return number_of_claim(self._state.incarnation, claim_id)
 
     def report(self, what: str, claim: OpenClaim, left: Slots, reason: str = "", who: str = "") -> None:
         """Add to the history of the rows that are left of a claim."""
@@ -160,6 +159,13 @@ class ClaimTable:
 
     def get(self, claim_id: str) -> OpenClaim | None:
         return self._open.get(claim_id)
+
+    def partition_of(self, claim_id: str) -> str | None:
+        """The partition of an open or remembered claim."""
+        claim, ended = self._open.get(claim_id), self._ended.get(claim_id)
+        if claim is not None:
+            return claim.partition.partition_id
+        return None if ended is None else ended.partition_id
 
     def committed_shard(self, claim_id: str) -> int | None:
         """The number of rows of a shard's claim, if it is remembered as committed; else None."""

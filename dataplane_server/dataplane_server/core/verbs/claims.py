@@ -27,6 +27,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AdoptClaim, ClaimCall, ClaimSamples, ClaimShard, ReleaseClaim
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
+from dataplane_server.core.state import issued_ids
 from dataplane_server.core.state.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.state.delays import Due
 from dataplane_server.core.state.partition import Partition
@@ -65,7 +66,7 @@ class Claims:
         sample_ids = tuple(rows.ids(slots))
         claim_id = who = ""
         if not consume:
-            claim_id = f"{self._state.incarnation}-{self._state.ticket()}"
+            claim_id = issued_ids.claim_id(self._state.incarnation, self._state.ticket())
             shard = (call.step, call.dp_rank) if isinstance(call, ClaimShard) else None
             claim = OpenClaim(
                 claim_id, partition, call.task, slots, rows.epochs(slots), sample_ids, now, shard, of_step=bool(shard)
