@@ -189,13 +189,26 @@ def snapshot_description(message: pb.Snapshot) -> SnapshotDescription:
     return SnapshotDescription(message.name, taken, message.rows, message.values_bytes)
 
 
+@dataclass(frozen=True)
+class MemoryHolder:
+    """What a client holds of the server's memory, in bytes. lent: to its puts under way. leased: what it reads or views
+    now. owed: what has been cleared or replaced of that, and returns only when the client lets go of it.
+    """
+
+    client_name: str
+    lent_bytes: int
+    leased_bytes: int
+    owed_bytes: int
+
+
 @dataclass(frozen=True, repr=False)
 class ServerStatus:
     """The whole server. memory_used_bytes: values of resident rows, puts under way, cleared rows still being sent.
 
     largest_free_bytes: the longest free run of memory. longest_put_wait_s: seconds that the oldest put waiting for
         space has waited; None when none waits. draining: the server is shutting down. durability: what rows survive:
-        "memory", "process" or "disk"; "" if the server does not tell.
+        "memory", "process" or "disk"; "" if the server does not tell. held_bytes: what no clear frees: puts under way,
+        and cleared or replaced rows that clients still read. holders: the ten clients that hold most, then the others.
     """
 
     version: str
@@ -211,6 +224,8 @@ class ServerStatus:
     draining: bool = False
     max_rows: int = 0
     durability: str = ""
+    held_bytes: int = 0
+    holders: tuple[MemoryHolder, ...] = ()
 
     def __repr__(self) -> str:
         used, budget = self.memory_used_bytes / (1 << 20), self.memory_budget_bytes / (1 << 20)
@@ -331,6 +346,11 @@ def server_status(message: pb.GetServerStatusResponse) -> ServerStatus:
         draining=message.draining,
         max_rows=message.max_rows,
         durability=message.durability,
+        held_bytes=message.held_bytes,
+        holders=tuple(
+            MemoryHolder(held.client_name, held.lent_bytes, held.leased_bytes, held.owed_bytes)
+            for held in message.holders
+        ),
     )
 
 

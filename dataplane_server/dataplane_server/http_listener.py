@@ -7,30 +7,40 @@ queue. So clients that send half a request, or do not read what they asked for, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataplane_server.accepting import accept_forever
 from dataplane_server.observe.log import get_log
 
 if TYPE_CHECKING:
+    import ssl
+
     from aiohttp import web
+
+    from dataplane_server.access.tls import Tls
+
+R = TypeVar("R", bound="web.StreamResponse")
 
 _BACKLOG = 128
 _PAUSE_S = 0.02
+_HANDSHAKE_S = 5.0
 
 
 class HttpListener:
     """A listener on the running event loop: `start`, then `stop`. name: its name in the log. most: connections at the
-    same time. max_s: how long each may last, in seconds.
+    same time. max_s: how long each may last, in seconds. tls: None for plain HTTP.
     """
 
-    def __init__(self, name: str, most: int, max_s: float) -> None:
+    def __init__(self, name: str, most: int, max_s: float, tls: Tls | None = None) -> None:
         self._name = name
         self._most = most
         self._max_s = max_s
+        self._tls = tls
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
         self._accepting: list[asyncio.Task[None]] = []
 
@@ -48,25 +58,37 @@ class HttpListener:
         return port
 
     async def stop(self) -> None:
-        for task in self._accepting:
+        ending = [*self._accepting, *self._handshakes]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         if self._runner is not None:
             await self._runner.cleanup()
 
     async def _serve(self, peer: socket.socket) -> None:
         """Serve a connection. Returns when another one may be open beside it."""
-        loop, server = asyncio.get_running_loop(), None if self._runner is None else self._runner.server
+        server = None if self._runner is None else self._runner.server
         if server is None:
             return peer.close()
-        transport, _ = await loop.connect_accepted_socket(server, peer)
-        loop.call_later(self._max_s, transport.abort)
-        while len(server.connections) >= self._most:  # noqa: ASYNC110  # aiohttp has no event for their end
+        if self._tls is None:
+            await self._open(server, peer)
+        else:
+            handshake = asyncio.create_task(self._open(server, peer, self._tls.http_context()))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
+        while len(server.connections) + len(self._handshakes) >= self._most:  # noqa: ASYNC110  # aiohttp has no event
             await asyncio.sleep(_PAUSE_S)
         return None
 
+    async def _open(self, server: web.Server, peer: socket.socket, context: ssl.SSLContext | None = None) -> None:
+        """Begin a connection, with a handshake if there is a context; one that fails is the peer's affair."""
+        loop, limit = asyncio.get_running_loop(), None if context is None else _HANDSHAKE_S
+        with contextlib.suppress(OSError):
+            transport, _ = await loop.connect_accepted_socket(server, peer, ssl=context, ssl_handshake_timeout=limit)
+            loop.call_later(self._max_s, transport.abort)
 
-def only(response: web.Response) -> web.Response:
+
+def only(response: R) -> R:
     """A response that ends its connection."""
     response.force_close()
     return response

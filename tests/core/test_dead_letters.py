@@ -117,3 +117,9 @@ def test_dead_letters_of_what_is_not_there_are_refused(twice: Caller, partition_
     reason = Reason.PARTITION_NOT_FOUND if partition_id == "nowhere" else Reason.TASK_NOT_REGISTERED
     with twice.refuses(reason):
         twice.plane.dead_letters(partition_id, task)
+
+
+def test_more_deliveries_than_are_counted_cannot_be_asked_for(caller: Caller) -> None:
+    caller.register(max_deliveries=65_535)
+    with caller.refuses(Reason.INVALID_REQUEST, "max_deliveries must be 0 to 65535, got 65536"):
+        caller.register(max_deliveries=65_536)

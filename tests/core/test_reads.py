@@ -193,3 +193,14 @@ def test_a_range_that_is_none_is_refused(
 ) -> None:
     with tokens.refuses(reason, *words):
         tokens.read(["s1", "s2", "s3"], "a", tokens=(starts, ends))
+
+
+def test_a_read_of_values_in_too_many_pieces_is_refused_at_once(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(memory_bytes=4096, max_read_pieces=4)
+    caller.register()
+    ids = ["s1", "s2", "s3"]
+    caller.put(caller.put_call(ids, {"a": [3, 4, 5], "b": [1, 2, 2]}))
+    assert len(caller.read(ids, "a", "b").runs) == 2
+    with caller.refuses(Reason.LIMIT_REACHED, "3 rows and 2 fields lie in 6 pieces", "max_read_pieces", "fewer rows"):
+        caller.read(ids[::-1], "a", "b")
+    assert len(caller.read(ids[::-1], "a").runs) == 3

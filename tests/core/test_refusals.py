@@ -484,6 +484,7 @@ def test_a_refusal_is_short_however_long_the_name_it_tells(world: World, call: C
 
 def test_every_reason_of_the_core_is_tested_here() -> None:
     told_at_deadlines = {Reason.NO_SPACE, Reason.CLAIM_TIMEOUT}  # test_admission, test_claims
-    not_of_the_core = {Reason.MALFORMED_STREAM, Reason.SNAPSHOT_FAILED}  # frames and files are the service's business
+    of_frames_and_files = {Reason.MALFORMED_STREAM, Reason.SNAPSHOT_FAILED}
+    not_of_the_core = of_frames_and_files | {Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED}
     tested = {reason for _, _, reason, _ in REFUSED} | {reason for _, reason in AFTER_A_CHANGE}
     assert tested | told_at_deadlines | not_of_the_core == set(Reason)

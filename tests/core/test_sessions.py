@@ -365,3 +365,64 @@ def test_of_two_sessions_that_expire_at_once_neither_is_granted_the_rows_of_the_
     assert one.session_id == (holder if holder_first else waiting)
     assert isinstance(granted, Granted)
     assert (granted.ticket, granted.grant.sample_ids) == (heir.ticket, ("s1",))
+
+
+# -- room for new ones -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(new_caller: Callable[..., Caller]) -> tuple[Caller, list[str]]:
+    """A plane with as many sessions as may be, of an hour each. The first three hold a claim, a group, and a place in a
+    queue; the others hold nothing, and the last is a second younger.
+    """
+    caller = new_caller(max_sessions=5)
+    caller.register()
+    caller.put_rows(["s1"], "a")
+    ids = [caller.open_session(3600.0) for _ in range(4)]
+    caller.take("a", session_id=ids[0])
+    caller.reserve("g", ["g1"], ids[1])
+    assert isinstance(caller.apply(caller.claim_call("b", session_id=ids[2])), Waiting)
+    caller.pass_time(1.0)
+    ids.append(caller.open_session(3600.0))
+    return caller, ids
+
+
+def open_ones(caller: Caller) -> list[str]:
+    return [session.session_id for session in caller.plane.list_sessions(caller.now)]
+
+
+def test_those_that_hold_nothing_and_are_silent_make_room_for_a_new_one(crowded: tuple[Caller, list[str]]) -> None:
+    caller, ids = crowded
+    caller.pass_time(900.0)
+    new = caller.open_session()
+    assert open_ones(caller) == [*ids[:3], new]
+    assert [(told.session_id, told.silent_s) for told in caller.plane.take_effects()] == [  # type: ignore[union-attr]
+        (ids[3], 901.0),
+        (ids[4], 900.0),
+    ]
+    assert caller.plane.totals().sessions_ended == {"closed": 0, "expired": 2}
+    with caller.refuses(Reason.SESSION_EXPIRED, ids[3]):
+        caller.apply(OpenSession(ids[3], "client", None))
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 9.9])
+def test_those_that_were_heard_within_the_default_grace_stay(
+    crowded: tuple[Caller, list[str]], silent_s: float
+) -> None:
+    caller, ids = crowded
+    caller.pass_time(900.0)
+    for session_id in ids[3:]:
+        caller.apply(Heartbeat(session_id))
+    caller.pass_time(silent_s)
+    with caller.refuses(Reason.LIMIT_REACHED, "5 sessions are open already"):
+        caller.open_session()
+    assert open_ones(caller) == ids
+    caller.plane.take_effects()
+
+
+def test_without_need_they_live_for_their_grace(crowded: tuple[Caller, list[str]]) -> None:
+    caller, ids = crowded
+    caller.pass_time(900.0)
+    caller.apply(CloseSession(ids[0]))
+    new = caller.open_session()
+    assert open_ones(caller) == [*ids[1:], new]

@@ -91,6 +91,8 @@ MOVED: dict[str, tuple[dict[str, str], float]] = {
     "dataplane_stored_bytes": ({"partition": "p"}, BYTES * 3 / 4),
     "dataplane_memory_used_bytes": ({}, BYTES * 3 / 4),
     "dataplane_memory_budget_bytes": ({}, 1 << 20),
+    "dataplane_memory_held_bytes": ({}, 0),
+    "dataplane_client_held_bytes": ({"client": "others", "kind": "lent"}, 0),
     "dataplane_max_rows": ({}, 4_000_000),
     "dataplane_serving": ({}, 1),
     "dataplane_build_info": ({"version": VERSION}, 1),

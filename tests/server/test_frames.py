@@ -56,6 +56,30 @@ async def test_a_stream_that_stalls_is_given_up(sent: list[pb.PutSamplesRequest]
     assert caught.value.reason is Reason.MALFORMED_STREAM
 
 
+@pytest.mark.parametrize("frame", [b"x", b""], ids=["bytes", "nothing"])
+async def test_a_stream_that_never_stalls_must_end_in_time_all_the_same(frame: bytes) -> None:
+    async def trickle() -> AsyncIterator[bytes]:
+        yield chunk(0, b"", HEADER).SerializeToString()
+        for number in range(1000):
+            await asyncio.sleep(0.01)
+            yield chunk(number if frame else 0, frame).SerializeToString()
+
+    reader = reader_of(trickle(), stall_timeout_s=0.1)
+    with pytest.raises(Refusal, match=r"0.1 s, and all values that and a second for each 64 KiB"):
+        await received(reader, 1000)
+    assert reader.received_bytes < 100
+
+
+async def test_a_large_stream_has_more_time() -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield chunk(0, b"", HEADER).SerializeToString()
+        for number in range(8):
+            await asyncio.sleep(0.02)
+            yield chunk(number << 13, bytes(1 << 13)).SerializeToString()
+
+    assert len(await received(reader_of(slow(), stall_timeout_s=0.06), 1 << 16)) == 1 << 16
+
+
 async def test_chunks_before_a_broken_one_are_handed_on() -> None:
     reader = reader_of(stream(chunk(0, b"ab", HEADER), chunk(9, b"c")))
     await reader.first()

@@ -1,25 +1,102 @@
-"""The HTTP listener, beside clients that stop half-way."""
+"""The HTTP listener: long scrapes beside calls, clients that stop half-way, scrapers that do not read."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.requests import DropPartition, RegisterPartition
+from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.observe.http import MAX_CONNECTIONS, HttpSide
+from dataplane_server.observe.http import MAX_CONNECTIONS, MAX_SCRAPES, HttpSide
 from dataplane_server.observe.metrics import Metrics
+
+PARTITIONS, TASKS = 64, 64
+SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+
+Ask = Callable[[bytes], Coroutine[Any, Any, bytes]]
+
+
+def big_plane() -> DataPlane:
+    """A plane with a hundred thousand series: 20 MB of text, which no socket holds unread."""
+    plane, tasks = DataPlane(Limits(memory_bytes=1 << 20)), tuple(f"{task:0100}" for task in range(TASKS))
+    for number in range(PARTITIONS):
+        plane.apply(RegisterPartition(f"r{number}", Definition(f"p{number}", ("a",), tasks)), 0.0)
+    return plane
+
+
+@asynccontextmanager
+async def serving(plane: DataPlane, max_s: float) -> AsyncIterator[tuple[int, Ask]]:
+    """The port of a listener, and what asks it and reads to the end."""
+    side = HttpSide(Metrics(plane, lambda: True), lambda: True, max_s=max_s)
+    port = await side.start("127.0.0.1", 0)
+
+    async def ask(request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        answer = await asyncio.wait_for(reader.read(), 20.0)
+        writer.close()
+        return answer
+
+    try:
+        yield port, ask
+    finally:
+        await side.stop()
+
+
+async def test_other_calls_are_served_while_a_long_scrape_goes_on() -> None:
+    async with serving(big_plane(), 20.0) as (_, ask):
+        scrape, healthy = asyncio.create_task(ask(SCRAPE)), 0
+        while not scrape.done():
+            answer = await ask(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            healthy += answer.endswith(b"ok\n")
+        assert (await scrape).count(b"dataplane_task_rows{") == 5 * PARTITIONS * TASKS
+        assert healthy > 5
+
+
+def test_a_partition_that_goes_while_it_is_scraped_is_there_with_all_of_its_series_or_not_at_all() -> None:
+    plane = big_plane()
+    turns = Metrics(plane, lambda: True).turns()
+    text = [next(turns)]
+    plane.apply(DropPartition("drop", f"p{PARTITIONS - 1}"), 0.0)
+    text += turns
+    counts = {
+        family.name: len({sample.labels["partition"] for sample in family.samples})
+        for family in text_string_to_metric_families(b"".join(text).decode())
+        if family.name in ("dataplane_rows", "dataplane_puts", "dataplane_task_rows", "dataplane_claims")
+    }
+    assert len(counts) == 4
+    assert set(counts.values()) <= {PARTITIONS - 1, PARTITIONS}
+    assert len(set(counts.values())) == 1
+
+
+async def test_scrapers_that_do_not_read_keep_others_out_for_a_bounded_time_and_memory() -> None:
+    async with serving(big_plane(), 1.0) as (port, ask):
+        idle = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(MAX_SCRAPES)]
+        for reader, writer in idle:
+            writer.write(SCRAPE)
+            await reader.readexactly(9)
+        refused = await ask(SCRAPE)
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert refused.endswith(b"scrapes are under way; scrape again when one has ended, and less often\n")
+        while (answer := await ask(SCRAPE)).startswith(b"HTTP/1.1 503"):
+            pass
+        assert answer.startswith(b"HTTP/1.1 200")
+        for _, writer in idle:
+            writer.transport.abort()
 
 
 async def test_clients_that_stop_half_way_do_not_keep_others_out() -> None:
-    side = HttpSide(Metrics(DataPlane(Limits()), lambda: True), lambda: True, max_s=0.2)
-    port = await side.start("127.0.0.1", 0)
-    halves = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MAX_CONNECTIONS)]
-    for _, writer in halves:
-        writer.write(b"GET /metrics HTTP/1.1\r\n")
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert (await asyncio.wait_for(reader.read(), 20.0)).endswith(b"ok\n")
-    assert [await asyncio.wait_for(half.read(), 20.0) for half, _ in halves] == [b""] * len(halves)
-    for _, open_writer in [*halves, (reader, writer)]:
-        open_writer.close()
-    await side.stop()
+    async with serving(DataPlane(Limits()), 0.2) as (port, ask):
+        halves = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MAX_CONNECTIONS)]
+        for _, writer in halves:
+            writer.write(b"GET /metrics HTTP/1.1\r\n")
+        assert (await ask(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"ok\n")
+        assert [await asyncio.wait_for(half.read(), 20.0) for half, _ in halves] == [b""] * len(halves)
+        for _, open_writer in halves:
+            open_writer.close()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataplane_client.cli._text import age_text, plural
+from dataplane_client.cli._text import age_text, plural, size_text
 from dataplane_client.descriptions import ServerStatus
 
 FULL_MEMORY = 0.95
 FULL_ROWS = 0.99
+MUCH_HELD = 0.5
+_NAMED = 3
 LONG_PUT_WAIT_S = 30.0
 """Half of the default time that a put waits for space."""
 
@@ -28,11 +30,20 @@ class Health:
 
 
 def health_of(status: ServerStatus) -> Health:
-    return Health(tuple(filter(None, (_draining(status), _full(status), _slow_puts(status), _many_rows(status)))))
+    judgements = (_draining, _held, _full, _slow_puts, _many_rows)
+    return Health(tuple(filter(None, (judge(status) for judge in judgements))))
 
 
 def _draining(status: ServerStatus) -> str:
     return "it is draining: running calls may finish, new calls are refused" if status.draining else ""
+
+
+def _held(status: ServerStatus) -> str:
+    if status.held_bytes <= MUCH_HELD * status.memory_budget_bytes:
+        return ""
+    share = f"{size_text(status.held_bytes)} of {size_text(status.memory_budget_bytes)}"
+    names = ", ".join(holder.client_name for holder in status.holders[:_NAMED] if holder.lent_bytes + holder.owed_bytes)
+    return f"no clear frees {share}, which clients hold until they let go or end: {names}"
 
 
 def _full(status: ServerStatus) -> str:

@@ -31,11 +31,10 @@ def _task_names(ctx: typer.Context, incomplete: str) -> list[str]:
 def _partitions(ctx: typer.Context) -> list[pb.Partition]:
     from dataplane_client.cli._server import Server
     from dataplane_client.errors import DataPlaneError
-    from rl_dataplane.v1 import data_plane_pb2 as pb
 
     try:
         with Server(_chosen_server(ctx, ctx.params.get("server")), _COMPLETION_TIMEOUT_S) as server:
-            return list(server.call("ListPartitions", pb.ListPartitionsRequest()).partitions)
+            return server.partitions()
     except (DataPlaneError, ValueError):
         return []
 

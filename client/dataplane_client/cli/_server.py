@@ -15,10 +15,12 @@ import grpc
 import typer
 from google.protobuf.message import Message
 
-from dataplane_client._channel import CHANNEL_OPTIONS, checked_target
+from dataplane_client._channel import Connection
 from dataplane_client.cli._output import fail
 from dataplane_client.errors import DataPlaneError, UnavailableError
-from rl_dataplane.v1.data_plane_pb2_grpc import DataPlaneServiceStub
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_PAGE_PARTITIONS = 1024
 
 
 class Server:
@@ -30,8 +32,7 @@ class Server:
     def __init__(self, address: str, timeout_s: float) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(checked_target(address), options=CHANNEL_OPTIONS)
-        self._stub: Any = DataPlaneServiceStub(self._channel)
+        self._connection = Connection(address, None)
 
     def __enter__(self) -> Server:
         return self
@@ -39,12 +40,12 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._channel.close()
+        self._connection.close()
 
     def call(self, verb: str, request: Message) -> Any:
         """Call a method and return its response. Raises DataPlaneError."""
         try:
-            return getattr(self._stub, verb)(request, timeout=self._timeout_s)
+            return getattr(self._connection.stub, verb)(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
             from dataplane_client._error_table import translated  # only a command that fails needs it
 
@@ -53,6 +54,16 @@ class Server:
                 why = failed.message.removeprefix(f"{verb} at {self.address}: ")
                 failed = UnavailableError(f"no server answers at {self.address}: {why}")
             raise failed from None
+
+    def partitions(self) -> list[pb.Partition]:
+        """All partitions, by id. Raises DataPlaneError."""
+        request, listed = pb.ListPartitionsRequest(page_size=_PAGE_PARTITIONS), []
+        while True:
+            response = self.call("ListPartitions", request)
+            listed += response.partitions
+            if not response.next_page_token:
+                return listed
+            request.page_token = response.next_page_token
 
 
 def open_server(address: str, timeout_s: float) -> Server:

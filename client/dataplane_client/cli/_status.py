@@ -12,6 +12,7 @@ from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, size_text
 from dataplane_client.descriptions import (
+    MemoryHolder,
     PartitionDescription,
     ServerStatus,
     TaskStatus,
@@ -31,9 +32,9 @@ def show_status(address: str, output: Format, timeout_s: float) -> int:
     """Show the status and return the exit code, 0 or UNHEALTHY. Exits with 1 if the server is not reachable."""
     with server_or_exit(address, timeout_s) as server:
         answer = _status_of(server)
-        listed = server.call("ListPartitions", pb.ListPartitionsRequest())
+        listed = server.partitions()
     status, shares_memory = server_status(answer), answer.HasField("shared_memory")
-    partitions = [partition_description(message) for message in listed.partitions]
+    partitions = [partition_description(message) for message in listed]
     health = health_of(status)
     if output == "json":
         document = {"healthy": health.healthy, "reasons": health.reasons, "server": status}
@@ -75,10 +76,18 @@ def _server_lines(status: ServerStatus, partitions: Iterable[PartitionDescriptio
     most = f" of at most {status.max_rows:,}" if status.max_rows else ""
     yield figure("version", f"{status.version}, up {duration_text(status.uptime_s)}")
     yield figure("memory", f"{bar}  {used}{free}")
+    if status.holders:
+        yield figure("held", "; ".join(map(_holder_text, status.holders)))
     yield figure("rows", f"{status.rows:,}{most}")
     yield figure("waiting", waits_text(status, partitions))
     yield figure("sessions", f"{status.sessions:,}")
     yield figure("values", "through shared memory on its host, otherwise over gRPC" if shares else "over gRPC")
+
+
+def _holder_text(holder: MemoryHolder) -> str:
+    """What a client holds of the memory; what the rows have anyhow comes last."""
+    sizes = {"lent": holder.lent_bytes, "of cleared rows": holder.owed_bytes, "leased": holder.leased_bytes}
+    return f"{holder.client_name} " + ", ".join(f"{size_text(size)} {what}" for what, size in sizes.items() if size)
 
 
 def waits_text(status: ServerStatus, partitions: Iterable[PartitionDescription]) -> str:

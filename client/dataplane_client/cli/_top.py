@@ -46,10 +46,10 @@ def watch(address: str, interval_s: float, count: int | None, output: Format, ti
 def _take_snapshot(server: Server) -> Snapshot | DataPlaneError:
     try:
         status = server.call("GetServerStatus", pb.GetServerStatusRequest())
-        listed = server.call("ListPartitions", pb.ListPartitionsRequest())
+        listed = server.partitions()
     except DataPlaneError as error:
         return error
-    partitions = tuple(partition_description(message) for message in listed.partitions)
+    partitions = tuple(map(partition_description, listed))
     return Snapshot(time.monotonic(), server_status(status), partitions)
 
 

@@ -31,7 +31,7 @@ from dataplane_server.core.calls.answers import (
 )
 from dataplane_server.core.calls.filters import Filter, check_filter
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.listings import ClaimInfo, OpenSessionInfo, SamplePage, WaitInfo
+from dataplane_server.core.calls.listings import ClaimInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import Call
@@ -147,6 +147,10 @@ class DataPlane:
         """Whether bytes may still be copied into the runs of a reservation. Ask before every copy."""
         return self._verbs.writes.is_open(ticket)
 
+    def partition_of(self, held_id: str) -> str | None:
+        """The partition of a claim or of a reserved group; None if there is no such claim or group any more."""
+        return self._verbs.table.partition_of(held_id) or self._verbs.groups.partition_of(held_id)
+
     def dead_letters(self, partition_id: str, task: str) -> list[DeadLetter]:
         """Rows that a task has given up, in order of arrival; at most `max_rows_per_call`."""
         partition = self._state.partition(partition_id)
@@ -232,7 +236,12 @@ class DataPlane:
             sessions_opened=sessions.opened,
             sessions_ended=dict(sessions.ended),
             draining=self._state.draining,
+            held_bytes=self._verbs.holders.held_bytes,
         )
+
+    def holders(self, most: int) -> list[Holder]:
+        """The clients that hold most memory beside rows, the largest first; the rest together as "others"."""
+        return self._verbs.holders.largest(most)
 
     def digest(self) -> str:
         """A hash of the whole state, equal for equal histories of calls on any machine. Costs O(rows)."""

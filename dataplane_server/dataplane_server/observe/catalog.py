@@ -3,7 +3,7 @@
 docs/metrics.md is generated from this table. Names follow Prometheus: base units, `_total` for counters and only for
 counters. Label sets are bounded: the contract bounds verbs, transports, codes, reasons and states; the core's limits
 bound partitions and tasks (1,024 partitions of at most 64 tasks). Names from callers become labels only once they are
-registered.
+registered; of clients, only the ten that hold most are told by name.
 """
 
 from __future__ import annotations
@@ -47,6 +47,19 @@ SERVER = (
         "dataplane_memory_largest_free_bytes",
         "gauge",
         "The longest free range of the budget. If it is far below the free bytes, memory is fragmented.",
+    ),
+    MetricSpec(
+        "dataplane_memory_held_bytes",
+        "gauge",
+        "Bytes of the budget in use that no clear frees: puts under way, cleared rows that clients still read.",
+    ),
+    MetricSpec(
+        "dataplane_client_held_bytes",
+        "gauge",
+        "What clients hold of the budget, by name and kind: lent (to puts under way), leased (what they read or view; "
+        "rows may have it, too), owed (what was cleared or replaced of that; counts for each client that reads it). "
+        "The ten clients that hold most, and all others together as others.",
+        ("client", "kind"),
     ),
     MetricSpec("dataplane_memory_free_ranges", "gauge", "Free ranges of the budget."),
     MetricSpec("dataplane_max_rows", "gauge", "The maximum number of resident rows."),

@@ -1,17 +1,24 @@
-"""Prometheus's text format for the series of partitions and tasks.
+"""Prometheus's text format for the series of partitions and tasks, in pieces.
 
-A server with a thousand partitions has some fifty thousand series, and writes them on the thread that serves calls. So
-the text around the numbers is cached until partitions or tasks are added or dropped, and one formatting operation fills
-in the numbers of a whole metric. Seconds are written to the millisecond, which takes half as long as in full.
+A server with a thousand partitions may have a million series, and writes them on the thread that serves calls. So a
+scrape is many short steps, and calls are served between them: first the figures of a few partitions at a time, then the
+lines of one metric for the same partitions. A partition's figures are of one moment, those of two partitions need not
+be. One formatting operation fills in the numbers of a piece. Seconds are written to the millisecond, which takes half
+as long as in full. Only figures are kept between scrapes: the text around a million numbers would be a gigabyte.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.stats.figures import Column, PartitionFigures, TaskFigures
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.stats.figures import Column, PartitionFigures, TaskFigures, partition_columns, task_columns
 from dataplane_server.observe.catalog import PARTITIONS, TASKS, MetricSpec
+
+_TOGETHER = 32
+"""Partitions and tasks whose figures are computed in one step."""
 
 Series = Mapping[str, tuple[str, tuple[str, ...]]]
 """For each figure: its metric, and the values of the labels that follow the labels of its row."""
@@ -75,62 +82,87 @@ class Exposition:
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
-        self._shape: list[tuple[str, ...]] = []
-        self._partitions, self._tasks = _tables(self._shape)
+        self._lines = list(_lines(PARTITIONS, PARTITION_SERIES, PartitionFigures))
+        self._task_lines = list(_lines(TASKS, TASK_SERIES, TaskFigures))
 
     def pieces(self, now: float) -> Iterator[bytes]:
-        """The text, in pieces. All figures are computed before the first piece."""
-        registered = self._plane.partitions
-        shape = [(name, *partition.tasks) for name, partition in registered.items()]
-        if shape != self._shape:
-            self._shape = shape
-            self._partitions, self._tasks = _tables(shape)
-        partition_columns, task_columns = self._plane.columns(now)
-        yield from self._partitions.pieces(partition_columns)
-        yield from self._tasks.pieces(task_columns)
+        """The text, in pieces; some are empty. Partitions may come and go between two of them."""
+        parts: list[_Part] = []
+        for partitions in _groups(list(self._plane.partitions.values())):
+            parts.append(_part([p for p in partitions if self._plane.partitions.get(p.partition_id) is p], now))
+            yield b""
+        for number, line in enumerate(self._lines):
+            yield from line.pieces((part.names, part.columns[number]) for part in parts)
+        for number, line in enumerate(self._task_lines):
+            yield from line.pieces((part.task_names, part.task_columns[number]) for part in parts)
 
 
-class _Table:
-    """The text around the figures of partitions, or of tasks. rows: the labels of each partition or task."""
+class _Part(NamedTuple):
+    """Figures of some partitions, and of their tasks: the labels of each, and a column for each figure."""
 
-    def __init__(
-        self,
-        rows: Sequence[tuple[str, ...]],
-        specs: Iterable[MetricSpec],
-        series: Series,
-        figures: type[PartitionFigures | TaskFigures],
-    ) -> None:
-        by_name = {spec.name: spec for spec in specs}
-        self._columns: list[tuple[bytes, list[bytes], bytes]] = []  # the template is empty if figures may be None
-        before = ""
-        for field in figures._fields:
-            name, more = series[field]
-            spec = by_name[name]
-            placeholder = "%.3f\n" if field.endswith("_s") else "%d\n"
-            starts = [f"{name}{label_text(spec.labels, (*row, *more))} ".replace("%", "%%") for row in rows]
-            lines = [(start + placeholder).encode() for start in starts]
-            template = b"" if "None" in str(figures.__annotations__[field]) else b"".join(lines)
-            self._columns.append((b"" if name == before else header_text(spec).encode(), lines, template))
-            before = name
-
-    def pieces(self, columns: Iterable[Column]) -> Iterator[bytes]:
-        """The text of columns of figures. A figure that is None has no line."""
-        for (header, lines, template), column in zip(self._columns, columns, strict=True):
-            yield header
-            if template:
-                yield template % tuple(column)
-            else:
-                pairs = zip(lines, column, strict=True)
-                yield b"".join([line % figure for line, figure in pairs if figure is not None])
+    names: list[str]
+    columns: list[Column]
+    task_names: list[str]
+    task_columns: list[Column]
 
 
-def _tables(shape: Sequence[tuple[str, ...]]) -> tuple[_Table, _Table]:
-    """The tables of partitions and of tasks. shape: the id of each partition, then the names of its tasks."""
-    tasks = [(name, task) for name, *names in shape for task in names]
-    return (
-        _Table([(name,) for name, *_ in shape], PARTITIONS, PARTITION_SERIES, PartitionFigures),
-        _Table(tasks, TASKS, TASK_SERIES, TaskFigures),
+def _groups(partitions: Sequence[Partition]) -> Iterator[list[Partition]]:
+    """The partitions, so many together that one step is short."""
+    group: list[Partition] = []
+    size = 0
+    for partition in partitions:
+        group.append(partition)
+        size += 1 + len(partition.tasks)
+        if size >= _TOGETHER:
+            yield group
+            group, size = [], 0
+    yield group
+
+
+def _part(partitions: Sequence[Partition], now: float) -> _Part:
+    return _Part(
+        [_labels(("partition",), (p.partition_id,)) for p in partitions],
+        partition_columns(partitions, now),
+        [_labels(("partition", "task"), (p.partition_id, task)) for p in partitions for task in p.tasks],
+        task_columns(partitions, now),
     )
+
+
+class _Line:
+    """The lines of one figure. header: before the first of them. more: the labels after those of the row."""
+
+    def __init__(self, spec: MetricSpec, more: str, header: str, placeholder: str, *, optional: bool) -> None:
+        self._header = header.encode()
+        self._before = f"{spec.name}{{"
+        self._after = f"{more}}} {placeholder}\n"
+        self._optional = optional
+
+    def pieces(self, parts: Iterable[tuple[list[str], Column]]) -> Iterator[bytes]:
+        """The text for rows with these labels. A figure that is None has no line."""
+        yield self._header
+        for names, figures in parts:
+            if self._optional and None in figures:
+                names = [name for name, figure in zip(names, figures, strict=True) if figure is not None]
+                figures = [figure for figure in figures if figure is not None]
+            if names:
+                template = f"{self._after}{self._before}".join(names)
+                yield (f"{self._before}{template}{self._after}" % tuple(figures)).encode()
+
+
+def _lines(
+    specs: Iterable[MetricSpec], series: Series, figures: type[PartitionFigures | TaskFigures]
+) -> Iterator[_Line]:
+    """The lines of all figures, in their order. Those of one metric are neighbours."""
+    by_name = {spec.name: spec for spec in specs}
+    before = ""
+    for field in figures._fields:
+        name, more = series[field]
+        spec = by_name[name]
+        after = f",{_labels(spec.labels[-len(more) :], more)}" if more else ""
+        header = "" if name == before else header_text(spec)
+        placeholder = "%.3f" if field.endswith("_s") else "%d"
+        yield _Line(spec, after, header, placeholder, optional="None" in str(figures.__annotations__[field]))
+        before = name
 
 
 def header_text(spec: MetricSpec) -> str:
@@ -142,6 +174,11 @@ def label_text(names: Sequence[str], values: Sequence[str]) -> str:
     """Labels in braces, their values escaped; empty without labels."""
     labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
     return f"{{{labels}}}" if labels else ""
+
+
+def _labels(names: Sequence[str], values: Sequence[str]) -> str:
+    """As label_text, without braces, for a template."""
+    return label_text(names, values)[1:-1].replace("%", "%%")
 
 
 def _escaped(value: str) -> str:

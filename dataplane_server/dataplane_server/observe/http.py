@@ -1,23 +1,34 @@
 """The HTTP listener: `/metrics` for Prometheus, `/healthz` for probes that cannot use gRPC, `/` with links to both.
 
-A connection lives for ten seconds at most; see `http_listener`.
+A connection lives for ten seconds at most; see `http_listener`. Metrics are written in parts, and calls are served
+between them. A scraper gets the next part when it has read the last, so it costs the same memory whether it reads or
+not; few scrapes go on at the same time.
 
 aiohttp is imported when the listener starts, so a server without one saves 12 MB and a tenth of a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from dataplane_server.access.gate import OPEN_GATE, Gate
+from dataplane_server.access.http import caller_of
+from dataplane_server.access.roles import METRICS
+from dataplane_server.access.tls import Tls
+from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.http_listener import HttpListener, only
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.version import VERSION
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _HOME = f"""<!doctype html><title>RL Data Plane</title>
 <h1>RL Data Plane {VERSION}</h1>
@@ -27,18 +38,29 @@ _HOME = f"""<!doctype html><title>RL Data Plane</title>
 gRPC address that the server printed at its start, not to this port.
 """
 MAX_CONNECTIONS = 32
+MAX_SCRAPES = 4
 MAX_SECONDS = 10.0
 
 
 class HttpSide:
     """An HTTP listener on the running event loop. healthy: whether the server accepts calls. max_s: how long a
-    connection may last, in seconds.
+    connection may last, in seconds. gate: beside an access file, only /healthz answers callers that it does not know,
+    and metrics need a role for every partition, whose names they tell. tls: None for plain HTTP.
     """
 
-    def __init__(self, metrics: Metrics, healthy: Callable[[], bool], max_s: float = MAX_SECONDS) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        healthy: Callable[[], bool],
+        max_s: float = MAX_SECONDS,
+        gate: Gate = OPEN_GATE,
+        tls: Tls | None = None,
+    ) -> None:
         self._metrics = metrics
         self._healthy = healthy
-        self._listener = HttpListener("http", MAX_CONNECTIONS, max_s)
+        self._scrapes = 0
+        self._gate = gate
+        self._listener = HttpListener("http", MAX_CONNECTIONS, max_s, tls)
 
     async def start(self, host: str, port: int) -> int:
         """Listen. Returns the port; the system chooses one for port 0. Raises OSError."""
@@ -47,8 +69,8 @@ class HttpSide:
         app = web.Application()
         app.add_routes(
             [
-                web.get("/", self._serve_home),
-                web.get("/metrics", self._serve_metrics),
+                web.get("/", self._guarded(self._serve_home)),
+                web.get("/metrics", self._guarded(self._serve_metrics)),
                 web.get("/healthz", self._serve_health),
             ]
         )
@@ -57,15 +79,45 @@ class HttpSide:
     async def stop(self) -> None:
         await self._listener.stop()
 
+    def _guarded(self, serve: Serve) -> Serve:
+        async def serve_known(request: web.Request) -> web.StreamResponse:
+            from aiohttp import web
+
+            try:
+                if self._gate.asks_for_credentials and not caller_of(request, self._gate).may(METRICS):
+                    text = "metrics tell of every partition: that takes the role reader or admin for the prefix ''\n"
+                    return only(web.Response(text=text, status=403))
+            except Refusal as refusal:
+                headers = {"WWW-Authenticate": "Bearer"}
+                return only(web.Response(text=f"{refusal.message}\n", status=401, headers=headers))
+            return await serve(request)
+
+        return serve_known
+
     async def _serve_home(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
         return only(web.Response(text=_HOME, content_type="text/html"))
 
-    async def _serve_metrics(self, request: web.Request) -> web.Response:
+    async def _serve_metrics(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web
 
-        return only(web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST}))
+        if self._scrapes >= MAX_SCRAPES:
+            text = f"{MAX_SCRAPES} scrapes are under way; scrape again when one has ended, and less often\n"
+            return only(web.Response(text=text, status=503, headers={"Retry-After": "1"}))
+        self._scrapes += 1
+        try:
+            return await self._scrape(request, only(web.StreamResponse(headers={"Content-Type": CONTENT_TYPE_LATEST})))
+        finally:
+            self._scrapes -= 1
+
+    async def _scrape(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        with contextlib.suppress(ConnectionError):  # the scraper has gone, or was out of time
+            await response.prepare(request)
+            for part in self._metrics.turns():
+                await response.write(part)
+                await asyncio.sleep(0)
+        return response
 
     async def _serve_health(self, request: web.Request) -> web.Response:
         from aiohttp import web

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple
 from typing import Literal
 
 from prometheus_client import (
@@ -29,6 +30,10 @@ from dataplane_server.version import VERSION
 
 Transport = Literal["grpc", "shm"]
 """How a call arrived: over gRPC, or from a client of this host that maps the arena."""
+
+_TURN_S = 0.002
+MOST_HOLDERS = 10
+"""Clients that are told by name."""
 
 _SPECS = {spec.name: spec for spec in CALLS}
 
@@ -103,14 +108,28 @@ class Metrics:
 
     # -- scrapes -------------------------------------------------------------------------------------------------------
 
-    def text(self) -> bytes:
-        """All metrics in Prometheus's text format."""
-        began, now = time.monotonic(), self._now()
-        with without_collection():  # a scrape allocates enough to start one, and frees all of it soon
-            ours = "".join(self._server_lines(now)).encode()
-            text = b"".join([ours, *self._exposition.pieces(now), generate_latest(self._registry)])
-        self._scrape_s = time.monotonic() - began
-        return text
+    def turns(self) -> Iterator[bytes]:
+        """All metrics in Prometheus's text format, in parts that take some two milliseconds each. Calls may be served
+        between two parts.
+        """
+        pieces, worked_s, ended = self._pieces(), 0.0, False
+        while not ended:
+            began, part, ended = time.monotonic(), [], True
+            with without_collection():  # a scrape allocates enough to start one, and frees all of it soon
+                for piece in pieces:
+                    part.append(piece)
+                    if time.monotonic() - began >= _TURN_S:
+                        ended = False
+                        break
+            worked_s += time.monotonic() - began
+            yield b"".join(part)
+        self._scrape_s = worked_s
+
+    def _pieces(self) -> Iterator[bytes]:
+        now = self._now()
+        yield "".join(self._server_lines(now)).encode()
+        yield from self._exposition.pieces(now)
+        yield generate_latest(self._registry)
 
     def _server_lines(self, now: float) -> Iterator[str]:
         values = self._server_values(now)
@@ -126,6 +145,7 @@ class Metrics:
             "dataplane_memory_budget_bytes": totals.memory_budget_bytes,
             "dataplane_memory_used_bytes": totals.memory_used_bytes,
             "dataplane_memory_largest_free_bytes": totals.largest_free_bytes,
+            "dataplane_memory_held_bytes": totals.held_bytes,
             "dataplane_memory_free_ranges": totals.free_pieces,
             "dataplane_max_rows": self._plane.limits.max_rows,
             "dataplane_partitions": totals.partitions,
@@ -141,6 +161,11 @@ class Metrics:
         }
         return {
             "dataplane_build_info": [((VERSION,), 1)],
+            "dataplane_client_held_bytes": [
+                ((holder.name, kind), size_bytes)
+                for holder in self._plane.holders(MOST_HOLDERS)
+                for kind, size_bytes in zip(("lent", "leased", "owed"), astuple(holder)[1:], strict=True)
+            ],
             "dataplane_sessions_ended_total": [((how,), count) for how, count in totals.sessions_ended.items()],
             **{name: [((), value)] for name, value in unlabelled.items()},
         }

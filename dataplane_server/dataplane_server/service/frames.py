@@ -7,6 +7,7 @@ from the arena into the message that gRPC sends. A stream holds one message at a
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Generic, TypeVar, cast
 
@@ -21,6 +22,8 @@ MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (4 << 20)
 SENT_CHUNK_BYTES = 2 << 20
 STALL_TIMEOUT_S = 60.0
 """A stream is refused if its caller sends nothing for this long in the middle of it."""
+SLOWEST_BYTES_S = 64 << 10
+"""A stream is refused if its values take longer than STALL_TIMEOUT_S and what they take at this rate."""
 
 Header = TypeVar("Header", pb.PutSamplesHeader, pb.CommitClaimHeader)
 
@@ -41,6 +44,7 @@ class FrameReader(Generic[Header]):
         self._header: type[Header] = header
         self._first: Frame | None = None
         self._stalled = False
+        self._ends = math.inf
         self.received_bytes = 0
 
     async def first(self) -> Header:
@@ -59,6 +63,7 @@ class FrameReader(Generic[Header]):
         for: its message is freed before the next is read.
         """
         frame, self._first = self._first, None
+        self._ends = asyncio.get_running_loop().time() + self._stall_timeout_s + size_bytes / SLOWEST_BYTES_S
         while frame is not None:
             if frame.chunk is not None:
                 with frame.chunk as values:
@@ -86,12 +91,17 @@ class FrameReader(Generic[Header]):
     async def _message(self) -> bytes:
         """The next message. Not asyncio.wait_for, which makes a task for each."""
         task = cast("asyncio.Task[object]", asyncio.current_task())  # a coroutine that awaits runs in a task
-        timer = asyncio.get_running_loop().call_later(self._stall_timeout_s, self._give_up, task)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_at(min(loop.time() + self._stall_timeout_s, self._ends), self._give_up, task)
         try:
             return await self._stream.__anext__()
         except asyncio.CancelledError:
             if self._stalled:
-                text = f"the stream stalled: no frame for {self._stall_timeout_s:g} s"
+                seconds, kib = f"{self._stall_timeout_s:g} s", SLOWEST_BYTES_S >> 10
+                text = (
+                    f"the stream stalled after {self.received_bytes} bytes of values: a frame may take {seconds}, and "
+                    f"all values that and a second for each {kib} KiB"
+                )
                 raise Refusal(Reason.MALFORMED_STREAM, text) from None
             raise
         finally:

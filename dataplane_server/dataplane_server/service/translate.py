@@ -116,6 +116,7 @@ def read(request: pb.ReadColumnsRequest) -> BeginRead:
         generations=_generations(request),
         token_starts=_int64s("token_starts", request.token_starts) if request.token_starts else None,
         token_ends=_int64s("token_ends", request.token_ends) if request.token_ends else None,
+        caller=request.caller,
     )
 
 

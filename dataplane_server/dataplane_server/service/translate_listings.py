@@ -1,12 +1,65 @@
-"""Lists of rows, claims and sessions as messages."""
+"""Lists of partitions, rows, claims and sessions as messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from dataplane_server.core.calls.listings import ClaimInfo, OpenSessionInfo, SamplePage, WaitInfo
-from dataplane_server.service.translate import duration, int64_bytes, packed_tags
+from dataplane_server.core.calls.listings import ClaimInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.service.frames import MAX_MESSAGE_BYTES
+from dataplane_server.service.translate import duration, int64_bytes, packed_tags, partition
 from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_PAGE_TASKS = 256
+"""Tasks of the partitions of a page. Each takes some 50 microseconds."""
+_PAGE_BYTES = 1 << 20
+_LISTED_TASKS = 8192
+"""Tasks of all partitions that one answer may describe."""
+
+
+def partitions(
+    plane: DataPlane, seen: Iterable[str], request: pb.ListPartitionsRequest, now: float
+) -> pb.ListPartitionsResponse:
+    """A page of partitions; without a page_size all of them. seen: those that the caller may see. Refusal LIMIT_REACHED
+    if they are too many.
+    """
+    left = sorted(name for name in seen if name > request.page_token)
+    if not request.page_size:
+        return _all_partitions(plane, left, now)
+    page = pb.ListPartitionsResponse()
+    tasks = size_bytes = 0
+    for name in left[: request.page_size]:
+        tasks += len(plane.partitions[name].tasks)
+        if page.partitions and (tasks > _PAGE_TASKS or size_bytes > _PAGE_BYTES):
+            break
+        page.partitions.append(partition(plane.partition_info(name, now)))
+        size_bytes += page.partitions[-1].ByteSize()
+    if len(page.partitions) < len(left):
+        page.next_page_token = page.partitions[-1].partition_id
+    return page
+
+
+def _all_partitions(plane: DataPlane, names: Sequence[str], now: float) -> pb.ListPartitionsResponse:
+    tasks = sum(1 + len(plane.partitions[name].tasks) for name in names)
+    if tasks <= _LISTED_TASKS:
+        response = pb.ListPartitionsResponse(partitions=[partition(plane.partition_info(name, now)) for name in names])
+        if response.ByteSize() <= MAX_MESSAGE_BYTES:
+            return response
+    message = f"{len(names)} partitions with their tasks are too many for one answer; ask for pages (page_size)"
+    raise Refusal(Reason.LIMIT_REACHED, message)
+
+
+def holders(held: Iterable[Holder]) -> list[pb.MemoryHolder]:
+    return [
+        pb.MemoryHolder(
+            client_name=holder.name,
+            lent_bytes=holder.lent_bytes,
+            leased_bytes=holder.leased_bytes,
+            owed_bytes=holder.owed_bytes,
+        )
+        for holder in held
+    ]
 
 
 def samples(page: SamplePage) -> pb.ListSamplesResponse:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dataplane_client.cli._health import health_of
-from dataplane_client.descriptions import ServerStatus
+from dataplane_client.descriptions import MemoryHolder, ServerStatus
 
 QUIET = ServerStatus(
     version="1",
@@ -20,6 +20,7 @@ QUIET = ServerStatus(
     sessions=0,
     max_rows=100,
 )
+HOLDERS = (MemoryHolder("rollout-0", 501, 0, 0),)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,11 @@ QUIET = ServerStatus(
         ({"rows": 98}, []),
         ({"rows": 99}, ["it holds 99 of at most 100 rows"]),
         ({"rows": 99, "max_rows": 0}, []),
+        ({"held_bytes": 500, "holders": HOLDERS}, []),
+        (
+            {"held_bytes": 501, "holders": HOLDERS},
+            ["no clear frees 501 B of 1000 B, which clients hold until they let"],
+        ),
         ({"draining": True, "rows": 100}, ["it is draining", "it holds 100 of at most 100 rows"]),
     ],
 )

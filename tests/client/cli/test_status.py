@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.client.cli.reading import read, run, run_json
 
-from dataplane_client import connect
+from dataplane_client import OutOfSpaceError, connect
 from dataplane_server.testing import running_server
 
 
@@ -47,6 +47,51 @@ def test_numbers_of_a_table_are_right_aligned(address: str) -> None:
 def test_a_server_without_partitions_says_so() -> None:
     with running_server() as address:
         assert run("status", "-s", address)[1].splitlines()[-1] == "no partitions"
+
+
+def test_many_partitions_with_many_tasks_of_long_names_are_shown_whole() -> None:
+    tasks = [f"{task:0250}" for task in range(64)]
+    with running_server(memory_bytes=1 << 20) as address, connect(address) as client:
+        for number in range(40):
+            client.register_partition(f"p{number:0249}", ["x"], 0, tasks)
+        assert [len(partition.tasks) for partition in client.partitions()] == [64] * 40
+        code, text = run("status", "-s", address)
+    assert code == 0
+    assert text.count("\n  0000") == 40 * 64
+
+
+def bytes_of(rows: int, half_mib: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.zeros(rows, half_mib << 19, dtype=torch.uint8)}
+
+
+def test_who_holds_memory_that_no_clear_frees_is_told_by_name() -> None:
+    with (
+        running_server(memory_bytes=8 << 20) as address,
+        connect(address, client_name="rollout-0") as client,
+        connect(address, client_name="\x1b[2J trainer") as reader,
+    ):
+        client.register_partition("p", ["x"], 0, ["train"])
+        meta = client.put_samples(["a", "b"], "p", bytes_of(2, 4))
+        views = [reader.read_columns(meta.subset([0]), ["x"], layout="jagged")]
+        assert run("status", "-s", address)[0] == 0
+        client.clear_samples(["a", "b"], "p")
+        code, text = run("status", "-s", address)
+        assert code == 0  # it is less than half
+        assert "  held      \\x1b[2J trainer 2.0 MiB of cleared rows, 2.0 MiB leased" in text.splitlines()
+        meta = client.put_samples(["c"], "p", bytes_of(1, 5))
+        views.append(client.read_columns(meta, ["x"], layout="jagged"))
+        client.clear_samples(["c"], "p")
+        code, text = run("status", "-s", address)
+        assert code == 3
+        reason = "no clear frees 4.5 MiB of 8.0 MiB, which clients hold until they let go or end"
+        assert f"  ! {reason}: rollout-0, \\x1b[2J trainer" in text.splitlines()
+        held = {holder.client_name: holder.owed_bytes >> 19 for holder in client.server_status().holders}
+        assert held == {"\x1b[2J trainer": 4, "rollout-0": 5}
+        with pytest.raises(
+            OutOfSpaceError, match=r"still read or view \('rollout-0' 2.5 MiB, .* trainer' 2 MiB\); most"
+        ):
+            client.put_samples(["d"], "p", bytes_of(1, 10), timeout_s=0.0)
+        views.clear()
 
 
 def test_a_server_with_puts_waiting_for_space_is_unhealthy_and_exits_with_3() -> None:

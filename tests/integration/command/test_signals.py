@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import time
 import urllib.error
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import grpc
 import pytest
 import torch
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.integration.command.held_put import SIZE, HeldPut
 from tests.integration.wire.local_peer import Lifeline, Peer, put
 
@@ -150,6 +152,41 @@ def test_a_successor_may_take_the_socket_while_the_old_server_drains(
     assert ended.result(20) == 0
     with connect(listen) as client:
         assert client.partitions() == []
+
+
+@pytest.mark.parametrize("more", [(), ("--no-share-memory",)], ids=["shared", "not shared"])
+def test_a_server_leaves_the_socket_files_of_another_server_alone(
+    start_command: Callable[..., Command], tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    listen = f"unix://{tmp_path}/taken.sock"
+    former = start_command("--listen", listen, *more)
+    for file in tmp_path.glob("taken.sock*"):
+        file.unlink()
+    start_command("--listen", listen, *more)
+    files = {file.name: file.stat().st_ino for file in tmp_path.glob("taken.sock*")}
+    assert former.end() == 0
+    assert {file.name: file.stat().st_ino for file in tmp_path.glob("taken.sock*")} == files
+    with connect(listen, transport="grpc" if more else "shm") as client:
+        assert client.partitions() == []
+
+
+def test_an_open_reflection_stream_does_not_hold_up_the_end(
+    start_command: Callable[..., Command], tmp_path: Path
+) -> None:
+    listen = f"unix://{tmp_path}/reflected.sock"
+    command = start_command("--listen", listen, "--reflection", "--grace", "10")
+    asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with grpc.insecure_channel(listen) as channel:
+        stream = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter(asked.get, None))
+        asked.put(reflection_pb2.ServerReflectionRequest(list_services=""))
+        assert next(stream).list_services_response.service
+        began = time.monotonic()
+        assert command.end() == 0
+        assert time.monotonic() - began < 5.0
+        with pytest.raises(grpc.RpcError, match="the server is shutting down"):
+            next(stream)
+        asked.put(None)
+    assert not failures(command)
 
 
 def test_a_call_that_outlasts_the_grace_is_cut_and_the_end_is_still_clean(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import statistics
@@ -15,7 +14,7 @@ import google.protobuf
 import grpc
 
 from dataplane_client._channel import checked_target
-from dataplane_client._shared_arena import SharedArena, local_addresses
+from dataplane_client._shared_arena import NO_SOCKET, SharedArena, local_addresses
 from dataplane_client._socket_rights import RIGHTS_ADVICE, may_connect, owner_text, process_text
 from dataplane_client.cli._server import Server
 from dataplane_client.cli._text import size_text
@@ -125,13 +124,14 @@ def check_shared_memory(address: str, response: pb.GetServerStatusResponse) -> C
     reasons, errors = [], []
     for place in local_addresses(target, response.shared_memory):
         try:
-            SharedArena(place, response.shared_memory.nonce)
+            arena = SharedArena(place, response.shared_memory.nonce)
         except OSError as error:  # noqa: PERF203  # there are at most two
             errors.append(error)
             reasons.append(_reason(place, error))
         else:
-            return Check(name, "ok", f"values travel through it: {budget}, attached at {_shown(place)}")
-    found = f"values travel over gRPC: {'; '.join(reasons)}"
+            way = "through it" if arena.can_write else "to this process through it, and larger ones from it over gRPC"
+            return Check(name, "ok", f"values travel {way}: {budget}, attached at {_shown(place)}")
+    found = f"values travel over gRPC: {'; '.join(reasons) or NO_SOCKET}"
     return Check(name, "warning", found, _advice(target, errors))
 
 
@@ -148,8 +148,6 @@ def _reason(place: str, error: OSError) -> str:
         return f"{shown} does not exist"
     if isinstance(error, ConnectionRefusedError):
         return f"no process listens at {shown}{' in this network namespace' if abstract else ''}"
-    if abstract and (error.errno in (errno.ECONNRESET, errno.EPIPE) or "no memory" in str(error)):
-        return f"{shown} serves only the server's own user, and {process_text()}"
     return f"{shown}: {error}"
 
 

@@ -317,7 +317,7 @@ class ConsumptionInfo:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Figures of the whole server. waiting_puts: for space. waiting_for_room: calls at the entrances of partitions.
-    sessions_ended: by how they ended.
+    sessions_ended: by how they ended. held_bytes: what no clear frees, see `verbs.holders`.
     """
 
     memory_budget_bytes: int
@@ -336,6 +336,7 @@ class Totals:
     sessions_ended: Mapping[str, int] = field(default_factory=dict, compare=False)
     draining: bool = field(default=False, compare=False)
     waiting_for_room: int = 0
+    held_bytes: int = field(default=0, compare=False)
 
 
 # -- effects -----------------------------------------------------------------------------------------------------------

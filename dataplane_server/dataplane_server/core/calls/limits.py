@@ -55,6 +55,8 @@ class Limits:
     """Claims that are open."""
     max_read_rows: int = 16_777_216
     """Rows of all reads under way, leases included; a read of fewer than 64 rows counts as 64."""
+    max_read_pieces: int = 262_144
+    """Pieces of memory in which the values of one read lie; each takes the server a microsecond."""
 
     def validate(self) -> None:
         """Raises ValueError that names the bound and the rule."""

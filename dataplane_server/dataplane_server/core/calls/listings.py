@@ -57,6 +57,19 @@ class WaitInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """What a client holds of the memory budget. lent: to its puts under way. leased: what it reads or views now, which
+    rows may have, too. owed: of rows that it reads or views, what has been cleared or replaced meanwhile; what several
+    clients read counts for each of them.
+    """
+
+    name: str
+    lent_bytes: int = 0
+    leased_bytes: int = 0
+    owed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSessionInfo:
     """An open session. silent_s: since its last heartbeat."""
 

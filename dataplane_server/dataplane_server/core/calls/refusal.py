@@ -51,6 +51,8 @@ class Reason(enum.Enum):
     CONDITION_FAILED = enum.auto()
     TOO_FEW_ROWS = enum.auto()
     PARTITION_FULL = enum.auto()
+    UNAUTHENTICATED = enum.auto()
+    PERMISSION_DENIED = enum.auto()
 
 
 class Refusal(Exception):

@@ -217,7 +217,7 @@ class GiveUpWrite(Call[Refusal]):
 class BeginRead(Call[ReadPlan]):
     """Pin rows until EndRead and say where their values lie. With generations: those very rows. token_starts,
     token_ends: of per-token fields only the entries between; one number for all rows, or one a row. Both or neither.
-    ticket: of the read, in a log that has not all reads; 0 for the next number.
+    ticket: of the read, in a log that has not all reads; 0 for the next number. caller: its name.
     """
 
     partition_id: str
@@ -227,6 +227,7 @@ class BeginRead(Call[ReadPlan]):
     token_starts: Int64Array | None = None
     token_ends: Int64Array | None = None
     ticket: int = 0
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True)

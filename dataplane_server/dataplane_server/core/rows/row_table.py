@@ -412,8 +412,12 @@ class RowTable:
     @property
     def owed_bytes(self) -> int:
         """Bytes of removed or overwritten rows that readers still pin."""
-        owed = sum(int(sizes.sum()) for pieces in self._owed.values() for _, sizes in pieces)
-        return owed + self.payloads.owed_bytes
+        return self.payloads.owed_bytes + sum(int(s.sum()) for pieces in self._owed.values() for _, s in pieces)
+
+    def owed_by(self, slots: Slots) -> int:
+        """The part of `owed_bytes` that these slots hold."""
+        owing = np.intersect1d(np.fromiter(self._owed, np.int64, len(self._owed)), slots).tolist() if self._owed else ()
+        return self.payloads.owed_by(slots) + sum(int(s.sum()) for slot in owing for _, s in self._owed[slot])
 
     # -- slots ---------------------------------------------------------------------------------------------------------
 

@@ -111,6 +111,14 @@ class SharedPayloads:
         """Bytes that only readers still hold."""
         return sum(payload.size_bytes for payload in self if not payload.owners)
 
+    def owed_by(self, slots: Int64Array) -> int:
+        """The part of `owed_bytes` that readers of these slots hold."""
+        if not self._held_by:
+            return 0
+        holding = np.intersect1d(np.fromiter(self._held_by, np.int64, len(self._held_by)), slots).tolist()
+        held = {payload.offset: payload for slot in holding for payload in self._held_by[slot]}
+        return sum([payload.size_bytes for payload in held.values() if not payload.owners])
+
     def _free_if_unused(self, payload: Payload) -> None:
         if not payload.owners and not payload.held:
             del self._at[payload.offset]

@@ -290,19 +290,25 @@ class Space:
 
 
 def column_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
-    """The bytes of the rows of columns (a column is a row of the arrays), in this order, as the fewest runs that each
-    belong to one column. Empty pieces are dropped.
+    """As column_pieces, as runs."""
+    return runs_of(*column_pieces(offsets, sizes))
+
+
+def column_pieces(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Starts and lengths of the bytes of the rows of columns (a column is a row of the arrays), in this order, as the
+    fewest pieces that each belong to one column. Empty ones are dropped.
     """
     begins = np.ones(offsets.shape, np.bool_)
     np.not_equal(offsets[:, 1:], offsets[:, :-1] + sizes[:, :-1], out=begins[:, 1:])
     if not sizes.all():  # the offset of an empty piece says nothing about the next one
-        return [run for column in zip(offsets, sizes, strict=True) for run in merged_runs(*column)]
-    return _runs(*_joined(offsets.ravel(), sizes.ravel(), begins.ravel()))
+        merged = [_merge(*column) for column in zip(offsets, sizes, strict=True)]
+        return np.concatenate([starts for starts, _ in merged]), np.concatenate([lengths for _, lengths in merged])
+    return _joined(offsets.ravel(), sizes.ravel(), begins.ravel())
 
 
 def merged_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
     """The same bytes in the same order, as the fewest runs. Empty pieces are dropped."""
-    return _runs(*_merge(offsets, sizes))
+    return runs_of(*_merge(offsets, sizes))
 
 
 def _ranges(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -329,7 +335,7 @@ def _joined(offsets: Int64Array, sizes: Int64Array, begins: BoolArray) -> tuple[
     return offsets[first], np.add.reduceat(sizes, first) if len(first) else sizes
 
 
-def _runs(starts: Int64Array, lengths: Int64Array) -> list[Run]:
+def runs_of(starts: Int64Array, lengths: Int64Array) -> list[Run]:
     pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
     return list(map(tuple.__new__, repeat(Run), pairs))  # as Run._make, without a Python call for each one
 

@@ -21,13 +21,13 @@ from dataplane_server.core.calls.columns import Column, Columns, Shape
 from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import Definition, Int64Array, Run, Slots, Tags
+from dataplane_server.core.calls.values import Definition, Int64Array, Slots, Tags
 from dataplane_server.core.rows.bookkeeping import NAME_BYTES, PARTITION_BYTES, Bookkeeping, id_bytes, text_bytes
 from dataplane_server.core.rows.fields import Field, check_may_declare, check_sequence_lengths
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.group_table import Group, GroupTable
 from dataplane_server.core.rows.row_table import RowTable
-from dataplane_server.core.rows.space import Space, column_runs
+from dataplane_server.core.rows.space import Space, column_pieces
 from dataplane_server.core.rows.stored_values import StoredValues, mask_of
 from dataplane_server.core.state.counters import PartitionCounters
 from dataplane_server.core.state.entrance import Entrance
@@ -316,9 +316,9 @@ class Partition:
 
     def plan_read(
         self, slots: Slots, names: Sequence[str], tokens: tuple[Int64Array, Int64Array] | None = None
-    ) -> tuple[tuple[ReadColumn, ...], tuple[Run, ...]]:
-        """The layout and runs of fields of rows. tokens: starts and ends within per-token fields. Refusal
-        FIELD_NOT_PRODUCED names the first row that lacks a field.
+    ) -> tuple[tuple[ReadColumn, ...], tuple[Int64Array, Int64Array]]:
+        """The layout of fields of rows, and starts and lengths of their pieces of memory. tokens: starts and ends
+        within per-token fields. Refusal FIELD_NOT_PRODUCED names the first row that lacks a field.
         """
         fields = [self.field(name) for name in names]
         shapes = self._produced_shapes(fields, slots)
@@ -331,7 +331,7 @@ class Partition:
             shapes[row] = Shape("jagged", shapes[row].dtype, shapes[row].trailing)
         sizes = entries * entry_bytes
         columns = tuple(map(ReadColumn, names, shapes, entries))
-        return columns, tuple(column_runs(offsets, sizes))
+        return columns, column_pieces(offsets, sizes)
 
     def _produced_shapes(self, fields: Sequence[Field], slots: Slots) -> list[Shape]:
         """The shapes of fields, which all of the rows must hold."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from dataplane_server.core.calls.answers import SessionInfo
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
+from dataplane_server.core.state import issued_ids
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +33,10 @@ class Session:
     grace_s: float
     deadline: float
     claims: dict[str, None] = field(default_factory=dict)
+
+    def silent_s(self, now: float) -> float:
+        """Since its last heartbeat, less what the server stood still meanwhile."""
+        return now - (self.deadline - self.grace_s)
 
 
 class Sessions:
@@ -65,7 +70,7 @@ class Sessions:
         if len(self._sessions) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} sessions are open already", max_sessions=limit)
         self.opened += 1
-        session = Session(f"{self.incarnation}-s{self.opened}", client_name, grace_s, now + grace_s)
+        session = Session(issued_ids.session_id(self.incarnation, self.opened), client_name, grace_s, now + grace_s)
         self._sessions[session.session_id] = session
         heapq.heappush(self._due, (session.deadline, session.session_id))
         return SessionInfo(session.session_id, grace_s)
@@ -97,8 +102,15 @@ class Sessions:
 
     def close(self, session_id: str) -> Session | None:
         """End a session, if it is open. The caller releases what it held."""
+        return self._end(session_id, "closed")
+
+    def expire(self, session: Session) -> None:
+        """End an open session before its time, since it holds nothing."""
+        self._end(session.session_id, "expired")
+
+    def _end(self, session_id: str, how: str) -> Session | None:
         session = self._sessions.pop(session_id, None)
-        self.ended["closed"] += session is not None
+        self.ended[how] += session is not None
         if session is not None and len(self._due) > 2 * len(self._sessions):
             self._due = [(session.deadline, session.session_id) for session in self._sessions.values()]
             heapq.heapify(self._due)

@@ -143,7 +143,7 @@ def list_sessions(table: ClaimTable, state: State, now: float) -> list[OpenSessi
             session.session_id,
             session.client_name,
             session.grace_s,
-            max(now - (session.deadline - session.grace_s), 0.0),
+            max(session.silent_s(now), 0.0),
             len(session.claims),
             rows[session.session_id],
             groups[session.session_id],

@@ -10,6 +10,7 @@ reservation ends once: it is released, or redeemed when its bytes become values 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import Columns
@@ -45,7 +46,7 @@ class Admission:
 
     @property
     def reserved_bytes(self) -> int:
-        return sum(int(sizes.sum()) for _, sizes in self._reserved.values())
+        return sum(size_bytes for _, size_bytes in self.reserved())
 
     def admit(self, ticket: int, columns: Columns, now: float, *, urgent: bool = False) -> Reservation | None:
         """Reserve space for columns that fit into an empty arena. Returns None if the write is queued: the effect
@@ -75,11 +76,11 @@ class Admission:
         budget = self._state.limits.memory_bytes
         if padded + columns.kept_bytes > budget:
             needed = sum(sizes)
-            beside = f", beside the {_size(columns.kept_bytes)} that its rows have" if columns.kept_bytes else ""
+            beside = f", beside the {size_text(columns.kept_bytes)} that its rows have" if columns.kept_bytes else ""
             message = (
-                f"the {_what(columns)} holds {_size(needed)} of values, {_size(padded)} with each column aligned to "
-                f"{ALIGNMENT} bytes{beside}; the whole memory budget is {_size(budget)}: put fewer rows at a time or "
-                "raise the budget"
+                f"the {_what(columns)} holds {size_text(needed)} of values, {size_text(padded)} with each column "
+                f"aligned to {ALIGNMENT} bytes{beside}; the whole memory budget is {size_text(budget)}: put fewer rows "
+                "at a time or raise the budget"
             )
             raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
 
@@ -88,17 +89,18 @@ class Admission:
         if len(queue) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} puts wait for space already", max_waiting_puts=limit)
 
-    def no_space(self, ticket: int) -> Refusal:
-        """The refusal of a write that did not get its space in time."""
+    def reserved(self) -> Iterator[tuple[int, int]]:
+        """The ticket and the bytes of each reservation."""
+        return ((ticket, int(sizes.sum())) for ticket, (_, sizes) in self._reserved.items())
+
+    def no_space(self, ticket: int, held: str) -> Refusal:
+        """The refusal of a write that did not get its space in time. held: who has it, and what to do."""
         columns = self._urgent.get(ticket) or self._waiting.get(ticket)
         needed = columns.size_bytes if columns is not None else 0
         space = self._state.space
-        read = sum([partition.rows.owed_bytes for partition in self._state.partitions.values()])
-        held = f", {_size(read)} belong to cleared rows that clients still read or view" if read else ""
         message = (
-            f"the {_what(columns)} holds {_size(needed)} of values, {_size(space.free)} of the memory budget of "
-            f"{_size(space.capacity)} are free{held}, {self.waiting - 1} other puts wait; clear consumed rows or raise "
-            "the budget"
+            f"the {_what(columns)} holds {size_text(needed)} of values, {size_text(space.free)} of the memory budget "
+            f"of {size_text(space.capacity)} are free, {self.waiting - 1} other puts wait{held}"
         )
         metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
         return Refusal(Reason.NO_SPACE, message, **metadata)
@@ -163,7 +165,7 @@ def _what(columns: Columns | None) -> str:
     return "put" if columns is None or columns.kept is None else "append, with what its rows have,"
 
 
-def _size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
     """A size for people, in the largest unit that it has one of."""
     for unit, in_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= in_bytes:

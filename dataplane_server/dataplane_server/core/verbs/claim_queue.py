@@ -216,6 +216,10 @@ class ClaimQueue:
             self._fail_all(queued, end_of_data(task, queued.wanted))
         return calls
 
+    def sessions(self) -> set[str]:
+        """Sessions with queued claims."""
+        return {queued.callers[ticket].session_id for ticket, queued in self._of_ticket.items()}
+
     def fail_session(self, session_id: str) -> None:
         """Fail the claims of a session that has ended."""
         refusal = Refusal(Reason.SESSION_EXPIRED, f"session {session_id!r} ended while the claim was queued")

@@ -1,13 +1,18 @@
 """What happens because time passes: sessions expire, delays end.
 
+Sessions that hold nothing make room: when there are as many as may be, those that have been silent for longest, and for
+longer than the default grace, expire for a new one.
+
 What a session held is released in this order: its queued calls first, so that nothing new is granted to it, then its
 claims, then its groups.
 """
 
 from __future__ import annotations
 
-from dataplane_server.core.calls.answers import SessionExpired
-from dataplane_server.core.calls.requests import CloseSession
+import heapq
+
+from dataplane_server.core.calls.answers import SessionExpired, SessionInfo
+from dataplane_server.core.calls.requests import CloseSession, OpenSession
 from dataplane_server.core.state.delays import Due
 from dataplane_server.core.state.sessions import Session
 from dataplane_server.core.state.state import State
@@ -15,6 +20,9 @@ from dataplane_server.core.verbs.claim_queue import ClaimQueue
 from dataplane_server.core.verbs.claims import Claims
 from dataplane_server.core.verbs.flow import Flow
 from dataplane_server.core.verbs.groups import Groups
+
+_EXPIRED_TOGETHER = 64
+"""Sessions that make room at once: to find one takes as long."""
 
 
 class Expiry:
@@ -26,6 +34,25 @@ class Expiry:
         self._queue = queue
         self._claims = claims
         self._groups = groups
+
+    def open(self, call: OpenSession, now: float) -> SessionInfo:
+        """Open or resume a session. Refusals as `Sessions.open`."""
+        if not call.session_id and len(self._state.sessions) >= self._state.limits.max_sessions:
+            self._make_room(now)
+        return self._state.sessions.open(call.session_id, call.client_name, call.grace_s, now)
+
+    def _make_room(self, now: float) -> None:
+        """Expire sessions that hold nothing and wait for nothing."""
+        busy = {*self._groups.sessions(), *self._queue.sessions(), *self._flow.sessions()}
+        most_s = self._state.limits.default_grace_s
+        idle = [
+            session
+            for session in self._state.sessions
+            if not session.claims and session.silent_s(now) > most_s and session.session_id not in busy
+        ]
+        for session in heapq.nlargest(_EXPIRED_TOGETHER, idle, key=lambda session: session.silent_s(now)):
+            self._state.sessions.expire(session)
+            self.expire(session, now)
 
     def close(self, call: CloseSession) -> None:
         session = self._state.sessions.close(call.session_id)
@@ -47,10 +74,8 @@ class Expiry:
     def expire(self, session: Session, now: float) -> None:
         """Release what an expired session held."""
         claims, rows, groups = self._release(session, expired=True)
-        silent_s = now - session.deadline + session.grace_s
-        self._state.effects.append(
-            SessionExpired(-1, session.session_id, session.client_name, silent_s, claims, rows, groups)
-        )
+        told = (session.session_id, session.client_name, session.silent_s(now))
+        self._state.effects.append(SessionExpired(-1, *told, claims, rows, groups))
 
     def delays(self, now: float) -> list[Due]:
         """The delays that end now."""

@@ -192,6 +192,12 @@ class Flow:
         self._fail(ticket, superseded())
         return True
 
+    def sessions(self) -> set[str]:
+        """Sessions with groups that wait."""
+        entries = [self._partition_of[ticket].entrance.waiting.get(ticket) for ticket in self.tickets()]
+        calls = [entry.call for entry in entries if entry is not None]
+        return {call.session_id for call in calls if isinstance(call, ReserveGroup)}
+
     def fail_session(self, session_id: str) -> None:
         """Fail the groups of a session that has ended."""
         refusal = Refusal(Reason.SESSION_EXPIRED, f"session {session_id!r} ended while the group waited")

@@ -18,6 +18,7 @@ from dataplane_server.core.calls.requests import AbortGroup, FinishGroup, Reserv
 from dataplane_server.core.calls.values import Slots, Tags
 from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, id_bytes
 from dataplane_server.core.rows.group_table import END_VERSION_TAG, Group
+from dataplane_server.core.state import issued_ids
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.flow import Flow
@@ -49,7 +50,7 @@ class Groups:
         if call.sample_ids:
             self._state.generations.record(now)
         slots = partition.create(call.sample_ids)
-        reservation_id = f"{self._state.incarnation}-g{self._state.ticket()}"
+        reservation_id = issued_ids.reservation_id(self._state.incarnation, self._state.ticket())
         partition.groups.add(call.group_id, slots, reservation_id, call.session_id, call.weight_version)
         self._report("reserved", partition, slots, who)
         return Reserved(reservation_id, partition.rows.generations(slots))
@@ -72,6 +73,10 @@ class Groups:
         check_reason(call.reason, self._state.limits)
         partition, group = self._find(call.reservation_id)
         return GroupAborted(self._roll_back(partition, group, self._holder(group), call.reason))
+
+    def sessions(self) -> set[str]:
+        """Sessions with reserved groups."""
+        return {group.session_id for one in self._state.partitions.values() for group in one.groups.reserved.values()}
 
     def end_session(self, session_id: str, client_name: str) -> int:
         """Remove the rows of all groups that a session has reserved. Returns the number of groups."""
@@ -125,6 +130,11 @@ class Groups:
         of_rows = partition.rows.growth_bytes(len(call.sample_ids)) + id_bytes(call.sample_ids)
         self._state.bookkeeping.check(GROUP_BYTES + of_rows)
         return partition, who
+
+    def partition_of(self, reservation_id: str) -> str | None:
+        """The partition of a reserved group."""
+        found = (of for of in self._state.partitions.values() if reservation_id in of.groups.reserved)
+        return next((partition.partition_id for partition in found), None)
 
     def _find(self, reservation_id: str) -> tuple[Partition, Group]:
         for partition in self._state.partitions.values():

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from dataplane_server.core.calls.answers import ReadPlan
-from dataplane_server.core.calls.names import check_distinct, check_generations, check_sample_ids
+from dataplane_server.core.calls.listings import Holder
+from dataplane_server.core.calls.names import check_caller, check_distinct, check_generations, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import BeginRead
 from dataplane_server.core.calls.values import Int64Array, Slots
+from dataplane_server.core.rows.space import runs_of
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 
 _LEAST_ROWS = 64
+_FORMER = "clients of the former server"
+_OF_SNAPSHOT = "the snapshot that is being written"
 
 
 class Reads:
@@ -23,6 +29,7 @@ class Reads:
         self._begun = 0
         self._rows = 0
         self._pinned: dict[int, tuple[Partition, Slots]] = {}
+        self._readers: dict[int, tuple[str, int]] = {}  # the caller, and the bytes that it reads
         self._former: list[tuple[Partition, Slots]] = []  # that clients of a former server may still read
         self._of_snapshot: list[tuple[Partition, Slots]] = []
         self._snapshot = ""  # the one that is under way
@@ -35,6 +42,7 @@ class Reads:
         check_distinct("field", call.fields)
         check_sample_ids(call.sample_ids, self._state.limits)
         check_generations(call.sample_ids, call.generations)
+        check_caller(call.caller, self._state.limits)
         tokens = _token_range(call)
         for name in call.fields:
             partition.field(name)
@@ -42,21 +50,24 @@ class Reads:
         if call.generations is not None:
             partition.rows.check_same(call.sample_ids, slots, call.generations)
         self._check_room(len(slots))
-        columns, runs = partition.plan_read(slots, call.fields, tokens)
+        columns, pieces = partition.plan_read(slots, call.fields, tokens)
+        self._check_pieces(call, len(pieces[0]))
         partition.rows.pin(slots)
         ticket = self._begun = max(call.ticket, self._begun + 1)
         self._pinned[ticket] = (partition, slots)
         self._rows += max(len(slots), _LEAST_ROWS)
         lengths = partition.rows["sequence_length"][slots].astype("int64")
-        size_bytes = sum([run.size_bytes for run in runs])
+        size_bytes = int(pieces[1].sum())
+        self._readers[ticket] = (call.caller, size_bytes)
         partition.count_read(len(slots), size_bytes)
-        return ReadPlan(ticket, columns, lengths, runs, size_bytes)
+        return ReadPlan(ticket, columns, lengths, tuple(runs_of(*pieces)), size_bytes)
 
     def end(self, ticket: int) -> None:
         """Unpin the rows. Unknown tickets are ignored."""
         pinned = self._pinned.pop(ticket, None)
         if pinned is not None:
             partition, slots = pinned
+            del self._readers[ticket]
             partition.rows.unpin(slots)
             self._rows -= max(len(slots), _LEAST_ROWS)
 
@@ -66,6 +77,7 @@ class Reads:
         """
         self._former += self._pinned.values()
         self._pinned.clear()
+        self._readers.clear()
         self._rows = 0
         if held:
             self._former += self._pin_all()
@@ -100,6 +112,24 @@ class Reads:
         if self._rows + max(rows, _LEAST_ROWS) > most:
             message = f"{len(self._pinned)} reads are under way; together they may have {most} rows (max_read_rows)"
             raise Refusal(Reason.LIMIT_REACHED, message, max_read_rows=most)
+
+    def _check_pieces(self, call: BeginRead, pieces: int) -> None:
+        """Refusal LIMIT_REACHED for values that are scattered so much that planning the read would delay all others."""
+        most = self._state.limits.max_read_pieces
+        if pieces > most:
+            message = (
+                f"partition {call.partition_id!r}: the values of {len(call.sample_ids)} rows and {len(call.fields)} "
+                f"fields lie in {pieces} pieces of memory; one read may have {most} (max_read_pieces): read fewer rows "
+                "or fields at a time, or rows in the order in which they were put"
+            )
+            raise Refusal(Reason.LIMIT_REACHED, message, partition_id=call.partition_id, max_read_pieces=most)
+
+    def held(self) -> Iterator[Holder]:
+        """What each read under way holds; then what clients of a former server, and a snapshot, may still read."""
+        for (partition, slots), (caller, size_bytes) in zip(self._pinned.values(), self._readers.values(), strict=True):
+            yield Holder(caller, 0, size_bytes, partition.rows.owed_by(slots))
+        for name, reads in ((_FORMER, self._former), (_OF_SNAPSHOT, self._of_snapshot)):
+            yield from (Holder(name, owed_bytes=partition.rows.owed_by(slots)) for partition, slots in reads)
 
     def partitions(self) -> list[Partition]:
         """Partitions with pinned rows, each once. They may have been dropped."""

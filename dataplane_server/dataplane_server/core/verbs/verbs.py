@@ -12,6 +12,7 @@ from dataplane_server.core.verbs.expiry import Expiry
 from dataplane_server.core.verbs.flow import Flow
 from dataplane_server.core.verbs.freshness import Freshness
 from dataplane_server.core.verbs.groups import Groups
+from dataplane_server.core.verbs.holders import Holders
 from dataplane_server.core.verbs.partitions import Partitions
 from dataplane_server.core.verbs.reads import Reads
 from dataplane_server.core.verbs.steps import Steps
@@ -32,6 +33,7 @@ class Verbs:
         self.draws = Draws(state, self.flow)
         self.writes = Writes(state, self.admission, self.flow, self.claims, self.freshness)
         self.reads = Reads(state)
+        self.holders = Holders(state, self.table, self.admission, self.writes, self.reads)
         self.groups = Groups(state, self.flow)
         self.partitions = Partitions(state, self.queue, self.claims, self.steps, self.writes)
         self.expiry = Expiry(state, self.queue, self.claims, self.groups, self.flow)

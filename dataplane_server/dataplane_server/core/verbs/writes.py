@@ -276,9 +276,9 @@ class Writes:
         if ticket not in self._former:
             self._admission.release(ticket)
 
-    def give_up(self, ticket: int) -> Refusal:
-        """End the wait of a write at its deadline. Returns what to tell its caller."""
-        refusal = self._flow.give_up(ticket) or self._admission.no_space(ticket)
+    def give_up(self, ticket: int, held: str) -> Refusal:
+        """End the wait of a write at its deadline. held: see `Holders.told`. Returns what to tell its caller."""
+        refusal = self._flow.give_up(ticket) or self._admission.no_space(ticket, held)
         self.abort(ticket)
         return refusal
 
