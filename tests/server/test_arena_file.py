@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import mmap
 import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,12 +27,12 @@ from typing import Any
 import pytest
 
 from dataplane_server.core.calls.values import Run
-from dataplane_server.storage.arena import NONCE_BYTES, Arena
+from dataplane_server.storage.arena import Arena
 from dataplane_server.storage.untruncatable import can_guard
 
 SIZE = 5 * mmap.PAGESIZE - 100
-SHARED_BYTES = 6 * mmap.PAGESIZE
-FILE_BYTES = 7 * mmap.PAGESIZE
+SHARED_BYTES = 5 * mmap.PAGESIZE
+FILE_BYTES = 6 * mmap.PAGESIZE
 VALUES = bytes(number % 251 for number in range(SIZE))
 
 # Serves one client: `SERVER FILE SIZE SOCKET`. Writes VALUES.
@@ -41,8 +43,7 @@ from dataplane_server.storage.arena import Arena
 path, size, peer = pathlib.Path(sys.argv[1]), int(sys.argv[2]), socket.socket(fileno=int(sys.argv[3]))
 arena = Arena(size, shared=True, file=path)
 arena.view(Run(0, size))[:] = bytes(number % 251 for number in range(size))
-with arena.descriptors() as descriptors:
-    socket.send_fds(peer, [b"x"], descriptors)
+socket.send_fds(peer, [b"x"], arena.descriptors())
 print("serves", flush=True)
 sys.stdin.read()
 """
@@ -81,8 +82,7 @@ filter = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addres
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, filter) == 0, ctypes.get_errno()
 arena = Arena(int(sys.argv[2]), shared=True, file=pathlib.Path(sys.argv[1]))
-with arena.descriptors() as (reading, writing):
-    print(json.dumps([arena.guarded, [os.fstat(file).st_size for file in (reading, writing)]]))
+print(json.dumps([arena.guarded, [os.fstat(file).st_size for file in arena.descriptors()]]))
 """
 
 
@@ -156,8 +156,7 @@ def descriptors() -> int:
 
 def size_of(arena: Arena) -> int:
     """Of what clients are given."""
-    with arena.descriptors() as (reading, _):
-        return os.fstat(reading).st_size
+    return os.fstat(arena.descriptors()[0]).st_size
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -184,16 +183,24 @@ def test_a_new_file_is_all_zero_private_and_has_its_space(path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_file", [False, True], ids=["no file", "file"])
-def test_each_life_has_its_nonce_where_clients_find_it_and_leaves_no_descriptor(tmp_path: Path, in_file: bool) -> None:
+def test_each_life_has_a_nonce_that_names_its_memory_and_leaves_no_descriptor(tmp_path: Path, in_file: bool) -> None:
     nonces, before = set(), descriptors()
     for _ in range(3):
-        with opened(tmp_path / "arena" if in_file else None) as arena, arena.descriptors() as (reading, _):
+        with opened(tmp_path / "arena" if in_file else None) as arena:
+            assert arena.file_bytes == SHARED_BYTES
+            for found in map(os.fstat, arena.descriptors()):
+                named = hashlib.sha256(arena.proof + struct.pack("<QQ", found.st_dev, found.st_ino)).digest()
+                assert named == arena.nonce
             nonces.add(arena.nonce)
-            assert (arena.nonce_offset, arena.file_bytes) == (5 * mmap.PAGESIZE, SHARED_BYTES)
-            assert os.pread(reading, NONCE_BYTES, arena.nonce_offset) == arena.nonce
     assert len(nonces) == 3
-    assert {len(nonce) for nonce in nonces} == {NONCE_BYTES}
     assert descriptors() == before
+
+
+def test_a_file_that_its_volume_opened_to_a_group_is_the_servers_alone_again(path: Path) -> None:
+    with opened(path):
+        path.chmod(0o660)  # as a kubelet does with an fsGroup
+    with opened(path):
+        assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_file_that_lost_space_gets_it_back(path: Path) -> None:
@@ -221,8 +228,8 @@ def test_an_arena_that_is_not_shared_keeps_its_values_too(tmp_path: Path) -> Non
     with contextlib.closing(Arena(SIZE, file=tmp_path / "arena")) as arena:
         assert not arena.shared
         arena.view(Run(0, 3))[:] = b"abc"
-        with pytest.raises(ValueError, match="not shared"), arena.descriptors():
-            pass
+        with pytest.raises(ValueError, match="not shared"):
+            arena.descriptors()
     with opened(tmp_path / "arena") as arena:
         assert bytes(arena.view(Run(0, 3))) == b"abc"
 
@@ -360,8 +367,8 @@ def test_a_client_maps_the_arena_both_ways_and_cannot_truncate_it(shared: Arena)
     in_memory = shared.file_bytes == size_of(shared)
     before, refused = size_of(shared), "EPERM" if in_memory else "EACCES"
     ours, theirs = socket.socketpair()
-    with ours, theirs, shared.descriptors() as lent:
-        socket.send_fds(theirs, [b"x"], lent)
+    with ours, theirs:
+        socket.send_fds(theirs, [b"x"], shared.descriptors())
         deeds = result_of(DEEDS, ours.fileno(), SIZE, give=(ours.fileno(),))
     assert deeds == {
         "shrink": refused,
@@ -377,7 +384,7 @@ def test_a_client_maps_the_arena_both_ways_and_cannot_truncate_it(shared: Arena)
 
 
 def test_the_server_itself_is_not_restricted(tmp_path: Path) -> None:
-    with opened(tmp_path / "arena") as arena, arena.descriptors():
+    with opened(tmp_path / "arena") as arena:
         assert arena.guarded is can_guard()
         os.truncate(tmp_path / "arena", FILE_BYTES)
         with (tmp_path / "other").open("wb") as file:
@@ -389,6 +396,6 @@ def test_where_the_system_refuses_landlock_clients_are_served_and_the_arena_says
 
 
 def test_programs_that_are_started_inherit_nothing(shared: Arena) -> None:
-    with shared.descriptors() as files:
-        assert [os.get_inheritable(file) for file in files] == [False, False]
-        assert [fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE for file in files] == [os.O_RDONLY, os.O_RDWR]
+    files = shared.descriptors()
+    assert [os.get_inheritable(file) for file in files] == [False, False]
+    assert [fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE for file in files] == [os.O_RDONLY, os.O_RDWR]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import struct
 import subprocess
@@ -87,43 +86,38 @@ def test_what_a_dead_server_sent_and_no_client_received_is_held_too(tmp_path: Pa
 
 
 @contextlib.contextmanager
-def former_clients(path: Path, number: int) -> Iterator[list[list[int]]]:
-    """What clients of a life that is over still have: each a reading descriptor and a writing one."""
-    pairs = []
+def former_clients(path: Path) -> Iterator[list[int]]:
+    """What the clients of a life that is over still have: a reading descriptor and a writing one."""
     with opened(path) as arena:
-        for _ in range(number):
-            with arena.descriptors() as files:
-                pairs.append([os.dup(file) for file in files])
+        files = [os.dup(file) for file in arena.descriptors()]
     try:
-        yield pairs
+        yield files
     finally:
-        for file in itertools.chain(*pairs):
+        for file in files:
             os.close(file)
 
 
 def test_holders_of_this_life_are_not_listed(tmp_path: Path) -> None:
-    with former_clients(tmp_path / "arena", 1), opened(tmp_path / "arena") as arena, arena.descriptors():
-        assert len(arena.holders()) == 1
+    with former_clients(tmp_path / "arena"), opened(tmp_path / "arena") as arena:
+        assert arena.holders() == [1]
 
 
-def test_no_two_holders_of_a_file_have_the_same_number(tmp_path: Path) -> None:
-    seen: list[int] = []
-    for _ in range(3):
-        with former_clients(tmp_path / "arena", 2), former_clients(tmp_path / "arena", 3):
-            with opened(tmp_path / "arena") as arena:
-                found = arena.holders()
-            assert found == sorted(found)
-            assert len(found) == 5
-            seen += found
-    assert len(set(seen)) == 15
+def test_each_former_life_whose_clients_live_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "arena"
+    with former_clients(path), contextlib.ExitStack() as second:
+        second.enter_context(former_clients(path))
+        with former_clients(path), opened(path) as arena:
+            assert arena.holders() == [1, 2, 3]
+            second.close()
+            assert arena.holders() == [1, 3]
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["the reading one", "the writing one"])
 def test_a_client_that_lost_one_of_its_descriptors_is_a_holder(tmp_path: Path, lost: int) -> None:
-    with former_clients(tmp_path / "arena", 1) as (pair,), opened(tmp_path / "arena") as arena:
+    with former_clients(tmp_path / "arena") as files, opened(tmp_path / "arena") as arena:
         with Path(os.devnull).open() as nothing:
-            os.dup2(nothing.fileno(), pair[lost])
-        assert len(arena.holders()) == 1
+            os.dup2(nothing.fileno(), files[lost])
+        assert arena.holders() == [1]
 
 
 def lock(file: int, kind: int, start: int, length: int) -> None:
@@ -131,17 +125,17 @@ def lock(file: int, kind: int, start: int, length: int) -> None:
 
 
 def test_a_client_that_locks_more_than_its_number_is_found_and_costs_no_more(tmp_path: Path) -> None:
-    with former_clients(tmp_path / "arena", 1) as ((reading, _),), opened(tmp_path / "arena") as arena:
+    with former_clients(tmp_path / "arena") as (reading, _), opened(tmp_path / "arena") as arena:
         lock(reading, fcntl.F_RDLCK, 0, 1 << 61)
         assert 1 <= len(arena.holders()) <= 3
 
 
 def test_holders_are_found_in_whatever_order_the_kernel_tells_of_them(tmp_path: Path) -> None:
-    with former_clients(tmp_path / "arena", 3) as (first, *_), opened(tmp_path / "arena") as arena:
-        before = arena.holders()
+    path = tmp_path / "arena"
+    with former_clients(path) as first, former_clients(path), former_clients(path), opened(path) as arena:
         for file in first:
             lock(file, fcntl.F_UNLCK, 0, 0)
-        assert arena.holders() == before[1:]
+        assert arena.holders() == [2, 3]
         for file in first:
-            lock(file, fcntl.F_RDLCK, arena.file_bytes + before[0], 1)
-        assert arena.holders() == before
+            lock(file, fcntl.F_RDLCK, arena.file_bytes + 1, 1)
+        assert arena.holders() == [1, 2, 3]

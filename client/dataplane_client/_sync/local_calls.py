@@ -69,6 +69,10 @@ class LocalCalls:
         number, response = LOCAL_METHODS[verb]
         return self._call(verb, number, request, response, Deadline(timeout_s), traceparent)
 
+    def takes(self, columns: Sequence[WireColumn]) -> bool:
+        """Whether these values can be written: in the message, or into memory that this process may write."""
+        return self._arena.can_write or total_bytes(columns) <= INLINE_BYTES
+
     def write(
         self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""
     ) -> Any:

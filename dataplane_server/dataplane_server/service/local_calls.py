@@ -94,6 +94,7 @@ class LocalCalls:
             if values is not None:
                 self._fill(reservation, values)
             elif reservation.size_bytes:
+                _check_writable(session)
                 self._shell.apply(ShareReservation(reservation.ticket))
                 session.hold(handle, SharedReservation(reservation, applied))
                 return pb.LocalWriteResponse(reservation=_arena_runs(reservation.runs))
@@ -153,6 +154,15 @@ class LocalCalls:
             response.lease.CopyFrom(_arena_runs(plan.runs))
         self._metrics.carried("ReadColumns", "shm", plan.size_bytes)
         return response
+
+
+def _check_writable(session: LocalSession) -> None:
+    if not session.writable:
+        message = (
+            f"this session may only read the memory: send the values in the message, at most {MAX_INLINE_BYTES} bytes, "
+            "or over gRPC"
+        )
+        raise Refusal(Reason.INVALID_REQUEST, message)
 
 
 def _arena_runs(runs: Iterable[Run]) -> pb.ArenaRuns:

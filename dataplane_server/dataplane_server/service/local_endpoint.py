@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+import secrets
 import socket
-import struct
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from dataplane_server.accepting import accept_forever
+from dataplane_server.access.peers import OWN_USER, AllowedPeers, Peer, peer_of
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.binding import files_of_mode
 from dataplane_server.service.call_scope import CallScope
+from dataplane_server.service.error_table import status_of
 from dataplane_server.service.local_buffers import LocalBuffers
 from dataplane_server.service.local_connection import LocalConnection
 from dataplane_server.service.local_methods import LocalMethod
 from dataplane_server.service.local_session import LocalSession
 from dataplane_server.service.messages import Messages
 from dataplane_server.service.shell import Shell
+from dataplane_server.service.socket_files import SocketFile
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD
 
 _DRAIN_TICK_S = 0.01
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
+_LOG_REFUSED_EVERY_S = 60.0
 
 
 class LocalEndpoint:
-    """Serves clients of this host: `listen_*`, later `drain` and `close` once."""
+    """Serves clients of this host: `listen_*`, later `drain` and `close` once.
+
+    abstract: whether clients find the memory behind a TCP address, by an abstract socket; every process of the network
+    namespace sees its name, and only those of this user and root are admitted. peers: whom the socket files admit, of
+    those who may write to the files. may_write: whether clients that attach now may map the memory for writing.
+    """
 
     def __init__(
         self,
@@ -41,6 +50,10 @@ class LocalEndpoint:
         metrics: Metrics,
         methods: Mapping[int, LocalMethod],
         tracing: Tracing | None = None,
+        *,
+        abstract: bool = True,
+        peers: AllowedPeers | None = None,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.methods = methods
         self.begin_call: Callable[[str, str], CallScope] = partial(CallScope, metrics, tracing, "shm")
@@ -49,38 +62,44 @@ class LocalEndpoint:
         self.messages = Messages(shell.plane.limits)
         self.draining = False
         self.unstable = shell.unstable
-        self.abstract_name = f"rl-dataplane-{arena.nonce.hex()}"
+        self.abstract_name = f"rl-dataplane-{secrets.token_hex(16)}" if abstract else ""
+        self.refused_peers = 0
         self._shell = shell
         self._arena = arena
         self._metrics = metrics
         self._traces = tracing is not None
         self._sessions: dict[bytes, LocalSession] = {}
-        self._files: list[Path] = []
+        self._files: list[SocketFile] = []
         self._accepting: list[asyncio.Task[None]] = []
+        self._peers = peers or AllowedPeers()
+        self.may_write = may_write
+        self._logged_peers = 0  # of those refused
+        self._log_peers_at = 0.0
         self._log = get_log()
 
     # -- listening -----------------------------------------------------------------------------------------------------
 
     def listen_abstract(self) -> None:
-        """Listen on the abstract socket, for processes of this user."""
-        self._listen(f"\0{self.abstract_name}", own_user_only=True)
+        """Listen on the abstract socket, if there is to be one."""
+        if self.abstract_name:
+            self._listen(f"\0{self.abstract_name}", OWN_USER)
 
     def listen_beside(self, path: str, mode: int | None) -> None:
         """Listen beside a socket file of this server, with this mode (None: the umask decides). If that fails, because
-        the path is too long or another file has it, clients have only the abstract socket.
+        the path is too long or another file has it, clients have only the abstract socket, if there is one.
         """
         file = Path(path + FILE_SUFFIX)
         try:
             if file.is_socket():  # of a killed server: a running one would still have the gRPC socket
                 file.unlink()
             with files_of_mode(mode):
-                self._listen(str(file), own_user_only=False)
+                self._listen(str(file), self._peers)
         except OSError as error:
             self._log.warning("local_listen_failed", path=str(file), error=str(error))
         else:
-            self._files.append(file)
+            self._files.append(SocketFile.at(file))
 
-    def _listen(self, address: str, *, own_user_only: bool) -> None:
+    def _listen(self, address: str, allowed: AllowedPeers) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.setblocking(False)
@@ -89,32 +108,46 @@ class LocalEndpoint:
         except BaseException:
             listener.close()
             raise
-        serve = self._serve_own_user if own_user_only else self._serve
+        serve = partial(self._serve, allowed)
         self._accepting.append(asyncio.create_task(accept_forever(listener, "local", serve)))
 
-    async def _serve(self, peer: socket.socket) -> None:
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: LocalConnection(self, peer), peer)
-
-    async def _serve_own_user(self, peer: socket.socket) -> None:
-        if _of_own_user(peer):
-            await self._serve(peer)
+    async def _serve(self, allowed: AllowedPeers, peer: socket.socket) -> None:
+        found = peer_of(peer)
+        if allowed.allows(found):
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: LocalConnection(self, peer), peer)
         else:
-            peer.close()
+            self._refuse(peer, found, allowed)
+
+    def _refuse(self, peer: socket.socket, found: Peer, allowed: AllowedPeers) -> None:
+        """Tell a peer why, without waiting for it, and close its connection."""
+        whom = "processes of the server's user and root" if allowed is OWN_USER else "certain users and groups"
+        refusal = Refusal(Reason.UNAUTHENTICATED, f"this socket serves only {whom}, not user {found.uid}")
+        body = status_of(refusal).SerializeToString()
+        with peer, contextlib.suppress(OSError):
+            peer.send(HEAD.pack(len(body), pb.LOCAL_OUTCOME_ERROR) + body)
+        self.refused_peers += 1
+        now = time.monotonic()
+        if now >= self._log_peers_at:
+            number, self._logged_peers = self.refused_peers - self._logged_peers, self.refused_peers
+            self._log_peers_at = now + _LOG_REFUSED_EVERY_S
+            self._log.warning("local_peer_refused", pid=found.pid, uid=found.uid, gid=found.gid, refused=number)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     def attach(self, peer: socket.socket) -> LocalSession:
-        """Send the arena to a client, and open a session for it."""
-        session = LocalSession(self._shell)
+        """Send the arena to a client, for writing if it may, and open a session for it."""
+        writable = self.may_write()
+        session = LocalSession(self._shell, writable=writable)
         response = pb.AttachResponse(
             session=session.token,
             arena_bytes=self._arena.file_bytes,
-            nonce_offset=self._arena.nonce_offset,
             traces=self._traces,
+            proof=self._arena.proof,
         )
         body = response.SerializeToString()
-        with self._arena.descriptors() as descriptors:
-            socket.send_fds(peer, [HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body], descriptors)
+        reading, writing = self._arena.descriptors()
+        descriptors = [reading, writing] if writable else [reading]
+        socket.send_fds(peer, [HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body], descriptors)
         self._sessions[session.token] = session
         self._metrics.attached_clients += 1
         return session
@@ -139,7 +172,7 @@ class LocalEndpoint:
         """Refuse new calls. Wait up to grace_s for calls under way and for clients that fill reservations."""
         self.draining = True
         for file in self._files:  # at once: when gRPC has removed its own, another server may listen here
-            file.unlink(missing_ok=True)
+            file.remove()
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
@@ -161,8 +194,3 @@ class LocalEndpoint:
     def _busy(self) -> bool:
         calls = any(connection.call is not None for connection in self.connections)
         return calls or any(session.writes for session in self._sessions.values())
-
-
-def _of_own_user(peer: socket.socket) -> bool:
-    packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(packed)[1] in (os.geteuid(), 0)

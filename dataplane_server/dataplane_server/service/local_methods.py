@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from dataplane_server.access.gate import OPEN_GATE, Gate, acting_as
+from dataplane_server.access.roles import EVERYTHING, Caller
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.local_calls import LocalCalls
 from dataplane_server.service.local_session import LocalSession
@@ -31,7 +33,7 @@ class LocalMethod:
     call: Callable[[Any, LocalSession], Message | Awaitable[Message]]
 
 
-def local_methods(calls: LocalCalls, servicer: DataPlaneServicer) -> dict[int, LocalMethod]:
+def local_methods(calls: LocalCalls, servicer: DataPlaneServicer, gate: Gate = OPEN_GATE) -> dict[int, LocalMethod]:
     """The methods that a session may call, by number."""
     methods: dict[int, LocalMethod] = {
         pb.LOCAL_METHOD_PUT: LocalMethod("PutSamples", pb.LocalPutRequest, calls.put),
@@ -40,7 +42,35 @@ def local_methods(calls: LocalCalls, servicer: DataPlaneServicer) -> dict[int, L
         pb.LOCAL_METHOD_READ: LocalMethod("ReadColumns", pb.LocalReadRequest, calls.read),
     }
     shared = {number: _as_over_grpc(verb, servicer) for verb, number in SHARED_METHODS.items()}
-    return methods | shared
+    return {number: _guarded(method, gate) for number, method in (methods | shared).items()}
+
+
+def _guarded(method: LocalMethod, gate: Gate) -> LocalMethod:
+    """A method that asks the gate first. The handle of a FinishWrite belongs to its session, which began the write."""
+
+    def call(message: Any, session: LocalSession) -> Message | Awaitable[Message]:
+        caller = gate.at_unix_socket()
+        if caller is EVERYTHING:
+            return method.call(message, session)
+        with acting_as(caller):
+            if method.verb != "FinishWrite":
+                gate.permit(method.verb, _request_in(message))
+            answer = method.call(message, session)
+        return answer if isinstance(answer, Message) else _as(caller, answer)
+
+    return method if gate.is_open else replace(method, call=call)
+
+
+def _request_in(message: Any) -> Any:
+    """The request of a message that says beside it where values are."""
+    if isinstance(message, pb.LocalReadRequest):
+        return message.request
+    return message.header if isinstance(message, (pb.LocalPutRequest, pb.LocalCommitRequest)) else message
+
+
+async def _as(caller: Caller, answer: Awaitable[Message]) -> Message:
+    with acting_as(caller):
+        return await answer
 
 
 def _as_over_grpc(verb: str, servicer: DataPlaneServicer) -> LocalMethod:

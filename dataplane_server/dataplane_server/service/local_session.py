@@ -40,10 +40,11 @@ class SharedReservation:
 
 
 class LocalSession:
-    """One attached client."""
+    """One attached client. writable: whether it may map the arena for writing."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, *, writable: bool = True) -> None:
         self.token = secrets.token_bytes(16)
+        self.writable = writable
         self._shell = shell
         self._held: dict[int, Lease | SharedReservation] = {}
         self._released: OrderedDict[int, None] = OrderedDict()  # before the calls that create them

@@ -6,10 +6,12 @@ budget.
 
 A shared arena is an unnamed memory file (memfd), so there is no file to size, name or clean up. A process maps it by a
 descriptor that it received, and the kernel frees it when the last such process ends, by whatever cause. Its size is
-sealed, so no process can truncate it under the mapping of another. The page after the values holds a nonce, by which a
-client recognises the arena.
+sealed, so no process can truncate it under the mapping of another.
 
 An arena with a file keeps its values there for the next server. Its clients map it in the same way, if it is shared.
+
+All clients get the same two open files, one to read and one to write, which are opened before the first client has any.
+So nothing that a client does to the memory or to its rights keeps it from the next one.
 """
 
 from __future__ import annotations
@@ -24,30 +26,27 @@ from pathlib import Path
 
 from dataplane_server.core.calls.values import Copy, Run
 from dataplane_server.storage.arena_file import ArenaFile, closed_on_error
+from rl_dataplane.v1.local_frames import memory_nonce
 
-NONCE_BYTES = 16
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 
 
 class Arena:
-    """`size_bytes` of memory, addressed by offset. nonce: 16 random bytes that identify this arena.
+    """`size_bytes` of memory, addressed by offset. proof: 16 random bytes for the clients that get the descriptors.
 
-    file: where the values are kept, or None; ArenaFile has its errors, and how long it blocks. Each arena that opens
-    the file writes another nonce into it.
+    file: where the values are kept, or None; ArenaFile has its errors, and how long it blocks.
     """
 
     def __init__(self, size_bytes: int, *, shared: bool = False, file: Path | None = None) -> None:
-        self.nonce = secrets.token_bytes(NONCE_BYTES)
-        self.nonce_offset = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.file_bytes = self.nonce_offset + mmap.PAGESIZE
+        self.proof = secrets.token_bytes(16)
+        self.file_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.shared = shared  # whether other processes can map the memory
         self._file: ArenaFile | _MemoryFile | None = None
         if file is not None:
-            self._file = ArenaFile(file, self.file_bytes)
+            self._file = ArenaFile(file, self.file_bytes, shared=shared)
         elif shared:
             self._file = _MemoryFile(self.file_bytes)
         self._map = _own_memory(self.file_bytes) if self._file is None else _mapped(self._file, self.file_bytes)
-        self._map[self.nonce_offset : self.nonce_offset + NONCE_BYTES] = self.nonce
         self._view = memoryview(self._map)
 
     @property
@@ -69,16 +68,22 @@ class Arena:
         for source, target, size in copies:
             self._view[target : target + size] = self._view[source : source + size]
 
-    @contextlib.contextmanager
-    def descriptors(self) -> Iterator[list[int]]:
-        """Two descriptors of a shared arena to send to another process: one to read it, one to write it."""
+    @property
+    def nonce(self) -> bytes:
+        """Identifies this memory and this arena, to clients that know the proof. ValueError if it is not shared."""
+        return memory_nonce(self.proof, self.descriptors()[0])
+
+    def descriptors(self) -> tuple[int, int]:
+        """Descriptors of a shared arena to send to other processes: one to read it, one to write it. They stay open
+        until `close`.
+        """
         if self._file is None or not self.shared:
             raise ValueError("this arena is not shared")
-        with self._file.descriptors() as descriptors:
-            yield descriptors
+        reading, writing = self._file.for_clients
+        return reading, writing
 
     def holders(self) -> list[int]:
-        """The clients of former servers that may still read and write the arena's file, as ArenaFile numbers them."""
+        """The former servers whose clients may still read and write the arena's file, as ArenaFile numbers them."""
         return [] if self._file is None else self._file.holders()
 
     @property
@@ -139,14 +144,9 @@ class _MemoryFile:
         with closed_on_error(self.descriptor):
             os.ftruncate(self.descriptor, size_bytes)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, sum(getattr(fcntl, seal) for seal in _SEALS))
-
-    @contextlib.contextmanager
-    def descriptors(self) -> Iterator[list[int]]:
-        reading = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield [reading, self.descriptor]
-        finally:
-            os.close(reading)
+            reading = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        os.fchmod(self.descriptor, 0)  # who has the reading one cannot open the memory again to write it
+        self.for_clients = (reading, self.descriptor)
 
     def holders(self) -> list[int]:
         return []
@@ -155,7 +155,8 @@ class _MemoryFile:
         """It lives in memory alone."""
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        for descriptor in self.for_clients:
+            os.close(descriptor)
 
 
 class RunWriter:

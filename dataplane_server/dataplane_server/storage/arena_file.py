@@ -9,11 +9,11 @@ mapping that was made from the locked one, in any process; the kernel drops it w
 whatever cause. What is locked are numbers, not the bytes at these places:
 
 - The server excludes other servers by a lock that begins at byte 2**62 and is as long as its process id.
-- Each client is a holder. Its two descriptors share a lock on byte `size_bytes + holder`. Holders of life n have the
-  numbers from n * 2**32 on, so that the file never has two of one number.
+- All clients of life n have the same two open files, to read and to write. Both lock byte `size_bytes + n`.
 
-A process that has a descriptor can change the descriptor's lock, and so hide, or keep the next server from starting.
-These locks tell of clients that live on, not of clients that mean harm; `untruncatable` says what else those can do.
+A process that has a descriptor can change the descriptor's lock, and so hide all clients of its life, or keep the next
+server from starting. These locks tell of clients that live on, not of clients that mean harm; `untruncatable` says what
+else those can do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import mmap
 import os
 import struct
@@ -32,7 +31,6 @@ from dataplane_server.storage.folders import sync_folder
 from dataplane_server.storage.untruncatable import can_guard, open_untruncatable
 
 _SERVER_LOCK = 1 << 62
-_HOLDERS_PER_LIFE = 1 << 32
 _LIVES = struct.Struct("<Q")
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: kind, whence, start, length, process (not told of OFD locks)
 _BLOCK_BYTES = 512  # the unit of st_blocks, on every file system
@@ -41,19 +39,20 @@ _BLOCK_BYTES = 512  # the unit of st_blocks, on every file system
 class ArenaFile:
     """The file at path, open, locked against other servers, with space for size_bytes.
 
-    descriptor: the server's own. fresh: no former life left values. guarded: clients' descriptors cannot truncate.
+    descriptor: the server's own. for_clients: to send to them, one to read and one to write; none unless shared.
+    fresh: no former life left values. guarded: clients' descriptors cannot truncate.
     Blocks until the space of a new file is allocated; on tmpfs that takes about a second for 10 GiB. Raises OSError if
     another server uses the file or there is no space for it, ValueError if the file has another size.
     """
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
+    def __init__(self, path: Path, size_bytes: int, *, shared: bool = False) -> None:
         self.path = path
         self._size = size_bytes
         self.guarded = can_guard()
         self.descriptor, self.fresh = _open(path, size_bytes + mmap.PAGESIZE)
         with closed_on_error(self.descriptor):
-            self._first = _HOLDERS_PER_LIFE * self._begin_life()
-        self._numbers = itertools.count(self._first)
+            self._life = self._begin_life()
+            self.for_clients: tuple[int, ...] = self._open_for_clients() if shared else ()
 
     def _begin_life(self) -> int:
         """Count one life more, and return its number."""
@@ -61,29 +60,28 @@ class ArenaFile:
         os.pwrite(self.descriptor, _LIVES.pack(lives + 1), self._size)
         return int(lives) + 1
 
-    @contextlib.contextmanager
-    def descriptors(self) -> Iterator[list[int]]:
-        """Two descriptors of a new holder to send to another process: one to read the file, one to write it."""
-        place = self._size + next(self._numbers)
-        opened = []
+    def _open_for_clients(self) -> tuple[int, ...]:
         with contextlib.ExitStack() as closing:
-            for access in (os.O_RDONLY, os.O_RDWR):
-                file = open_untruncatable(f"/proc/self/fd/{self.descriptor}", access)
-                closing.callback(os.close, file)
-                _lock(file, fcntl.F_OFD_SETLK, fcntl.F_RDLCK, place, 1)
-                opened.append(file)
-            yield opened
+            opened = [self._open_for_client(access, closing) for access in (os.O_RDONLY, os.O_RDWR)]
+            closing.pop_all()
+        return tuple(opened)
+
+    def _open_for_client(self, access: int, closing: contextlib.ExitStack) -> int:
+        file = open_untruncatable(f"/proc/self/fd/{self.descriptor}", access)
+        closing.callback(os.close, file)
+        _lock(file, fcntl.F_OFD_SETLK, fcntl.F_RDLCK, self._size + self._life, 1)
+        return file
 
     def sync(self) -> None:
         """Wait until all values are on stable storage. OSError if that fails."""
         os.fdatasync(self.descriptor)
 
     def holders(self) -> list[int]:
-        """The holders of former lives that still have a descriptor or a mapping, ascending. At most two system calls
+        """The former lives of which a client still has a descriptor or a mapping, ascending. At most two system calls
         for each, and one.
         """
         found = []
-        unknown = [(self._size, self._size + self._first)]
+        unknown = [(self._size, self._size + self._life)]
         while unknown:
             start, end = unknown.pop()
             kind, locked, length = _lock(self.descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, end - start)
@@ -97,7 +95,8 @@ class ArenaFile:
     def close(self) -> None:
         """Let another server open the file, although a mapping of this one may be left."""
         _lock(self.descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _SERVER_LOCK, 0)
-        os.close(self.descriptor)
+        for descriptor in (self.descriptor, *self.for_clients):
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -153,6 +152,8 @@ def _open_locked(path: Path, flags: int) -> int:
     """Open a file for the only server that uses it."""
     file = os.open(path, flags | os.O_CLOEXEC, 0o600)
     with closed_on_error(file):
+        with contextlib.suppress(PermissionError):  # the file is another user's
+            os.fchmod(file, 0o600)  # a volume's owner may have opened it to a group
         try:
             _lock(file, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, _SERVER_LOCK, os.getpid())
         except BlockingIOError:

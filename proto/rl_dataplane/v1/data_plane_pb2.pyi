@@ -289,6 +289,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED with RetryInfo: the partition has no room for new rows: a budget is full, or a task or band
     paces producers.
     """
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 36
+    """UNAUTHENTICATED: the server does not know the caller; nothing of the request was read."""
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 37
+    """PERMISSION_DENIED: the caller's roles do not allow the verb in this partition; metadata "verb"."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -371,6 +375,10 @@ ERROR_REASON_PARTITION_FULL: ErrorReason.ValueType  # 35
 """RESOURCE_EXHAUSTED with RetryInfo: the partition has no room for new rows: a budget is full, or a task or band
 paces producers.
 """
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 36
+"""UNAUTHENTICATED: the server does not know the caller; nothing of the request was read."""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 37
+"""PERMISSION_DENIED: the caller's roles do not allow the verb in this partition; metadata "verb"."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _FilterOperator:
@@ -2117,6 +2125,7 @@ class ReadColumnsRequest(_message.Message):
     GENERATIONS_FIELD_NUMBER: _builtins.int
     TOKEN_STARTS_FIELD_NUMBER: _builtins.int
     TOKEN_ENDS_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """The partition."""
     generations: _builtins.bytes
@@ -2129,6 +2138,8 @@ class ReadColumnsRequest(_message.Message):
     """Empty, or the end of the tokens to read, exclusive, in the same form, each at least its start. Ends and starts
     beyond the row's length are cut to it. Set if and only if token_starts is.
     """
+    caller: _builtins.str
+    """Name of the caller, for GetServerStatus; at most 256 bytes."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows, distinct, in the order of the response; 1 to 65,536."""
@@ -2146,10 +2157,11 @@ class ReadColumnsRequest(_message.Message):
         generations: _builtins.bytes = ...,
         token_starts: _builtins.bytes = ...,
         token_ends: _builtins.bytes = ...,
+        caller: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "generations", b"generations", "partition_id", b"partition_id", "sample_ids", b"sample_ids", "token_ends", b"token_ends", "token_starts", b"token_starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "fields", b"fields", "generations", b"generations", "partition_id", b"partition_id", "sample_ids", b"sample_ids", "token_ends", b"token_ends", "token_starts", b"token_starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4023,12 +4035,21 @@ class ListPartitionsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    page_token: _builtins.str
+    """Where to begin: next_page_token of the page before. Empty: at the first partition."""
+    page_size: _builtins.int
+    """Most partitions to return. 0: all, or LIMIT_REACHED if they and their tasks are too many for one answer."""
     def __init__(
         self,
+        *,
+        page_token: _builtins.str = ...,
+        page_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4041,18 +4062,22 @@ class ListPartitionsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """The page_token of the next page; empty if this is the last one."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Partition]:
-        """All partitions, by partition_id."""
+        """By partition_id. With page_size there may be fewer than that before the last page, and always at least one."""
 
     def __init__(
         self,
         *,
         partitions: _abc.Iterable[Global___Partition] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4095,6 +4120,8 @@ class GetServerStatusResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    HELD_BYTES_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server's distribution."""
     memory_budget_bytes: _builtins.int
@@ -4117,6 +4144,8 @@ class GetServerStatusResponse(_message.Message):
     """Maximum number of resident rows."""
     durability: _builtins.str
     """What rows survive: "memory", "process" or "disk"; see dataplane-server --durability."""
+    held_bytes: _builtins.int
+    """Bytes in use that no clear frees: puts under way, and cleared or replaced rows that clients still read."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server started."""
@@ -4128,6 +4157,10 @@ class GetServerStatusResponse(_message.Message):
     @_builtins.property
     def longest_put_wait(self) -> _duration_pb2.Duration:
         """The longest time that a put has been waiting for space; unset if none waits."""
+
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemoryHolder]:
+        """The ten clients that hold most of them, the largest first; then all others together, as "others"."""
 
     def __init__(
         self,
@@ -4146,14 +4179,50 @@ class GetServerStatusResponse(_message.Message):
         draining: _builtins.bool = ...,
         max_rows: _builtins.int = ...,
         durability: _builtins.str = ...,
+        held_bytes: _builtins.int = ...,
+        holders: _abc.Iterable[Global___MemoryHolder] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["longest_put_wait", b"longest_put_wait", "shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "durability", b"durability", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "durability", b"durability", "held_bytes", b"held_bytes", "holders", b"holders", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerStatusResponse: _TypeAlias = GetServerStatusResponse  # noqa: Y015
+
+@_typing.final
+class MemoryHolder(_message.Message):
+    """What a client holds of the memory budget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_NAME_FIELD_NUMBER: _builtins.int
+    LENT_BYTES_FIELD_NUMBER: _builtins.int
+    LEASED_BYTES_FIELD_NUMBER: _builtins.int
+    OWED_BYTES_FIELD_NUMBER: _builtins.int
+    client_name: _builtins.str
+    """Its name: the caller of its puts and reads, or the name of its session's client; "unnamed" if it gave none."""
+    lent_bytes: _builtins.int
+    """Lent to its puts under way."""
+    leased_bytes: _builtins.int
+    """What it reads or views now."""
+    owed_bytes: _builtins.int
+    """What has been cleared or replaced of the rows that it reads or views. Counts for each client that reads it."""
+    def __init__(
+        self,
+        *,
+        client_name: _builtins.str = ...,
+        lent_bytes: _builtins.int = ...,
+        leased_bytes: _builtins.int = ...,
+        owed_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name", "leased_bytes", b"leased_bytes", "lent_bytes", b"lent_bytes", "owed_bytes", b"owed_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryHolder: _TypeAlias = MemoryHolder  # noqa: Y015
 
 @_typing.final
 class CreateSnapshotRequest(_message.Message):
@@ -4295,9 +4364,9 @@ class SharedMemory(_message.Message):
     NONCE_FIELD_NUMBER: _builtins.int
     ABSTRACT_SOCKET_FIELD_NUMBER: _builtins.int
     nonce: _builtins.bytes
-    """Identifies this run of the server. The arena contains it, too."""
+    """Identifies this run of the server and its memory."""
     abstract_socket: _builtins.str
-    """The abstract Unix socket, without the leading zero byte."""
+    """The abstract Unix socket, without the leading zero byte; empty if there is none."""
     def __init__(
         self,
         *,

@@ -260,6 +260,8 @@ class DataPlaneServiceServicer:
         stream changes nothing. A put that creates rows blocks while the partition has no room for them (see FlowPolicy),
         until wait_timeout; then fails with RESOURCE_EXHAUSTED (PARTITION_FULL). Blocks while the bytes do not fit into the memory budget, first come, first served, until
         wait_timeout; then fails with RESOURCE_EXHAUSTED (NO_SPACE). A put larger than the whole budget is refused at once.
+        A stream that is silent for 60 s, or whose values take longer than 60 s and a second for each 64 KiB once they have
+        their space, is refused (MALFORMED_STREAM): it would hold memory that others wait for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,7 +269,9 @@ class DataPlaneServiceServicer:
 
     def ReadColumns(self, request, context):
         """Reads columns of rows, in the order of the request. All rows are read at one point in time: later puts and clears
-        do not show. Never waits for producers: if a row has not produced a field, the call fails with NOT_FOUND.
+        do not show. Never waits for producers: if a row has not produced a field, the call fails with NOT_FOUND. A read
+        whose values lie in more than 262,144 pieces of memory is refused (LIMIT_REACHED): values of rows that were put
+        together are one piece, so this takes many rows and fields in an order of their own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -413,7 +417,8 @@ class DataPlaneServiceServicer:
     def Session(self, request_iterator, context):
         """Keeps a session open. The first request opens the session, or resumes one whose stream broke. Every later request
         is a heartbeat. There is one response, which names the session. The server ends the stream when the session expires
-        (SESSION_EXPIRED) or the caller closes it.
+        (SESSION_EXPIRED) or the caller closes it. When there are as many sessions as may be, those that hold nothing and
+        have been silent for longer than 10 s expire for a new one, whatever their grace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

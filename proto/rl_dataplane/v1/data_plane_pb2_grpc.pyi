@@ -123,10 +123,14 @@ class DataPlaneServiceStub:
     stream changes nothing. A put that creates rows blocks while the partition has no room for them (see FlowPolicy),
     until wait_timeout; then fails with RESOURCE_EXHAUSTED (PARTITION_FULL). Blocks while the bytes do not fit into the memory budget, first come, first served, until
     wait_timeout; then fails with RESOURCE_EXHAUSTED (NO_SPACE). A put larger than the whole budget is refused at once.
+    A stream that is silent for 60 s, or whose values take longer than 60 s and a second for each 64 KiB once they have
+    their space, is refused (MALFORMED_STREAM): it would hold memory that others wait for.
     """
     ReadColumns: _grpc.UnaryStreamMultiCallable[_data_plane_pb2.ReadColumnsRequest, _data_plane_pb2.ReadColumnsResponse]
     """Reads columns of rows, in the order of the request. All rows are read at one point in time: later puts and clears
-    do not show. Never waits for producers: if a row has not produced a field, the call fails with NOT_FOUND.
+    do not show. Never waits for producers: if a row has not produced a field, the call fails with NOT_FOUND. A read
+    whose values lie in more than 262,144 pieces of memory is refused (LIMIT_REACHED): values of rows that were put
+    together are one piece, so this takes many rows and fields in an order of their own.
     """
     ClaimSamples: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimSamplesRequest, _data_plane_pb2.ClaimSamplesResponse]
     """Takes rows for a task: rows that have produced all required fields and that the task has not taken, in the order in
@@ -203,7 +207,8 @@ class DataPlaneServiceStub:
     Session: _grpc.StreamStreamMultiCallable[_data_plane_pb2.SessionRequest, _data_plane_pb2.SessionResponse]
     """Keeps a session open. The first request opens the session, or resumes one whose stream broke. Every later request
     is a heartbeat. There is one response, which names the session. The server ends the stream when the session expires
-    (SESSION_EXPIRED) or the caller closes it.
+    (SESSION_EXPIRED) or the caller closes it. When there are as many sessions as may be, those that hold nothing and
+    have been silent for longer than 10 s expire for a new one, whatever their grace.
     """
     ClearSamples: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ClearSamplesRequest, _data_plane_pb2.ClearSamplesResponse]
     """Removes rows, claimed or not, and returns their bytes to the budget. Bytes that a read is sending return when that
@@ -272,10 +277,14 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     stream changes nothing. A put that creates rows blocks while the partition has no room for them (see FlowPolicy),
     until wait_timeout; then fails with RESOURCE_EXHAUSTED (PARTITION_FULL). Blocks while the bytes do not fit into the memory budget, first come, first served, until
     wait_timeout; then fails with RESOURCE_EXHAUSTED (NO_SPACE). A put larger than the whole budget is refused at once.
+    A stream that is silent for 60 s, or whose values take longer than 60 s and a second for each 64 KiB once they have
+    their space, is refused (MALFORMED_STREAM): it would hold memory that others wait for.
     """
     ReadColumns: _aio.UnaryStreamMultiCallable[_data_plane_pb2.ReadColumnsRequest, _data_plane_pb2.ReadColumnsResponse]  # type: ignore[assignment]
     """Reads columns of rows, in the order of the request. All rows are read at one point in time: later puts and clears
-    do not show. Never waits for producers: if a row has not produced a field, the call fails with NOT_FOUND.
+    do not show. Never waits for producers: if a row has not produced a field, the call fails with NOT_FOUND. A read
+    whose values lie in more than 262,144 pieces of memory is refused (LIMIT_REACHED): values of rows that were put
+    together are one piece, so this takes many rows and fields in an order of their own.
     """
     ClaimSamples: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ClaimSamplesRequest, _data_plane_pb2.ClaimSamplesResponse]  # type: ignore[assignment]
     """Takes rows for a task: rows that have produced all required fields and that the task has not taken, in the order in
@@ -352,7 +361,8 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     Session: _aio.StreamStreamMultiCallable[_data_plane_pb2.SessionRequest, _data_plane_pb2.SessionResponse]  # type: ignore[assignment]
     """Keeps a session open. The first request opens the session, or resumes one whose stream broke. Every later request
     is a heartbeat. There is one response, which names the session. The server ends the stream when the session expires
-    (SESSION_EXPIRED) or the caller closes it.
+    (SESSION_EXPIRED) or the caller closes it. When there are as many sessions as may be, those that hold nothing and
+    have been silent for longer than 10 s expire for a new one, whatever their grace.
     """
     ClearSamples: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ClearSamplesRequest, _data_plane_pb2.ClearSamplesResponse]  # type: ignore[assignment]
     """Removes rows, claimed or not, and returns their bytes to the budget. Bytes that a read is sending return when that
@@ -460,6 +470,8 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         stream changes nothing. A put that creates rows blocks while the partition has no room for them (see FlowPolicy),
         until wait_timeout; then fails with RESOURCE_EXHAUSTED (PARTITION_FULL). Blocks while the bytes do not fit into the memory budget, first come, first served, until
         wait_timeout; then fails with RESOURCE_EXHAUSTED (NO_SPACE). A put larger than the whole budget is refused at once.
+        A stream that is silent for 60 s, or whose values take longer than 60 s and a second for each 64 KiB once they have
+        their space, is refused (MALFORMED_STREAM): it would hold memory that others wait for.
         """
 
     @_abc_1.abstractmethod
@@ -469,7 +481,9 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_data_plane_pb2.ReadColumnsResponse], _abc.AsyncIterator[_data_plane_pb2.ReadColumnsResponse]]:
         """Reads columns of rows, in the order of the request. All rows are read at one point in time: later puts and clears
-        do not show. Never waits for producers: if a row has not produced a field, the call fails with NOT_FOUND.
+        do not show. Never waits for producers: if a row has not produced a field, the call fails with NOT_FOUND. A read
+        whose values lie in more than 262,144 pieces of memory is refused (LIMIT_REACHED): values of rows that were put
+        together are one piece, so this takes many rows and fields in an order of their own.
         """
 
     @_abc_1.abstractmethod
@@ -642,7 +656,8 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_data_plane_pb2.SessionResponse], _abc.AsyncIterator[_data_plane_pb2.SessionResponse]]:
         """Keeps a session open. The first request opens the session, or resumes one whose stream broke. Every later request
         is a heartbeat. There is one response, which names the session. The server ends the stream when the session expires
-        (SESSION_EXPIRED) or the caller closes it.
+        (SESSION_EXPIRED) or the caller closes it. When there are as many sessions as may be, those that hold nothing and
+        have been silent for longer than 10 s expire for a new one, whatever their grace.
         """
 
     @_abc_1.abstractmethod

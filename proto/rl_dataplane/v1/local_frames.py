@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import struct
 
 from rl_dataplane.v1 import local_pb2 as pb
@@ -21,6 +23,7 @@ FILE_SUFFIX = ".local"
 """What the path of a local socket has behind that of the gRPC socket beside it."""
 
 _FIRST_SHARED = 16
+_IDENTITY = struct.Struct("<QQ")
 
 SHARED_METHODS = {
     "".join(word.capitalize() for word in name.removeprefix("LOCAL_METHOD_").split("_")): int(number)
@@ -28,3 +31,9 @@ SHARED_METHODS = {
     if number >= _FIRST_SHARED
 }
 """The methods that are as over gRPC: their numbers by the verb of DataPlaneService."""
+
+
+def memory_nonce(proof: bytes, descriptor: int) -> bytes:
+    """The nonce that names the memory of a descriptor to clients that know the proof."""
+    found = os.fstat(descriptor)
+    return hashlib.sha256(proof + _IDENTITY.pack(found.st_dev, found.st_ino)).digest()

@@ -3,9 +3,10 @@
 isort:skip_file
 The same-host path: small messages over a second Unix socket, values through shared memory.
 
-Addresses. A server that shares its memory listens at two places: beside each of its Unix sockets, at the socket's
-path with ".local" appended, for the users whom the permissions of that file admit; and at the abstract Unix socket
-that GetServerStatus names, for processes of its own user and root.
+Addresses. A server that shares its memory listens beside each of its Unix sockets, at the socket's path with ".local"
+appended, for the users whom the permissions of that file admit; and, if GetServerStatus names an abstract Unix socket,
+there for processes of its own user and root. It may admit fewer users; a peer that it refuses gets an error frame
+before any request, and the connection closes.
 
 Frames. A request is 8 bytes (size of the body as a little-endian uint32, LocalMethod as a uint16, two zero bytes)
 and the body, which is the method's request message. A response is 8 bytes (size of the body, LocalOutcome as a
@@ -21,12 +22,21 @@ of the W3C's Trace Context in version 00, before the request message.
 
 Sessions. The first request on a connection is ATTACH or JOIN. ATTACH opens a session that lasts as long as this
 connection is open in any process. When a client dies, everything it holds is released at once, unless a forked child
-keeps the connection open; a client that is only slow keeps what it holds. Two file descriptors accompany the
-response of ATTACH (SCM_RIGHTS): the arena to map for reading, and the arena to map for writing. Afterwards the
-connection carries LET_GO requests, which have no response. JOIN makes a connection one for calls of a session.
+keeps the connection open; a client that is only slow keeps what it holds. File descriptors accompany the response of
+ATTACH (SCM_RIGHTS): the arena to map for reading, and, unless the session is read-only, the arena to map for writing.
+Afterwards the connection carries LET_GO requests, which have no response. JOIN makes a connection one for calls of a
+session.
 
-Proof. GetServerStatus names a nonce, which the arena contains as well. A client that finds another nonce in the
-arena is connected to two different servers and must not use the memory.
+Read-only sessions. Their PUT and COMMIT requests hold the values; larger ones go over gRPC. All else is the same.
+
+Proof. GetServerStatus names a nonce: the SHA-256 of the proof in the response of ATTACH and of the numbers by which the
+kernel knows the arena, st_dev and st_ino of fstat(2), each as a little-endian uint64. A client computes it from each
+descriptor that it received. If it differs, the client is connected to two different servers, or the memory is not the
+server's, and it must not use the memory.
+
+Caution. Before it maps anything, a client checks who listens at the socket (SO_PEERCRED): root, its own user, or the
+owner of the socket's file. And it checks that the memory cannot shrink under it, which would end it by SIGBUS: a memory
+file is sealed (F_SEAL_SHRINK), a file with a name is the listening user's or root's and no other user may write to it.
 
 Handles. A client names each read or write that may hold memory by a number of its choice, unique within the session.
 Memory is held under a handle until LET_GO (or FINISH_WRITE), or until the session ends; there is no timer. A LET_GO
@@ -250,27 +260,27 @@ class AttachResponse(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     ARENA_BYTES_FIELD_NUMBER: _builtins.int
-    NONCE_OFFSET_FIELD_NUMBER: _builtins.int
     TRACES_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """Names the session for JOIN."""
     arena_bytes: _builtins.int
-    """Size of the arena in bytes, including the nonce."""
-    nonce_offset: _builtins.int
-    """Offset of the nonce of GetServerStatus in the arena."""
+    """Size of the arena in bytes."""
     traces: _builtins.bool
     """Whether the server traces calls, and so accepts requests with a trace context."""
+    proof: _builtins.bytes
+    """With the arena, what the nonce of GetServerStatus is made of."""
     def __init__(
         self,
         *,
         session: _builtins.bytes = ...,
         arena_bytes: _builtins.int = ...,
-        nonce_offset: _builtins.int = ...,
         traces: _builtins.bool = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "nonce_offset", b"nonce_offset", "session", b"session", "traces", b"traces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "proof", b"proof", "session", b"session", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -378,7 +388,7 @@ class LocalPutRequest(_message.Message):
     """Names the reservation."""
     values: _builtins.bytes
     """All bytes of values, at most 1 MiB: the put is applied at once. Unset: the server reserves space, the client writes
-    the values there, and FINISH_WRITE applies the put.
+    the values there, and FINISH_WRITE applies the put. A read-only session sets it if there are any.
     """
     @_builtins.property
     def header(self) -> _data_plane_pb2.PutSamplesHeader:

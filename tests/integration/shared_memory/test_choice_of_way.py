@@ -156,15 +156,43 @@ def test_a_file_in_the_place_of_the_local_socket_is_left_alone(tmp_path: Path) -
     precious = local_socket(tmp_path, "a")
     precious.write_text("data")
     here = f"unix://{tmp_path}/a.sock"
-    with running_server(listen=here, memory_bytes=8 * MIB), connect(here, transport="shm") as client:
-        assert works(client)  # by the abstract socket
+    with running_server(listen=here, memory_bytes=8 * MIB), connect(here) as client:
+        assert (client.transport, works(client)) == ("grpc", True)
     assert precious.read_text() == "data"
 
 
-def test_a_socket_whose_path_has_no_room_for_a_second_is_served(start_server: Start, tmp_path: Path) -> None:
+def test_a_socket_whose_path_has_no_room_for_a_second_is_served_over_grpc(start_server: Start, tmp_path: Path) -> None:
     folder = tmp_path / "x"
     path = folder / ("s" * (105 - len(os.fsencode(folder)) - 1))
     folder.mkdir()
     start_server((f"unix://{path}",), memory_bytes=8 * MIB)
-    with connect(f"unix://{path}", transport="shm") as client:
-        assert works(client)
+    with connect(f"unix://{path}") as client:
+        assert (client.transport, works(client)) == ("grpc", True)
+
+
+# -- abstract sockets --------------------------------------------------------------------------------------------------
+
+
+def abstract_sockets() -> int:
+    """How many sockets of servers this process has that every process of its network namespace may find."""
+    own = {str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_socket()}
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return sum(f"socket:[{words[6]}]" in own for words in lines if words[-1].startswith("@rl-dataplane-"))
+
+
+@pytest.mark.parametrize(("listen", "expected"), [(("unix",), 0), (("tcp",), 1), (("unix", "tcp"), 1)])
+def test_only_a_server_with_a_port_has_an_abstract_socket(
+    start_server: Start, tmp_path: Path, listen: tuple[str, ...], expected: int
+) -> None:
+    addresses = {"unix": f"unix://{tmp_path}/a.sock", "tcp": "127.0.0.1:0"}
+    start_server(tuple(addresses[kind] for kind in listen), memory_bytes=8 * MIB)
+    assert abstract_sockets() == expected
+
+
+def test_behind_a_port_without_an_abstract_socket_values_travel_over_grpc(start_server: Start) -> None:
+    server = start_server(("127.0.0.1:0",), memory_bytes=8 * MIB)
+    server.server._servicer._shared_memory.abstract_socket = ""  # type: ignore[union-attr]
+    with pytest.raises(PreconditionError, match="shares its memory only beside its Unix socket; connect to that"):
+        connect(server.addresses[0], transport="shm")
+    with connect(server.addresses[0]) as client:
+        assert (client.transport, works(client)) == ("grpc", True)

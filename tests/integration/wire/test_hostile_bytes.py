@@ -55,8 +55,11 @@ def send(channel: grpc.Channel, method: Any, data: bytes) -> object:
 def test_bytes_that_are_no_message_are_refused_by(
     registered: DataPlaneClient, channel: grpc.Channel, unchanged: Unchanged, method: Any
 ) -> None:
-    with unchanged(registered), pytest.raises(grpc.RpcError):
+    with unchanged(registered), pytest.raises(grpc.RpcError) as caught:
         send(channel, method, b"\xff" * 50)
+    failed: Any = caught.value
+    details = dict(failed.trailing_metadata())["grpc-status-details-bin"]
+    assert b"INVALID_REQUEST" in details or b"MALFORMED_STREAM" in details
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m.input_type.fields], ids=lambda method: method.name)

@@ -1,0 +1,180 @@
+"""Memory that a client does not map: of users that it does not trust, of other servers, of a size that can shrink."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dataplane_client._shared_arena import SharedArena
+from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import HEAD, memory_nonce
+
+SIZE = 4 * mmap.PAGESIZE
+PROOF = b"p" * 16
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+
+# `LISTENER USER`: a process of this user listens at NAME, and closes the first connection.
+LISTENER = """
+import os, socket
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(NAME)
+    os.setresuid(USER, USER, USER)
+    listener.listen()
+    print("listens", flush=True)
+    listener.accept()[0].close()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "a.sock.local")
+
+
+@contextlib.contextmanager
+def lent(place: str, files: Sequence[int], proof: bytes = PROOF, arena_bytes: int = SIZE) -> Iterator[None]:
+    """A server that answers the first ATTACH with these descriptors."""
+    body = pb.AttachResponse(session=b"s" * 16, arena_bytes=arena_bytes, proof=proof).SerializeToString()
+
+    def answer() -> None:
+        with listener.accept()[0] as peer:
+            peer.recv(64)
+            socket.send_fds(peer, [HEAD.pack(len(body), 0) + body], files)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place)
+        listener.listen()
+        server = threading.Thread(target=answer)
+        server.start()
+        yield
+        server.join(20)
+
+
+def sealed(path: Path) -> int:
+    descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, SIZE)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return descriptor
+
+
+def unsealed(path: Path) -> int:
+    descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, SIZE)
+    return descriptor
+
+
+def unsealable(path: Path) -> int:
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, SIZE)
+    return descriptor
+
+
+def file_of(mode: int, owner: int | None = None) -> Callable[[Path], int]:
+    def make(path: Path) -> int:
+        path.write_bytes(bytes(SIZE))
+        path.chmod(mode)
+        if owner is not None:
+            os.chown(path, owner, -1)
+        return os.open(path, os.O_RDWR)
+
+    return make
+
+
+def attached(place: str, files: Sequence[int], nonce: bytes, arena_bytes: int = SIZE) -> SharedArena:
+    with lent(place, files, arena_bytes=arena_bytes):
+        return SharedArena(place, nonce)
+
+
+@pytest.mark.parametrize("memory", [sealed, file_of(0o600), file_of(0o644)], ids=["sealed", "0600", "0644"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_memory_that_cannot_shrink_is_mapped(
+    place: str, tmp_path: Path, memory: Callable[[Path], int], number: int
+) -> None:
+    file = memory(tmp_path / "arena")
+    arena = attached(place, [file] * number, memory_nonce(PROOF, file))
+    assert (arena.readable.nbytes, arena.can_write) == (SIZE, number == 2)
+    os.close(file)
+
+
+MEMORIES = {
+    "a memory file that is not sealed": (unsealed, "is not sealed, so it could shrink"),
+    "one that cannot be sealed": (unsealable, "is not sealed, so it could shrink"),
+    "a file of its group": (file_of(0o660), r"other users .* cut its memory's file short: owner \d+, mode 0660"),
+    "a file of all": (file_of(0o602), r"other users .* cut its memory's file short: owner \d+, mode 0602"),
+}
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_memory_that_can_shrink_is_not_mapped(place: str, tmp_path: Path, memory: str) -> None:
+    make, words = MEMORIES[memory]
+    file = make(tmp_path / "arena")
+    with pytest.raises(ConnectionError, match=words):
+        attached(place, [file], memory_nonce(PROOF, file))
+    os.close(file)
+
+
+@only_root
+def test_a_file_of_another_user_is_not_mapped(place: str, tmp_path: Path) -> None:
+    file = file_of(0o600, owner=4321)(tmp_path / "arena")
+    with pytest.raises(ConnectionError, match=r"other users than the server's \(0\) .* owner 4321, mode 0600"):
+        attached(place, [file], memory_nonce(PROOF, file))
+    os.close(file)
+
+
+def test_memory_that_is_shorter_than_its_server_says_is_not_mapped(place: str, tmp_path: Path) -> None:
+    file = sealed(tmp_path)
+    with pytest.raises(ConnectionError, match=f"the memory has {SIZE} bytes, less than the {SIZE + 1}"):
+        attached(place, [file], memory_nonce(PROOF, file), SIZE + 1)
+    os.close(file)
+
+
+@pytest.mark.parametrize("other", [0, 1], ids=["the reading one", "the writing one"])
+def test_a_descriptor_of_other_memory_is_not_mapped(place: str, tmp_path: Path, other: int) -> None:
+    """The proof alone does not help to put other memory in the place of the server's."""
+    right, files = sealed(tmp_path), [sealed(tmp_path), sealed(tmp_path)]
+    files[1 - other] = right
+    with pytest.raises(ConnectionError, match="is not that of the server"):
+        attached(place, files, memory_nonce(PROOF, right))
+
+
+def test_who_does_not_know_the_proof_cannot_name_the_memory(place: str, tmp_path: Path) -> None:
+    file = sealed(tmp_path)
+    with pytest.raises(ConnectionError, match="is not that of the server"):
+        attached(place, [file], memory_nonce(b"q" * 16, file))
+    os.close(file)
+
+
+@contextlib.contextmanager
+def listening(name: str, user: int) -> Iterator[None]:
+    script = LISTENER.replace("NAME", repr(name)).replace("USER", str(user))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listens\n"
+        yield
+
+
+@only_root
+def test_a_user_that_is_not_trusted_is_not_asked_for_memory(place: str) -> None:
+    abstract = f"\0untrusted-{os.getpid()}"
+    with listening(abstract, 65533), pytest.raises(ConnectionError) as refused:
+        SharedArena(abstract, b"")
+    assert str(refused.value) == "user 65533 listens there; this process trusts only root, its user (0)"
+    with listening(place, 65533), pytest.raises(ConnectionError, match=r"its user \(0\) and the file's owner \(0\)"):
+        SharedArena(place, b"")
+
+
+@only_root
+def test_the_owner_of_the_sockets_file_is_trusted(place: str) -> None:
+    with listening(place, 65533):
+        os.chown(place, 65533, 65533)
+        with pytest.raises(ConnectionResetError):  # it was asked, and went
+            SharedArena(place, b"")
