@@ -1,8 +1,13 @@
-"""Real servers on real sockets. Whatever a test does, the core's laws hold when its server stops."""
+"""Real servers on real sockets. Whatever a test does, the core's laws hold when its server stops.
+
+The variable FAULT of the environment (latency, slices or resets) puts a proxy with that fault between the clients and
+the servers of all tests that take the fixtures below; these then use TCP only, and tests that cannot hold are skipped.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.integration.faults.harmless import Reach, reach_through
+from tests.integration.faults.unfit import why_unfit
 from torch.nested import nested_tensor
 
 from dataplane_client import aio
@@ -23,8 +30,17 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread, running_server
 
+_FAULT = os.environ.get("FAULT", "")
 
-@pytest.fixture(params=["tcp", "unix", "shm"])
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what cannot hold behind the fault."""
+    for item in items:
+        if reason := why_unfit(_FAULT, item):
+            item.add_marker(pytest.mark.skip(reason=f"FAULT={_FAULT}: {reason}"))
+
+
+@pytest.fixture(params=["tcp"] if _FAULT else ["tcp", "unix", "shm"])
 def way(request: pytest.FixtureRequest) -> str:
     """How clients reach the server: gRPC over one of two kinds of socket, or the memory that it shares."""
     return str(request.param)
@@ -43,10 +59,17 @@ def transport(way: str) -> TransportChoice:
 
 
 @pytest.fixture
-def address(listen: str) -> Iterator[str]:
+def reach() -> Iterator[Reach]:
+    """Returns the address by which clients reach a server: its own, or a proxy's."""
+    with reach_through(_FAULT) as reach:
+        yield reach
+
+
+@pytest.fixture
+def address(listen: str, reach: Reach) -> Iterator[str]:
     """A running server."""
     with running_server(listen=listen) as address:
-        yield address
+        yield reach(address)
 
 
 @pytest.fixture
@@ -63,13 +86,25 @@ async def async_client(address: str, transport: TransportChoice) -> AsyncIterato
         yield client
 
 
+class _ReachedServer(ServerThread):
+    """A server whose addresses are those by which clients reach it."""
+
+    def __init__(self, config: ServerConfig, reach: Reach) -> None:
+        super().__init__(config)
+        self._reach = reach
+
+    @property
+    def addresses(self) -> list[str]:
+        return [self._reach(address) for address in super().addresses]
+
+
 @pytest.fixture
-def start_server() -> Iterator[Callable[..., ServerThread]]:
+def start_server(reach: Reach) -> Iterator[Callable[..., ServerThread]]:
     """Start further servers: settings of ServerConfig by name, or of Limits."""
     with contextlib.ExitStack() as running:
 
         def start(listen: tuple[str, ...] = ("127.0.0.1:0",), http: str | None = None, **limits: int) -> ServerThread:
-            server = ServerThread(ServerConfig(listen=listen, http=http, limits=Limits(**limits)))
+            server = _ReachedServer(ServerConfig(listen=listen, http=http, limits=Limits(**limits)), reach)
             running.callback(server.stop)
             return server
 

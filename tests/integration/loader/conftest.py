@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,16 +14,14 @@ from torch.nested import nested_tensor
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.loader import ClaimLoader
-from dataplane_server.testing import running_server
 
 FIELDS = ["tokens", "number", "text"]
 GRACE_S = 1.0
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    with running_server(listen=f"unix://{tmp_path}/dataplane.sock") as address:
-        yield address
+def way() -> str:
+    return "tcp" if os.environ.get("FAULT") else "shm"
 
 
 @pytest.fixture

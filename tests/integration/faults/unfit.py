@@ -1,0 +1,42 @@
+"""Tests that a fault fails rightly, because they look at what the fault changes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+_NO_TIME = re.compile(r"timeout_s=0\b")
+_TOO_SHORT = "it makes calls of less than a second, which leaves no time to repeat them"
+_UNFIT = {
+    "resets": {
+        _TOO_SHORT: (
+            "test_a_claim_is_refused_for",
+            "test_each_row_is_committed_exactly_once_among_50_claimers",
+            "test_a_claim_behind_an_underfilled_one_is_served_when_that_gives_up",
+            "test_those_behind_a_put_that_gives_up_are_admitted",
+            "test_another_generator_goes_on_where_one_was_killed_and_the_trainer_gets_the_group_when_it_is_whole",
+        ),
+        "a claim that is repeated waits behind all others": (
+            "test_claims_that_wait_are_served_first_come_first_served",
+        ),
+        "a claim that is cut off does not wait just then": (
+            "test_a_commit_wakes_a_claim_that_waits_for_more_than_one_row",
+        ),
+        "a read that is repeated is counted twice": (
+            "test_two_context_parallel_ranks_that_read_halves_have_the_whole",
+        ),
+        "a session whose last word is lost expires instead": ("test_sessions_that_end_are_counted_by_how",),
+        "its messages are sent by hand, once": ("test_a_crafted_message_runs_no_code_in_server_or_reader",),
+    }
+}
+
+
+def why_unfit(fault: str, item: pytest.Item) -> str | None:
+    """Why a test does not hold behind a fault, or None if it should."""
+    function = getattr(item, "function", None)
+    if fault == "resets" and function is not None and _NO_TIME.search(inspect.getsource(function)):
+        return _TOO_SHORT
+    name = getattr(item, "originalname", item.name)
+    return next((reason for reason, names in _UNFIT.get(fault, {}).items() if name in names), None)

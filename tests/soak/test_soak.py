@@ -1,0 +1,64 @@
+"""What a soak finds: curves that grow, rows that are lost. And a short soak, of which nothing is to be found."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.soak.ledger import Books, Ledger
+from tests.soak.verdict import Measure, fit, is_flat
+
+_ROOT = Path(__file__).parents[2]
+_MEMORY = Measure("memory", "MiB", 8.0)
+
+CURVES: dict[str, tuple[Callable[[float], float], bool]] = {
+    "that stays": (lambda _: 80.0, True),
+    "that grows in the warm-up only": (lambda minute: min(minute, 9.0) * 50, True),
+    "that goes up and down": (lambda minute: 80 + 10 * (minute % 3), True),
+    "that falls": (lambda minute: 200 - minute, True),
+    "that grows by 6 MiB in 20 minutes": (lambda minute: 80 + minute * 6 / 20, True),
+    "that grows by 10 MiB in 20 minutes": (lambda minute: 80 + minute * 10 / 20, False),
+    "that grows and goes up and down": (lambda minute: 80 + 10 * (minute % 3) + minute, False),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_curve_is_judged(name: str) -> None:
+    curve, flat = CURVES[name]
+    seconds = [5.0 * number for number in range(361)]
+    found = fit(seconds, [curve(second / 60) for second in seconds])
+    assert is_flat(found, _MEMORY) is flat, found
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        (["put a b", "try train a b", "done train a b"], []),
+        (["put a", "try train a"], []),  # its consumer was killed when it committed
+        (["put a b", "try train a", "done train a"], ["b is lost to train"]),
+        (["put a", "try train a", "done train a", "done train a"], ["train consumed a 2 times"]),
+        (["error OSError: 1"], ["p: error OSError: 1"]),
+    ],
+)
+def test_the_books_tell_what_is_wrong(tmp_path: Path, lines: list[str], wrong: list[str]) -> None:
+    ledger = Ledger(tmp_path, "p")
+    for line in lines:
+        ledger.note(*line.split())
+    with (tmp_path / "p.ledger").open("a") as file:
+        file.write("put half-a-li")
+    assert Books.read(tmp_path).wrong(["train"]) == wrong
+
+
+@pytest.mark.soak
+def test_a_short_soak_is_flat(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.soak", "--minutes", "0.25", "--out", str(tmp_path / "curves.csv")]
+    ended = subprocess.run(command, cwd=_ROOT, capture_output=True, encoding="utf-8", timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    with (tmp_path / "curves.csv").open(newline="") as file:
+        curves = list(csv.DictReader(file))
+    assert {"server", "producer-shm", "scraper", "doomed-trainer"} <= {row["process"] for row in curves}
+    assert len({row["pid"] for row in curves if row["process"] == "doomed-trainer"}) > 1
