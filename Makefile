@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-async dashboard test test-core test-nightly test-soak test-histories crash crash-training simulate test-gpu test-automodel test-frameworks test-matrix image-root test-image image-requirements check lint types derived format bench proto clean
+.PHONY: help demo demo-async dashboard test test-core test-nightly test-soak test-histories crash crash-training simulate test-gpu test-automodel test-frameworks test-faults soak fuzz overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -140,21 +140,65 @@ IMAGE_INPUTS := $(wildcard deploy/image/*) pyproject.toml hatch_build.py README.
 build/.image-root: $(IMAGE_INPUTS)
 	@/usr/bin/python3 -m pip --version >/dev/null 2>&1 || apt-get install --yes --no-install-recommends python3-pip || \
 		{ echo "Debian's python3-pip is missing and cannot be installed: run this as root on Debian 12" >&2; exit 1; }
-	deploy/image/build_root.sh build/image-root
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} deploy/image/build_root.sh build/image-root
 	@touch $@
 
 image-root: build/.image-root  ## the server's root file system in build/image-root (as root, on Debian 12)
 
-test-image: build/.image-root $(VENV)/.dev  ## what is in that root, and the server run in it, read-only and not as root
+test-image: build/.image-root $(VENV)/.dev $(VENV)-audit/.ready  ## what is in that root, and the server run in it, read-only and not as root
+	$(VENV)-audit/bin/python -c 'import sys; from cyclonedx.schema import SchemaVersion; from cyclonedx.validation.json import JsonStrictValidator; \
+		sys.exit(JsonStrictValidator(SchemaVersion.V1_6).validate_str(sys.stdin.read()))' <build/image-root.cdx.json
 	$(BIN)/python -m pytest -m image -s tests/deploy/image
 
-image-requirements: $(VENV)/.dev  ## pin what the image installs to what the tests ran with, with hashes (minutes)
+# What pip may install, as name==version with hashes: image (server), build (our wheel), trainer (all but torch and CUDA,
+# which come from torch's own index). The versions are those that the tests run with.
+PIP_COMPILE = CUSTOM_COMPILE_COMMAND='make image-requirements' $(VENV)-pins/bin/pip-compile --quiet --upgrade --generate-hashes \
+	--allow-unsafe --strip-extras --no-annotate --no-emit-index-url --no-emit-find-links --constraint $(VENV)-pins/constraints.txt
+
+image-packages:  ## pin the image's Debian packages to the versions of today's archive (as root, on Debian 12)
+	deploy/image/build_root.sh --pin
+
+image-requirements: $(VENV)/.dev  ## pin what the images install to what the tests ran with, with hashes (minutes)
 	$(PYTHON) -m venv $(VENV)-pins
 	$(VENV)-pins/bin/python -m pip install --quiet pip-tools
 	$(BIN)/python -m pip freeze --exclude-editable | grep -v '[@+]' >$(VENV)-pins/constraints.txt
-	CUSTOM_COMPILE_COMMAND='make $@' $(VENV)-pins/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-annotate \
-		--no-emit-index-url --no-emit-find-links --constraint $(VENV)-pins/constraints.txt \
-		--output-file deploy/image/requirements.txt deploy/image/requirements.in
+	$(PIP_COMPILE) --output-file deploy/image/requirements.txt deploy/image/requirements.in
+	$(PIP_COMPILE) --output-file deploy/image/build-requirements.txt deploy/image/build-requirements.in
+	echo '$(TORCH)' >>$(VENV)-pins/constraints.txt
+	$(PIP_COMPILE) --output-file $(VENV)-pins/trainer.txt deploy/image/trainer-requirements.in
+	awk '/^[a-z]/ { keep = !/^(torch|triton|setuptools|nvidia-.*|cuda-.*)==/ } /^#/ || keep' $(VENV)-pins/trainer.txt >deploy/image/trainer-requirements.txt
+
+FAULTS ?= latency slices resets
+
+test-faults: $(VENV)/.dev  ## the client's tests through a network with each of FAULTS (latency slices resets)
+	@for fault in $(FAULTS); do \
+		FAULT=$$fault $(BIN)/python -m pytest $(PYTEST_ARGS) tests/integration/test_*.py tests/integration/loader || exit 1; done
+
+SOAK_MINUTES ?= 30
+
+soak: $(VENV)/.dev  ## work for SOAK_MINUTES (30): what server and clients take stays flat, and no row is lost
+	@mkdir -p build
+	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --out build/soak.csv
+
+FUZZ_SECONDS ?= 600
+
+fuzz: $(VENV)/.dev  ## mutate what others may send or have written: 13 targets, FUZZ_SECONDS each (600; 2 hours)
+	$(BIN)/python -m pip install --quiet --group fuzz
+	$(BIN)/python -m tests.fuzz all --seconds $(FUZZ_SECONDS)
+
+overload: $(VENV)/.dev  ## offer a server ten times what it can do, and look at goodput, waits, claims and health (as root)
+	$(BIN)/python benchmarks/overload.py
+
+# Both ask about pins and install none of them. cyclonedx checks the image's SBOM against its schema.
+$(VENV)-audit/.ready:
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --quiet pip-audit==2.10.1 'cyclonedx-python-lib[json-validation]>=11,<12'
+	@touch $@
+
+audit: $(VENV)-audit/.ready $(VENV)/.dev  ## known vulnerabilities of the images' pins and of this environment (3: no advisories can be had)
+	@$(BIN)/python -m pip freeze --exclude-editable | grep -v @ | sed 's/+.*//' >$(VENV)-audit/environment.txt
+	@$(BIN)/python deploy/image/audit.py $(VENV)-audit/bin/pip-audit deploy/image/requirements.txt \
+		deploy/image/build-requirements.txt deploy/image/trainer-requirements.txt $(VENV)-audit/environment.txt
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
@@ -203,6 +247,6 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
-	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-trl $(VENV)-transfer-queue $(VENV)-pins $(VENV)-bench-* .venv-matrix-* build runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-trl $(VENV)-transfer-queue $(VENV)-pins $(VENV)-audit $(VENV)-bench-* .venv-matrix-* build runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f client/dataplane_client/row_kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dataplane_client._sync.group import Group
     from dataplane_client.batched_data_dict import BatchedDataDict
     from dataplane_client.codec import materialize, pack_jagged_fields, pack_per_token_field
+    from dataplane_client.credentials import Credentials
     from dataplane_client.descriptions import (
         DeadLetter,
         FieldDescription,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from dataplane_client.errors import (
         AppendConflictError,
+        AuthenticationError,
         ClaimFencedError,
         ClaimNotFoundError,
         ClaimTimeoutError,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         NotFoundError,
         OutOfSpaceError,
         PartitionFullError,
+        PermissionDeniedError,
         PreconditionError,
         ReplacedError,
         SessionExpiredError,
@@ -71,6 +74,7 @@ _HOMES = {
     "_sync.group": ["Group"],
     "batched_data_dict": ["BatchedDataDict"],
     "codec": ["materialize", "pack_jagged_fields", "pack_per_token_field"],
+    "credentials": ["Credentials"],
     "descriptions": [
         "DeadLetter",
         "FieldDescription",
@@ -93,6 +97,7 @@ _MODULES = ["aio", "errors", "observe"]
 
 __all__ = [
     "AppendConflictError",
+    "AuthenticationError",
     "BatchedDataDict",
     "Claim",
     "ClaimDescription",
@@ -107,6 +112,7 @@ __all__ = [
     "ClientOptions",
     "ClosedError",
     "ConditionFailedError",
+    "Credentials",
     "DataPlaneClient",
     "DataPlaneError",
     "DeadLetter",
@@ -126,6 +132,7 @@ __all__ = [
     "PackedTensor",
     "PartitionDescription",
     "PartitionFullError",
+    "PermissionDeniedError",
     "PreconditionError",
     "ReplacedError",
     "SampleDescription",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import grpc
 
+from dataplane_client._secured import Secured
+from dataplane_client.credentials import Credentials
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from rl_dataplane.v1.data_plane_pb2_grpc import DataPlaneServiceStub
 from rl_dataplane.v1.frames import keep_message_memory
 
 _MAX_MESSAGE_BYTES = 20 << 20
@@ -17,6 +21,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),  # finds within half a minute that a host has vanished
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of the ping itself: half-open is found in 30 s, not 90
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -58,13 +63,46 @@ def checked_target(target: str) -> str:
     raise InvalidArgumentError(f"{target!r} is not an address: write unix:///path or host:port")
 
 
-def open_channel(target: str) -> grpc.Channel:
-    """A channel without encryption; it connects with the first call. Raises ValueError for a malformed address."""
+def open_channel(target: str, secured: Secured) -> grpc.Channel:
+    """A channel, which connects with the first call. Raises ValueError for a malformed address."""
     keep_message_memory()
-    return grpc.insecure_channel(checked_target(target), options=CHANNEL_OPTIONS)
+    options, credentials = CHANNEL_OPTIONS + secured.channel_options, secured.channel_credentials()
+    if credentials is None:
+        return grpc.insecure_channel(checked_target(target), options)
+    return grpc.secure_channel(checked_target(target), credentials, options)
 
 
-def open_aio_channel(target: str) -> grpc.aio.Channel:
+class Connection:
+    """A channel, and a stub whose calls bring what lets them in. Raises what `open_channel` raises."""
+
+    def __init__(self, target: str, credentials: Credentials | None) -> None:
+        self._secured = Secured(target, credentials)
+        self._channel = open_channel(target, self._secured)
+        self.stub: Any = _AuthorizedStub(DataPlaneServiceStub(self._channel), self._secured)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether its certificates have been replaced, so that another connection should follow."""
+        return self._secured.is_outdated()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class _AuthorizedStub:
+    def __init__(self, stub: object, secured: Secured) -> None:
+        self._stub = stub
+        self._secured = secured
+
+    def __getattr__(self, verb: str) -> Any:
+        call = getattr(self._stub, verb)
+        return lambda request, timeout=None: call(request, timeout=timeout, metadata=self._secured.metadata())
+
+
+def open_aio_channel(target: str, secured: Secured) -> grpc.aio.Channel:
     """The same for asyncio."""
     keep_message_memory()
-    return grpc.aio.insecure_channel(checked_target(target), options=CHANNEL_OPTIONS)
+    options, credentials = CHANNEL_OPTIONS + secured.channel_options, secured.channel_credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(checked_target(target), options)
+    return grpc.aio.secure_channel(checked_target(target), credentials, options)

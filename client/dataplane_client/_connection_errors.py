@@ -16,7 +16,10 @@ _NOT_OURS = (
     "what answers there is not a data plane server: use the port of its --listen, not that of --http or of another "
     "service"
 )
-_BROKE = "the connection broke during the call: the server has ended, or something on the way has dropped it"
+_BROKE = (
+    "the connection broke during the call: the server has ended, something on the way has dropped it, or one of both "
+    "expects TLS and the other does not (credentials, DATAPLANE_TLS_CA)"
+)
 _NOTHING_LISTENS = "nothing listens there"
 _UNREACHABLE_TEXTS = {
     "No such file": _NOTHING_LISTENS,
@@ -37,7 +40,7 @@ _UNREACHABLE_TEXTS = {
 }
 _TEXTS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "no answer before the deadline",
-    grpc.StatusCode.CANCELLED: "the server ended the call; it is shutting down",
+    grpc.StatusCode.CANCELLED: "the server ended the call: it has more calls than it can serve, or is shutting down",
     grpc.StatusCode.UNIMPLEMENTED: "the server does not know this call: it is older than this client, or another "
     "service listens there",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the call needs a message of over 20 MiB: name fewer rows, or use fewer tags",

@@ -35,9 +35,17 @@ class Deadline:
         return max(0.0, self._at - time.monotonic())
 
 
-def backoff_pauses(options: ClientOptions) -> Iterator[float]:
-    """Seconds to pause after the first attempt, the second, and so on, without end."""
+URGENT_VERBS = frozenset({"CommitClaim", "ReleaseClaim", "FinishGroup", "AbortGroup"})
+"""Calls that end what others wait for: a server that refuses most calls, because it has too many, is asked more often
+for these.
+"""
+_URGENT_PAUSE_S = 0.1
+
+
+def backoff_pauses(options: ClientOptions, verb: str = "") -> Iterator[float]:
+    """Seconds to pause after the first attempt of a call, the second, and so on, without end."""
     pause = options.first_backoff_s
+    longest = min(_URGENT_PAUSE_S, options.max_backoff_s) if verb in URGENT_VERBS else options.max_backoff_s
     while True:
         yield pause * (0.5 + random.random() / 2)  # noqa: S311  # spreads load; needs no cryptographic randomness
-        pause = min(2 * pause, options.max_backoff_s)
+        pause = min(2 * pause, longest)

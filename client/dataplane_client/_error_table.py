@@ -10,6 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 from dataplane_client._connection_errors import in_our_words
 from dataplane_client.errors import (
     AppendConflictError,
+    AuthenticationError,
     ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
@@ -23,6 +24,7 @@ from dataplane_client.errors import (
     NotFoundError,
     OutOfSpaceError,
     PartitionFullError,
+    PermissionDeniedError,
     PreconditionError,
     ReplacedError,
     SessionExpiredError,
@@ -59,6 +61,8 @@ BY_CODE: dict[grpc.StatusCode, type[DataPlaneError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.CANCELLED: UnavailableError,  # by a server that shuts down
     grpc.StatusCode.ABORTED: SupersededError,
+    grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
     grpc.StatusCode.UNIMPLEMENTED: PreconditionError,
 }
 """Other statuses are InternalError."""

@@ -30,7 +30,7 @@ from typing import Any
 
 import grpc
 
-from dataplane_client._channel import open_channel
+from dataplane_client._channel import Connection
 from dataplane_client._deadline import Deadline, backoff_pauses
 from dataplane_client._error_table import translated
 from dataplane_client._log import log_event
@@ -43,7 +43,6 @@ from dataplane_client.errors import (
 )
 from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
-from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 CLOSE_S = 2.0
 """The longest time that closing a session may take."""
@@ -177,16 +176,23 @@ class _SessionThread:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        channel = open_channel(self._target)
+        connection: Connection | None = None
         try:
-            stub: Any = pb_grpc.DataPlaneServiceStub(channel)
+            connection = self._connect()
             while self._receive():
-                self._do_what_is_due(stub)
+                if self._stream is None and connection.is_outdated:
+                    connection.close()
+                    connection = self._connect()
+                self._do_what_is_due(connection.stub)
             self._close_session()
         finally:
             self._fail_waiters()
-            channel.close()
+            if connection is not None:
+                connection.close()
             self._done.set_result(None)
+
+    def _connect(self) -> Connection:
+        return Connection(self._target, self._options.credentials)
 
     def _receive(self) -> bool:
         """Wait for a message, or until something is due. Returns False when the session is to end."""

@@ -132,6 +132,14 @@ class AppendConflictError(DataPlaneError, RuntimeError):
     """Another call changed the per-token values of a row while entries for its end arrived; nothing was appended."""
 
 
+class PermissionDeniedError(DataPlaneError, PermissionError):
+    """The server knows the caller, whose roles do not allow the call there; nothing has changed."""
+
+
+class AuthenticationError(PermissionDeniedError):
+    """The server does not know the caller: there is no token or certificate, or not one that it accepts."""
+
+
 class InternalError(DataPlaneError, RuntimeError):
     """The server has a defect, or its response violates the contract."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
+from dataplane_client.credentials import Credentials
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 
 TransportChoice = Literal["auto", "shm", "grpc"]
@@ -38,6 +39,7 @@ class ClientOptions:
     max_backoff_s: float = 1.0
     session_grace_s: float = 10.0
     client_name: str = ""
+    credentials: Credentials | None = None
 
     def __post_init__(self) -> None:
         if self.transport not in get_args(TransportChoice):
@@ -48,8 +50,10 @@ class ClientOptions:
             raise InvalidArgumentError(
                 f"client_name must have at most {_MAX_NAME_BYTES} bytes, got {self.client_name!r}"
             )
+        if self.credentials is not None and not isinstance(self.credentials, Credentials):
+            raise UnsupportedTypeError(f"credentials must be Credentials, got {type(self.credentials).__name__}")
         for setting in fields(self):
-            if setting.name not in ("transport", "client_name"):
+            if setting.name not in ("transport", "client_name", "credentials"):
                 self._check_number(setting.name, getattr(self, setting.name))
 
     def _check_number(self, name: str, value: object) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from dataplane_server.config import Durability, ServerConfig
+from dataplane_server.config import Durability, ServerConfig, TlsFiles
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.durability.life import RecoveryError
 from dataplane_server.host_memory import check_memory
@@ -106,6 +106,14 @@ def _parser() -> argparse.ArgumentParser:
             "memory beside values: ids, tags, views, remembered answers (default: 256MiB and 512 bytes for each of "
             "--max-rows)",
         ),
+        (
+            "--tls-cert",
+            "FILE",
+            "certificate for TLS, in PEM (default: DATAPLANE_TLS_CERT)",
+        ),
+        ("--tls-key", "FILE", "its key (default: DATAPLANE_TLS_KEY)"),
+        ("--tls-client-ca", "FILE", "CA of the certificates that clients must show (default: DATAPLANE_TLS_CLIENT_CA)"),
+        ("--access", "FILE", "JSON file of who may call and what they may do (default: DATAPLANE_ACCESS)"),
         ("--socket-mode", "MODE", "of socket files, such as 0660 for clients of the same group (default: by umask)"),
     ):
         parser.add_argument(flag, metavar=metavar, help=text)
@@ -119,6 +127,9 @@ def _parser() -> argparse.ArgumentParser:
         ("--accept-loss", "go on without what is damaged in --data-dir (default: refuse to start)"),
     ):
         parser.add_argument(flag, action="store_true", help=text)
+    for flag, what in (("--allow-user", "user"), ("--allow-group", "group")):
+        text = f"number of a {what} of this host that may call, too; repeatable (default: none)"
+        parser.add_argument(flag, metavar="ID", type=int, action="append", default=[], help=text)
     parser.add_argument(
         "--durability",
         metavar="KIND",
@@ -156,6 +167,10 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         limits=_limits(flags),
         share_memory=flags.share_memory,
         insecure=flags.insecure,
+        tls=_tls_files(flags),
+        access=_path(flags.access, "DATAPLANE_ACCESS"),
+        allowed_users=frozenset(flags.allow_user),
+        allowed_groups=frozenset(flags.allow_group),
         tracing=flags.tracing,
         reflection=flags.reflection,
         accept_loss=flags.accept_loss,
@@ -169,6 +184,22 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
     )
     config.validate()
     return config
+
+
+def _tls_files(flags: argparse.Namespace) -> TlsFiles | None:
+    certificate, key = _path(flags.tls_cert, "DATAPLANE_TLS_CERT"), _path(flags.tls_key, "DATAPLANE_TLS_KEY")
+    client_ca = _path(flags.tls_client_ca, "DATAPLANE_TLS_CLIENT_CA")
+    if certificate is not None and key is not None:
+        return TlsFiles(certificate, key, client_ca)
+    if certificate or key or client_ca:
+        raise ValueError("TLS needs both --tls-cert and --tls-key")
+    return None
+
+
+def _path(flag: str | None, variable: str) -> Path | None:
+    """The file that a flag names, else an environment variable."""
+    text = os.environ.get(variable) if flag is None else flag
+    return Path(text) if text else None
 
 
 def _limits(flags: argparse.Namespace) -> Limits:

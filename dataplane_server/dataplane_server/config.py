@@ -14,6 +14,19 @@ Durability = Literal["memory", "process", "disk"]
 
 
 @dataclass(frozen=True)
+class TlsFiles:
+    """PEM files. client_ca: of the certificates that every client must show; None asks for none."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    @property
+    def all(self) -> list[Path]:
+        return [self.certificate, self.key, *([] if self.client_ca is None else [self.client_ca])]
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """The settings of one server.
 
@@ -25,7 +38,12 @@ class ServerConfig:
     socket_mode: mode of the Unix socket files, or None to leave it to the umask. Any user who may write to such a file
         may connect and, with share_memory, write to the arena.
     share_memory: let clients of this host map the arena and exchange values through it, if the system has memfd.
-    insecure: allow gRPC and the HTTP door without encryption or authentication on addresses that other hosts can reach.
+    insecure: allow gRPC and the HTTP door without encryption or authentication on addresses that other hosts can reach,
+        and to every user of this host on loopback.
+    tls: certificate and key of all TCP listeners but health, and a CA for clients' certificates. None for no TLS.
+    access: the access file, which says who may call and what they may do. See `access.access_file`.
+    allowed_users, allowed_groups: ids of users of this host, beside the server's own and root, who may call over
+        loopback and attach to the shared memory.
     tracing: create a span of every call with OpenTelemetry's global tracer provider, which the program sets up.
     reflection: answer gRPC reflection, for tools such as grpcurl; needs grpcio-reflection.
     durability: "memory": rows live as long as the process. "process": they survive its death in data_dir, not that of
@@ -49,6 +67,10 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
     share_memory: bool = True
     insecure: bool = False
+    tls: TlsFiles | None = None
+    access: Path | None = None
+    allowed_users: frozenset[int] = frozenset()
+    allowed_groups: frozenset[int] = frozenset()
     tracing: bool = False
     reflection: bool = False
     durability: Durability = "memory"
@@ -65,10 +87,19 @@ class ServerConfig:
         """Raises ValueError that names the setting and the rule."""
         self.limits.validate()
         self._validate_durability()
-        if not self.listen:
-            raise ValueError("listen: at least one address is required")
+        if self.reflection and self.access is not None:
+            raise ValueError("reflection answers everybody, so it cannot be on beside an access file")
+        self._validate_addresses()
+        if self.socket_mode is not None and not 0o600 <= self.socket_mode <= 0o777:
+            raise ValueError(
+                f"socket_mode must be 0600 to 0777, so that its owner may connect, got {self.socket_mode:04o}"
+            )
         if not 0 <= self.drain_grace_s < math.inf:
             raise ValueError(f"drain_grace_s must be finite and not negative, got {self.drain_grace_s}")
+
+    def _validate_addresses(self) -> None:
+        if not self.listen:
+            raise ValueError("listen: at least one address is required")
         for address in self.listen:
             if address.startswith("unix:"):
                 if not address.removeprefix("unix:").removeprefix("//").startswith("/"):
@@ -81,18 +112,22 @@ class ServerConfig:
             self._validate_reach("http_door", self.http_door)
         if self.health is not None:
             host_and_port("health", self.health)
-        if self.socket_mode is not None and not 0o600 <= self.socket_mode <= 0o777:
-            raise ValueError(
-                f"socket_mode must be 0600 to 0777, so that its owner may connect, got {self.socket_mode:04o}"
-            )
 
     def _validate_reach(self, setting: str, address: str, instead: str = "") -> None:
         host, _ = host_and_port(setting, address)
-        if not self.insecure and not is_loopback(host):
+        lacks = [] if self.insecure or is_loopback(host) else self._lacks_for_network()
+        if lacks:
             raise ValueError(
-                f"{setting}: {address!r} can be reached from other hosts, but the server neither encrypts nor "
-                f"authenticates; use {instead}a loopback address, or pass --insecure (insecure=True)"
+                f"{setting}: {address!r} can be reached from other hosts, and the server has "
+                f"{' and '.join(lacks)}; give it that, use {instead}a loopback address, or pass --insecure "
+                "(insecure=True)"
             )
+
+    def _lacks_for_network(self) -> list[str]:
+        """What is missing before other hosts may call."""
+        lacks = [] if self.tls is not None else ["no TLS (--tls-cert, --tls-key)"]
+        known = self.access is not None or (self.tls is not None and self.tls.client_ca is not None)
+        return lacks if known else [*lacks, "no way to know callers (--access, or --tls-client-ca)"]
 
     def _validate_durability(self) -> None:
         if self.durability not in get_args(Durability):

@@ -20,7 +20,7 @@ from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.options import ClientOptions
 from dataplane_server.testing import running_server
 
-WORDS = ("transport", "client_name")
+WORDS = ("transport", "client_name", "credentials")
 NUMBERS = [setting.name for setting in dataclasses.fields(ClientOptions) if setting.name not in WORDS]
 
 
@@ -116,6 +116,12 @@ def test_pauses_double_up_to_the_maximum_less_a_random_half() -> None:
     options = ClientOptions(first_backoff_s=0.1, max_backoff_s=0.5)
     for full, pause in zip([0.1, 0.2, 0.4, 0.5, 0.5, 0.5], backoff_pauses(options), strict=False):
         assert full / 2 <= pause <= full
+
+
+def test_calls_that_others_wait_for_are_repeated_more_often() -> None:
+    options = ClientOptions(first_backoff_s=0.08, max_backoff_s=0.5)
+    assert max(itertools.islice(backoff_pauses(options, "CommitClaim"), 8)) <= 0.1
+    assert max(itertools.islice(backoff_pauses(options, "PutSamples"), 8)) > 0.2
 
 
 def test_pauses_of_two_callers_differ() -> None:

@@ -12,6 +12,7 @@ import pytest
 from dataplane_client import aio
 from dataplane_client.errors import (
     AppendConflictError,
+    AuthenticationError,
     ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
@@ -24,6 +25,7 @@ from dataplane_client.errors import (
     NotFoundError,
     OutOfSpaceError,
     PartitionFullError,
+    PermissionDeniedError,
     PreconditionError,
     ReplacedError,
     SessionExpiredError,
@@ -81,6 +83,8 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.CONDITION_FAILED: ConditionFailedError,
     Reason.TOO_FEW_ROWS: TooFewRowsError,
     Reason.PARTITION_FULL: PartitionFullError,
+    Reason.UNAUTHENTICATED: AuthenticationError,
+    Reason.PERMISSION_DENIED: PermissionDeniedError,
 }
 RETRIED_LATER = {Reason.NO_SPACE, Reason.PARTITION_FULL, Reason.LIMIT_REACHED, Reason.DRAINING}
 

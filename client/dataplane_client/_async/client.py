@@ -15,6 +15,7 @@ from dataplane_client._async.session import AsyncSession
 from dataplane_client._async.transport import AsyncTransport
 from dataplane_client._channel import target_or_default
 from dataplane_client._displays import html_table
+from dataplane_client.credentials import Credentials
 from dataplane_client.options import ClientOptions, TransportChoice, with_known_options
 
 
@@ -31,6 +32,7 @@ async def connect(
     max_backoff_s: float = 1.0,
     session_grace_s: float = 10.0,
     client_name: str = "",
+    credentials: Credentials | None = None,
 ) -> AsyncDataPlaneClient:
     """Connect to a server and wait until it answers.
 
@@ -46,6 +48,7 @@ async def connect(
         server) its session expires and the rows that it has claimed go to other clients; 0.1 s to 1 h. Heartbeats are
         sent at least three times as often.
     client_name: the name of this client in the history of samples; at most 256 bytes, "" for host:pid.
+    credentials: TLS and token; None for those of the environment (DATAPLANE_TLS_CA, DATAPLANE_TOKEN_FILE, and more).
 
     Raises UnavailableError when the server cannot be reached within connect_timeout_s, and ValueError or TypeError for
     a malformed address or setting.
@@ -59,6 +62,7 @@ async def connect(
         max_backoff_s=max_backoff_s,
         session_grace_s=session_grace_s,
         client_name=client_name,
+        credentials=credentials,
     )
     client = AsyncDataPlaneClient(AsyncSession(AsyncTransport(target_or_default(target), settings)))
     try:

@@ -14,7 +14,9 @@ from google.protobuf.message import Message
 from dataplane_client._channel import open_aio_channel
 from dataplane_client._column_messages import column_layouts
 from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, blame_server
+from dataplane_client._secured import Metadata, Secured
 from dataplane_client.columns_layout import WireColumn, split_into_chunks
+from dataplane_client.credentials import Credentials
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -27,10 +29,11 @@ _WRITES: dict[str, Any] = {"PutSamples": pb.PutSamplesResponse, "CommitClaim": p
 class AsyncGrpcCalls:
     """One channel to one server."""
 
-    def __init__(self, target: str, chunk_bytes: int) -> None:
+    def __init__(self, target: str, chunk_bytes: int, credentials: Credentials | None = None) -> None:
         self._target = target
         self._chunk_bytes = chunk_bytes
-        self._channel = open_aio_channel(target)
+        self._secured = Secured(target, credentials)
+        self._channel = open_aio_channel(target, self._secured)
         self._stub: Any = pb_grpc.DataPlaneServiceStub(self._channel)
         self._writes: dict[str, Any] = {
             verb: self._channel.stream_unary(_path(verb), None, response.FromString)
@@ -40,20 +43,25 @@ class AsyncGrpcCalls:
             _path("ReadColumns"), pb.ReadColumnsRequest.SerializeToString, None
         )
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether its certificates have been replaced; another channel should make the next calls."""
+        return self._secured.is_outdated()
+
     async def close(self) -> None:
         """Close the channel; calls under way end with an error."""
         await self._channel.close()
 
     async def unary(self, verb: str, request: Message, timeout_s: float, traceparent: str = "") -> Any:
         """Call a method with one request."""
-        return await getattr(self._stub, verb)(request, timeout=timeout_s, metadata=_metadata(traceparent))
+        return await getattr(self._stub, verb)(request, timeout=timeout_s, metadata=self._metadata(traceparent))
 
     async def write(
         self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""
     ) -> Any:
         """Put or commit, as a stream whose first frame holds the header."""
         frames = _frames(header.SerializeToString(), columns, self._chunk_bytes)
-        return await self._writes[verb](frames, timeout=timeout_s, metadata=_metadata(traceparent))
+        return await self._writes[verb](frames, timeout=timeout_s, metadata=self._metadata(traceparent))
 
     async def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
@@ -62,7 +70,7 @@ class AsyncGrpcCalls:
         n_rows, what = len(request.sample_ids), f"ReadColumns at {self._target}"
         buffers: ReadBuffers | None = None
         stream: StreamBuffers | None = None
-        async for data in self._read(request, timeout=timeout_s, metadata=_metadata(traceparent)):
+        async for data in self._read(request, timeout=timeout_s, metadata=self._metadata(traceparent)):
             with blame_server(what):
                 frame = parse_frame(data)
             if buffers is None or stream is None:
@@ -79,9 +87,8 @@ class AsyncGrpcCalls:
             stream.finish()
         return buffers.columns
 
-
-def _metadata(traceparent: str) -> tuple[tuple[str, str], ...] | None:
-    return (("traceparent", traceparent),) if traceparent else None
+    def _metadata(self, traceparent: str) -> Metadata | None:
+        return self._secured.metadata(("traceparent", traceparent)) if traceparent else self._secured.metadata()
 
 
 def _path(verb: str) -> str:

@@ -26,6 +26,8 @@ from dataplane_client.flow import FlowPolicy, flow_message
 from dataplane_client.policies import TaskPolicy, policy_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
+_PAGE_PARTITIONS = 1024
+"""More than a page has when its partitions have many tasks."""
 _RESTART_S = 0.1
 
 
@@ -211,9 +213,18 @@ class PartitionVerbs:
         return partition_description((self._transport.unary("GetPartition", request, timeout_s)).partition)
 
     def partitions(self, *, timeout_s: float | None = None) -> list[PartitionDescription]:
-        """Describe all partitions, by id."""
-        response = self._transport.unary("ListPartitions", pb.ListPartitionsRequest(), timeout_s)
-        return [partition_description(message) for message in response.partitions]
+        """Describe all partitions, by id. Many take several calls, so two of them may be described at different times;
+        one that is registered or dropped meanwhile is there or not.
+        """
+        deadline = Deadline(self._transport.options.timeout_s if timeout_s is None else timeout_s)
+        request = pb.ListPartitionsRequest(page_size=_PAGE_PARTITIONS)
+        described: list[PartitionDescription] = []
+        while True:
+            response = self._transport.unary("ListPartitions", request, deadline.left_s)
+            described += map(partition_description, response.partitions)
+            if not response.next_page_token:
+                return described
+            request.page_token = response.next_page_token
 
     def server_status(self, *, timeout_s: float | None = None) -> ServerStatus:
         """Describe the server."""

@@ -5,8 +5,8 @@ its deadline, always with the same request_id, so that the server applies it onc
 attempts.
 
 Values go through memory that the server shares if the client can prove that it is on the server's host: it attaches to
-the server's local socket and finds the server's nonce in the memory. Otherwise values go over gRPC. When the local path
-breaks, as when the server is restarted, the next attempt attaches again.
+the server's local socket, and gets the memory that the server named over gRPC. Otherwise values go over gRPC. When
+the local path breaks, as when the server is restarted, the next attempt attaches again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
 from dataplane_client._error_table import translated
 from dataplane_client._log import log_event
 from dataplane_client._placement import Destination, PlacedColumn
+from dataplane_client._secured import Secured
 from dataplane_client._shared_arena import attach
 from dataplane_client._sync.grpc_calls import GrpcCalls
 from dataplane_client._sync.local_calls import LocalCalls
@@ -35,6 +36,7 @@ from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _ATTACH_TRIES = 10
+_STREAM_REMOVED = "Stream removed"  # gRPC's text, with UNKNOWN, for a call whose connection brought no HTTP/2
 Response = TypeVar("Response")
 Calls = GrpcCalls | LocalCalls
 
@@ -47,7 +49,9 @@ class Transport:
         self.options = options
         self.closed = False
         checked_target(target)
+        Secured(target, options.credentials)  # refuses what cannot be, before there is a call
         self._opened_grpc: GrpcCalls | None = None
+        self._former_grpc: list[GrpcCalls] = []
         self._local: LocalCalls | None = None
         self._is_chosen = options.transport == "grpc"
         self._tries_left = 0  # to attach again to a server that has shared its memory before
@@ -56,11 +60,17 @@ class Transport:
 
     @property
     def _grpc(self) -> GrpcCalls:
-        """Opened by the first call: an asynchronous channel belongs to the event loop that opens it."""
-        if self._opened_grpc is None:
+        """Opened by the first call: an asynchronous channel belongs to the event loop that opens it. Once certificates
+        are replaced, another one is opened, and the calls of the former go on.
+        """
+        opened = self._opened_grpc
+        if opened is None or opened.is_outdated:
             with self._lock:
-                if self._opened_grpc is None:
-                    self._opened_grpc = GrpcCalls(self.target, self.options.chunk_bytes)
+                if self._opened_grpc is opened:
+                    options = self.options
+                    self._opened_grpc = GrpcCalls(self.target, options.chunk_bytes, options.credentials)
+                    self._former_grpc += [] if opened is None else [opened]
+        assert self._opened_grpc is not None  # noqa: S101  # for the type checker
         return self._opened_grpc
 
     @property
@@ -75,7 +85,8 @@ class Transport:
         if local is not None:
             local.close()
         if self._opened_grpc is not None and not was_closed:
-            self._opened_grpc.close()
+            for calls in (*self._former_grpc, self._opened_grpc):
+                calls.close()
 
     def unary(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
         """Call a method with one request. waits: set the request's wait_timeout from the deadline."""
@@ -93,6 +104,9 @@ class Transport:
 
         def attempt(calls: Calls, left_s: float) -> Any:
             header.wait_timeout.FromNanoseconds(int(left_s * 1e9))
+            if isinstance(calls, LocalCalls) and not calls.takes(columns):
+                call.attempted("grpc")
+                calls = self._grpc
             return calls.write(verb, header, columns, left_s + ANSWER_MARGIN_S, call.traceparent)
 
         with begin_call(verb, self.target, header) as call:
@@ -103,6 +117,7 @@ class Transport:
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
     ) -> list[PlacedColumn]:
         """Read columns."""
+        request.caller = self.options.caller
 
         def attempt(calls: Calls, left_s: float) -> list[PlacedColumn]:
             try:
@@ -126,7 +141,7 @@ class Transport:
         timeout_s: float | None,
     ) -> Response:
         deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
-        pauses = backoff_pauses(self.options)
+        pauses = backoff_pauses(self.options, verb)
         error: UnavailableError | None = None
         while True:
             self._check_open(verb)
@@ -174,6 +189,8 @@ class Transport:
         if not isinstance(ended, grpc.RpcError):
             raise ended
         error = translated(ended, verb, self.target)
+        if ended.code() is grpc.StatusCode.UNKNOWN and _STREAM_REMOVED in error.details.get("grpc", ""):
+            return UnavailableError(error.message, details=error.details)
         if not isinstance(error, UnavailableError):
             raise (previous if previous is not None and type(error) is DeadlineError else error) from None
         return error

@@ -15,6 +15,8 @@ from dataplane_server.http_listener import only
 STATUS_TABLE: dict[grpc.StatusCode, int] = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.ALREADY_EXISTS: 409,
     grpc.StatusCode.FAILED_PRECONDITION: 409,
@@ -41,6 +43,8 @@ def error_answer(status: status_pb2.Status) -> web.Response:
         detail.Unpack(info)
         if detail.Unpack(retry):
             headers["Retry-After"] = str(math.ceil(retry.retry_delay.ToTimedelta().total_seconds()))
+    if status.code == grpc.StatusCode.UNAUTHENTICATED.value[0]:
+        headers["WWW-Authenticate"] = "Bearer"
     return answer(_error(info.reason, status.message, info.metadata), _NUMBERS[status.code], headers)
 
 

@@ -24,6 +24,9 @@ from aiohttp import web
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
 
+from dataplane_server.access.gate import OPEN_GATE, Gate, acting_as
+from dataplane_server.access.http import caller_of
+from dataplane_server.access.tls import Tls
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import CloseSession, FinishGroup, OpenSession
 from dataplane_server.http_door.answers import answer, error_answer, request_error
@@ -33,10 +36,13 @@ from dataplane_server.http_listener import HttpListener
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
+from dataplane_server.service.error_table import status_of
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import frame_prefix
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY_BYTES = 4 << 20
 """Of JSON. Its values have at most four times as many, so they are one chunk of a stream."""
@@ -59,6 +65,8 @@ class HttpDoor:
         shell: Shell,
         metrics: Metrics,
         tracing: Tracing | None = None,
+        gate: Gate = OPEN_GATE,
+        tls: Tls | None = None,
         body_s: float = BODY_S,
     ) -> None:
         self._servicer = servicer
@@ -66,12 +74,13 @@ class HttpDoor:
         self._metrics = metrics
         self._tracing = tracing
         self._body_s = body_s
-        self._listener = HttpListener("http-door", MAX_CONNECTIONS, _LIFETIME_S)
+        self._gate = gate
+        self._listener = HttpListener("http-door", MAX_CONNECTIONS, _LIFETIME_S, tls)
         self._under_way: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def start(self, host: str, port: int) -> int:
         """Listen. Returns the port; the system chooses one for port 0. Raises OSError."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json, self._as_caller])
         app.router.add_post("/v1/partitions/{partition}/samples", self._serve_put)
         app.router.add_get("/v1/partitions/{partition}", self._serve_partition, allow_head=False)
         options = {"lingering_time": _LAST_S, "shutdown_timeout": _LAST_S}
@@ -80,6 +89,16 @@ class HttpDoor:
     async def stop(self) -> None:
         """Close the listener and, after a second, requests that are under way."""
         await self._listener.stop()
+
+    @web.middleware
+    async def _as_caller(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Serve a request as its caller, who is known before its body is read."""
+        try:
+            caller = caller_of(request, self._gate)
+        except Refusal as refusal:
+            return error_answer(status_of(refusal))
+        with acting_as(caller):
+            return await handler(request)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -120,7 +139,9 @@ class HttpDoor:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     async def _describe(self, partition_id: str) -> dict[str, object]:
-        response = await self._servicer.GetPartition(pb.GetPartitionRequest(partition_id=partition_id), None)
+        asked = pb.GetPartitionRequest(partition_id=partition_id)
+        self._gate.permit("GetPartition", asked)
+        response = await self._servicer.GetPartition(asked, None)
         described: dict[str, object] = MessageToDict(
             response.partition, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
@@ -130,6 +151,7 @@ class HttpDoor:
         body = parse_body(data)
         header, values = self._message(partition_id, body)
         header.caller = f"http {request.remote}"
+        self._gate.permit("PutSamples", header)  # before a group is reserved for it
         async with self._under_way.setdefault(body.request_id, asyncio.Lock()):
             if body.group_id is None:
                 rows = await self._put_rows(header, values)
@@ -201,9 +223,7 @@ async def _frames(header: pb.PutSamplesHeader, values: bytes) -> AsyncIterator[b
 
 
 @web.middleware
-async def _errors_as_json(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPException as error:

@@ -27,9 +27,16 @@ _MAX_PATH_BYTES = 107  # of sockaddr_un, without its final zero
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
-def bind(server: grpc.aio.Server, address: str, mode: int | None = None, setting: str = "listen") -> str:
-    """Bind a gRPC server to `unix:///path`, with a file of this mode, or to `host:port`. Returns the address, with the
-    port that the system chose for port 0. Raises OSError that says why not; setting: the one that chooses the address.
+def bind(
+    server: grpc.aio.Server,
+    address: str,
+    mode: int | None = None,
+    setting: str = "listen",
+    tls: grpc.ServerCredentials | None = None,
+) -> str:
+    """Bind a gRPC server to `unix:///path`, with a file of this mode, or to `host:port`, with TLS if it is given.
+    Returns the address, with the port that the system chose for port 0. Raises OSError that says why not; setting: the
+    one that chooses the address.
     """
     if address.startswith("unix:"):
         address = f"unix://{unix_path(address)}"
@@ -40,7 +47,10 @@ def bind(server: grpc.aio.Server, address: str, mode: int | None = None, setting
         check_port(setting, address)
     try:
         with files_of_mode(mode):
-            port = server.add_insecure_port(address)
+            if tls is None or address.startswith("unix:"):
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, tls)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from None
     return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"

@@ -12,6 +12,8 @@ import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from dataplane_server.access.gate import OPEN_GATE, Credentials, Gate, acting_as, bearer_token
+from dataplane_server.access.roles import EVERYTHING, Caller
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
@@ -35,9 +37,15 @@ class Boundary(grpc.aio.ServerInterceptor):
     """Wraps the methods of our service. Health and reflection pass through."""
 
     def __init__(
-        self, metrics: Metrics, messages: Messages, unstable: Unstable, tracing: Tracing | None = None
+        self,
+        metrics: Metrics,
+        messages: Messages,
+        unstable: Unstable,
+        tracing: Tracing | None = None,
+        gate: Gate = OPEN_GATE,
     ) -> None:
         """unstable: what an answer has to wait for before it leaves."""
+        self._gate = gate
         self._unstable = unstable
         self._metrics = metrics
         self._messages = messages
@@ -70,8 +78,8 @@ class Boundary(grpc.aio.ServerInterceptor):
         self, verb: str, method: Callable[[Any, Context], Awaitable[Any]], kind: type[Message] | None = None
     ) -> Callable[[Any, Any], Any]:
         async def behaviour(request: Any, context: Context) -> Any:
-            with self._begin(verb, context) as call:
-                response = await method(request if kind is None else await self._request(kind, request), context)
+            with self._begin(verb, context) as call, acting_as(self._caller(context)):
+                response = await method(request if kind is None else await self._request(verb, kind, request), context)
                 await self._stable()
                 call.end()
                 return response
@@ -85,7 +93,8 @@ class Boundary(grpc.aio.ServerInterceptor):
     ) -> Callable[[Any, Any], Any]:
         async def behaviour(stream: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             with self._begin(verb, context) as call:
-                request = await self._request(kind, stream)
+                with acting_as(self._caller(context)):
+                    request = await self._request(verb, kind, stream)
                 async with contextlib.aclosing(method(request, context)) as responses:
                     first = await anext(responses)
                     await self._stable()
@@ -106,7 +115,7 @@ class Boundary(grpc.aio.ServerInterceptor):
         """
 
         async def behaviour(requests: Any, context: Context) -> None:
-            with self._begin(verb, context) as call:
+            with self._begin(verb, context) as call, acting_as(self._caller(context)):
                 opened = await method(requests, context)
                 call.end()
                 await opened
@@ -119,11 +128,23 @@ class Boundary(grpc.aio.ServerInterceptor):
         if (pending := self._unstable()) is not None:
             await pending
 
-    async def _request(self, kind: type[Message], stream: AsyncIterator[bytes]) -> Message:
-        return self._messages.parse(kind, await self._incoming.request(stream))
+    async def _request(self, verb: str, kind: type[Message], stream: AsyncIterator[bytes]) -> Message:
+        request = self._messages.parse(kind, await self._incoming.request(stream))
+        self._gate.permit(verb, request)
+        return request
+
+    def _caller(self, context: Context) -> Caller:
+        """Who calls. Refusal UNAUTHENTICATED before anything of the request is read."""
+        gate = self._gate
+        if gate.is_open:
+            return EVERYTHING
+        peer, token = context.peer(), bearer_token(_header(context, "authorization"))
+        if peer.startswith("unix"):
+            return gate.at_unix_socket(token)
+        return gate.at_port(Credentials(peer, token, _certificate(context) if gate.asks_for_credentials else None))
 
     def _begin(self, verb: str, context: Context) -> CallScope:
-        traceparent = "" if self._tracing is None else _traceparent(context)
+        traceparent = "" if self._tracing is None else _header(context, "traceparent")
         return CallScope(self._metrics, self._tracing, "grpc", verb, traceparent)
 
 
@@ -131,9 +152,16 @@ def _request_of(verb: str) -> type[Message]:
     return GetMessageClass(_SERVICE.methods_by_name[verb].input_type)
 
 
-def _traceparent(context: Context) -> str:
+def _header(context: Context, name: str) -> str:
     metadata: Any = context.invocation_metadata() or ()  # pairs, whatever the type stubs say
-    return next((value for key, value in metadata if key == "traceparent"), "")
+    return next((value for key, value in metadata if key == name), "")
+
+
+def _certificate(context: Context) -> tuple[str, ...] | None:
+    """The names in the client's certificate: subject alternative names, or the common name of one without any."""
+    found = context.auth_context()
+    names = found.get("x509_subject_alternative_name") or found.get("x509_common_name")
+    return None if names is None else tuple(name.decode(errors="replace") for name in names)
 
 
 async def _abort(context: Context, call: CallScope) -> None:

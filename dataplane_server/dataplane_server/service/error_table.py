@@ -50,6 +50,8 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
     Reason.CLAIM_FENCED: grpc.StatusCode.ABORTED,
     Reason.SESSION_EXPIRED: grpc.StatusCode.ABORTED,
     Reason.GROUP_FENCED: grpc.StatusCode.ABORTED,
+    Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
 RETRY_DELAY_S: dict[Reason, float] = {

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import grpc
 
+from dataplane_server.access.opening import has_abstract_socket, open_gate, open_tls, peers_of_socket_files
 from dataplane_server.config import ServerConfig, host_and_port, with_port
 from dataplane_server.core.calls.life_calls import LetGo
 from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.state.issued_ids import new_incarnation
 from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.durability.life import Life
 from dataplane_server.observe.http import HttpSide
@@ -33,6 +35,7 @@ from dataplane_server.service.reflection import serve_reflection
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.snapshots import Snapshots
+from dataplane_server.service.socket_files import SocketFile, others_kept
 from dataplane_server.storage.arena import Arena, can_share
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1.frames import keep_message_memory
@@ -41,6 +44,10 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
+    # Calls that have arrived and that the event loop has not taken yet. Each takes about half a millisecond, so more of
+    # them would wait until their callers have gone; gRPC refuses them (CANCELLED) before Python sees them.
+    ("grpc.server.max_pending_requests", 64),
+    ("grpc.server.max_pending_requests_hard_limit", 128),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # gRPC reads two chunks of a stream ahead, no more: its own estimate buffers hundreds of MB when the server is busy.
@@ -68,6 +75,7 @@ class Server:
         self.plane: DataPlane = _new_plane(config) if self._life is None else self._life.plane
         now = time.monotonic if self._life is None else self._life.now
         self.addresses: list[str] = []
+        self._files: list[SocketFile] = []
         self.http_address: str | None = None
         self.http_door_address: str | None = None
         self.health_address: str | None = None
@@ -76,25 +84,37 @@ class Server:
         self._metrics = Metrics(self.plane, lambda: self._serving, now)
         self._tracing = tracing = Tracing() if config.tracing else None
         self._lag = LoopLag(self._metrics.lagged)
+        self._gate = gate = open_gate(config, self.plane.partition_of)
+        self._tls = open_tls(config)
         commits = None if self._life is None else self._life.commits
         self._shell = shell = Shell(self.plane, self._metrics, now, commits)
-        self._servicer = DataPlaneServicer(shell, self._arena, self._metrics)
+        self._servicer = DataPlaneServicer(shell, self._arena, self._metrics, gate)
         self._local: LocalEndpoint | None = None
         if self._arena.shared:
-            methods = local_methods(LocalCalls(shell, self._arena, self._metrics), self._servicer)
-            self._local = LocalEndpoint(shell, self._arena, self._metrics, methods, tracing)
+            methods = local_methods(LocalCalls(shell, self._arena, self._metrics), self._servicer, gate)
+            peers, abstract = peers_of_socket_files(config), has_abstract_socket(config)
+            self._local = LocalEndpoint(
+                shell,
+                self._arena,
+                self._metrics,
+                methods,
+                tracing,
+                abstract=abstract,
+                peers=peers,
+                may_write=gate.unix_sockets_write,
+            )
             self._servicer.share_memory(self._arena.nonce, self._local.abstract_name)
         self._health = Health(shell.endless)
         self._probes = probes or HealthListener()
         self._probing = probes is not None
-        self._http = HttpSide(self._metrics, lambda: self._serving)
+        self._http = HttpSide(self._metrics, lambda: self._serving, gate=gate, tls=self._tls)
         self._doors = AsyncExitStack()
         self._serving = False
         self.left = asyncio.Event()  # set when the next life begins with a snapshot: stop this server and make another
         self._former: asyncio.Task[None] | None = None  # waits until clients of a former life are gone
         self._watching: asyncio.Task[None] | None = None
         self._checkpointer: Checkpointer | None = None
-        boundary = Boundary(self._metrics, Messages(config.limits), shell.unstable, tracing)
+        boundary = Boundary(self._metrics, Messages(config.limits), shell.unstable, tracing, gate)
         self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
 
     async def start(self) -> None:
@@ -105,10 +125,15 @@ class Server:
         pb_grpc.add_DataPlaneServiceServicer_to_server(self._servicer, self._grpc)
         self._health.serve_on(self._grpc)
         if self.config.reflection:
-            serve_reflection(self._grpc)
+            serve_reflection(self._grpc, self._shell.endless)
         self._resume()
+        credentials = None if self._tls is None else self._tls.grpc_credentials()
         for address in self.config.listen:
-            self.addresses.append(bind(self._grpc, address, self.config.socket_mode))
+            self.addresses.append(bind(self._grpc, address, self.config.socket_mode, tls=credentials))
+            if address.startswith("unix:"):
+                self._files.append(SocketFile.at(Path(unix_path(address))))
+            else:
+                self._gate.ports.append(host_and_port("listen", self.addresses[-1])[1])
         if self._local is not None:
             self._local.listen_abstract()
             for address in self.addresses:
@@ -134,11 +159,12 @@ class Server:
         self._report(ready=False)
         self._shell.drain()
         await self._doors.aclose()
-        if self._local is None:
-            await self._grpc.stop(grace_s)
-        else:
-            await asyncio.gather(self._local.drain(grace_s), self._grpc.stop(grace_s))
-            await self._local.close()  # after the last put over gRPC, which could reuse leased bytes
+        async with others_kept(self._files):
+            if self._local is None:
+                await self._grpc.stop(grace_s)
+            else:
+                await asyncio.gather(self._local.drain(grace_s), self._grpc.stop(grace_s))
+                await self._local.close()  # after the last put over gRPC, which could reuse leased bytes
         await self._http.stop()
         self._lag.stop()
         for task in (self._former, self._watching):
@@ -161,9 +187,10 @@ class Server:
 
         check_port("http-door", address)
         host, port = host_and_port("http_door", address)
-        door = HttpDoor(self._servicer, self._shell, self._metrics, self._tracing)
+        door = HttpDoor(self._servicer, self._shell, self._metrics, self._tracing, self._gate, self._tls)
         self._doors.push_async_callback(door.stop)
         self.http_door_address = with_port(address, await door.start(host, port))
+        self._gate.ports.append(host_and_port("http_door", self.http_door_address)[1])
 
     def _resume(self) -> None:
         """Go on where the former life ended."""
@@ -199,7 +226,7 @@ class Server:
 
 
 def _new_plane(config: ServerConfig) -> DataPlane:
-    incarnation, first_generation = uuid.uuid4().hex[:12], time.time_ns() // 1000
+    incarnation, first_generation = new_incarnation(), time.time_ns() // 1000
     if config.record is None:
         return DataPlane(config.limits, incarnation=incarnation, first_generation=first_generation)
     return RecordedPlane(config.record, config.limits, incarnation=incarnation, first_generation=first_generation)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
 
+from dataplane_server.access.gate import OPEN_GATE, Gate, current_caller
 from dataplane_server.core.calls.answers import CommitResult, Drawn, PutResult, Reservation, Reserved, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal, superseded
 from dataplane_server.core.calls.requests import (
@@ -21,7 +22,7 @@ from dataplane_server.core.calls.requests import (
     EndRead,
     FinishWrite,
 )
-from dataplane_server.observe.metrics import Metrics
+from dataplane_server.observe.metrics import MOST_HOLDERS, Metrics
 from dataplane_server.service import (
     translate,
     translate_claims,
@@ -54,16 +55,19 @@ R = TypeVar("R", PutResult, CommitResult)
 class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     """Serves one core. The comments in data_plane.proto are the contract."""
 
-    def __init__(self, shell: Shell, arena: Arena, metrics: Metrics, *, started: float | None = None) -> None:
+    def __init__(
+        self, shell: Shell, arena: Arena, metrics: Metrics, gate: Gate = OPEN_GATE, *, started: float | None = None
+    ) -> None:
         """started: when the server was, by the time of calls; None for now."""
         self._shell = shell
+        self._gate = gate
         self._plane = shell.plane
         self._arena = arena
         self._metrics = metrics
         self._messages = Messages(self._plane.limits)
         self._digests = Digests(self._plane, arena)
         self._claims = ClaimCalls(shell, metrics)
-        self._sessions = SessionCalls(shell)
+        self._sessions = SessionCalls(shell, gate)
         self._started = shell.now() if started is None else started
         self._shared_memory: pb.SharedMemory | None = None
         self._snapshots: Snapshots | None = None
@@ -107,8 +111,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return pb.GetPartitionResponse(partition=translate.partition(info))
 
     async def ListPartitions(self, request: pb.ListPartitionsRequest, context: object) -> pb.ListPartitionsResponse:
-        infos = self._plane.partition_infos(self._shell.now())
-        return pb.ListPartitionsResponse(partitions=[translate.partition(info) for info in infos])
+        caller = current_caller()
+        seen = [name for name in self._plane.partitions if caller.may("ListPartitions", name)]
+        return translate_listings.partitions(self._plane, seen, request, self._shell.now())
 
     async def GetConsumptionStatus(
         self, request: pb.GetConsumptionStatusRequest, context: object
@@ -133,6 +138,8 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             draining=totals.draining,
             max_rows=self._plane.limits.max_rows,
             durability=self._durability,
+            held_bytes=totals.held_bytes,
+            holders=translate_listings.holders(self._plane.holders(MOST_HOLDERS)),
         )
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
@@ -162,6 +169,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> pb.PutSamplesResponse:
         frames = FrameReader(request_iterator, pb.PutSamplesHeader, self._messages)
         header = await frames.first()
+        self._gate.permit("PutSamples", header)
         begun, wait_s = self._shell.apply(translate.put(header)), translate.seconds(header.wait_timeout)
         del header  # which may be large, and the write may wait
         result = await self._write(begun, wait_s, frames)
@@ -173,6 +181,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> pb.CommitClaimResponse:
         frames = FrameReader(request_iterator, pb.CommitClaimHeader, self._messages)
         header = await frames.first()
+        self._gate.permit("CommitClaim", header)
         begun, wait_s = self._shell.apply(translate.commit(header)), translate.seconds(header.wait_timeout)
         del header
         result = await self._write(begun, wait_s, frames)

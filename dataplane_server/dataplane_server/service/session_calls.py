@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from dataplane_server.access.gate import Gate
 from dataplane_server.core.calls.answers import SessionInfo
 from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
 from dataplane_server.core.calls.requests import CloseSession, Heartbeat, OpenSession
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 class SessionCalls:
     """Serves the streams of sessions."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, gate: Gate) -> None:
         self._shell = shell
+        self._gate = gate
         self._plane = shell.plane
 
     async def open(self, context: Context) -> Coroutine[Any, Any, None]:
@@ -59,6 +61,7 @@ class SessionCalls:
             raise Refusal(
                 Reason.MALFORMED_STREAM, "the first request of a stream must open a session, and must not close it"
             )
+        self._gate.permit("Session", request.open)
         return request.open
 
     def _open(self, request: pb.OpenSession) -> SessionInfo:

@@ -145,3 +145,10 @@ def socket_of(overlay: str) -> str | None:
     """The path of the Unix socket that the server listens at, if it does."""
     paths = [address.removeprefix("unix://") for address in config_of(overlay).listen if address.startswith("unix://")]
     return paths[0] if paths else None
+
+
+def address_of_trainer(overlay: str) -> str:
+    """The server's address that the trainer is told."""
+    found = [entry["value"] for entry in trainer_of(overlay).fields["env"] if entry["name"] == "DATAPLANE_SERVER"]
+    (address,) = found
+    return str(address)

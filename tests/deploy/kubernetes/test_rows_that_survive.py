@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shutil
 import signal
+import subprocess
 from pathlib import Path, PurePosixPath
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.deploy.kubernetes.manifests import PROBES, Manifest, config_of, containers, each_overlay, server_of
+from tests.deploy.kubernetes.manifests import (
+    KUBERNETES,
+    PROBES,
+    Manifest,
+    config_of,
+    containers,
+    each_overlay,
+    server_of,
+)
 from tests.integration.command.conftest import Command
 
-from dataplane_client import connect
+from dataplane_client import Credentials, connect
 from dataplane_server.cli import parse_size
 
 MIB = 1 << 20
@@ -68,20 +80,55 @@ def test_snapshots_cannot_fill_the_volume_of_the_rows(overlay: str) -> None:
 def test_a_server_with_these_arguments_goes_on_with_its_rows_and_answers_what_the_probes_ask(
     overlay: str, tmp_path: Path
 ) -> None:
+    credentials = made_secrets(tmp_path) if config_of(overlay).tls is not None else None
     arguments = [_here(argument, tmp_path) for argument in server_of(overlay).fields["args"]]
     with contextlib.closing(Command(arguments, tmp_path / "first.log")) as first:
-        with connect(first.addresses[0]) as client:
+        with connect(first.addresses[0], credentials=credentials) as client:
             client.register_partition("p", ["x"], 0, ["train"])
             client.put_samples(["a"], "p", {"x": [7]})
         first.end(signal.SIGKILL)
     with contextlib.closing(Command(arguments, tmp_path / "second.log")) as second:
-        with connect(second.addresses[0]) as client:
+        with connect(second.addresses[0], credentials=credentials) as client:
             assert client.get_samples(["a"], "p", ["x"])["x"].tolist() == [7]
         with grpc.insecure_channel(second.health) as channel:
             for probe in PROBES:
                 request = health_pb2.HealthCheckRequest(service=server_of(overlay).fields[probe]["grpc"]["service"])
                 answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def made_secrets(folder: Path) -> Credentials:
+    """Run the overlay's script with a kubectl that puts the files of Secrets into a folder. Those of the server are
+    then where `_here` looks for them. Returns what the trainer's pod gets.
+    """
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed, so the script cannot make certificates")
+    tools, secrets = folder / "tools", folder / "secrets"
+    tools.mkdir()
+    (tools / "kubectl").write_text(KUBECTL)
+    (tools / "kubectl").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SECRETS": str(secrets)}
+    script = KUBERNETES / "overlays" / "statefulset" / "secrets.sh"
+    subprocess.run([script, "rl-dataplane"], env=environment, check=True, timeout=60)
+    for name in ("dataplane-tls/tls.crt", "dataplane-tls/tls.key", "dataplane-access/access.json"):
+        shutil.copy(secrets / name, folder)
+    trainer = secrets / "dataplane-trainer"
+    assert sorted(path.name for path in trainer.iterdir()) == ["ca.crt", "token"]
+    name = "dataplane-server-0.dataplane"
+    return Credentials(ca=str(trainer / "ca.crt"), token_file=str(trainer / "token"), server_name=name)
+
+
+KUBECTL = """#!/usr/bin/env bash
+# kubectl -n NAMESPACE create secret generic NAME --from-file=[KEY=]FILE ..., and kubectl apply -f -
+[ "$1" = apply ] && exec cat >/dev/null
+mkdir -p "$SECRETS/$6"
+for argument in "${@:7}"; do
+	case $argument in
+	--from-file=*=*) key=${argument#--from-file=}; cp "${key#*=}" "$SECRETS/$6/${key%%=*}" ;;
+	--from-file=*) cp "${argument#--from-file=}" "$SECRETS/$6/" ;;
+	esac
+done
+"""
 
 
 def _here(argument: str, folder: Path) -> str:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from tests.deploy.kubernetes.manifests import OVERLAYS, PROBES, Container, config_of, each_overlay, server_of, socket_of
+from tests.deploy.kubernetes.manifests import (
+    OVERLAYS,
+    PROBES,
+    Container,
+    address_of_trainer,
+    config_of,
+    each_overlay,
+    server_of,
+)
 
 from dataplane_server.config import host_and_port
 
@@ -57,7 +65,16 @@ def test_a_server_waits_before_it_drains_where_clients_find_it_by_an_endpoint(ov
 
 @each_overlay
 def test_memory_is_shared_exactly_where_clients_come_over_a_unix_socket(overlay: str) -> None:
-    assert config_of(overlay).share_memory == (socket_of(overlay) is not None)
+    address = address_of_trainer(overlay)
+    assert config_of(overlay).share_memory == address.startswith("unix:")
+
+
+@each_overlay
+def test_a_port_that_other_pods_reach_has_tls_and_knows_its_callers(overlay: str) -> None:
+    config = config_of(overlay)
+    assert not config.insecure
+    reached = [address for address in config.listen if not address.startswith("unix:")]
+    assert (len(reached) > 0) == (config.tls is not None) == (config.access is not None)
 
 
 def test_overlays_differ_in_nothing_but_what_they_say() -> None:

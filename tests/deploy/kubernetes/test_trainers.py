@@ -8,6 +8,7 @@ import sys
 import pytest
 from tests.deploy.kubernetes.manifests import (
     OVERLAYS,
+    address_of_trainer,
     config_of,
     each_overlay,
     of_kind,
@@ -38,8 +39,8 @@ def test_the_directory_of_the_socket_is_one_volume_in_both_containers(overlay: s
 
 @each_overlay
 def test_the_trainer_is_told_where_the_server_listens(overlay: str) -> None:
-    (address,) = (entry["value"] for entry in trainer_of(overlay).fields["env"] if entry["name"] == "DATAPLANE_SERVER")
-    if socket_of(overlay) is not None:
+    address = address_of_trainer(overlay)
+    if address.startswith("unix:"):
         assert address in config_of(overlay).listen
         return
     (workload,), (service,) = of_kind(overlay, "StatefulSet"), of_kind(overlay, "Service")

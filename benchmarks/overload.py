@@ -1,0 +1,197 @@
+"""Offer ten times what a server can do, in an open loop: `python benchmarks/overload.py`, on Linux as root.
+
+The server has a fixed share of a core (a control group's quota), so that the other cores can offer that much. What it
+can do is found first: how many calls a second succeed with as many callers as keep it busy. Then calls begin at a
+fixed rate, whether or not others have ended, as those of producers that do not know of each other. Beside them clients
+hold claims, others claim and commit, and health is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dataplane_client import Claim, connect
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.data_plane_pb2_grpc import DataPlaneServiceStub
+from servers import ServerProcess, server_process
+
+SHARE = 0.15
+"""Of a core, for the server."""
+SECONDS, DEADLINE_S, CONNECTIONS, HOLDERS = 10.0, 4.0, 8, 10
+GROUPS = Path("/sys/fs/cgroup")
+
+
+def main() -> None:
+    health = free_address()
+    with server_process("64MiB", "--health", health, "--no-share-memory") as server, limited(server):
+        with connect(server.tcp, transport="grpc") as client:
+            client.register_partition("p", ["x"], 0, ["train"])
+        peak = closed_loop(server)
+        print(f"peak: {peak:.0f} calls/s with 16 callers, at {SHARE:g} of a core")
+        for times in (0.5, 1.0, 2.5, 10.0):
+            with holders(server) as held:
+                report(server, health, times, peak, held)
+
+
+def report(server: ServerProcess, health: str, times: float, peak: float, held: list[Claim]) -> None:
+    beside = Beside(server, health)
+    calls = open_loop(server, times * peak)
+    commits, healths = beside.stop()
+    good = sorted(ended - began for began, ended, code in calls if code is grpc.StatusCode.OK)
+    refused = sorted(ended - began for began, ended, code in calls if code is not grpc.StatusCode.OK)
+    alive = sum(claim.commit() == 1 for claim in held)
+    print(
+        f"{times:4g} x: good {len(good) / SECONDS:4.0f}/s ({len(good) / SECONDS / peak:4.0%} of the peak), "
+        f"p50 {at(good, 0.5):5.0f} p99 {at(good, 0.99):5.0f} ms; refused {len(refused) / SECONDS:5.0f}/s, "
+        f"p50 {at(refused, 0.5):4.0f} ms; {len(commits)} claims with commit, p99 {at(commits, 0.99):5.0f} ms; "
+        f"health p99 {at(healths, 0.99):4.0f} ms; {alive} of {HOLDERS} claims kept; {memory_mib(server):.0f} MiB"
+    )
+
+
+def closed_loop(server: ServerProcess, callers: int = 16) -> float:
+    """Calls a second that succeed while `callers` always have one under way."""
+    ended, until = [0] * callers, time.perf_counter() + SECONDS
+
+    def work(n: int) -> None:
+        with grpc.insecure_channel(server.tcp, (("grpc.use_local_subchannel_pool", 1),)) as channel:
+            stub = DataPlaneServiceStub(channel)
+            while time.perf_counter() < until:
+                stub.GetPartition(pb.GetPartitionRequest(partition_id="p"), timeout=DEADLINE_S)
+                ended[n] += 1
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(ended) / SECONDS
+
+
+def open_loop(server: ServerProcess, rate: float) -> list[tuple[float, float, grpc.StatusCode]]:
+    """Begin, end and status of calls that begin at `rate` a second."""
+    calls: list[tuple[float, float, grpc.StatusCode]] = []
+
+    def note(begin: float, call: Any) -> None:
+        calls.append((begin, time.perf_counter(), call.code()))
+
+    with contextlib.ExitStack() as channels:
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        opened = [channels.enter_context(grpc.insecure_channel(server.tcp, options)) for _ in range(CONNECTIONS)]
+        stubs = [DataPlaneServiceStub(channel) for channel in opened]
+        for channel in opened:
+            grpc.channel_ready_future(channel).result(10)
+        first, begun = time.perf_counter(), 0
+        while (at_s := time.perf_counter() - first) < SECONDS:
+            while begun < int(at_s * rate):
+                begin, stub = time.perf_counter(), stubs[begun % CONNECTIONS]
+                call: Any = stub.GetPartition.future(pb.GetPartitionRequest(partition_id="p"), timeout=DEADLINE_S)
+                call.add_done_callback(partial(note, begin))
+                begun += 1
+            time.sleep(0.001)
+        while len(calls) < begun:
+            time.sleep(0.01)
+    return calls
+
+
+class Beside:
+    """What goes on beside the load, until `stop`: a client that puts, claims and commits, and probes of health."""
+
+    def __init__(self, server: ServerProcess, health: str) -> None:
+        self._server = server
+        self._health = health
+        self._stopping = threading.Event()
+        self._commits: list[float] = []
+        self._healths: list[float] = []
+        self._threads = [threading.Thread(target=run) for run in (self._commit, self._probe)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> tuple[list[float], list[float]]:
+        """Seconds of claims with their commits, and of probes, in order of size."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        return sorted(self._commits), sorted(self._healths)
+
+    def _commit(self) -> None:
+        with connect(self._server.tcp, transport="grpc") as client:
+            client.register_partition("beside", ["x"], 0, ["train"])
+            for number in iter(self._next, -1):
+                client.put_samples([f"{time.time_ns()}-{number}"], "beside", {"x": [1]})
+                began = time.perf_counter()
+                client.claim("beside", "train", ["x"], 1).commit()
+                self._commits.append(time.perf_counter() - began)
+
+    def _next(self) -> int:
+        return -1 if self._stopping.wait(0.05) else len(self._commits)
+
+    def _probe(self) -> None:
+        with grpc.insecure_channel(self._health) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while not self._stopping.wait(0.1):
+                began = time.perf_counter()
+                stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+                self._healths.append(time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def holders(server: ServerProcess) -> Iterator[list[Claim]]:
+    """Claims of clients whose sessions have a grace of ten seconds."""
+    with contextlib.ExitStack() as clients:
+        held = [clients.enter_context(connect(server.tcp, transport="grpc")) for _ in range(HOLDERS)]
+        held[0].register_partition("held", ["x"], 0, ["train"])
+        held[0].put_samples([f"{time.time_ns()}-{n}" for n in range(HOLDERS)], "held", {"x": [1] * HOLDERS})
+        yield [client.claim("held", "train", ["x"], 1) for client in held]
+
+
+@contextlib.contextmanager
+def limited(server: ServerProcess) -> Iterator[None]:
+    """Give the server its share of a core, by a control group of version 2 or 1."""
+    unified = (GROUPS / "cgroup.controllers").exists()
+    group = (GROUPS if unified else GROUPS / "cpu") / f"overload-{server.pid}"
+    try:
+        group.mkdir()
+        if unified:
+            (group / "cpu.max").write_text(f"{int(SHARE * 100_000)} 100000")
+        else:
+            (group / "cpu.cfs_quota_us").write_text(str(int(SHARE * 100_000)))
+        (group / "cgroup.procs").write_text(str(server.pid))
+    except OSError as error:
+        sys.exit(f"no control group can be made ({error}): run this as root on Linux")
+    try:
+        yield
+    finally:
+        (group.parent / "cgroup.procs").write_text(str(server.pid))
+        group.rmdir()
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def at(ordered: list[float], share: float) -> float:
+    """A quantile, in milliseconds."""
+    return 1e3 * quantiles(ordered, n=100)[int(share * 100) - 1] if len(ordered) > 1 else float("nan")
+
+
+def memory_mib(server: ServerProcess) -> float:
+    """The most memory that the server has had."""
+    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+if __name__ == "__main__":
+    main()

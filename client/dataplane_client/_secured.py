@@ -1,0 +1,116 @@
+"""What a connection sends to be let in, and what it encrypts with; files are read again when they change."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from pathlib import Path
+
+import grpc
+
+from dataplane_client.credentials import SYSTEM, Credentials
+from dataplane_client.errors import InvalidArgumentError
+
+_LOOK_S = 1.0
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Secured:
+    """The credentials of one connection. Raises InvalidArgumentError if a token would travel in the clear."""
+
+    def __init__(self, target: str, credentials: Credentials | None) -> None:
+        """credentials: None for those of the environment."""
+        self._credentials = found = credentials or Credentials.from_environment()
+        self._encrypts = found.ca is not None and not target.startswith("unix:")
+        self._certificates_due, self._token_due = _Due(), _Due()
+        self._seen = _stamps(found.files)
+        self._token: Metadata = ()
+        self._token_seen: tuple[int, ...] | None = None
+        if (found.token or found.token_file) and not self._encrypts and not _is_of_this_host(target):
+            raise InvalidArgumentError(
+                f"the token would travel to {target} unencrypted: name the CA of the server (credentials, or "
+                "DATAPLANE_TLS_CA)"
+            )
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """For a new channel; None for one without encryption. Raises InvalidArgumentError that names a missing file."""
+        if not self._encrypts:
+            return None
+        found = self._credentials
+        return grpc.ssl_channel_credentials(
+            None if found.ca == SYSTEM else _bytes_of(found.ca), _bytes_of(found.key), _bytes_of(found.certificate)
+        )
+
+    @property
+    def channel_options(self) -> tuple[tuple[str, str], ...]:
+        name = self._credentials.server_name
+        return (("grpc.ssl_target_name_override", name),) if self._encrypts and name else ()
+
+    def metadata(self, *others: tuple[str, str]) -> Metadata | None:
+        """What goes with a call. The file of a token is looked at once a second at most."""
+        found = self._credentials
+        if found.token is not None:
+            self._token = _bearer(found.token)
+        elif found.token_file is not None and (not self._token or self._token_due()):
+            self._read_token(Path(found.token_file))
+        return (*others, *self._token) or None
+
+    def is_outdated(self) -> bool:
+        """Whether PEM files have changed, so that a new channel would have others."""
+        if not self._encrypts or not self._certificates_due():
+            return False
+        return _stamps(self._credentials.files) not in (self._seen, [])
+
+    def _read_token(self, file: Path) -> None:
+        stamp = _stamp(file)
+        if stamp is not None and stamp != self._token_seen:
+            self._token, self._token_seen = _bearer((_bytes_of(str(file)) or b"").decode("ascii", "replace")), stamp
+        elif not self._token:
+            raise InvalidArgumentError(f"credentials: there is no file {file} with a token")
+
+
+class _Due:
+    """True once a second at most."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        due = now - self._last >= _LOOK_S
+        if due:
+            self._last = now
+        return due
+
+
+def _bearer(token: str) -> Metadata:
+    return (("authorization", f"Bearer {token.strip()}"),)
+
+
+def _bytes_of(file: str | None) -> bytes | None:
+    try:
+        return None if file is None else Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError(f"credentials: {file} cannot be read: {error.strerror}") from None
+
+
+def _stamps(files: list[Path]) -> list[tuple[int, ...] | None]:
+    return [_stamp(file) for file in files]
+
+
+def _stamp(file: Path) -> tuple[int, ...] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _is_of_this_host(target: str) -> bool:
+    if target.startswith("unix:"):
+        return True
+    host = target.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

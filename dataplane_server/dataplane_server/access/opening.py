@@ -1,0 +1,48 @@
+"""Makes the gate and the TLS of a server from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from dataplane_server.access.access_file import load_access_file
+from dataplane_server.access.gate import Gate
+from dataplane_server.access.peers import AllowedPeers
+from dataplane_server.access.reloading import Reloaded
+from dataplane_server.access.tls import Tls
+from dataplane_server.config import ServerConfig
+
+
+def open_tls(config: ServerConfig) -> Tls | None:
+    """Raises OSError that names the file and what is wrong with it."""
+    try:
+        return None if config.tls is None else Tls(config.tls)
+    except ValueError as error:
+        raise OSError(str(error)) from None
+
+
+def open_gate(config: ServerConfig, partition_of: Callable[[str], str | None]) -> Gate:
+    """Raises OSError that names the file and what is wrong with it. partition_of: of a claim or a reservation."""
+    file, rules = config.access, None
+    try:
+        if file is not None:
+            rules = Reloaded([file], partial(load_access_file, file))
+    except ValueError as error:
+        raise OSError(str(error)) from None
+    users = None if config.insecure else AllowedPeers(config.allowed_users, config.allowed_groups)
+    certificates = config.tls is not None and config.tls.client_ca is not None
+    return Gate(rules, partition_of, certificates=certificates, users=users)
+
+
+def peers_of_socket_files(config: ServerConfig) -> AllowedPeers:
+    """The processes that the sockets of shared memory admit, of those who may open their files."""
+    if not config.allowed_users and not config.allowed_groups:
+        return AllowedPeers()
+    return AllowedPeers(config.allowed_users, config.allowed_groups)
+
+
+def has_abstract_socket(config: ServerConfig) -> bool:
+    """Whether clients that know a TCP address find the shared memory by an abstract socket. Not beside an access file,
+    whose roles such a client would not have.
+    """
+    return config.access is None and not all(address.startswith("unix:") for address in config.listen)

@@ -1,0 +1,62 @@
+"""Files that are replaced while the server serves, as Kubernetes replaces those of a Secret.
+
+A file is looked at when it is needed, at most once a second. While a new one cannot be read or makes no sense, the last
+good one stays in force, and the log says so once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from dataplane_server.observe.log import get_log
+
+_LOOK_S = 1.0
+
+T = TypeVar("T")
+
+
+class Reloaded(Generic[T]):
+    """What `load` makes of some files, as they are now. The first load raises what `load` does: OSError, ValueError.
+
+    May be used from any thread; two that load at once both get what is there.
+    """
+
+    def __init__(self, files: Sequence[Path], load: Callable[[], T], look_s: float = _LOOK_S) -> None:
+        self._files = files
+        self._load = load
+        self._look_s = look_s
+        self._seen = self._stamp()
+        self._value = load()
+        self._looked = time.monotonic()
+
+    def now(self) -> T:
+        """The value of the newest good files."""
+        if time.monotonic() - self._looked >= self._look_s:
+            self._looked = time.monotonic()
+            if (stamp := self._stamp()) != self._seen:
+                self._seen = stamp
+                self._reload()
+        return self._value
+
+    def _reload(self) -> None:
+        names = [str(file) for file in self._files]
+        try:
+            self._value = self._load()
+        except (OSError, ValueError) as error:
+            get_log().error("reload_failed", files=names, why=str(error))
+        else:
+            get_log().info("reloaded", files=names)
+
+    def _stamp(self) -> list[tuple[int, ...] | None]:
+        return [_stamp_of(file) for file in self._files]
+
+
+def _stamp_of(file: Path) -> tuple[int, ...] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -1,0 +1,71 @@
+"""TLS of listeners: a certificate and key, and a CA for clients' certificates where those are required.
+
+Files are read again when they change; connections that are open keep what they began with. TLS 1.2 and 1.3 only. gRPC
+chooses its own ciphers (those with forward secrecy and authenticated encryption), HTTP has OpenSSL's of the same kind.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import grpc
+
+from dataplane_server.access.reloading import Reloaded
+from dataplane_server.config import TlsFiles
+
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+
+class Tls:
+    """The TLS of one server. Raises OSError or ValueError that names the file."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._context = Reloaded(files.all, self._load_context)
+        self._for_grpc = Reloaded(files.all, self._load_for_grpc)
+        self._told: grpc.ServerCertificateConfiguration = self._for_grpc.now()
+
+    def http_context(self) -> ssl.SSLContext:
+        """For one new connection."""
+        return self._context.now()
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server; it asks again at each handshake."""
+        required = self._files.client_ca is not None
+        changed: Any = self._changed  # None says that nothing has, which type stubs do not know
+        return grpc.dynamic_ssl_server_credentials(self._told, changed, required)
+
+    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
+        found = self._for_grpc.now()
+        if found is self._told:
+            return None
+        self._told = found
+        return found
+
+    def _load_for_grpc(self) -> grpc.ServerCertificateConfiguration:
+        self._load_context()  # gRPC itself would not say what is wrong
+        files = self._files
+        ca = None if files.client_ca is None else files.client_ca.read_bytes()
+        pair = (files.key.read_bytes(), files.certificate.read_bytes())
+        return grpc.ssl_server_certificate_configuration([pair], ca)
+
+    def _load_context(self) -> ssl.SSLContext:
+        files = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(_CIPHERS)
+        for file in files.all:
+            file.open("rb").close()  # an OSError that names the file
+        try:
+            context.load_cert_chain(files.certificate, files.key)
+        except ssl.SSLError as error:
+            text = f"TLS: {files.certificate} and {files.key} are not a certificate and its key: {error}"
+            raise ValueError(text) from None
+        if files.client_ca is not None:
+            try:
+                context.load_verify_locations(files.client_ca)
+            except ssl.SSLError as error:
+                raise ValueError(f"TLS: {files.client_ca} has no certificate of a CA: {error}") from None
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context

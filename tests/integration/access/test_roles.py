@@ -1,0 +1,194 @@
+"""Which role may use which verb where: every verb of the service, row by row, over gRPC with TLS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+from tests.integration.access.conftest import TOKENS, Pki, access, address_of, of
+
+from dataplane_client.client import connect
+from dataplane_client.credentials import Credentials
+from dataplane_client.errors import AuthenticationError, PermissionDeniedError
+from dataplane_server.testing import ServerThread
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.frames import frame_prefix
+
+ROLES = ("reader", "producer", "consumer", "admin")
+TABLE = {
+    "GetServerStatus": "reader producer consumer admin",
+    "Session": "reader producer consumer admin",
+    "GetPartition": "reader producer consumer admin",
+    "ListPartitions": "reader producer consumer admin",
+    "GetConsumptionStatus": "reader producer consumer admin",
+    "ReadColumns": "reader consumer admin",
+    "GetSample": "reader consumer admin",
+    "ListSamples": "reader consumer admin",
+    "ListClaims": "reader consumer admin",
+    "ListDeadLetters": "reader consumer admin",
+    "PutSamples": "producer admin",
+    "ReserveGroup": "producer admin",
+    "FinishGroup": "producer admin",
+    "AbortGroup": "producer admin",
+    "ClaimSamples": "consumer admin",
+    "ClaimShard": "consumer admin",
+    "CommitClaim": "consumer admin",
+    "ReleaseClaim": "consumer admin",
+    "AdoptClaim": "consumer admin",
+    "DrawSamples": "consumer admin",
+    "SetWeightVersion": "consumer admin",
+    "RegisterPartition": "admin",
+    "ExtendPartition": "admin",
+    "ClosePartition": "admin",
+    "DropPartition": "admin",
+    "SetPolicies": "admin",
+    "ClearSamples": "admin",
+    "ResetTask": "admin",
+    "ListSessions": "",  # of the whole server: a role with the prefix ""
+    "CreateSnapshot": "",
+    "RestoreSnapshot": "",
+}
+SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"]
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.fixture
+def channel(secured: ServerThread, pki: Pki) -> Iterator[grpc.Channel]:
+    credentials = grpc.ssl_channel_credentials(pki.ca.read_bytes())
+    with grpc.secure_channel(address_of(secured), credentials) as channel:
+        yield channel
+
+
+@pytest.fixture
+def held(secured: ServerThread, pki: Pki) -> Iterator[dict[str, str]]:
+    """The ids of a claim and of a reserved group in train-1, which an admin holds."""
+    with connect(address_of(secured), credentials=of(pki, "everywhere")) as client:
+        for partition_id in ("train-1", "eval-1"):
+            client.register_partition(partition_id, ["x"], 0, ["t"])
+        client.put_samples(["a"], "train-1", {"x": [1]})
+        claim = client.claim("train-1", "t", ["x"], 1)
+        group = client.reserve_group("train-1", "g", ["b"])
+        yield {"claim_id": claim.claim_id, "reservation_id": group.reservation_id}
+
+
+def code_of(channel: grpc.Channel, role: str, verb: str, **values: object) -> grpc.StatusCode:
+    """The status of a call that names a partition, and nothing else that a server could serve."""
+    method = SERVICE.methods_by_name[verb]
+    path, metadata = f"/{SERVICE.full_name}/{verb}", (("authorization", f"Bearer {TOKENS[role]}"),)
+    call: Any
+    if verb in ("PutSamples", "CommitClaim"):
+        header = {"PutSamples": pb.PutSamplesHeader, "CommitClaim": pb.CommitClaimHeader}[verb](**values)
+        call = channel.stream_unary(path)
+        sent: Any = iter([frame_prefix(header.SerializeToString(), 0, 0)])
+    elif verb == "Session":
+        call = channel.stream_stream(path)
+        sent = iter([pb.SessionRequest(open=pb.OpenSession()).SerializeToString()])
+    else:
+        call = channel.unary_stream(path) if method.server_streaming else channel.unary_unary(path)
+        sent = GetMessageClass(method.input_type)(**values).SerializeToString()
+    try:
+        answer = call(sent, metadata=metadata, timeout=10)
+        if not isinstance(answer, bytes):
+            next(answer)
+            answer.cancel()
+    except grpc.RpcError as error:
+        return error.code()
+    except StopIteration:
+        pass
+    return grpc.StatusCode.OK
+
+
+def values_for(verb: str, partition_id: str, held: dict[str, str]) -> dict[str, str]:
+    fields = SERVICE.methods_by_name[verb].input_type.fields_by_name
+    if verb == "CommitClaim":
+        return {"claim_id": held["claim_id"]}
+    if verb == "PutSamples" or "partition_id" in fields:
+        return {"partition_id": partition_id}
+    return {name: held[name] for name in held if name in fields}
+
+
+def test_the_table_has_every_verb() -> None:
+    assert sorted(TABLE) == sorted(SERVICE.methods_by_name)
+
+
+def test_each_role_may_do_what_the_table_says(channel: grpc.Channel, held: dict[str, str]) -> None:
+    unlike = {}
+    for verb, allowed in TABLE.items():
+        for role in ROLES:
+            code = code_of(channel, role, verb, **values_for(verb, "train-1", held))
+            if (code is not DENIED) is not (role in allowed.split()):
+                unlike[verb, role] = code
+    assert unlike == {}
+
+
+def test_a_role_ends_with_its_prefix(channel: grpc.Channel, held: dict[str, str]) -> None:
+    there = [verb for verb in TABLE if "partition_id" in values_for(verb, "eval-1", held)]
+    codes = {verb: code_of(channel, "admin", verb, partition_id="eval-1") for verb in there}
+    assert set(codes.values()) == {DENIED}, codes
+    assert code_of(channel, "everywhere", "ListSessions") is grpc.StatusCode.OK
+
+
+def test_callers_see_the_partitions_that_they_may_look_at(
+    secured: ServerThread, pki: Pki, held: dict[str, str]
+) -> None:
+    seen = {}
+    for caller in ("reader", "everywhere"):
+        with connect(address_of(secured), credentials=of(pki, caller)) as client:
+            seen[caller] = [partition.partition_id for partition in client.partitions()]
+    assert seen == {"reader": ["train-1"], "everywhere": ["eval-1", "train-1"]}
+
+
+def test_a_refusal_says_who_may_not_do_what_where_and_which_role_may(
+    secured: ServerThread, pki: Pki, held: dict[str, str]
+) -> None:
+    text = "producer may not use DropPartition in partition 'train-1': that takes the role admin"
+    with connect(address_of(secured), credentials=of(pki, "producer")) as client:
+        with pytest.raises(PermissionDeniedError, match=text) as refused:
+            client.drop_partition("train-1")
+        assert (refused.value.reason, refused.value.details["verb"]) == ("PERMISSION_DENIED", "DropPartition")
+        assert client.partition("train-1").rows == 2
+
+
+def test_a_samples_history_names_who_did_what(secured: ServerThread, pki: Pki, held: dict[str, str]) -> None:
+    with connect(address_of(secured), credentials=of(pki, "producer"), client_name="engine-3") as client:
+        client.put_samples(["c"], "train-1", {"x": [1]})
+    with connect(address_of(secured), credentials=of(pki, "admin"), client_name="rank-0") as client:
+        client.claim("train-1", "t", ["x"], 1).commit()
+        events = [(event.what, event.who) for event in client.sample("train-1", "c").events]
+    assert events == [("put", "producer: engine-3"), ("claimed", "admin: rank-0"), ("committed", "admin: rank-0")]
+
+
+def test_a_session_of_another_caller_cannot_be_guessed(secured: ServerThread, pki: Pki) -> None:
+    with connect(address_of(secured), credentials=of(pki, "everywhere")) as client:
+        client.register_partition("train-1", ["x"], 0, ["t"])
+        client.put_samples(["a", "b"], "train-1", {"x": [1, 2]})
+        first, second = (client.claim("train-1", "t", ["x"], 1) for _ in range(2))
+        server, code, number = first.claim_id.split("-")
+        assert second.claim_id.split("-")[0] == server
+        assert second.claim_id.split("-")[1] != code
+        assert (len(bytes.fromhex(code)), second.fence > first.fence == int(number)) == (8, True)
+
+
+def test_roles_at_unix_sockets_are_those_of_the_access_file(
+    start: Any, tmp_path: Path, access_file: Path, pki: Pki
+) -> None:
+    access_file.write_text(json.dumps(access(unix_sockets={"producer": ["train"]})))
+    server = start(listen=(f"unix://{tmp_path}/s",), access=access_file)
+    everywhere = of(pki, "everywhere")
+    for transport in ("grpc", "shm"):
+        with (
+            connect(server.addresses[0], transport=transport) as client,
+            pytest.raises(PermissionDeniedError, match="a caller at a Unix socket may not use RegisterPartition"),
+        ):
+            client.register_partition("train-1", ["x"], 0, ["t"])
+    with connect(server.addresses[0], transport="grpc", credentials=everywhere) as client:
+        client.register_partition("train-1", ["x"], 0, ["t"])
+    with connect(server.addresses[0], transport="shm") as client:
+        assert client.put_samples(["a"], "train-1", {"x": [1]}) is not None
+    with pytest.raises(AuthenticationError, match="unknown, or no longer valid"):
+        connect(server.addresses[0], transport="grpc", credentials=Credentials(token=TOKENS["admin"] * 2))

@@ -1,0 +1,75 @@
+"""Certificates and tokens are replaced under load, and no call fails."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.integration.access.conftest import Pki, Start, address_of, hashed
+
+from dataplane_client.client import connect
+from dataplane_client.credentials import Credentials
+from dataplane_server.config import TlsFiles
+
+ROTATIONS = 4
+
+
+@pytest.mark.timeout(180)
+def test_certificates_and_tokens_are_replaced_under_load_without_a_failed_call(
+    start: Start, pki: Pki, tmp_path: Path
+) -> None:
+    file, token_file = tmp_path / "access.json", tmp_path / "token"
+
+    def accept(*tokens: str) -> None:
+        caller = {"name": "trainer", "tokens": [hashed(token) for token in tokens], "roles": {"admin": [""]}}
+        file.with_suffix(".new").write_text(json.dumps({"callers": [caller]}))
+        file.with_suffix(".new").replace(file)
+
+    def send(token: str) -> None:
+        token_file.with_suffix(".new").write_text(f"{token}\n")
+        token_file.with_suffix(".new").replace(token_file)
+
+    accept("0")
+    send("0")
+    tls, shown = pki.issue("server", "127.0.0.1"), pki.issue("client", "trainer.example")
+    server = start(listen=("0.0.0.0:0",), tls=TlsFiles(tls.certificate, tls.key, pki.ca), access=file)
+    credentials = Credentials(
+        ca=str(pki.ca), certificate=str(shown.certificate), key=str(shown.key), token_file=str(token_file)
+    )
+    address, stopping, failed, calls = address_of(server), threading.Event(), [], [0, 0]
+
+    def work(n: int) -> None:
+        try:
+            with connect(address, credentials=credentials, first_backoff_s=0.01) as client:
+                while not stopping.is_set():
+                    client.put_samples([f"{n}-{calls[n]}"], "train", {"x": [1]}, timeout_s=10)
+                    with connect(address, credentials=credentials) as another:  # with a handshake
+                        another.claim("train", "t", ["x"], 1, timeout_s=10).commit()
+                    calls[n] += 1
+        except Exception as error:  # noqa: BLE001  # the test tells it
+            failed.append(error)
+
+    with connect(address, credentials=credentials) as client:
+        client.register_partition("train", ["x"], 0, ["t"])
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for rotation in range(1, ROTATIONS + 1):
+        accept(str(rotation - 1), str(rotation))  # both, for as long as callers may have the old one
+        pki.issue("server", "127.0.0.1")
+        pki.issue("client", "trainer.example")
+        time.sleep(1.3)  # a second is how late files may be looked at
+        send(str(rotation))
+        before = list(calls)
+        time.sleep(1.3)
+        accept(str(rotation))
+        assert (failed, [now > then for now, then in zip(calls, before, strict=True)]) == ([], [True, True])
+    stopping.set()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    with connect(address, credentials=credentials) as client:
+        assert client.partition("train").rows == sum(calls)

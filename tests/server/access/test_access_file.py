@@ -1,0 +1,153 @@
+"""The access file: whom it knows, and what it refuses in words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from dataplane_server.access.access_file import AccessRules, load_access_file
+from dataplane_server.access.gate import Credentials, Gate
+from dataplane_server.access.peers import AllowedPeers
+from dataplane_server.access.reloading import Reloaded
+from dataplane_server.access.roles import EVERYTHING
+from dataplane_server.core.calls.refusal import Reason, Refusal
+
+HASH = hashlib.sha256(b"t").hexdigest()
+CALLER: dict[str, Any] = {"name": "a", "tokens": [f"sha256:{HASH}"], "roles": {"reader": ["p"]}}
+ISSUER, AUDIENCE = "https://issuer.example", "rl-dataplane"
+KEY = ec.generate_private_key(ec.SECP256R1())
+PEER = "ipv4:192.0.2.1:4000"
+
+Write = Callable[[object], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(content: object) -> Path:
+        file = tmp_path / "access.json"
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        return file
+
+    return written
+
+
+def with_caller(**changes: object) -> dict[str, object]:
+    return {"callers": [{**CALLER, **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "Expecting property name"),
+        ([], "the file must be an object, got list"),
+        ({"users": []}, "the file: unknown users; known are callers, jwt, unix_sockets"),
+        ({"callers": {}}, "callers must be a list, got dict"),
+        (with_caller(name=""), r"callers\[0\]: name must be a text of 1 to 64 printable characters"),
+        (with_caller(name="a\x1b[2J"), r"callers\[0\]: name must be"),
+        (with_caller(tokens=["plain"]), r"caller 'a': a token is kept as \"sha256:\" and 64 hexadecimal digits$"),
+        (with_caller(tokens=[]), "caller 'a': tokens must be a list of texts that is not empty"),
+        (with_caller(roles={}), "caller 'a': roles must name at least one of reader, producer, consumer, admin"),
+        (with_caller(roles={"owner": ["p"]}), "caller 'a': roles: unknown owner"),
+        (with_caller(roles={"reader": "p"}), "caller 'a': roles: reader must be a list, got str"),
+        ({"callers": [{"name": "a", "roles": {"reader": [""]}}]}, "caller 'a' has none of tokens, certificates"),
+        ({"callers": [CALLER, CALLER]}, "two callers have the name 'a'"),
+        ({"callers": [CALLER, {**CALLER, "name": "b"}]}, "tokens: 'a' and 'b' have one in common"),
+        (with_caller(subjects=["s"]), '"jwt", which says how to check them, is missing'),
+        ({"jwt": {"keys": "k", "issuer": "i"}}, "jwt: audience must be a text that is not empty"),
+        ({"unix_sockets": {"readers": [""]}}, "unix_sockets: unknown readers"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_file_caller_and_rule(write: Write, content: object, words: str) -> None:
+    file = write(content)
+    with pytest.raises(ValueError, match=words) as refused:
+        load_access_file(file)
+    assert str(refused.value).startswith(f"access file {file}: ")
+    assert "plain" not in str(refused.value)
+
+
+def test_a_missing_file_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_access_file(tmp_path / "none.json")
+
+
+def test_without_a_word_on_unix_sockets_their_files_decide(write: Write) -> None:
+    assert load_access_file(write(with_caller())).unix_sockets is EVERYTHING
+
+
+# -- JSON Web Tokens ---------------------------------------------------------------------------------------------------
+
+
+def key_set(**others: object) -> str:
+    public = jwt.algorithms.ECAlgorithm.to_jwk(KEY.public_key(), as_dict=True)
+    return json.dumps({"keys": [{**public, "kid": "1", "alg": "ES256", **others}]})
+
+
+@pytest.fixture
+def gate(write: Write, tmp_path: Path) -> Gate:
+    (tmp_path / "keys.json").write_text(key_set())
+    caller = {"name": "grader", "subjects": ["ns:grader"], "roles": {"consumer": ["train"]}}
+    jwt_block = {"keys": "keys.json", "issuer": ISSUER, "audience": AUDIENCE}
+    file = write({"callers": [caller], "jwt": jwt_block})
+    rules: Reloaded[AccessRules] = Reloaded([file], lambda: load_access_file(file))
+    return Gate(rules, lambda held_id: None)
+
+
+def token(key: Any = KEY, algorithm: str = "ES256", kid: str = "1", **changes: object) -> str:
+    claims = {"sub": "ns:grader", "iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 60, **changes}
+    return jwt.encode({name: value for name, value in claims.items() if value}, key, algorithm, headers={"kid": kid})
+
+
+def test_the_subject_of_a_valid_token_is_a_caller(gate: Gate) -> None:
+    sent = token()
+    for _ in range(2):  # the second is remembered
+        caller = gate.at_port(Credentials(PEER, sent))
+        assert (caller.name, caller.may("ClaimSamples", "train-1"), caller.may("PutSamples", "train-1")) == (
+            "grader",
+            True,
+            False,
+        )
+
+
+@pytest.mark.parametrize(
+    "sent",
+    {
+        "ended": lambda: token(exp=time.time() - 60),
+        "without an end": lambda: token(exp=None),
+        "of another issuer": lambda: token(iss="https://other.example"),
+        "for another audience": lambda: token(aud="kubernetes"),
+        "not yet valid": lambda: token(nbf=time.time() + 60),
+        "of another key": lambda: token(ec.generate_private_key(ec.SECP256R1())),
+        "of an unknown key": lambda: token(kid="2"),
+        "without a signature": lambda: token(None, "none"),
+        "with a symmetric signature": lambda: token("x" * 32, "HS256"),
+        "of an unknown subject": lambda: token(sub="ns:other"),
+        "no token": lambda: "a.b.c",
+        "endless": lambda: "a" * 9000,
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_other_tokens_are_refused(gate: Gate, sent: tuple[str, Callable[[], str]]) -> None:
+    with pytest.raises(Refusal) as refused:
+        gate.at_port(Credentials(PEER, sent[1]()))
+    assert refused.value.reason is Reason.UNAUTHENTICATED
+
+
+def test_a_symmetric_key_is_refused_with_its_file(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": [{"kty": "oct", "k": "eHg", "kid": "1", "alg": "HS256"}]}))
+    with pytest.raises(ValueError, match=r"keys\.json has a symmetric key; who checks tokens could make them"):
+        load_access_file(write({"jwt": {"keys": "keys.json", "issuer": "i", "audience": "a"}}))
+
+
+def test_a_caller_on_another_host_is_nobody_on_loopback() -> None:
+    gate = Gate(None, lambda held_id: None, users=AllowedPeers(frozenset(), frozenset()))
+    gate.ports.append(1)
+    with pytest.raises(Refusal, match="loopback is open to the server's own user, and a process calls"):
+        gate.at_port(Credentials(PEER))
