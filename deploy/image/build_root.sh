@@ -1,12 +1,17 @@
 #!/bin/bash
 # Build the server's root file system: build_root.sh DESTINATION
+# Pin the Debian packages to the versions that the archive has today: build_root.sh --pin
 #
 # deploy/Dockerfile and `make image-root`, which needs no container engine, both use this recipe. The root contains the
 # Debian packages of packages.txt, extracted and never configured, the wheels of requirements.txt, and our wheel. So it
-# has no shell, package manager, compiler or pip, and no cleanup step can miss anything.
+# has no shell, package manager, compiler or pip, and no cleanup step can miss anything. Versions are pinned: apt checks
+# Debian's packages by the archive's signature, pip checks wheels, and what builds ours, by hash.
 #
 # Run it on Debian 12, because that Debian's Python selects and runs the wheels, and as root, because all files must
-# belong to root. It writes to a temporary folder and to DESTINATION, which appears whole or not at all.
+# belong to root. It writes to a temporary folder, to DESTINATION, which appears whole or not at all, and to
+# DESTINATION.cdx.json, the list of what is in it (SBOM), which the image has as usr/share/sbom/NAME.cdx.json.
+#
+# The same pins, sources and SOURCE_DATE_EPOCH (seconds, the time of all files; default: now) give the same bytes.
 set -euo pipefail
 umask 022
 
@@ -15,10 +20,16 @@ REPOSITORY=$(cd -- "$HERE/../.." && pwd)
 readonly HERE REPOSITORY
 readonly PYTHON=/usr/bin/python3.11
 readonly PACKAGES_AT=usr/local/lib/python3.11/dist-packages
+readonly SBOM_AT=usr/share/sbom/rl-dataplane-server.cdx.json
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(date +%s)}
 
 main() {
-    [[ $# -eq 1 ]] || fail "usage: build_root.sh DESTINATION"
+    [[ $# -eq 1 ]] || fail "usage: build_root.sh DESTINATION | --pin"
     check_builder
+    if [[ $1 == --pin ]]; then
+        pin_debian_packages
+        return
+    fi
     local destination work
     destination=$(realpath --canonicalize-missing -- "$1")
     mkdir -p -- "$(dirname -- "$destination")"
@@ -32,7 +43,10 @@ main() {
     gather_certificates "$work/root"
     name_users_and_mounts "$work/root"
     compile_modules "$work/root"
+    write_sbom "$work" "$work/root"
+    find "$work/root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
     rm -rf -- "$destination"
+    cp -- "$work/root/$SBOM_AT" "$destination.cdx.json"
     mv -- "$work/root" "$destination"
 }
 
@@ -49,15 +63,39 @@ check_builder() {
 }
 
 # Use the builder's package sources, but separate lists and state: packages installed in the builder have no influence.
+apt() {
+    local work=$1 tool=$2
+    shift 2
+    # The user _apt has no access to the temporary folder.
+    "$tool" -q=2 -o "Dir::State=$work/apt" -o Dir::State::status=/dev/null -o "Dir::Cache=$work/apt" \
+        -o APT::Sandbox::User=root "$@"
+}
+
+update_lists() {
+    mkdir -p "$1/apt/lists/partial" "$1/apt/archives/partial"
+    apt "$1" apt-get update
+}
+
+pin_debian_packages() {
+    local work name version
+    work=$(mktemp -d)
+    # shellcheck disable=SC2064  # expand the folder now
+    trap "rm -rf -- '$work'" EXIT
+    update_lists "$work"
+    while read -r name; do
+        version=$(apt "$work" apt-cache policy "$name" | sed -n 's/^ *Candidate: //p')
+        [[ -n $version ]] || fail "the archive has no package $name, which packages.txt lists"
+        sed -i -E "s/^(${name//+/[+]}=)[^ ]+/\1$version/" "$HERE/packages.txt"
+    done < <(grep -o '^[^#= ]*' "$HERE/packages.txt")
+}
+
 extract_debian_packages() {
-    local work=$1 root=$2 package
-    local options=(
-        -q=2 -o "Dir::State=$work/apt" -o Dir::State::status=/dev/null -o "Dir::Cache=$work/apt"
-        -o APT::Sandbox::User=root # the user _apt has no access to the temporary folder
-    )
-    mkdir -p "$work/apt/lists/partial" "$work/apt/archives/partial" "$work/debs" "$root/var/lib/dpkg/status.d"
-    apt-get "${options[@]}" update
-    grep -o '^[^# ]*' "$HERE/packages.txt" | (cd "$work/debs" && xargs apt-get "${options[@]}" download)
+    local work=$1 root=$2 package pins
+    mapfile -t pins < <(grep -o '^[^# ]*' "$HERE/packages.txt")
+    mkdir -p "$work/debs" "$root/var/lib/dpkg/status.d"
+    update_lists "$work"
+    (cd "$work/debs" && apt "$work" apt-get download "${pins[@]}") ||
+        fail "cannot download what packages.txt pins; if the archive has newer versions, run make image-packages"
     for package in "$work"/debs/*.deb; do
         dpkg-deb --extract "$package" "$root"
         # Scanners look here for the packages of images without dpkg.
@@ -68,15 +106,17 @@ extract_debian_packages() {
 install_python_packages() {
     local work=$1 root=$2
     local pip=("$PYTHON" -m pip -qq --disable-pip-version-check)
-    # Build from a copy: the build writes the row kernels beside their source.
+    local hashed=(--no-deps --only-binary=:all: --require-hashes)
+    # Build from a copy, without the row kernels: they are for clients with torch, which the root does not have.
     mkdir "$work/source"
-    (cd "$REPOSITORY" && tar -c --exclude=__pycache__ --exclude='*.so' \
+    (cd "$REPOSITORY" && tar -c --exclude=__pycache__ --exclude='*.so' --exclude='*.c' \
         pyproject.toml hatch_build.py README.md LICENSE proto client dataplane_server) | tar -x -C "$work/source"
-    "${pip[@]}" wheel --no-deps --wheel-dir "$work/ours" "$work/source"
-    "${pip[@]}" download --no-deps --only-binary=:all: --require-hashes --dest "$work/wheels" \
-        --requirement "$HERE/requirements.txt"
+    "${pip[@]}" install "${hashed[@]}" --root-user-action=ignore --target "$work/build-tools" \
+        --requirement "$HERE/build-requirements.txt"
+    PYTHONPATH=$work/build-tools "${pip[@]}" wheel --no-deps --no-build-isolation --wheel-dir "$work/wheels" "$work/source"
+    "${pip[@]}" download "${hashed[@]}" --dest "$work/wheels" --requirement "$HERE/requirements.txt"
     "${pip[@]}" install --root "$root" --root-user-action=ignore --break-system-packages --ignore-installed --no-index \
-        --no-deps --no-compile --no-warn-script-location "$work"/wheels/*.whl "$work"/ours/*.whl
+        --no-deps --no-compile --no-warn-script-location "$work"/wheels/*.whl
     ln -s python3.11 "$root/usr/bin/python3" # the scripts' interpreter
 }
 
@@ -102,8 +142,7 @@ remove_what_nothing_runs() (
     find . -type f \( -name '*.pyi' -o -name '*.pxd' -o -name '*.pyx' -o -name '*.c' -o -name '*.h' \) -delete
     # Records of the wheels' location.
     find . -name direct_url.json -delete
-    # Kernels for clients with torch, which the root does not have.
-    rm -f dataplane_client/row_kernels/_row_kernels.so
+    find . -name RECORD -exec sed -i '/direct_url\.json,/d' {} +
 )
 
 # Do the work of the scripts of ca-certificates and openssl: make one file, and link OpenSSL's default path to it.
@@ -133,6 +172,12 @@ compile_modules() {
     local root=$1
     "$PYTHON" -m compileall -q -j 0 --invalidation-mode unchecked-hash -s "$root" -p / \
         "$root/usr/lib/python3.11" "$root/$PACKAGES_AT"
+}
+
+write_sbom() {
+    local work=$1 root=$2
+    mkdir -p "$root/$(dirname "$SBOM_AT")"
+    "$PYTHON" "$HERE/write_sbom.py" "$work/wheels" "$work/debs" "$root/$SBOM_AT"
 }
 
 main "$@"

@@ -58,6 +58,11 @@ class FrameReader(Generic[Header]):
         except Refusal as refusal:
             raise Refusal(Reason.MALFORMED_STREAM, refusal.message, **refusal.metadata) from None
 
+    @property
+    def first_bytes(self) -> int:
+        """The values in the first frame, until `chunks` has begun."""
+        return 0 if self._first is None or self._first.chunk is None else len(self._first.chunk)
+
     async def chunks(self, size_bytes: int) -> AsyncIterator[memoryview]:
         """The values after the header, which must have size_bytes together. A view is valid until the next one is asked
         for: its message is freed before the next is read.

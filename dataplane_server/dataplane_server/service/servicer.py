@@ -39,6 +39,7 @@ from dataplane_server.service.session_calls import SessionCalls
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.service.translate_filters import rows_that_fit
+from dataplane_server.service.value_streams import ValueStreams
 from dataplane_server.storage.arena import Arena, RunWriter, cut
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -66,6 +67,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._metrics = metrics
         self._messages = Messages(self._plane.limits)
         self._digests = Digests(self._plane, arena)
+        self._put_streams, self._commit_streams = ValueStreams(), ValueStreams()
         self._claims = ClaimCalls(shell, metrics)
         self._sessions = SessionCalls(shell, gate)
         self._started = shell.now() if started is None else started
@@ -172,7 +174,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._gate.permit("PutSamples", header)
         begun, wait_s = self._shell.apply(translate.put(header)), translate.seconds(header.wait_timeout)
         del header  # which may be large, and the write may wait
-        result = await self._write(begun, wait_s, frames)
+        result = await self._write(begun, wait_s, frames, self._put_streams)
         self._metrics.carried("PutSamples", "grpc", frames.received_bytes)
         return translate.put_result(result)
 
@@ -184,19 +186,25 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._gate.permit("CommitClaim", header)
         begun, wait_s = self._shell.apply(translate.commit(header)), translate.seconds(header.wait_timeout)
         del header
-        result = await self._write(begun, wait_s, frames)
+        result = await self._write(begun, wait_s, frames, self._commit_streams)
         self._metrics.carried("CommitClaim", "grpc", frames.received_bytes)
         return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
 
-    async def _write(self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Header]) -> R:
-        """Complete a write that has begun: wait for its reservation, receive the values, finish. A failure leaves
-        nothing of the write.
+    async def _write(
+        self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Header], streams: ValueStreams
+    ) -> R:
+        """Complete a write that has begun: wait for its reservation and a place, receive the values, finish. A failure
+        leaves nothing of the write.
         """
         if not isinstance(begun, (Reservation, Waiting)):
             return begun
         reservation = await self._shell.reservation(begun, wait_s)
         with self._shell.aborted_on_error(reservation.ticket):
-            await self._receive(reservation, frames)
+            if reservation.size_bytes <= frames.first_bytes:
+                await self._receive(reservation, frames)
+            else:
+                async with streams.place(wait_s):
+                    await self._receive(reservation, frames)
             digests = self._digests.of(reservation.ticket)
             finish = FinishWrite(reservation.ticket, digests=digests if isinstance(digests, bytes) else await digests)
             self._arena.copy(reservation.copies)

@@ -17,7 +17,7 @@ DOCKERFILES = {
 
 @dataclass(frozen=True)
 class Stage:
-    """instructions: name and what follows it, continuation lines joined."""
+    """instructions: name and what follows it, continuation lines joined; an ARG before the first stage is in none."""
 
     base: str
     name: str
@@ -49,7 +49,7 @@ def stages(dockerfile: Path) -> list[Stage]:
         if name == "FROM":
             base, _, stage = value.partition(" AS ")
             found.append(Stage(base, stage, ()))
-        else:
+        elif found:
             last = found.pop()
             found.append(Stage(last.base, last.name, (*last.instructions, (name, value))))
     return found

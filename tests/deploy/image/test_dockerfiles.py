@@ -26,9 +26,15 @@ def test_every_stage_has_a_name_and_instructions_that_exist(image: str) -> None:
 
 
 @each_image
-def test_a_stage_begins_with_an_image_of_a_version_or_with_nothing(image: str) -> None:
+def test_a_stage_begins_with_nothing_or_with_an_image_whose_digest_the_build_must_be_told(image: str) -> None:
+    text = DOCKERFILES[image].read_text()
     for stage in _stages(image):
-        assert stage.base == "scratch" or re.fullmatch(r"[a-z]+:[a-z0-9.-]*bookworm[a-z-]*", stage.base)
+        if stage.base != "scratch":
+            found = re.fullmatch(r"([a-z]+:[a-z0-9.-]*bookworm[a-z-]*)@\$\{([A-Z]+_DIGEST)\}", stage.base)
+            assert found
+            assert re.search(rf"^ARG {found[2]}$", text, re.MULTILINE), "a default would be used unseen"
+            assert f"imagetools inspect {found[1]}" in text
+            assert f"--build-arg {found[2]}=" in text
 
 
 @each_image
@@ -87,6 +93,13 @@ def test_labels_tell_title_licence_and_the_version_of_the_distribution(image: st
     assert labels["org.opencontainers.image.version"] == version[1]
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.title"].startswith("RL Data Plane")
+
+
+@each_image
+def test_pip_installs_only_what_has_a_hash_except_torch_and_our_wheel(image: str) -> None:
+    for command in (part for run in _stages(image)[0].all("RUN") for part in run.split(" && ")):
+        if "pip install" in command:
+            assert re.search(r'--require-hashes|"\$TORCH"$|--no-deps /opt/wheels/', command), command
 
 
 def test_the_servers_image_is_made_of_nothing_but_the_recipe() -> None:

@@ -1,4 +1,4 @@
-"""The recipe of the server's root: its pins are those of the distribution, its script is one that bash takes."""
+"""The recipes of the images: their pins are those of the distribution, the server's script is one that bash takes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,43 @@ from tests.deploy.image.dockerfile import REPOSITORY
 
 IMAGE = REPOSITORY / "deploy" / "image"
 SCRIPT = IMAGE / "build_root.sh"
-ONLY_OF_TRAINERS = {"tensordict", "torch"}
+SERVER = ("dependencies", "server", "jwt")
+# Which lists of pyproject.toml each file is for, what it leaves out, and what it has beside.
+FILES = {
+    "requirements": (SERVER, {"tensordict", "torch"}, set[str]()),
+    "trainer-requirements": ((*SERVER, "trainer", "ray", "demo"), set[str](), set[str]()),
+    "build-requirements": (("requires",), set[str](), {"build"}),
+}
+each_file = pytest.mark.parametrize("file", FILES)
 
 
-def test_the_direct_requirements_are_the_distributions_without_torch() -> None:
-    lines = (IMAGE / "requirements.in").read_text().splitlines()
-    listed = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    assert {_name(r): r.specifier for r in listed} == {_name(r): r.specifier for r in _wanted()}
+@each_file
+def test_the_direct_requirements_are_the_distributions(file: str) -> None:
+    listed = {_name(r): r.specifier for r in _listed(file) if _name(r) not in FILES[file][2]}
+    assert listed == {_name(r): r.specifier for r in _wanted(file)}
 
 
-def test_every_requirement_is_pinned_to_a_version_that_satisfies_it() -> None:
-    pins = pinned()
-    assert not ONLY_OF_TRAINERS & set(pins)
-    for requirement in _wanted():
-        assert requirement.specifier.contains(pins[_name(requirement)]), requirement
+@each_file
+def test_every_requirement_but_torch_is_pinned_to_a_version_that_satisfies_it(file: str) -> None:
+    pins = pinned(file)
+    assert "torch" not in pins
+    for requirement in _listed(file):
+        if requirement.name != "torch":
+            assert requirement.specifier.contains(pins[_name(requirement)]), requirement
 
 
-def test_every_pin_has_hashes() -> None:
-    blocks = re.split(r"\n(?=\w)", (IMAGE / "requirements.txt").read_text())
+@each_file
+def test_every_pin_has_hashes(file: str) -> None:
+    blocks = re.split(r"\n(?=\w)", (IMAGE / f"{file}.txt").read_text())
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", block) for block in blocks if "==" in block)
+
+
+def test_the_trainers_image_runs_the_versions_of_the_servers() -> None:
+    assert pinned().items() <= pinned("trainer-requirements").items()
+
+
+def test_every_debian_package_is_pinned() -> None:
+    assert all(debian_packages().values())
 
 
 def test_the_script_is_one_that_bash_takes() -> None:
@@ -49,22 +67,34 @@ def test_the_script_has_nothing_that_shellcheck_warns_of() -> None:
 def test_the_script_refuses_to_run_without_a_destination() -> None:
     done = subprocess.run([SCRIPT], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
-    assert done.stderr == "build_root.sh: usage: build_root.sh DESTINATION\n"
+    assert done.stderr == "build_root.sh: usage: build_root.sh DESTINATION | --pin\n"
 
 
-def pinned() -> dict[str, Version]:
+def pinned(file: str = "requirements") -> dict[str, Version]:
     """Versions by normalized name."""
-    found = re.findall(r"^([\w.-]+)==(\S+)", (IMAGE / "requirements.txt").read_text(), re.MULTILINE)
+    found = re.findall(r"^([\w.-]+)==(\S+)", (IMAGE / f"{file}.txt").read_text(), re.MULTILINE)
     return {canonicalize_name(name): Version(version) for name, version in found}
 
 
-def _wanted() -> list[Requirement]:
+def debian_packages() -> dict[str, str]:
+    """Versions by name, empty where none is pinned."""
+    lines = (line.partition("#")[0].strip() for line in (IMAGE / "packages.txt").read_text().splitlines())
+    pins = (line.partition("=") for line in lines if line)
+    return {name: version for name, _, version in pins}
+
+
+def _listed(file: str) -> list[Requirement]:
+    lines = (IMAGE / f"{file}.in").read_text().splitlines()
+    included = [found for line in lines if line.startswith("-r ") for found in _listed(line[3:].removesuffix(".in"))]
+    return included + [Requirement(line) for line in lines if line and line[0] not in "#-"]
+
+
+def _wanted(file: str) -> list[Requirement]:
     text = (REPOSITORY / "pyproject.toml").read_text()
-    lists = (
-        re.search(rf"^{name} = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL) for name in ("dependencies", "server")
-    )
-    lines = [line for found in lists if found for line in re.findall(r'^\s+"([^"]+)"', found[1], re.MULTILINE)]
-    return [r for r in map(Requirement, lines) if r.name not in ONLY_OF_TRAINERS]
+    lists, left_out, _ = FILES[file]
+    found = (re.search(rf"^{name} = (\[\n.*?^\]|\[.*?$)", text, re.MULTILINE | re.DOTALL) for name in lists)
+    quoted = (line for match in found if match for line in re.findall(r'(?:^\s+|\[)"([^"]+)"', match[1], re.MULTILINE))
+    return [r for r in map(Requirement, quoted) if r.name not in left_out]
 
 
 def _name(requirement: Requirement) -> str:
