@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,10 +22,13 @@ from dataplane_server.access.access_file import AccessRules
 from dataplane_server.access.loopback import user_at
 from dataplane_server.access.peers import AllowedPeers, Peer
 from dataplane_server.access.reloading import Reloaded
-from dataplane_server.access.roles import EVERYTHING, WRITE_BACK, Caller, roles_for
+from dataplane_server.access.roles import CHANGES, EVERYTHING, WRITE_BACK, Caller, roles_for
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.observe.log import get_log
 
 _BEARER = "bearer "
+_INSTEAD = "start it with --allow-user, on a Unix socket, with --access, or with --insecure"
+_LOG_EVERY_S = 60.0
 _current: ContextVar[Caller] = ContextVar("caller", default=EVERYTHING)
 
 
@@ -74,6 +78,8 @@ class Gate:
         self._users = users
         self.ports: list[int] = []
         """Of the listeners."""
+        self._unknown_callers = 0  # since the log last told of one
+        self._log_at = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -91,7 +97,7 @@ class Gate:
         """The caller at a Unix socket. A token may narrow what that is. Refusal UNAUTHENTICATED if it is unknown."""
         if self._rules is None:
             return EVERYTHING
-        return self._rules.now().unix_sockets if token is None else self._of_token(token)
+        return self._rules.now().unix_sockets if token is None else self._of_token(token, "a Unix socket")
 
     def unix_sockets_write(self) -> bool:
         """Whether callers at Unix sockets have a role that stores values."""
@@ -104,35 +110,46 @@ class Gate:
                 self._check_user(credentials, self._users)
             return EVERYTHING
         if credentials.token is not None:
-            return self._of_token(credentials.token)
+            return self._of_token(credentials.token, credentials.peer)
         for name in credentials.certificate or ():
             if (caller := self._rules.now().certificates.get(name)) is not None:
                 return caller
         if credentials.certificate is not None:
             names = ", ".join(credentials.certificate)
-            raise _unauthenticated(f"the access file knows no name in the client's certificate ({names})")
-        raise _unauthenticated("the call has no token; pass connect(credentials=...), or set DATAPLANE_TOKEN_FILE")
+            why = f"the access file knows no name in the client's certificate ({names})"
+        else:
+            why = "the call has no token; pass connect(credentials=...), or set DATAPLANE_TOKEN_FILE"
+        raise self._unknown(why, credentials.peer)
 
-    def _of_token(self, token: str) -> Caller:
+    def _of_token(self, token: str, peer: str) -> Caller:
         assert self._rules is not None  # noqa: S101  # both callers have looked
         rules = self._rules.now()
-        caller = rules.tokens.get(hashlib.sha256(token.encode()).hexdigest())
+        caller, why = rules.tokens.get(hashlib.sha256(token.encode()).hexdigest()), "the token is unknown, or has ended"
         if caller is None and rules.jwt is not None and (subject := rules.jwt.subject(token)) is not None:
-            caller = rules.subjects.get(subject)
-            if caller is None:
-                raise _unauthenticated(f"the access file does not know the token's subject {subject!r}")
+            caller, why = rules.subjects.get(subject), f"the access file does not know the token's subject {subject!r}"
         if caller is None:
-            raise _unauthenticated("the token is unknown, or no longer valid")
+            raise self._unknown(why, peer)
         return caller
 
     def _check_user(self, credentials: Credentials, users: AllowedPeers) -> None:
         try:
             user = next((user for port in self.ports if (user := user_at(credentials.peer, port)) is not None), None)
         except OSError as error:
-            raise _unauthenticated(f"the kernel does not say which user calls ({error}); {_INSTEAD}") from None
+            why = f"the kernel does not say which user calls ({error}); {_INSTEAD}"
+            raise self._unknown(why, credentials.peer) from None
         if user is None or not users.allows(Peer(0, user, -1)):
             who = "a process" if user is None else f"user {user}"
-            raise _unauthenticated(f"loopback is open to the server's own user, and {who} calls; {_INSTEAD}")
+            why = f"loopback is open to the server's own user, and {who} calls; {_INSTEAD}"
+            raise self._unknown(why, credentials.peer)
+
+    def _unknown(self, why: str, peer: str) -> Refusal:
+        """The refusal of an unknown caller, of which the log tells once a minute."""
+        self._unknown_callers += 1
+        now = time.monotonic()
+        if now >= self._log_at:
+            get_log().warning("caller_refused", why=why, peer=peer, refused=self._unknown_callers)
+            self._unknown_callers, self._log_at = 0, now + _LOG_EVERY_S
+        return Refusal(Reason.UNAUTHENTICATED, why)
 
     # -- what they may do ----------------------------------------------------------------------------------------------
 
@@ -145,6 +162,11 @@ class Gate:
             self._check(caller, verb, request)
         if caller.name:
             _sign(request, caller)
+            if verb in CHANGES:
+                place = {
+                    name: found for name in ("partition_id", "task", "snapshot") if (found := _field(request, name))
+                }
+                get_log().info("changed_by", caller=caller.name, verb=verb, **place)
 
     def _check(self, caller: Caller, verb: str, request: Any) -> None:
         partition_id = _field(request, "partition_id")
@@ -164,8 +186,6 @@ class Gate:
 OPEN_GATE = Gate(None, lambda held_id: None)
 """Where nothing is restricted."""
 
-_INSTEAD = "start it with --allow-user, on a Unix socket, with --access, or with --insecure"
-
 
 def bearer_token(authorization: str | bytes | None) -> str | None:
     """The token of an authorization header; None if there is none of this kind."""
@@ -182,10 +202,6 @@ def _sign(request: Any, caller: Caller) -> None:
     for name in ("caller", "client_name"):
         if hasattr(request, name):
             setattr(request, name, caller.named(getattr(request, name)))
-
-
-def _unauthenticated(message: str) -> Refusal:
-    return Refusal(Reason.UNAUTHENTICATED, message)
 
 
 def _denied(caller: Caller, verb: str, partition_id: str) -> Refusal:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+_MAX_NAME_BYTES = 256
+"""As the core takes names of clients."""
+
 Role = Literal["reader", "producer", "consumer", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -30,8 +33,8 @@ _SNAPSHOTS = frozenset({"CreateSnapshot", "RestoreSnapshot"})
 
 FOR_EVERYBODY = frozenset({"GetServerStatus", "Session"})
 """What a caller with any role may do. A session alone allows nothing."""
-OF_WHOLE_SERVER = _OF_SERVER | _SNAPSHOTS
-"""What needs a role for every partition."""
+CHANGES = _DEFINES | _EMPTIES | _SNAPSHOTS
+"""What the log names each caller of."""
 VERBS_OF: Mapping[Role, frozenset[str]] = {
     "reader": _READS | _OF_SERVER,
     "producer": _LOOKS | _WRITES,
@@ -63,7 +66,8 @@ class Caller:
         """A client's own name, after that of its caller."""
         if not self.name or client_name == self.name or client_name.startswith(f"{self.name}: "):
             return client_name
-        return f"{self.name}: {client_name}" if client_name else self.name
+        text = f"{self.name}: {client_name}" if client_name else self.name
+        return text.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
 
 
 EVERYTHING = Caller()

@@ -190,5 +190,25 @@ def test_roles_at_unix_sockets_are_those_of_the_access_file(
         client.register_partition("train-1", ["x"], 0, ["t"])
     with connect(server.addresses[0], transport="shm") as client:
         assert client.put_samples(["a"], "train-1", {"x": [1]}) is not None
-    with pytest.raises(AuthenticationError, match="unknown, or no longer valid"):
+    with pytest.raises(AuthenticationError, match="unknown, or has ended"):
         connect(server.addresses[0], transport="grpc", credentials=Credentials(token=TOKENS["admin"] * 2))
+
+
+def test_the_log_names_who_changed_what(secured: ServerThread, pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dataplane_server")
+    with connect(address_of(secured), credentials=of(pki, "admin")) as client:
+        client.register_partition("train-1", ["x"], 0, ["t"])
+        client.drop_partition("train-1")
+    told = [json.loads(record.getMessage()) for record in caplog.records if "changed_by" in record.getMessage()]
+    assert [(event["caller"], event["verb"], event["partition_id"]) for event in told] == [
+        ("admin", "RegisterPartition", "train-1"),
+        ("admin", "DropPartition", "train-1"),
+    ]
+
+
+def test_a_long_name_of_a_client_is_cut_and_not_refused(secured: ServerThread, pki: Pki) -> None:
+    with connect(address_of(secured), credentials=of(pki, "admin"), client_name="n" * 256) as client:
+        client.register_partition("train-1", ["x"], 0, ["t"])
+        client.put_samples(["a"], "train-1", {"x": [1]})
+        client.claim("train-1", "t", ["x"], 1).commit()
+        assert {event.who for event in client.sample("train-1", "a").events} == {f"admin: {'n' * 249}"}
