@@ -51,8 +51,8 @@ def report(server: ServerProcess, health: str, times: float, peak: float, held: 
     beside = Beside(server, health)
     with ProcessPoolExecutor(GENERATORS, multiprocessing.get_context("spawn")) as generators:
         parts = generators.map(open_loop, [server.tcp] * GENERATORS, [times * peak / GENERATORS] * GENERATORS)
-        calls = [call for part in parts for call in part]
-    commits, healths = beside.stop()
+        calls = [call for part in parts for call in part]  # times of processes of one machine have one clock
+    commits, healths = beside.stop(min(calls)[0], max(calls)[0])
     good = sorted(ended - began for began, ended, code in calls if code is grpc.StatusCode.OK)
     refused = sorted(ended - began for began, ended, code in calls if code is not grpc.StatusCode.OK)
     alive = sum(claim.commit() == 1 for claim in held)
@@ -116,38 +116,43 @@ class Beside:
         self._server = server
         self._health = health
         self._stopping = threading.Event()
-        self._commits: list[float] = []
-        self._healths: list[float] = []
+        self._commits: list[tuple[float, float]] = []  # begin, and end
+        self._healths: list[tuple[float, float]] = []
         self._threads = [threading.Thread(target=run) for run in (self._commit, self._probe)]
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> tuple[list[float], list[float]]:
-        """Seconds of claims with their commits, and of probes, in order of size."""
+    def stop(self, first: float, last: float) -> tuple[list[float], list[float]]:
+        """Seconds of claims with their commits, and of probes, that began between two times; in order of size."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
-        return sorted(self._commits), sorted(self._healths)
+        found = [
+            [end - begin for begin, end in part if first <= begin <= last] for part in (self._commits, self._healths)
+        ]
+        return sorted(found[0]), sorted(found[1])
 
     def _commit(self) -> None:
         with connect(self._server.tcp, transport="grpc") as client:
             client.register_partition("beside", ["x"], 0, ["train"])
-            for number in iter(self._next, -1):
-                client.put_samples([f"{time.time_ns()}-{number}"], "beside", {"x": [1]})
-                began = time.perf_counter()
-                client.claim("beside", "train", ["x"], 1).commit()
-                self._commits.append(time.perf_counter() - began)
-
-    def _next(self) -> int:
-        return -1 if self._stopping.wait(0.05) else len(self._commits)
+            while not self._stopping.wait(0.05):
+                client.put_samples([f"{time.time_ns()}"], "beside", {"x": [1]})
+                with timed(self._commits):
+                    client.claim("beside", "train", ["x"], 1).commit()
 
     def _probe(self) -> None:
         with grpc.insecure_channel(self._health) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while not self._stopping.wait(0.1):
-                began = time.perf_counter()
-                stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
-                self._healths.append(time.perf_counter() - began)
+                with timed(self._healths):
+                    stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+
+
+@contextlib.contextmanager
+def timed(times: list[tuple[float, float]]) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    times.append((began, time.perf_counter()))
 
 
 @contextlib.contextmanager
