@@ -163,10 +163,9 @@ class Gate:
         if caller.name:
             _sign(request, caller)
             if verb in CHANGES:
-                place = {
-                    name: found for name in ("partition_id", "task", "snapshot") if (found := _field(request, name))
-                }
-                get_log().info("changed_by", caller=caller.name, verb=verb, **place)
+                partition_id, task, snapshot = (_field(request, name) for name in ("partition_id", "task", "snapshot"))
+                log, name = get_log(), caller.name
+                log.info("changed_by", caller=name, verb=verb, partition_id=partition_id, task=task, snapshot=snapshot)
 
     def _check(self, caller: Caller, verb: str, request: Any) -> None:
         partition_id = _field(request, "partition_id")

@@ -80,7 +80,7 @@ def test_claims_show_who_holds_rows_and_who_waits_for_what(client: DataPlaneClie
         code, text = run("claims", "p", "train", "-s", client.target)
     finally:
         wait.join()
-    assert (code, read(text, r"[0-9a-f]{12}-\d+")) == (
+    assert (code, read(text, r"[0-9a-f]{12}-[0-9a-f]{16}-\d+")) == (
         0,
         [
             "client  partition  task  rows  held for  claim  shard",
@@ -105,7 +105,7 @@ def test_without_claims_and_sessions_the_lists_say_so() -> None:
 
 def test_sessions_show_what_each_client_holds(client: DataPlaneClient) -> None:
     code, text = run("sessions", "-s", client.target)
-    assert (code, read(text, r"[0-9a-f]{12}-s\d+")) == (
+    assert (code, read(text, r"[0-9a-f]{12}-[0-9a-f]{16}-s\d+")) == (
         0,
         ["client  claims  rows  groups  silent for  grace  session", "trainer-3  1  2  0  ~  ~  ~"],
     )

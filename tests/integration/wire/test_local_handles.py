@@ -245,7 +245,7 @@ def test_reads_over_1_mib_are_leased_whatever_they_ask_for(host: Host) -> None:
     assert sum(size for _, size in runs_of(response.lease)) == MIB + 1
 
 
-def test_a_response_over_the_limit_is_refused_by_name(host: Host, eventually: Eventually) -> None:
+def test_a_read_of_too_many_pieces_is_refused_by_name(host: Host, eventually: Eventually) -> None:
     """Rows in an order of their own lie in as many runs as there are values."""
     rows, fields = 65_536, [f"f{number}" for number in range(21)]
     host.client.register_partition("wide", fields, 0, ["train"])
@@ -254,7 +254,7 @@ def test_a_response_over_the_limit_is_refused_by_name(host: Host, eventually: Ev
     peer = host.join()
     request = plane_pb.ReadColumnsRequest(partition_id="wide", sample_ids=ids[::-1], fields=fields)
     reason, message = peer.refused(READ, pb.LocalReadRequest(request=request, handle=1))
-    assert (reason, "the limit is 20971520; name fewer rows or fields" in message) == ("LIMIT_REACHED", True)
+    assert (reason, "one read may have 262144 (max_read_pieces): read fewer rows" in message) == ("LIMIT_REACHED", True)
     peer.call(
         READ,
         pb.LocalReadRequest(
