@@ -36,7 +36,8 @@ from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _ATTACH_TRIES = 10
-_STREAM_REMOVED = "Stream removed"  # gRPC's text, with UNKNOWN, for a call whose connection brought no HTTP/2
+_BROKEN = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "Internal error from Core"}
+"""gRPC's texts for a stream that ended while it was read or written, in place of the status with which it ended."""
 Response = TypeVar("Response")
 Calls = AsyncGrpcCalls | AsyncLocalCalls
 
@@ -189,7 +190,7 @@ class AsyncTransport:
         if not isinstance(ended, grpc.RpcError):
             raise ended
         error = translated(ended, verb, self.target)
-        if ended.code() is grpc.StatusCode.UNKNOWN and _STREAM_REMOVED in error.details.get("grpc", ""):
+        if ended.code() in _BROKEN and _BROKEN[ended.code()] in error.details.get("grpc", ""):
             return UnavailableError(error.message, details=error.details)
         if not isinstance(error, UnavailableError):
             raise (previous if previous is not None and type(error) is DeadlineError else error) from None

@@ -46,8 +46,8 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     # Calls that have arrived and that the event loop has not taken yet. Each takes about half a millisecond, so more of
     # them would wait until their callers have gone; gRPC refuses them (CANCELLED) before Python sees them.
-    ("grpc.server.max_pending_requests", 64),
-    ("grpc.server.max_pending_requests_hard_limit", 128),
+    ("grpc.server.max_pending_requests", 128),
+    ("grpc.server.max_pending_requests_hard_limit", 256),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # gRPC reads two chunks of a stream ahead, no more: its own estimate buffers hundreds of MB when the server is busy.
