@@ -194,3 +194,20 @@ def test_access_file_and_its_tokens_are_read_again(start: Start, pki: Pki, acces
     time.sleep(1.1)
     with connect(thread.addresses[0], credentials=Credentials(ca=str(pki.ca), token=UNKNOWN)) as client:
         assert client.partitions() == []
+
+
+def test_the_http_door_has_the_same_callers_and_roles(secured: ServerThread, pki: Pki) -> None:
+    samples = f"https://{secured.server.http_door_address}/v1/partitions/train-1"
+    body = json.dumps({"samples": [{"sample_id": "a", "fields": {"x": 1}}]}).encode()
+    grouped = json.dumps({"samples": [{"sample_id": "b", "fields": {"x": 1}}], "group_id": "g"}).encode()
+    with connect(address_of(secured), credentials=of(pki, "everywhere")) as client:
+        client.register_partition("train-1", ["x"], 0, ["t"])
+        statuses = {
+            (name, len(data)): http_status(f"{samples}/samples", pki.ca, TOKENS[name], data)
+            for name in ("reader", "producer")
+            for data in (body, grouped)
+        }
+        assert list(statuses.values()) == [403, 403, 200, 200]
+        assert http_status(samples, pki.ca, TOKENS["reader"]) == 200
+        assert client.partition("train-1").rows == 2
+        assert client.sample("train-1", "b").events[0].who.startswith("producer: http ")
