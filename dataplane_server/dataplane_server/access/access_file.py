@@ -55,6 +55,11 @@ def load_access_file(file: Path) -> AccessRules:
         raise ValueError(f"access file {file}: {error}") from None
 
 
+def key_files(rules: AccessRules) -> list[Path]:
+    """The files that the access file names."""
+    return [] if rules.jwt is None else [rules.jwt.file]
+
+
 def _rules(found: object, folder: Path) -> AccessRules:
     top = _object("the file", found, {"callers", "unix_sockets", "jwt"})
     callers = [_caller(entry, n) for n, entry in enumerate(_list("callers", top.get("callers", [])))]

@@ -18,9 +18,10 @@ _MAX_TOKEN = 8192
 
 
 class JwtRules:
-    """keys: by their id (kid)."""
+    """file: of the keys. keys: by their id (kid)."""
 
-    def __init__(self, keys: Mapping[str | None, Any], issuer: str, audience: str) -> None:
+    def __init__(self, file: Path, keys: Mapping[str | None, Any], issuer: str, audience: str) -> None:
+        self.file = file
         self._keys = keys
         self._issuer = issuer
         self._audience = audience
@@ -65,7 +66,8 @@ def load_jwt_rules(found: Mapping[str, Any], folder: Path) -> JwtRules:
     for name in ("keys", "issuer", "audience"):
         if not isinstance(found.get(name), str) or not found[name]:
             raise ValueError(f"jwt: {name} must be a text that is not empty")
-    return JwtRules(_keys_of(folder / found["keys"]), found["issuer"], found["audience"])
+    file = folder / found["keys"]
+    return JwtRules(file, _keys_of(file), found["issuer"], found["audience"])
 
 
 def _keys_of(file: Path) -> dict[str | None, Any]:

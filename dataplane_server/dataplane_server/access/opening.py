@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from dataplane_server.access.access_file import load_access_file
+from dataplane_server.access.access_file import key_files, load_access_file
 from dataplane_server.access.gate import Gate
 from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.access.reloading import Reloaded
@@ -26,7 +26,7 @@ def open_gate(config: ServerConfig, partition_of: Callable[[str], str | None]) -
     file, rules = config.access, None
     try:
         if file is not None:
-            rules = Reloaded([file], partial(load_access_file, file))
+            rules = Reloaded([file], partial(load_access_file, file), key_files)
     except ValueError as error:
         raise OSError(str(error)) from None
     users = None if config.insecure else AllowedPeers(config.allowed_users, config.allowed_groups)

@@ -20,21 +20,24 @@ T = TypeVar("T")
 
 class Reloaded(Generic[T]):
     """What `load` makes of some files, as they are now. The first load raises what `load` does: OSError, ValueError.
+    named: further files, which a value names.
 
     May be used from any thread; two that load at once both get what is there.
     """
 
-    def __init__(self, files: Sequence[Path], load: Callable[[], T], look_s: float = _LOOK_S) -> None:
+    def __init__(
+        self, files: Sequence[Path], load: Callable[[], T], named: Callable[[T], Sequence[Path]] = lambda value: ()
+    ) -> None:
         self._files = files
         self._load = load
-        self._look_s = look_s
-        self._seen = self._stamp()
+        self._named = named
         self._value = load()
+        self._seen = self._stamp()
         self._looked = time.monotonic()
 
     def now(self) -> T:
         """The value of the newest good files."""
-        if time.monotonic() - self._looked >= self._look_s:
+        if time.monotonic() - self._looked >= _LOOK_S:
             self._looked = time.monotonic()
             if (stamp := self._stamp()) != self._seen:
                 self._seen = stamp
@@ -51,7 +54,7 @@ class Reloaded(Generic[T]):
             get_log().info("reloaded", files=names)
 
     def _stamp(self) -> list[tuple[int, ...] | None]:
-        return [_stamp_of(file) for file in self._files]
+        return [_stamp_of(file) for file in (*self._files, *self._named(self._value))]
 
 
 def _stamp_of(file: Path) -> tuple[int, ...] | None:

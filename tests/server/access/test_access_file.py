@@ -13,7 +13,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dataplane_server.access.access_file import AccessRules, load_access_file
+from dataplane_server.access.access_file import AccessRules, key_files, load_access_file
 from dataplane_server.access.gate import Credentials, Gate
 from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.access.reloading import Reloaded
@@ -85,9 +85,9 @@ def test_without_a_word_on_unix_sockets_their_files_decide(write: Write) -> None
 # -- JSON Web Tokens ---------------------------------------------------------------------------------------------------
 
 
-def key_set(**others: object) -> str:
-    public = jwt.algorithms.ECAlgorithm.to_jwk(KEY.public_key(), as_dict=True)
-    return json.dumps({"keys": [{**public, "kid": "1", "alg": "ES256", **others}]})
+def key_set(key: ec.EllipticCurvePrivateKey = KEY) -> str:
+    public = jwt.algorithms.ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
+    return json.dumps({"keys": [{**public, "kid": "1", "alg": "ES256"}]})
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def gate(write: Write, tmp_path: Path) -> Gate:
     caller = {"name": "grader", "subjects": ["ns:grader"], "roles": {"consumer": ["train"]}}
     jwt_block = {"keys": "keys.json", "issuer": ISSUER, "audience": AUDIENCE}
     file = write({"callers": [caller], "jwt": jwt_block})
-    rules: Reloaded[AccessRules] = Reloaded([file], lambda: load_access_file(file))
+    rules: Reloaded[AccessRules] = Reloaded([file], lambda: load_access_file(file), key_files)
     return Gate(rules, lambda held_id: None)
 
 
@@ -114,6 +114,15 @@ def test_the_subject_of_a_valid_token_is_a_caller(gate: Gate) -> None:
             True,
             False,
         )
+
+
+def test_keys_are_read_again_when_their_file_changes(gate: Gate, tmp_path: Path) -> None:
+    other = ec.generate_private_key(ec.SECP256R1())
+    (tmp_path / "keys.json").write_text(key_set(other))
+    time.sleep(1.1)  # a second is how late it may be looked at
+    assert gate.at_port(Credentials(PEER, token(other))).name == "grader"
+    with pytest.raises(Refusal, match="the token is unknown, or has ended"):
+        gate.at_port(Credentials(PEER, token(exp=time.time() + 61)))
 
 
 @pytest.mark.parametrize(
