@@ -474,6 +474,7 @@ class Simulation:
         with (
             mock.patch.object(life, "time", clock),
             mock.patch.object(life, "uuid", ids),
+            mock.patch.object(life, "new_incarnation", return_value=f"simulated.{16 * '5e'}"),
             mock.patch.object(life, "gc", collector),
             mock.patch.object(standby, "gc", collector),
             mock.patch.object(Arena, "holders", lambda arena: self._holders),  # noqa: PT008  # a method
