@@ -4,6 +4,7 @@ status.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -165,5 +166,7 @@ def _certificate(context: Context) -> tuple[str, ...] | None:
 
 
 async def _abort(context: Context, call: CallScope) -> None:
+    if context.cancelled():
+        raise asyncio.CancelledError  # the caller has gone; gRPC would log that it cannot be told
     details = ((DETAILS_KEY, call.status.SerializeToString()),)
     await context.abort(_CODES[call.status.code], call.status.message, trailing_metadata=details)
