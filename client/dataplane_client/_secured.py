@@ -24,7 +24,7 @@ class Secured:
         self._encrypts = found.ca is not None and not target.startswith("unix:")
         self._certificates_due, self._token_due = _Due(), _Due()
         self._seen = _stamps(found.files)
-        self._token: Metadata = ()
+        self._token: Metadata = () if found.token is None else _bearer(found.token)
         self._token_seen: tuple[int, ...] | None = None
         if (found.token or found.token_file) and not self._encrypts and not _is_of_this_host(target):
             raise InvalidArgumentError(
@@ -49,9 +49,7 @@ class Secured:
     def metadata(self, *others: tuple[str, str]) -> Metadata | None:
         """What goes with a call. The file of a token is looked at once a second at most."""
         found = self._credentials
-        if found.token is not None:
-            self._token = _bearer(found.token)
-        elif found.token_file is not None and (not self._token or self._token_due()):
+        if found.token_file is not None and (not self._token or self._token_due()):
             self._read_token(Path(found.token_file))
         return (*others, *self._token) or None
 

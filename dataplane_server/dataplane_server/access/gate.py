@@ -186,9 +186,9 @@ OPEN_GATE = Gate(None, lambda held_id: None)
 """Where nothing is restricted."""
 
 
-def bearer_token(authorization: str | bytes | None) -> str | None:
+def bearer_token(authorization: str | None) -> str | None:
     """The token of an authorization header; None if there is none of this kind."""
-    text = authorization.decode("latin-1") if isinstance(authorization, bytes) else authorization or ""
+    text = authorization or ""
     return text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else None
 
 

@@ -22,13 +22,12 @@ class Tls:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._context = Reloaded(files.all, self._load_context)
-        self._for_grpc = Reloaded(files.all, self._load_for_grpc)
-        self._told: grpc.ServerCertificateConfiguration = self._for_grpc.now()
+        self._loaded = Reloaded(files.all, self._load)
+        _, self._told = self._loaded.now()
 
     def http_context(self) -> ssl.SSLContext:
         """For one new connection."""
-        return self._context.now()
+        return self._loaded.now()[0]
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server; it asks again at each handshake."""
@@ -37,18 +36,18 @@ class Tls:
         return grpc.dynamic_ssl_server_credentials(self._told, changed, required)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        found = self._for_grpc.now()
+        _, found = self._loaded.now()
         if found is self._told:
             return None
         self._told = found
         return found
 
-    def _load_for_grpc(self) -> grpc.ServerCertificateConfiguration:
-        self._load_context()  # gRPC itself would not say what is wrong
+    def _load(self) -> tuple[ssl.SSLContext, grpc.ServerCertificateConfiguration]:
+        context = self._load_context()  # first: gRPC itself would not say what is wrong
         files = self._files
         ca = None if files.client_ca is None else files.client_ca.read_bytes()
         pair = (files.key.read_bytes(), files.certificate.read_bytes())
-        return grpc.ssl_server_certificate_configuration([pair], ca)
+        return context, grpc.ssl_server_certificate_configuration([pair], ca)
 
     def _load_context(self) -> ssl.SSLContext:
         files = self._files

@@ -15,16 +15,15 @@ import errno
 import os
 import socket
 import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 
+from dataplane_server.access.peers import peer_of
 from dataplane_server.config import host_and_port
 
 _MAX_PATH_BYTES = 107  # of sockaddr_un, without its final zero
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def bind(
@@ -106,7 +105,7 @@ def _problem_of_path(path: str) -> str | None:
 def _process_of(connected: socket.socket) -> str:
     """The process that listens, in words; "" if it is not known, as across containers."""
     try:
-        process = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+        process = peer_of(connected).pid
     except OSError:
         return ""
     return f" (process {process})" if process > 0 else ""
