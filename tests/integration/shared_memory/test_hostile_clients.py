@@ -6,24 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
+from tests.integration.shared_memory.test_choice_of_way import works
 
-from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.client import connect
 from dataplane_server.config import Durability, ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
-
-SIZE = 1 << 18
-
-
-def works(client: DataPlaneClient) -> bool:
-    """Whether a row that is too large for a message goes there and back."""
-    sent = torch.randint(0, 256, (1, SIZE), dtype=torch.uint8)
-    client.register_partition("w", ["x"], 0, ["train"])
-    client.put_samples(["s"], "w", {"x": sent})
-    same = torch.equal(client.get_samples(["s"], "w", ["x"])["x"], sent)
-    client.drop_partition("w")
-    return same
 
 
 @pytest.mark.parametrize("durability", ["memory", "process", "disk"])
