@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-async dashboard test test-core test-nightly test-soak test-histories crash crash-training simulate test-gpu test-automodel test-frameworks test-faults soak fuzz overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
+.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test test-core test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster attacks overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -41,6 +41,32 @@ $(VENV)/.prometheus: | $(BIN)/python
 		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=2 ./usr/bin && rm prometheus_*.deb && \
 		touch ../.prometheus || echo "Debian's prometheus cannot be had: the tests of alerts and dashboard will skip"; fi
 
+# A headless Chromium for the page's tests, likewise unpacked and not installed, with the libraries that are missing here.
+$(VENV)/.chromium:
+	@mkdir -p $(VENV)/chromium && cd $(VENV)/chromium && \
+	apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
+		chromium-headless-shell | grep '^[a-z0-9]' | sort -u >wanted && \
+	dpkg-query -W -f '$${Package}\n' | sort -u | comm -13 - wanted | xargs apt-cache policy | \
+		awk '/^[^ ]/ {name = $$1} /Candidate: [0-9]/ {sub(":$$", "", name); print name}' | xargs apt-get -qq download && \
+	for file in *.deb; do dpkg-deb --fsys-tarfile $$file | tar -x; done; rm -f *.deb wanted; \
+	if test -x usr/lib/chromium/chromium-headless-shell; then touch ../.chromium; \
+	else echo "Debian's chromium-headless-shell cannot be had: the tests of the page will skip"; fi
+
+# mkdocs and its theme, for `make docs` and the test of the site, which skips without them.
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --group docs
+	@touch $@
+
+docs: $(VENV)/.docs  ## the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
+
+docs-serve: $(VENV)/.docs  ## the same at http://127.0.0.1:8000, built anew when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+page-shots: $(VENV)/.dev $(VENV)/.chromium  ## the page's tests in a browser, and the pictures of docs/page.md
+	$(BIN)/python -m pip install --quiet playwright
+	PAGE_SHOTS=docs/images $(BIN)/python -m pytest tests/page
+
 DEMO_ARGS ?=
 
 demo: $(VENV)/.demo  ## set up, then watch a small language model learn arithmetic through the data plane (about 4 minutes)
@@ -48,6 +74,9 @@ demo: $(VENV)/.demo  ## set up, then watch a small language model learn arithmet
 
 demo-async: $(VENV)/.demo  ## the same, but generators and trainer do not wait for each other (DEMO_ARGS=--compare runs both)
 	$(BIN)/python examples/grpo/run_async.py $(DEMO_ARGS)
+
+demo-cluster: $(VENV)/.demo  ## the same on a Ray cluster of three nodes on this machine
+	$(BIN)/python examples/grpo/run.py --cluster $(DEMO_ARGS)
 
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 
@@ -71,6 +100,12 @@ test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch
 
 test-nightly: $(VENV)/.dev  ## random histories of the core for many minutes, others in every run
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/machine --timeout 7200
+
+test-cluster: $(VENV)/.dev  ## what needs a Ray cluster, the client's tests on three nodes among it (10 minutes)
+	$(BIN)/python -m pytest -m "cluster and not soak"
+
+test-failures: $(VENV)/.dev  ## kill coordinators and nodes of a cluster under load, and account for every row (an hour)
+	$(BIN)/python -m tests.cluster.failures --coordinator-kills 50 --node-kills 50
 
 test-soak: $(VENV)/.dev  ## what takes many minutes: clients killed by the hundred, every layout of ranks
 	$(BIN)/python -m pytest -m soak
@@ -135,7 +170,8 @@ test-matrix:  ## the client's tests beside other versions of Python, tensordict 
 
 # The server's root file system as deploy/Dockerfile builds it, without a container engine: on Debian 12, as root.
 IMAGE_INPUTS := $(wildcard deploy/image/*) pyproject.toml hatch_build.py README.md LICENSE \
-	$(shell find proto client/dataplane_client dataplane_server/dataplane_server -name '*.py')
+	$(shell find proto client/dataplane_client dataplane_server/dataplane_server -name '*.py') \
+	$(wildcard dataplane_server/dataplane_server/page/assets/*)
 
 build/.image-root: $(IMAGE_INPUTS)
 	@/usr/bin/python3 -m pip --version >/dev/null 2>&1 || apt-get install --yes --no-install-recommends python3-pip || \
@@ -186,6 +222,15 @@ fuzz: $(VENV)/.dev  ## mutate what others may send or have written: 13 targets, 
 	$(BIN)/python -m pip install --quiet --group fuzz
 	$(BIN)/python -m tests.fuzz all --seconds $(FUZZ_SECONDS)
 
+bench-cluster: $(VENV)-transfer-queue/.ready  ## puts and gets in a cluster beside TransferQueue and Ray (5 to 10 minutes)
+	$(VENV)-transfer-queue/bin/python benchmarks/cluster_transfer.py
+
+scaling: $(VENV)/.dev  ## what one coordinator carries, from the times in benchmarks/scaling_inputs.json (30 s)
+	$(BIN)/python benchmarks/scaling.py simulate
+
+attacks: $(VENV)/.dev  ## every known attack on a server, and what a client beside it notices (10 minutes)
+	$(BIN)/python -m tests.attacks
+
 overload: $(VENV)/.dev  ## offer a server ten times what it can do, and look at goodput, waits, claims and health (as root)
 	$(BIN)/python benchmarks/overload.py
 
@@ -219,16 +264,18 @@ derived: $(VENV)/.dev
 	$(BIN)/python scripts/unasync.py --check
 	$(BIN)/python scripts/document_metrics.py --check
 	$(BIN)/python scripts/document_api.py --check
+	$(BIN)/python scripts/document_errors.py --check
 
 format: $(VENV)/.dev  ## sort imports, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: $(VENV)/.dev  ## generate the contract's modules, the blocking client, the pages of metrics and of the API
+proto: $(VENV)/.dev  ## generate the contract's modules, the blocking client, the pages of metrics, errors and of the API
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py
 	$(BIN)/python scripts/unasync.py
 	$(BIN)/python scripts/document_metrics.py
 	$(BIN)/python scripts/document_api.py
+	$(BIN)/python scripts/document_errors.py
 
 BENCH_ARGS ?=
 

@@ -2,29 +2,36 @@
 
 The server has a fixed share of a core (a control group's quota), so that the other cores can offer that much. What it
 can do is found first: how many calls a second succeed with as many callers as keep it busy. Then calls begin at a
-fixed rate, whether or not others have ended, as those of producers that do not know of each other. Beside them clients
-hold claims, others claim and commit, and health is asked.
+fixed rate, whether or not others have ended, as those of producers that do not know of each other: first with our
+client, then with plain gRPC, which does not slow down when it is refused. Beside them clients hold claims, others claim
+and commit, and health is asked. An admitted call's time begins when it leaves the client for the last time; a whole
+call's time begins when its caller makes it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dataplane_client import Claim, connect
+from dataplane_client import Claim, DataPlaneError, connect
+from dataplane_client._async.grpc_calls import AsyncGrpcCalls
+from dataplane_client.aio import AsyncDataPlaneClient
+from dataplane_client.aio import connect as connect_async
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.data_plane_pb2_grpc import DataPlaneServiceStub
 from servers import ServerProcess, server_process
@@ -33,7 +40,8 @@ SHARE = 0.15
 """Of a core, for the server."""
 PERIOD_US = 10_000
 """In which it has that share. With the usual 100 ms, each call would wait for the rest of a period."""
-SECONDS, DEADLINE_S, CONNECTIONS, HOLDERS, GENERATORS = 10.0, 4.0, 4, 10, 2
+SECONDS, DEADLINE_S, CONNECTIONS, HOLDERS, GENERATORS = 10.0, 4.0, 8, 10, 2
+sent: ContextVar[float] = ContextVar("sent")
 GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -42,55 +50,81 @@ def main() -> None:
     with server_process("64MiB", "--health", health, "--no-share-memory") as server, limited(server):
         with connect(server.tcp, transport="grpc") as client:
             client.register_partition("p", ["x"], 0, ["train"])
-        peak = closed_loop(server)
-        print(f"peak: {peak:.0f} calls/s with 16 callers, at {SHARE:g} of a core")
-        for times in (0.5, 1.0, 2.5, 10.0):
-            with holders(server) as held:
-                report(server, health, times, peak, held)
+        peak = nominal(server, health)
+        for name, offers in (("our clients", clients_calls), ("clients that do not slow down", plain_calls)):
+            print(f"{name}:")
+            for times in (0.5, 1.0, 2.5, 10.0):
+                with holders(server) as held:
+                    report(server, health, offers, times, peak, held)
 
 
-def report(server: ServerProcess, health: str, times: float, peak: float, held: list[Claim]) -> None:
+def report(server: ServerProcess, health: str, offers: Offers, times: float, peak: float, held: list[Claim]) -> None:
     beside = Beside(server, health)
     with ProcessPoolExecutor(GENERATORS, multiprocessing.get_context("spawn")) as generators:
-        parts = generators.map(open_loop, [server.tcp] * GENERATORS, [times * peak / GENERATORS] * GENERATORS)
+        parts = generators.map(offers, [server.tcp] * GENERATORS, [times * peak / GENERATORS] * GENERATORS)
         calls = [call for part in parts for call in part]  # times of processes of one machine have one clock
-    commits, healths = beside.stop(min(calls)[0], max(calls)[0])
-    good = sorted(ended - began for began, ended, code in calls if code is grpc.StatusCode.OK)
-    refused = sorted(ended - began for began, ended, code in calls if code is not grpc.StatusCode.OK)
+    commits, healths = beside.stop(min(call.began for call in calls), max(call.began for call in calls))
+    good = [call for call in calls if call.succeeded]
+    whole = sorted(call.ended - call.began for call in good)
+    admitted = sorted(call.ended - call.sent for call in good)
     alive = sum(claim.commit() == 1 for claim in held)
     print(
-        f"{times:4g} x: good {len(good) / SECONDS:4.0f}/s ({len(good) / SECONDS / peak:4.0%} of the peak), "
-        f"p50 {at(good, 0.5):5.0f} p99 {at(good, 0.99):5.0f} ms; refused {len(refused) / SECONDS:5.0f}/s, "
-        f"p50 {at(refused, 0.5):4.0f} ms; {len(commits)} claims with commit, p99 {at(commits, 0.99):5.0f} ms; "
-        f"health p99 {at(healths, 0.99):4.0f} ms; {alive} of {HOLDERS} claims kept; {memory_mib(server):.0f} MiB"
+        f"{times:4g} x: good {len(good) / SECONDS:4.0f}/s ({len(good) / SECONDS / peak:4.0%} of the peak), admitted "
+        f"p50 {at(admitted, 0.5):5.0f} p99 {at(admitted, 0.99):5.0f} ms, whole p99 {at(whole, 0.99):5.0f} ms; "
+        f"not served {(len(calls) - len(good)) / SECONDS:5.0f}/s; {len(commits)} claims with commit, p99 "
+        f"{at(commits, 0.99):5.0f} ms; health p99 {at(healths, 0.99):4.0f} ms; {alive} of {HOLDERS} claims kept; "
+        f"{memory_mib(server):.0f} MiB",
+        flush=True,
     )
 
 
-def closed_loop(server: ServerProcess, callers: int = 16) -> float:
-    """Calls a second that succeed while `callers` always have one under way."""
-    ended, until = [0] * callers, time.perf_counter() + SECONDS
+def nominal(server: ServerProcess, health: str, callers: int = 16) -> float:
+    """Calls a second that succeed while `callers` always have one under way, beside the same work as later."""
+    times: list[float] = []
 
-    def work(n: int) -> None:
+    def work() -> None:
         with grpc.insecure_channel(server.tcp, (("grpc.use_local_subchannel_pool", 1),)) as channel:
             stub = DataPlaneServiceStub(channel)
-            while time.perf_counter() < until:
+            while (began := time.perf_counter()) < until:
                 stub.GetPartition(pb.GetPartitionRequest(partition_id="p"), timeout=DEADLINE_S)
-                ended[n] += 1
+                times.append(time.perf_counter() - began)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(callers)]
+    beside = Beside(server, health)
+    until = time.perf_counter() + SECONDS
+    threads = [threading.Thread(target=work) for _ in range(callers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return sum(ended) / SECONDS
+    commits, healths = beside.stop(0, until)
+    peak = len(times) / SECONDS
+    times.sort()
+    print(
+        f"peak: {peak:.0f} calls/s with {callers} callers, at {SHARE:g} of a core; "
+        f"p50 {at(times, 0.5):.0f} p99 {at(times, 0.99):.0f} ms; {len(commits)} claims with commit, "
+        f"p99 {at(commits, 0.99):.0f} ms; health p99 {at(healths, 0.99):.0f} ms",
+        flush=True,
+    )
+    return peak
 
 
-def open_loop(address: str, rate: float) -> list[tuple[float, float, grpc.StatusCode]]:
-    """Begin, end and status of calls that begin at `rate` a second. Runs in a process of its own."""
-    calls: list[tuple[float, float, grpc.StatusCode]] = []
+class Call(NamedTuple):
+    began: float
+    sent: float
+    """When its last attempt left."""
+    ended: float
+    succeeded: bool
 
-    def note(begin: float, call: Any) -> None:
-        calls.append((begin, time.perf_counter(), call.code()))
+
+Offers = Callable[[str, float], list[Call]]
+
+
+def plain_calls(address: str, rate: float) -> list[Call]:
+    """Calls that begin at `rate` a second, and are not repeated. Runs in a process of its own."""
+    calls: list[Call] = []
+
+    def note(began: float, call: Any) -> None:
+        calls.append(Call(began, began, time.perf_counter(), call.code() is grpc.StatusCode.OK))
 
     with contextlib.ExitStack() as channels:
         options = (("grpc.use_local_subchannel_pool", 1),)
@@ -98,17 +132,64 @@ def open_loop(address: str, rate: float) -> list[tuple[float, float, grpc.Status
         stubs = [DataPlaneServiceStub(channel) for channel in opened]
         for channel in opened:
             grpc.channel_ready_future(channel).result(10)
-        first, begun = time.perf_counter(), 0
-        while (at_s := time.perf_counter() - first) < SECONDS:
-            while begun < int(at_s * rate):
-                begin, stub = time.perf_counter(), stubs[begun % CONNECTIONS]
+        begun = 0
+        for due in arrivals(rate):
+            while begun < due:
+                stub = stubs[begun % CONNECTIONS]
                 call: Any = stub.GetPartition.future(pb.GetPartitionRequest(partition_id="p"), timeout=DEADLINE_S)
-                call.add_done_callback(partial(note, begin))
+                call.add_done_callback(partial(note, time.perf_counter()))
                 begun += 1
             time.sleep(0.001)
         while len(calls) < begun:
             time.sleep(0.01)
     return calls
+
+
+def clients_calls(address: str, rate: float) -> list[Call]:
+    """The same, by clients of ours."""
+    return asyncio.run(_clients_calls(address, rate))
+
+
+async def _clients_calls(address: str, rate: float) -> list[Call]:
+    calls: list[Call] = []
+
+    async def call(client: AsyncDataPlaneClient) -> None:
+        began = time.perf_counter()
+        sent.set(began)
+        try:
+            await client.partition("p", timeout_s=DEADLINE_S)
+        except DataPlaneError:
+            calls.append(Call(began, sent.get(), time.perf_counter(), False))
+        else:
+            calls.append(Call(began, sent.get(), time.perf_counter(), True))
+
+    AsyncGrpcCalls.unary = _noting_when(AsyncGrpcCalls.unary)  # type: ignore[method-assign]
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(connect_async(address, transport="grpc")) for _ in range(CONNECTIONS)
+        ]
+        tasks: list[asyncio.Task[None]] = []
+        for due in arrivals(rate):
+            while len(tasks) < due:
+                tasks.append(asyncio.create_task(call(clients[len(tasks) % CONNECTIONS])))
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+    return calls
+
+
+def _noting_when(unary: Callable[..., Any]) -> Any:
+    def noting(*args: Any) -> Any:
+        sent.set(time.perf_counter())
+        return unary(*args)
+
+    return noting
+
+
+def arrivals(rate: float) -> Iterator[int]:
+    """How many calls should have begun by now, for SECONDS seconds."""
+    first = time.perf_counter()
+    while (at_s := time.perf_counter() - first) < SECONDS:
+        yield int(at_s * rate)
 
 
 class Beside:

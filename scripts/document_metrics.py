@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from dataplane_server.observe.catalog import CALLS, PARTITIONS, SERVER, TASKS, MetricSpec
+from dataplane_server.observe.catalog import CALLS, PARTITIONS, SERVER, TASKS, WAITS, MetricSpec
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
@@ -43,6 +43,7 @@ def text() -> str:
             *_section("Calls", "Counted as calls end, over gRPC and through shared memory (`shm`) alike.", CALLS),
             *_section("Partitions", "One series for each partition, removed when it is dropped.", PARTITIONS),
             *_section("Tasks", "One series for each task of a partition.", TASKS),
+            *_section("Waits", "One series for each partition, task and cause for which calls wait.", [WAITS]),
         ]
     )
 

@@ -38,7 +38,7 @@ def main() -> None:
     for old in folder.glob("*.py"):
         old.unlink()
     for page in PAGES:
-        name = page.stem.lower().replace("-", "_")
+        name = "_".join(page.relative_to(ROOT).with_suffix("").parts).lower().replace("-", "_")
         for number, program in enumerate(programs_of(page)):
             (folder / f"{name}_{number}.py").write_text("\n\n".join(code for code, _ in program))
 

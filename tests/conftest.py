@@ -49,6 +49,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not any("ranks" in mark.args for mark in item.iter_markers("xdist_group")))
 
 
+@pytest.fixture(scope="session")
+def three_nodes() -> Iterator[Any]:
+    """A cluster, `tests.cluster.three_nodes.ThreeNodes`. Tests that use it belong into the xdist group "ray"."""
+    from tests.cluster.three_nodes import three_nodes  # not imported above: the core is tested without Ray
+
+    with three_nodes() as running:
+        yield running
+
+
 @pytest.fixture(autouse=True)
 def laws_hold() -> Iterator[None]:
     """Check every server of this process when the test is over."""

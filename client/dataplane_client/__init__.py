@@ -60,7 +60,16 @@ if TYPE_CHECKING:
     from dataplane_client.filters import Where
     from dataplane_client.flow import DrawBand, FlowPolicy
     from dataplane_client.grants import ClaimedGroup, SampledRows
-    from dataplane_client.listings import ClaimDescription, ClaimList, SamplePage, SessionDescription, WaitingClaim
+    from dataplane_client.listings import (
+        ClaimDescription,
+        ClaimList,
+        ExplainedWait,
+        Explanation,
+        SamplePage,
+        SessionDescription,
+        WaitCause,
+        WaitingClaim,
+    )
     from dataplane_client.loader import ClaimIterator, ClaimLoader, LoadedBatch
     from dataplane_client.meta import KVBatchMeta, Tag
     from dataplane_client.options import ClientOptions, TransportChoice
@@ -86,7 +95,16 @@ _HOMES = {
     "filters": ["Where"],
     "flow": ["DrawBand", "FlowPolicy"],
     "grants": ["ClaimedGroup", "SampledRows"],
-    "listings": ["ClaimDescription", "ClaimList", "SamplePage", "SessionDescription", "WaitingClaim"],
+    "listings": [
+        "ClaimDescription",
+        "ClaimList",
+        "ExplainedWait",
+        "Explanation",
+        "SamplePage",
+        "SessionDescription",
+        "WaitCause",
+        "WaitingClaim",
+    ],
     "loader": ["ClaimIterator", "ClaimLoader", "LoadedBatch"],
     "meta": ["KVBatchMeta", "Tag"],
     "options": ["ClientOptions", "TransportChoice"],
@@ -119,6 +137,8 @@ __all__ = [
     "DeadlineError",
     "DrawBand",
     "EndOfDataError",
+    "ExplainedWait",
+    "Explanation",
     "FieldDescription",
     "FlowPolicy",
     "Group",
@@ -149,6 +169,7 @@ __all__ = [
     "TransportChoice",
     "UnavailableError",
     "UnsupportedTypeError",
+    "WaitCause",
     "WaitingClaim",
     "Where",
     "aio",

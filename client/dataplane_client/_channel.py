@@ -15,6 +15,7 @@ from rl_dataplane.v1.frames import keep_message_memory
 
 _MAX_MESSAGE_BYTES = 20 << 20
 _MAX_PORT = 65_535
+RAY_SCHEME = "ray://"
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -45,10 +46,26 @@ def target_or_default(target: str | None) -> str:
 
 
 def checked_target(target: str) -> str:
-    """The address in gRPC's form. Raises InvalidArgumentError (a ValueError) unless it is unix:///path or host:port."""
+    """The address in gRPC's form, or ray://NAME. Raises InvalidArgumentError (a ValueError) for anything else."""
     if not isinstance(target, str):
         raise UnsupportedTypeError(
-            f"a server's address is a str, unix:///path or host:port; got {type(target).__name__}"
+            f"a server's address is a str, unix:///path, host:port or ray://NAME; got {type(target).__name__}"
+        )
+    if not target.startswith(RAY_SCHEME):
+        return grpc_target(target)
+    name = target.removeprefix(RAY_SCHEME)
+    if not name or "/" in name or ":" in name:
+        raise InvalidArgumentError(
+            f"{target!r} is not an address: write ray://NAME with the name of the data plane in this Ray cluster"
+        )
+    return target
+
+
+def grpc_target(target: str) -> str:
+    """The address in gRPC's form. Raises InvalidArgumentError (a ValueError) unless it is unix:///path or host:port."""
+    if target.startswith(RAY_SCHEME):
+        raise InvalidArgumentError(
+            f"{target!r} is an address for connect() in a Ray process: write the coordinator's gRPC address, host:port"
         )
     if target.startswith("unix:"):
         path = target.removeprefix("unix:").removeprefix("//")
@@ -68,14 +85,15 @@ def open_channel(target: str, secured: Secured) -> grpc.Channel:
     keep_message_memory()
     options, credentials = CHANNEL_OPTIONS + secured.channel_options, secured.channel_credentials()
     if credentials is None:
-        return grpc.insecure_channel(checked_target(target), options)
-    return grpc.secure_channel(checked_target(target), credentials, options)
+        return grpc.insecure_channel(grpc_target(target), options)
+    return grpc.secure_channel(grpc_target(target), credentials, options)
 
 
 class Connection:
     """A channel, and a stub whose calls bring what lets them in. Raises what `open_channel` raises."""
 
     def __init__(self, target: str, credentials: Credentials | None) -> None:
+        self.target = target
         self._secured = Secured(target, credentials)
         self._channel = open_channel(target, self._secured)
         self.stub: Any = _AuthorizedStub(DataPlaneServiceStub(self._channel), self._secured)
@@ -104,5 +122,5 @@ def open_aio_channel(target: str, secured: Secured) -> grpc.aio.Channel:
     keep_message_memory()
     options, credentials = CHANNEL_OPTIONS + secured.channel_options, secured.channel_credentials()
     if credentials is None:
-        return grpc.aio.insecure_channel(checked_target(target), options)
-    return grpc.aio.secure_channel(checked_target(target), credentials, options)
+        return grpc.aio.insecure_channel(grpc_target(target), options)
+    return grpc.aio.secure_channel(grpc_target(target), credentials, options)

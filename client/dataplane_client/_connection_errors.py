@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 
+from dataplane_client._channel import RAY_SCHEME
 from dataplane_client._socket_rights import advice_on
 
 _NOT_OURS = (
@@ -61,6 +62,10 @@ def _why_unreachable(said: str, target: str) -> str:
     if forbidden:
         return f"this process may not connect to the socket{forbidden}"
     why = next((text for fragment, text in _UNREACHABLE_TEXTS.items() if fragment in said), "it cannot be reached")
+    if target.startswith(RAY_SCHEME):
+        return (
+            f"{why}. Its actor in the Ray cluster named the address: the server starts again, or is out of reach here"
+        )
     if why is not _NOTHING_LISTENS:
         return f'{why}. "dataplane doctor --server {target}" examines the way there'
     if target.startswith("unix:"):

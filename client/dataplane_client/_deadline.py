@@ -39,6 +39,8 @@ URGENT_VERBS = frozenset({"CommitClaim", "ReleaseClaim", "FinishGroup", "AbortGr
 """Calls that end what others wait for: a server that refuses most calls, because it has too many, is asked more often
 for these.
 """
+WAITING_VERBS = frozenset({"ClaimSamples", "ClaimShard", "ReserveGroup", "DrawSamples"})
+"""Calls that wait at the server for rows or for room, for as long as their callers say."""
 _URGENT_PAUSE_S = 0.1
 
 

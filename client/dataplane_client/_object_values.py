@@ -94,9 +94,11 @@ def _unpack(data: bytes) -> object:
 
 def _may_have_many_containers(data: bytes) -> bool:
     """Each container begins with a byte of its own; other values may hold such bytes as well. A short row needs little
-    memory, whatever it has.
+    memory, whatever it has, and one that begins with no container is none.
     """
-    return len(data) > _SHORT and len(data) - len(data.translate(None, _CONTAINER_BYTES)) > _most_containers(len(data))
+    if len(data) <= _SHORT or data[0] not in _CONTAINER_BYTES:
+        return False
+    return len(data) - len(data.translate(None, _CONTAINER_BYTES)) > _most_containers(len(data))
 
 
 def _unpack_marked(data: bytes) -> object:

@@ -19,7 +19,9 @@ from dataplane_client.row_kernels import RowCopy
 _TWO_IN_A_BYTE = getattr(torch, "float4_e2m1fn_x2", None)
 
 
-def pad_jagged(field: str, rows: JaggedRows, pad_value: float, min_width: int, later: list[RowCopy]) -> torch.Tensor:
+def pad_jagged(
+    field: str, rows: JaggedRows, pad_value: float, min_width: int, later: list[RowCopy] | None = None
+) -> torch.Tensor:
     """``(N, width, *trailing)`` with width the longest row, at least min_width; later as in pad_rows."""
     width = max(int(rows.lengths.max(initial=0)), min_width)
     element = pad_element(field, rows.values.dtype, pad_value)

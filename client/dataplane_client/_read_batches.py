@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from dataplane_client._arrays import ByteArray, ObjectArray
-from dataplane_client._jagged import RowSplit, build_jagged, split_rows
+from dataplane_client._arrays import ByteArray, Int64Array, ObjectArray
+from dataplane_client._jagged import JaggedRows, RowSplit, build_jagged, split_rows
 from dataplane_client._object_leaves import object_array, object_leaf, unpack_objects
-from dataplane_client._padding import pad_element
+from dataplane_client._padding import pad_element, pad_jagged
 from dataplane_client._placement import Destination, Padding, PlacedColumn, adjoining, blame_server
 from dataplane_client._rows import bits
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -147,14 +147,29 @@ def batch_on_device(
     pad_values: Mapping[str, int | float],
     pad_to_seqlen: int,
 ) -> BatchedDataDict[Any]:
-    """The batch that ``materialize`` makes of the columns, on a device; copies to it may still be under way."""
+    """The batch that ``materialize`` makes of the columns, on a device; copies to it may still be under way, and the
+    host has waited for none.
+    """
     splits: dict[bytes, RowSplit] = {}
-    leaves = {column.layout.name: _leaf_on_device(column, n_rows, device, splits) for column in columns}
+
+    def ragged(name: str, values: torch.Tensor, lengths: Int64Array) -> torch.Tensor:
+        if layout == "padded":
+            rows = JaggedRows(values, np.cumsum(lengths) - lengths, lengths)
+            return pad_jagged(name, rows, pad_values.get(name, 0), pad_to_seqlen)
+        key = lengths.tobytes()
+        if key not in splits:
+            splits[key] = split_rows(lengths, device)
+        return build_jagged(values, splits[key])
+
+    leaves = {column.layout.name: _leaf_on_device(column, n_rows, device, ragged) for column in columns}
     return materialize(TensorDict(leaves, batch_size=[n_rows]), layout, pad_values, pad_to_seqlen)
 
 
 def _leaf_on_device(
-    column: PlacedColumn, n_rows: int, device: torch.device, splits: dict[bytes, RowSplit]
+    column: PlacedColumn,
+    n_rows: int,
+    device: torch.device,
+    ragged: Callable[[str, torch.Tensor, Int64Array], torch.Tensor],
 ) -> torch.Tensor | NonTensorStack | NonTensorData:
     layout, lengths = column.layout, column.layout.lengths
     if lengths is None:
@@ -163,4 +178,4 @@ def _leaf_on_device(
         return object_leaf(unpack_objects(layout.name, lengths, column.values.data))
     entries = int(np.sum(lengths))
     values = tensor_on(layout, column.values, (entries, *layout.row_shape)).to(device, non_blocking=True)
-    return build_jagged(values, splits.setdefault(lengths.tobytes(), split_rows(lengths, device)))
+    return ragged(layout.name, values, lengths)

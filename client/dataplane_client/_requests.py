@@ -145,6 +145,7 @@ def put_request(
     append: bool = False,
     only_if: Where | None = None,
     once: Sequence[str] = (),
+    read_on: str = "",
 ) -> Put:
     """A put of rows. where: the beginning of every error message, such as "put_samples into 'p'". append: the columns
     are added to the end of the rows' values.
@@ -171,6 +172,7 @@ def put_request(
         append=append,
         only_if=filter_message(only_if, where),
         once=checked_names("field name", once, where),
+        read_on=read_on,
     )
     return Put(header, ids, columns, lengths, row_tags)
 

@@ -3,7 +3,7 @@
 Rows are copied as bit patterns: a tensor is viewed as integers of its own item size. So every element type works, also
 those for which torch has no padding, index or fill kernel, and NaN payloads survive. On the CPU the row kernels write
 each byte of the result once, into reused memory if it is large; several fields can share one call. On other devices
-rows are copied by one indexed assignment.
+rows are copied by one indexed read, whose indices are made there.
 """
 
 from __future__ import annotations
@@ -43,16 +43,12 @@ def pad_rows(
     Gradients flow through if values requires them. later: if given, a copy on the CPU without gradients is appended to
     it instead of made; the caller makes the copies together.
     """
-    shape = (len(lengths), width, *values.shape[1:])
     if values.requires_grad:
-        padded = pad.to(values.device).reshape([1] * len(shape)).expand(shape).clone()
-        index_rows_in(padded, values, starts, lengths)
-        return padded
+        return pad_by_index(values, starts, lengths, width, pad.reshape(()))
     source, element = bits(values).contiguous(), bits(pad.reshape(1))
     if source.device.type != "cpu":
-        padded = torch.empty(shape, dtype=source.dtype, device=source.device).fill_(element[0])
-        index_rows_in(padded, source, starts, lengths)
-        return padded.view(values.dtype)
+        return pad_by_index(source, starts, lengths, width, element[0]).view(values.dtype)
+    shape = (len(lengths), width, *values.shape[1:])
     padded, entry = _empty_on_host(shape, source.dtype), _entry_bytes(source)
     begins, sizes = np.arange(len(lengths), dtype=np.int64) * (width * entry), lengths * entry
     target, fill = _bytes_of(padded), element.numpy().tobytes()
@@ -60,13 +56,20 @@ def pad_rows(
     return padded.view(values.dtype)
 
 
-def index_rows_in(padded: torch.Tensor, source: torch.Tensor, starts: Int64Array, lengths: Int64Array) -> None:
-    """Copy rows into padded by one indexed assignment, for devices where a loop would launch a kernel for each row."""
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    columns = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    entries = np.repeat(starts, lengths) + columns
-    on_device = [torch.from_numpy(index).to(padded.device) for index in (rows, columns, entries)]
-    padded[on_device[0], on_device[1]] = source[on_device[2]]
+def pad_by_index(
+    values: torch.Tensor, starts: Int64Array, lengths: Int64Array, width: int, pad: torch.Tensor
+) -> torch.Tensor:
+    """As pad_rows, for devices where a loop would launch a kernel for each row. Only the N starts and lengths go there,
+    and nothing comes back, so the host does not wait. pad: a scalar.
+    """
+    pad = pad.to(values.device)
+    if not values.shape[0]:
+        return pad.expand(len(lengths), width, *values.shape[1:]).clone()
+    begin, length = torch.from_numpy(np.stack([starts, lengths])[:, :, None]).to(values.device, non_blocking=True)
+    columns = torch.arange(width, device=values.device)
+    there = columns < length
+    entries = values[torch.where(there, begin + columns, 0)]
+    return torch.where(there.reshape(*there.shape, *[1] * (values.dim() - 1)), entries, pad)
 
 
 def gather_rows(

@@ -8,8 +8,9 @@ its rows go to other clients.
 The thread owns all state. It sleeps on its mailbox until a message comes or a heartbeat is due. It never sleeps within
 gRPC, which would wake it ten times a second. Any code may put messages, also a finalizer or a callback of gRPC.
 
-A stream that breaks is opened again for the same session, until the server answers that the session has expired. The
-next session is opened when a caller needs one. A forked child shares nothing with its parent: it opens its own session.
+A stream that breaks, or whose server has moved, is opened again for the same session, until the server answers that the
+session has expired. The next session is opened when a caller needs one. A forked child shares nothing with its parent:
+it opens its own session.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import grpc
 from dataplane_client._channel import Connection
 from dataplane_client._deadline import Deadline, backoff_pauses
 from dataplane_client._error_table import translated
+from dataplane_client._locator import locator_of, new_future
 from dataplane_client._log import log_event
 from dataplane_client.errors import (
     ClosedError,
@@ -48,6 +50,7 @@ CLOSE_S = 2.0
 """The longest time that closing a session may take."""
 
 _END_STREAM_S = 1.5  # for the server to end a stream that was closed; the rest of CLOSE_S is for the thread
+_FIND_S = 1.0
 _UNDO_S = 1.0
 _MAX_UNDOS = 1024
 
@@ -92,7 +95,7 @@ class LivenessSession:
 
         At the deadline the future gets an UnavailableError, if the server was found not to answer by then.
         """
-        waiter = _Waiter(stale, deadline, _future())
+        waiter = _Waiter(stale, deadline, new_future())
         if not self._thread().post(waiter):
             waiter.session_id.set_exception(ClosedError(f"session at {self._target}: the client was closed"))
         return waiter.session_id
@@ -132,10 +135,12 @@ class _SessionThread:
         self.mailbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.pid = os.getpid()
         self._target = target
+        self._locator = locator_of(target)
         self._options = options
+        self._connection: Connection | None = None
         self._posting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._done: Future[None] = _future()
+        self._done: Future[None] = new_future()
         self._closing = False
         self._stream: _Stream | None = None
         self._grace_s = 0.0
@@ -176,23 +181,29 @@ class _SessionThread:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        connection: Connection | None = None
         try:
-            connection = self._connect()
             while self._receive():
-                if self._stream is None and connection.is_outdated:
-                    connection.close()
-                    connection = self._connect()
-                self._do_what_is_due(connection.stub)
+                self._do_what_is_due()
             self._close_session()
         finally:
             self._fail_waiters()
-            if connection is not None:
-                connection.close()
+            if self._connection is not None:
+                self._connection.close()
             self._done.set_result(None)
 
     def _connect(self) -> Connection:
-        return Connection(self._target, self._options.credentials)
+        """The connection for the next stream: another one once the server's address or certificates have changed."""
+        target, connection = self._locator.wait(_FIND_S).grpc_target, self._connection
+        if connection is None or connection.target != target or connection.is_outdated:
+            former, connection = connection, Connection(target, self._options.credentials)
+            self._connection = connection
+            if former is not None:
+                former.close()
+        return connection
+
+    def _has_moved(self) -> bool:
+        """Whether the server is known to be elsewhere. Streams to a host that is gone do not end at once."""
+        return self._connection is not None and self._connection.target != self._locator.place.grpc_target
 
     def _receive(self) -> bool:
         """Wait for a message, or until something is due. Returns False when the session is to end."""
@@ -233,23 +244,30 @@ class _SessionThread:
         else:
             self._pause()
 
-    def _do_what_is_due(self, stub: Any) -> None:
+    def _do_what_is_due(self) -> None:
         now = time.monotonic()
+        if self._stream is not None and self._has_moved():
+            self._drop_stream()
+            self._due = now
         if self._stream is None and (self.session_id or self._waiters) and now >= self._due:
-            self._open(stub)
+            self._open()
         elif self._stream is not None and now >= self._due:
             self._stream.beat()
             self._due = now + until_next_beat_s(self._grace_s, time.time())
         if not self.session_id:
             self._undos.clear()  # their grants have ended with the session
-        elif self._undos and now >= self._undo_due:
-            self._undo_oldest(stub)
+        elif self._undos and self._connection is not None and now >= self._undo_due:
+            self._undo_oldest(self._connection.stub)
 
-    def _open(self, stub: Any) -> None:
+    def _open(self) -> None:
         """Open a session, or a new stream for the open one."""
         opening = pb.OpenSession(session_id=self.session_id, client_name=self._options.caller)
         opening.grace.FromNanoseconds(int(self._options.session_grace_s * 1e9))
-        stream = self._stream = _Stream(stub, opening)
+        try:
+            stream = self._stream = _Stream(self._connect().stub, opening)
+        except DataPlaneError as unknown:  # where the server is
+            self._on_refusal(unknown)
+            return
         if self._closing:  # close() was called before there was a stream to cancel
             stream.call.cancel()
         try:
@@ -282,6 +300,7 @@ class _SessionThread:
             waiter.session_id.set_exception(error)
 
     def _pause(self) -> float:
+        self._locator.doubt()
         pause_s = next(self._pauses)
         if self._interval_s:
             pause_s = min(pause_s, self._interval_s)  # a short grace leaves little time
@@ -405,13 +424,6 @@ def until_next_beat_s(grace_s: float, wall_clock_s: float) -> float:
 def _is_transient(error: DataPlaneError) -> bool:
     """Whether the server could not be reached, rather than refused the call."""
     return isinstance(error, UnavailableError) or type(error) is DeadlineError
-
-
-def _future() -> Future[Any]:
-    """A future that waiters cannot cancel."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 _session_threads: weakref.WeakValueDictionary[int, _SessionThread] = weakref.WeakValueDictionary()

@@ -36,6 +36,8 @@ from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD, memory_nonce
 
 ATTACH_TIMEOUT_S = 2.0
+INLINE_BYTES = 64 << 10
+"""Values of up to this many bytes travel in the message: copying them twice costs less than another call."""
 _HANDLES_PER_FRAME = 1024
 NO_SOCKET = "the server shares its memory only beside its Unix socket; connect to that"
 _CREDENTIALS = struct.Struct("=3I")  # process, user, group
@@ -46,7 +48,8 @@ class SharedArena:
     """An attachment. Raises OSError when there is no such socket, it belongs to another server than the nonce, or the
     memory behind it is not to be trusted.
 
-    can_write: whether the server gave the right to write.
+    can_write: whether the server gave the right to write. inline_bytes: values of up to this many bytes travel in
+    messages; none do in a cluster.
     """
 
     def __init__(self, address: str, nonce: bytes) -> None:
@@ -68,6 +71,7 @@ class SharedArena:
         self.traces = response.traces  # whether requests may carry a trace context
         self._size = response.arena_bytes
         self.can_write = len(self._descriptors) > 1
+        self.inline_bytes = 0 if response.bare_messages else INLINE_BYTES
         for descriptor in self._descriptors:
             if memory_nonce(response.proof, descriptor) != nonce:
                 raise ConnectionError("the socket's memory is not that of the server")

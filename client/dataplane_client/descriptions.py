@@ -6,7 +6,7 @@ The command line imports this module, so it must load quickly: no numpy, and msg
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Literal
 
@@ -96,7 +96,7 @@ class PartitionDescription:
     max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 0 for no limit.
     removed_rows: removed rows by reason: "consumed" (cleared after every task had consumed them), "cleared" (before
         that), "rolled_back" (with their group), "retired" (by set_weight_version), "stale" or "filtered" (dropped by
-        the policy of a task), "evicted" (for new rows).
+        the policy of a task), "evicted" (for new rows), "lost" (with a node of a cluster).
     open_groups: groups that are reserved and not finished.
     oldest_row_age_s: age in seconds of the oldest resident row (exact to a second or a hundredth); None when there is
         none.
@@ -201,6 +201,28 @@ class MemoryHolder:
     owed_bytes: int
 
 
+@dataclass(frozen=True)
+class NodeDescription:
+    """A node of a cluster. number: counts the nodes that ever came. name: its id in Ray; name and host are empty until
+    it has registered. up: it answers; if it does not for long, it is lost, with its rows. memory_used_bytes: of values.
+    clients: attached. fetched_bytes: that it got from other nodes; cache_hit_bytes: of other nodes, read again without
+    that; cache_used_bytes: of other nodes, kept now. written_bytes, local_read_bytes: that its clients have put,
+    and that they have read from its own memory. Some figures are up to a second old.
+    """
+
+    number: int
+    name: str
+    host: str
+    up: bool
+    memory_used_bytes: int
+    clients: int
+    fetched_bytes: int
+    cache_hit_bytes: int
+    cache_used_bytes: int
+    written_bytes: int
+    local_read_bytes: int
+
+
 @dataclass(frozen=True, repr=False)
 class ServerStatus:
     """The whole server. memory_used_bytes: values of resident rows, puts under way, cleared rows still being sent.
@@ -209,6 +231,7 @@ class ServerStatus:
         space has waited; None when none waits. draining: the server is shutting down. durability: what rows survive:
         "memory", "process" or "disk"; "" if the server does not tell. held_bytes: what no clear frees: puts under way,
         and cleared or replaced rows that clients still read. holders: the ten clients that hold most, then the others.
+        nodes: of a cluster, else none.
     """
 
     version: str
@@ -226,6 +249,7 @@ class ServerStatus:
     durability: str = ""
     held_bytes: int = 0
     holders: tuple[MemoryHolder, ...] = ()
+    nodes: tuple[NodeDescription, ...] = ()
 
     def __repr__(self) -> str:
         used, budget = self.memory_used_bytes / (1 << 20), self.memory_budget_bytes / (1 << 20)
@@ -261,7 +285,8 @@ class SampleEvent:
 
     what: "put", "wrote_back", "appended", "reserved", "ready", "claimed", "committed", "released", "expired",
     "adopted",
-        "reset", "fenced" (a call in the name of an ended claim was refused), "cleared", "rolled_back" or "dead_letter".
+        "reset", "fenced" (a call in the name of an ended claim was refused), "cleared", "rolled_back", "lost" (with a
+        node) or "dead_letter".
     who: the client. Attributes that do not apply are empty.
     """
 
@@ -351,7 +376,12 @@ def server_status(message: pb.GetServerStatusResponse) -> ServerStatus:
             MemoryHolder(held.client_name, held.lent_bytes, held.leased_bytes, held.owed_bytes)
             for held in message.holders
         ),
+        nodes=tuple(map(_node, message.nodes)),
     )
+
+
+def _node(message: pb.Node) -> NodeDescription:
+    return NodeDescription(**{field.name: getattr(message, field.name) for field in fields(NodeDescription)})
 
 
 def dead_letter(message: pb.DeadLetter) -> DeadLetter:

@@ -1,4 +1,4 @@
-"""Lists of samples, claims and sessions.
+"""Lists of samples, claims and sessions, and explanations of waits.
 
 The command line imports this module, so it must load quickly: no numpy, and msgpack only when there are tags.
 """
@@ -68,6 +68,46 @@ class ClaimList:
 
 
 @dataclass(frozen=True)
+class WaitCause:
+    """One cause of a wait. cause: its stable code, see docs/why.md; newer servers may know more. text: the evidence.
+    next_step: what to do. numbers: those of the text, by name. field: which one rows lack, else "".
+    """
+
+    cause: str
+    text: str
+    next_step: str
+    numbers: dict[str, float]
+    field: str
+
+
+@dataclass(frozen=True)
+class ExplainedWait:
+    """Calls that wait alike, and why. waiting: "claim", "put", "commit", "group" or "draw"; "" if nothing does, for a
+    task that takes no rows and for a server that drains. client: whose call has waited for longest, for age_s seconds
+    (None: not known). calls: how many wait. wanted: rows or groups, or bytes of memory. summary: a sentence. causes: at
+    least one, the main one first.
+    """
+
+    partition_id: str
+    task_name: str
+    waiting: str
+    client: str
+    calls: int
+    age_s: float | None
+    wanted: int
+    summary: str
+    causes: list[WaitCause]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """waits: those that have lasted longest first; none if nothing waits. unexamined: how many more there are."""
+
+    waits: list[ExplainedWait]
+    unexamined: int
+
+
+@dataclass(frozen=True)
 class SessionDescription:
     """An open session: it expires after grace_s seconds without a heartbeat; silent_s have passed since the last one.
     claims, rows, groups: claims, rows in these claims, and reserved groups that it holds.
@@ -126,6 +166,27 @@ def _waiting(message: pb.WaitingClaim) -> WaitingClaim:
         lacking_rows=dict(sorted(message.lacking_rows.items())),
         age_s=message.age.ToNanoseconds() / 1e9,
         client=message.client_name,
+    )
+
+
+def explanation(message: pb.ExplainWaitsResponse) -> Explanation:
+    return Explanation([_explained(wait) for wait in message.waits], message.unexamined)
+
+
+def _explained(message: pb.ExplainedWait) -> ExplainedWait:
+    return ExplainedWait(
+        partition_id=message.partition_id,
+        task_name=message.task,
+        waiting=message.waiting,
+        client=message.client_name,
+        calls=message.calls,
+        age_s=message.age.ToNanoseconds() / 1e9 if message.HasField("age") else None,
+        wanted=message.wanted,
+        summary=message.summary,
+        causes=[
+            WaitCause(one.cause, one.text, one.next_step, dict(sorted(one.numbers.items())), one.field)
+            for one in message.causes
+        ],
     )
 
 

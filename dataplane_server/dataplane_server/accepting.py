@@ -21,22 +21,27 @@ Serve = Callable[[socket.socket], Awaitable[None]]
 """Takes a connection over, before the next one is accepted."""
 
 
-async def accept_forever(listener: socket.socket, name: str, serve: Serve) -> None:
-    """Accept connections of a non-blocking listener, and close it when this is cancelled. name: of the listener, in
-    the log.
+def accepting(listener: socket.socket, name: str, serve: Serve) -> asyncio.Task[None]:
+    """Accepts connections of a non-blocking listener, and closes it when the task is cancelled, begun or not. name: of
+    the listener, in the log.
     """
+    task = asyncio.get_running_loop().create_task(_accept_forever(listener, name, serve))
+    task.add_done_callback(lambda _: listener.close())
+    return task
+
+
+async def _accept_forever(listener: socket.socket, name: str, serve: Serve) -> None:
     log, failures, logged = get_log(), 0, -_LOG_EVERY_S
-    with listener:
-        while True:
-            peer = await _accepted(listener)
-            if isinstance(peer, socket.socket):
-                await serve(peer)
-                continue
-            failures += 1
-            if time.monotonic() - logged >= _LOG_EVERY_S:
-                log.warning("accept_failed", listener=name, error=str(peer), failures=failures)
-                failures, logged = 0, time.monotonic()
-            await asyncio.sleep(_PAUSE_S)
+    while True:
+        peer = await _accepted(listener)
+        if isinstance(peer, socket.socket):
+            await serve(peer)
+            continue
+        failures += 1
+        if time.monotonic() - logged >= _LOG_EVERY_S:
+            log.warning("accept_failed", listener=name, error=str(peer), failures=failures)
+            failures, logged = 0, time.monotonic()
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def _accepted(listener: socket.socket) -> socket.socket | OSError:

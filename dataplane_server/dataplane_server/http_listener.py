@@ -13,7 +13,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dataplane_server.accepting import accept_forever
+from dataplane_server.accepting import accepting
 from dataplane_server.observe.log import get_log
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class HttpListener:
         for family, *_, address in dict.fromkeys(found):
             listener = _listener(family, (str(address[0]), port))
             port = listener.getsockname()[1]
-            self._accepting.append(asyncio.create_task(accept_forever(listener, self._name, self._serve)))
+            self._accepting.append(accepting(listener, self._name, self._serve))
         return port
 
     async def stop(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class Generator:
         claim.commit(rollout_columns(rollouts, rewards))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", required=True)
     parser.add_argument("--model", type=Path, required=True)
@@ -89,12 +90,12 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--temperature", type=float, required=True)
     parser.add_argument("--max-new-tokens", type=int, required=True)
-    args = parser.parse_args()
-    end_with_parent()
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with connect(args.server, session_grace_s=_GRACE_S) as client:
         Generator(client, args).run()
 
 
 if __name__ == "__main__":
+    end_with_parent()
     main()

@@ -1,4 +1,4 @@
-"""The whole loop on one machine: `python examples/grpo/run.py --help`.
+"""The whole loop: `python examples/grpo/run.py --help`.
 
 Starts a data-plane server, two rollout generators and the ranks of a trainer as separate processes. Makes a small
 language model (or takes yours), warms it up on worked solutions, and improves it by GRPO on problems with checkable
@@ -7,6 +7,9 @@ answers. Ends with the reward curve and an account of every row.
 With --checkpoint-every the server keeps its rows in a directory, and each checkpoint of the trainer comes with a
 snapshot of the server. Server and generators are started again when they fail. If the trainer fails, all go back to the
 newest checkpoint. --resume goes on with a run that was killed as a whole.
+
+With --cluster all of it runs on a Ray cluster: three nodes on this machine, or those of --ray-address, which must share
+the folder of --out. Then it also ends with the bytes that each node has put, read and fetched.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import shutil
 import sys
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -39,7 +44,9 @@ from warmup import tokenizer_texts, warmup_batches
 
 GENERATORS = 2
 SUMMARY = "summary.json"
-"""A file in the folder of a run: how many rows were trained and dropped, and the seconds of its steps."""
+"""A file in the folder of a run: how many rows were trained and dropped, the seconds of its steps, and what its nodes
+have put and read, if it had some.
+"""
 _START_S = 300.0
 _FINISH_S = 120.0
 """Time for processes to finish their work when the run ends, in seconds."""
@@ -55,9 +62,13 @@ def main(arguments: Sequence[str] | None = None, kind: Callable[[Path, dict[str,
             shutil.rmtree(run_dir / stale, ignore_errors=True)
         (run_dir / "weights").mkdir(parents=True)
     problems = load_problems(args.prompts)
-    model_dir = args.model or make_model(run_dir / "model", problems, args.seed)
+    model_dir = (args.model or make_model(run_dir / "model", problems, args.seed)).resolve()
+    if args.cluster:
+        from on_cluster import ClusterProcesses  # needs Ray
+
+        kind = partial(ClusterProcesses, ray_address=args.ray_address, ranks=args.tp * args.dp)
     with kind(run_dir, environment()) as processes:
-        address = f"unix://{run_dir}/dataplane.sock"
+        address = _address(run_dir, args)
         keeps = ["--data-dir", run_dir / "data"] if args.checkpoint_every else []
         start_server(processes, address, args.http, keeps)
         console.print(f"server on {address}, metrics on {metrics_url(processes)}, logs and results in {run_dir}")
@@ -70,6 +81,10 @@ def main(arguments: Sequence[str] | None = None, kind: Callable[[Path, dict[str,
 def environment() -> dict[str, str]:
     """Of the processes of a run."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+
+
+def _address(run_dir: Path, args: argparse.Namespace) -> str:
+    return "ray://grpo" if args.cluster else f"unix://{run_dir}/dataplane.sock"
 
 
 class Run:
@@ -173,13 +188,17 @@ class Run:
         return balanced and rollouts.task("train").consumed_rows_total == trained
 
     def _conclude(self, rewards: Sequence[float]) -> None:
+        nodes = self._client.server_status().nodes
+        if nodes:
+            self._console.print(step_display.nodes(nodes))
         picture = self._run_dir / "reward.png"
         draw_reward_curve(rewards, picture)
         self._console.print(step_display.rewards(rewards))
         self._console.print(f"reward curve in {picture}")
         progress = self._controller.progress
         counts = {"trained_rows": progress.trained_rows, "dropped_rows": progress.dropped_rows}
-        (self._run_dir / SUMMARY).write_text(json.dumps({**counts, "seconds": self._seconds}))
+        summary = {**counts, "seconds": self._seconds, "nodes": [asdict(node) for node in nodes]}
+        (self._run_dir / SUMMARY).write_text(json.dumps(summary))
 
     def _moved_bytes(self) -> float:
         """Bytes of values put to and read from the server's life so far, by its metrics, as far as it answers."""
@@ -192,10 +211,12 @@ class Run:
 
 
 def start_server(processes: Processes, address: str, http: str, keeps: Sequence[object] = ()) -> None:
-    """Start the server on a Unix socket and on TCP. http: host:port of its metrics. keeps: its options for durability;
-    with some it is started again when it fails.
+    """Start the server on a Unix socket or in a Ray cluster, and on TCP. http: host:port of its metrics. keeps: its
+    options for durability; with some it is started again when it fails.
     """
-    listen = ["--listen", address, "--listen", "127.0.0.1:0", "--http", http, "--memory", "128MiB"]
+    scheme, _, name = address.partition("://")
+    place = ["--cluster", "ray", "--cluster-name", name] if scheme == "ray" else ["--listen", address]
+    listen = [*place, "--listen", "127.0.0.1:0", "--http", http, "--memory", "128MiB"]
     processes.start("server", ["-m", "dataplane_server", *listen, *keeps], again=bool(keeps))
 
 
@@ -212,7 +233,7 @@ def _start_workers(
 ) -> None:
     """Start the trainer, from a checkpoint if there is one, and the generators that do not run."""
     settings = GrpoSettings()
-    common = ["--server", f"unix://{run_dir}/dataplane.sock", "--model", model, "--weights", run_dir / "weights"]
+    common = ["--server", _address(run_dir, args), "--model", model, "--weights", run_dir / "weights"]
     layout = ["--backend", args.backend, "--packing", args.packing, "--tp", args.tp, "--dp", args.dp]
     extent = ["--steps", args.steps, *(["--no-warmup"] if args.model is not None else [])]
     saved = ["--checkpoints", run_dir / "checkpoints", *([] if step is None else ["--resume", step])]
@@ -249,7 +270,15 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0 (default): no checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on in --out instead of beginning anew there")
     parser.add_argument("--reproducible", action="store_true", help="sample each prompt alone, whatever else is there")
-    return parser.parse_args(arguments)
+    parser.add_argument("--cluster", action="store_true", help="on three nodes of a Ray cluster on this machine")
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="the same on the nodes of this Ray cluster")
+    args = parser.parse_args(arguments)
+    args.cluster |= args.ray_address is not None
+    if args.cluster and (args.checkpoint_every or args.resume):
+        parser.error("a cluster takes no snapshots: leave out --checkpoint-every and --resume")
+    if args.cluster:
+        args.backend = "ray"
+    return args
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from controller import StepResult
+from dataplane_client.descriptions import NodeDescription
 
 _COMPARED_STEPS = 10
 _COLUMNS = (
@@ -69,3 +70,14 @@ def rewards(values: Sequence[float]) -> str:
         return ""
     first, last = sum(values[:compared]) / compared, sum(values[-compared:]) / compared
     return f"mean reward of the first {compared} steps {first:.3f}, of the last {compared} [bold]{last:.3f}[/bold]"
+
+
+def nodes(described: Sequence[NodeDescription]) -> Table:
+    """A table of the bytes of values that clients have put and read on each node of a cluster."""
+    table = Table(title="values by node, in kB", box=None, title_justify="left", title_style="bold")
+    for name in ("node", "put", "read in place", "fetched from others", "read again"):
+        table.add_column(name, justify="right")
+    for node in described:
+        counts = (node.written_bytes, node.local_read_bytes, node.fetched_bytes, node.cache_hit_bytes)
+        table.add_row(str(node.number), *(f"{count / 1e3:,.0f}" for count in counts))
+    return table

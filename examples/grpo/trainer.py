@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import time
 from collections import Counter
@@ -154,7 +155,8 @@ def _workers(args: argparse.Namespace, config: PolicyConfig) -> WorkerGroup:
     import ray
 
     ranks = args.dp * args.tp
-    ray.init(num_cpus=ranks, include_dashboard=False, object_store_memory=256 << 20)
+    own = {"num_cpus": ranks, "include_dashboard": False, "object_store_memory": 256 << 20}
+    ray.init(**({} if "RAY_ADDRESS" in os.environ else own))
     return RayWorkerGroup(AutomodelPolicyWorker, arguments, RayGroupOptions(num_workers=ranks, gpus_per_worker=0))
 
 

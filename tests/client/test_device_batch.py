@@ -67,6 +67,19 @@ def test_padding_on_a_device_gives_what_padding_on_the_host_gives(
     assert_same(batch(device, "padded", pad_values, pad_to_seqlen), expected, device)
 
 
+@pytest.mark.parametrize("layout", ["padded", "jagged"])
+def test_the_host_reads_nothing_back_from_the_device(layout: Layout) -> None:
+    got = batch("meta", layout, {"tokens": 9}, 7)  # a meta tensor has no values
+    for name, value in materialize(FIELDS, layout, {"tokens": 9}, 7).items():
+        if isinstance(value, torch.Tensor) and not value.is_nested:
+            assert (got[name].shape, got[name].dtype, got[name].device.type) == (value.shape, value.dtype, "meta")
+
+
+def test_fields_of_one_batch_share_their_offsets() -> None:
+    got = batch("cpu", "jagged", {}, 0)
+    assert len({got[name].offsets().data_ptr() for name in ("tokens", "logprobs", "mask")}) == 1
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_jagged_fields_on_a_device_can_be_combined(device: str) -> None:
     got = batch(device, "jagged", {}, 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.nested import nested_tensor_from_jagged
 
-from dataplane_client._rows import bits, index_rows_in
+from dataplane_client._rows import bits, pad_by_index
 from dataplane_client.codec import materialize
 from dataplane_client.dtypes import WIRE_DTYPES
 
@@ -96,11 +96,10 @@ def test_rectangular_field_is_widened_with_the_pad_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_private_indexed_copy_for_other_devices_equals_the_oracle(name: str) -> None:
+def test_padding_by_index_for_other_devices_equals_the_oracle(name: str) -> None:
     lengths, values = np.array([3, 0, 1]), random_values(name, (7, 2))
     starts = np.array([0, 3, 6])
-    padded = torch.zeros((3, 3, 2), dtype=bits(values).dtype)
-    index_rows_in(padded, bits(values), starts, lengths)
+    padded = pad_by_index(bits(values), starts, lengths, 3, torch.zeros((), dtype=bits(values).dtype))
     rows = torch.cat([bits(values)[:3], bits(values)[6:7]]).view(values.dtype)
     assert raw(padded) == padded_bytes(rows, lengths.tolist(), 3, b"\0" * values.dtype.itemsize)
 

@@ -258,7 +258,8 @@ def test_the_deadline_of_a_put_is_told_with_the_room_there_is(full: Caller) -> N
     assert refusal.reason is Reason.NO_SPACE
     for words in ("holds 100 bytes", "64 bytes of the memory budget of 256 bytes", "1 other puts wait"):
         assert words in refusal.message
-    assert refusal.metadata == {"size_bytes": "100", "free_bytes": "64", "memory_budget_bytes": "256"}
+    numbers = {"size_bytes": "100", "free_bytes": "64", "memory_budget_bytes": "256"}
+    assert refusal.metadata == {**numbers, "cause": "consumer_gone"}
     full.plane.take_effects()
 
 

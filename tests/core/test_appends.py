@@ -55,7 +55,7 @@ def test_a_row_is_placed_anew_with_its_entries_before_the_new_ones(two: Caller) 
     assert two.finish(begun.ticket) == PutResult(0, 3)
     assert two.used == 11
     plan = two.read(["s2", "s1"], "a")
-    assert (plan.runs, plan.columns[0].entries.tolist()) == ((Run(8, 11),), [6, 5])
+    assert (list(plan.runs), plan.columns[0].entries.tolist()) == ([Run(8, 11)], [6, 5])
     assert plan.sequence_lengths.tolist() == [6, 5]
 
 
@@ -324,7 +324,7 @@ def test_a_reader_keeps_what_was_there_before(two: Caller) -> None:
     two.put(append(two, "s1", a=[2]))
     assert two.used == 8 + 5
     after = two.read(["s1"], "a")
-    assert (before.runs, [run.size_bytes for run in after.runs]) == ((Run(0, 3),), [5])
+    assert (list(before.runs), [run.size_bytes for run in after.runs]) == ([Run(0, 3)], [5])
     two.apply(EndRead(after.ticket))
     two.apply(EndRead(before.ticket))
     assert two.used == 10

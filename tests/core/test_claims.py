@@ -259,7 +259,13 @@ def test_the_deadline_of_a_claim_is_told_with_what_was_missing(caller: Caller) -
     caller.take("a")
     refusal = caller.apply(GiveUpClaim(waits(caller, "a", "b", batch_size=2)))
     assert refusal.reason is Reason.CLAIM_TIMEOUT
-    for words in ("'p'", "'train'", "2 ready rows wanted", "2 of 3 resident rows", "2 of them lack field 'b'"):
+    for words in (
+        "'p'",
+        "'train'",
+        "2 ready rows wanted",
+        "2 of 3 resident rows",
+        "2 of 2 untaken rows lack field 'b'",
+    ):
         assert words in refusal.message
     assert "'a'" not in refusal.message
     assert caller.plane.totals().waiting_claims == 0
@@ -268,7 +274,7 @@ def test_the_deadline_of_a_claim_is_told_with_what_was_missing(caller: Caller) -
 def test_the_deadline_of_a_claim_behind_a_larger_one_is_told_with_the_queue(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     large, small = waits(caller, "a", batch_size=2), waits(caller, "a")
-    assert "1 other claims of the task are queued" in caller.apply(GiveUpClaim(small)).message
+    assert "1 other claim is queued for the task" in caller.apply(GiveUpClaim(small)).message
     assert "queued" not in caller.apply(GiveUpClaim(large)).message
 
 

@@ -119,7 +119,7 @@ def test_claims_for_which_too_few_rows_are_left_end_when_their_partition_closes(
         "partition 'p' is closed and 2 rows are left for task 'train', fewer than min_size 3; a claim with min_size=2 "
         "gets rows that are left"
     )
-    assert first.refusal.metadata == {"partition_id": "p", "task": "train", "left": "2"}
+    assert first.refusal.metadata == {"partition_id": "p", "task": "train", "left": "2", "cause": "end_of_data"}
     caller.put_rows(["s2", "s3"], "b")
     assert [effect.ticket for effect in caller.plane.take_effects()] == [stays]
     caller.put_rows(["s1"], "b")

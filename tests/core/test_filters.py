@@ -197,6 +197,8 @@ STD = Term(">", "std", values=(0,))
         ((Term("in", "std", values=(1,) * 1025),), "it has 0 to 1024 values, got 1025"),
         ((STD, Term("not", "std")), "term 2 ('not' of 'std'): it combines results, so it has neither a subject nor"),
         ((Term("==", "std", values=(math.nan,)),), "a number of at most 64 bits or a string, got 'nan'"),
+        ((Term("<", "std", values=(None,)),), "a number of at most 64 bits or a string, got 'None'"),  # type: ignore[arg-type]
+        ((Term("in", "std", values=(1, None)),), "a number of at most 64 bits or a string, got 'None'"),  # type: ignore[arg-type]
         (
             (Term("==", "std", values=(1 << 64,)),),
             "a number of at most 64 bits or a string, got '18446744073709551616'",

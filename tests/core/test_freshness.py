@@ -121,7 +121,10 @@ def test_a_timeout_says_that_rows_are_too_stale(caller: Caller) -> None:
     waiting = caller.apply(caller.claim_call("a", batch_size=2))
     assert isinstance(waiting, Waiting)
     refusal = caller.apply(GiveUpClaim(waiting.ticket))
-    assert "2 of them are staler than max_staleness 2 (the weight version is 5), or of an unknown" in refusal.message
+    assert (
+        "2 of 3 untaken rows are staler than max_staleness 2 (the weight version is 5), or of an unknown"
+        in refusal.message
+    )
 
 
 def test_rows_that_are_too_stale_do_not_delay_the_end_of_data(caller: Caller) -> None:

@@ -12,10 +12,12 @@ from dataplane_server.core.calls.answers import Failed
 from dataplane_server.core.calls.columns import make_columns
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.rows.group_table import Group
+from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.tasks.group_view import GroupView
 from dataplane_server.core.tasks.task_states import CONSUMED, Amount, Waiter
 from dataplane_server.core.tasks.view import View
+from dataplane_server.core.verbs.admission import _Asked
 
 
 @pytest.fixture
@@ -33,8 +35,14 @@ def partition(caller: Caller) -> Partition:
     return caller.plane._state.partitions["p"]
 
 
+def space(caller: Caller) -> Space:
+    found = caller.plane._state.space
+    assert isinstance(found, Space)
+    return found
+
+
 def leak_room(caller: Caller) -> None:
-    caller.plane._state.space.allocate(10)
+    space(caller).allocate(10)
 
 
 def free_twice(caller: Caller) -> None:
@@ -112,15 +120,15 @@ def leave_effects(caller: Caller) -> None:
 
 def let_a_put_wait_for_nothing(caller: Caller) -> None:
     caller.clear()
-    caller.plane._verbs.admission._waiting[99] = make_columns([], 0, caller.plane.limits)
+    caller.plane._verbs.admission._waiting[99] = _Asked(make_columns([], 0, caller.plane.limits), 0)
 
 
 def part_free_ranges(caller: Caller) -> None:
-    space = caller.plane._state.space
-    (start, end) = max(space.free_ranges())
-    space._remove(start)
-    space._add(start, start + 64)
-    space._add(start + 64, end)
+    free = space(caller)
+    (start, end) = max(free.free_ranges())
+    free._remove(start)
+    free._add(start, start + 64)
+    free._add(start + 64, end)
 
 
 def produce_behind_the_view(caller: Caller) -> None:

@@ -44,7 +44,7 @@ def test_rows_that_lie_side_by_side_are_one_run(three: Caller) -> None:
 
 def test_a_read_of_empty_values_has_no_bytes(three: Caller) -> None:
     plan = three.read(["s2"], "b")
-    assert (plan.runs, plan.size_bytes) == ((), 0)
+    assert (list(plan.runs), plan.size_bytes) == ([], 0)
 
 
 def test_bytes_of_cleared_rows_return_when_the_read_ends(three: Caller) -> None:

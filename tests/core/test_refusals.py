@@ -486,5 +486,6 @@ def test_every_reason_of_the_core_is_tested_here() -> None:
     told_at_deadlines = {Reason.NO_SPACE, Reason.CLAIM_TIMEOUT}  # test_admission, test_claims
     of_frames_and_files = {Reason.MALFORMED_STREAM, Reason.SNAPSHOT_FAILED}
     not_of_the_core = of_frames_and_files | {Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED}
+    of_nodes = {Reason.NODE_LOST}  # test_nodes
     tested = {reason for _, _, reason, _ in REFUSED} | {reason for _, reason in AFTER_A_CHANGE}
-    assert tested | told_at_deadlines | not_of_the_core == set(Reason)
+    assert tested | told_at_deadlines | not_of_the_core | of_nodes == set(Reason)

@@ -7,7 +7,7 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import GroupAborted
 
-REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted")
+REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost")
 
 
 def removed(caller: Caller, partition_id: str = "p") -> dict[str, int]:

@@ -12,6 +12,7 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
 from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.rows.space import Space
 
 
 @pytest.fixture
@@ -88,7 +89,9 @@ def test_a_change_that_breaks_no_law_shows_in_the_digest(caller: Caller, change:
 
 
 def test_an_answer_that_depends_on_more_than_the_calls_is_found_in_the_replay(caller: Caller) -> None:
-    caller.plane._state.space.allocate(8)
+    space = caller.plane._state.space
+    assert isinstance(space, Space)
+    space.allocate(8)
     caller.put_rows(["new"], "a")
     with pytest.raises(AssertionError, match="PutSamples"):
         caller.plane.check_replay()

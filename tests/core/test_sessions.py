@@ -105,7 +105,7 @@ def test_next_due_comes_no_later_than_the_next_death(sessions: Sessions) -> None
 
 def test_nothing_is_due_when_every_session_was_closed(sessions: Sessions) -> None:
     for _ in range(3):
-        sessions.close(sessions.open("", "client", 3600.0, 0.0).session_id)
+        sessions.close(sessions.open("", "client", 3600.0, 0.0).session_id, 0.0)
     assert sessions.next_due is None
 
 
@@ -113,7 +113,7 @@ def test_sessions_opened_and_closed_without_end_leave_nothing_behind() -> None:
     sessions = Sessions(Limits(), "x")
     kept = sessions.open("", "client", 3600.0, 0.0).session_id
     for _ in range(10_000):
-        sessions.close(sessions.open("", "client", 3600.0, 0.0).session_id)
+        sessions.close(sessions.open("", "client", 3600.0, 0.0).session_id, 0.0)
     assert alive(sessions) == [kept]
     assert len(sessions._due) < 1000
 
@@ -171,10 +171,10 @@ def test_a_session_that_never_was_does_not_live(sessions: Sessions, session_id: 
 
 def test_closing_ends_a_session_and_closing_it_again_nothing(sessions: Sessions) -> None:
     sessions.open("", "client", None, 0.0)
-    closed = sessions.close("x-s1")
+    closed = sessions.close("x-s1", 0.0)
     assert closed is not None
     assert closed.session_id == "x-s1"
-    assert sessions.close("x-s1") is None
+    assert sessions.close("x-s1", 0.0) is None
     assert dead(sessions, 1e9) == []
 
 
@@ -182,9 +182,18 @@ def test_no_two_sessions_have_one_id(sessions: Sessions) -> None:
     ids = set()
     for _ in range(5):
         session_id = sessions.open("", "client", None, 0.0).session_id
-        sessions.close(session_id)
+        sessions.close(session_id, 0.0)
         ids.add(session_id)
     assert len(ids) == 5
+
+
+def test_how_sessions_ended_is_remembered_by_name_for_the_last_256(sessions: Sessions) -> None:
+    for number in range(300):
+        sessions.close(sessions.open("", f"client {number}", None, 0.0).session_id, float(number))
+    sessions.open("", "client 299", 1.0, 300.0)
+    sessions.expired(302.0, 0.0)
+    assert sessions.gone("client 43") is None
+    assert (sessions.gone("client 44"), sessions.gone("client 299")) == ((44.0, "closed"), (302.0, "expired"))
 
 
 def test_more_sessions_than_allowed_are_refused_until_one_ends(sessions: Sessions) -> None:
@@ -194,7 +203,7 @@ def test_more_sessions_than_allowed_are_refused_until_one_ends(sessions: Session
         sessions.open("", "client", None, 0.0)
     assert caught.value.reason is Reason.LIMIT_REACHED
     assert len(sessions) == 3
-    sessions.close("x-s2")
+    sessions.close("x-s2", 0.0)
     sessions.open("", "client", None, 0.0)
     assert alive(sessions) == ["x-s1", "x-s3", "x-s4"]
 

@@ -13,7 +13,8 @@ from tests.core.caller import int64
 from tests.core.machine.arena import free_ranges, longest_room
 
 from dataplane_server.core.calls.values import Int64Array, Run
-from dataplane_server.core.rows.space import ALIGNMENT, Space, merged_runs
+from dataplane_server.core.rows.ranges import merged_runs
+from dataplane_server.core.rows.space import ALIGNMENT, Space
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

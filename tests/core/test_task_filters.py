@@ -221,7 +221,7 @@ def test_a_timeout_counts_rows_that_do_not_fit_and_those_that_lack_a_tag(caller:
     waiting = caller.apply(caller.claim_call("a", batch_size=3))
     assert isinstance(waiting, Waiting)
     refusal = caller.apply(GiveUpClaim(waiting.ticket))
-    assert "2 of them do not fit the filter of task 'train' (1 lack a tag that it names)" in refusal.message
+    assert "2 of 4 untaken rows do not fit the filter of task 'train' (1 lack a tag that it names)" in refusal.message
     assert caller.task().excluded_rows == 1
     with caller.refuses(Reason.TOO_FEW_ROWS, "2 do not fit the filter of task 'train'"):
         caller.draw("a", batch_size=3, task="train")

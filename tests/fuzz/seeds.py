@@ -107,7 +107,7 @@ class Traffic:
         await self._say("FinishGroup", request_id="i", reservation_id=reserved.reservation_id)
         await self._say("AbortGroup", request_id="j", reservation_id=reserved.reservation_id, reason="late")
         await self._say("ResetTask", request_id="s", task="b", whole_task=True)
-        for verb in ("GetPartition", "ListPartitions", "GetServerStatus", "ListSessions", "ListClaims"):
+        for verb in ("GetPartition", "ListPartitions", "GetServerStatus", "ListSessions", "ListClaims", "ExplainWaits"):
             await self._say(verb)
         await self._say("GetConsumptionStatus", tasks=["a", "b"])
         await self._say("ListDeadLetters", task="a")

@@ -120,8 +120,10 @@ def requests(data: bytes) -> None:
 def local(data: bytes) -> None:
     """What a client sends after it attached is answered, or closes its connection; then nothing of it is held."""
     defects = _defects()
-    loop().run_until_complete(asyncio.wait_for(_local(data), _ANSWER_S))
-    defects.raise_found()
+    try:
+        loop().run_until_complete(asyncio.wait_for(_local(data), _ANSWER_S))
+    finally:
+        defects.raise_found()  # which says more than an answer does
 
 
 async def _local(data: bytes) -> None:

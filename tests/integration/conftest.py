@@ -1,5 +1,8 @@
 """Real servers on real sockets. Whatever a test does, the core's laws hold when its server stops.
 
+Clients reach the server in one of four ways. One is in a local Ray cluster of three nodes, which all its tests share.
+So tests that start servers of their own are skipped there. They have the marker `cluster` (`make test-cluster`).
+
 The variable FAULT of the environment (latency, slices or resets) puts a proxy with that fault between the clients and
 the servers of all tests that take the fixtures below; these then use TCP only, and tests that cannot hold are skipped.
 """
@@ -14,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,18 +35,39 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread, running_server
 
 _FAULT = os.environ.get("FAULT", "")
+_HERE = Path(__file__).parent
+_SUITE = (_HERE, _HERE / "loader")  # what is in other folders speaks to servers by hand, or needs those of its own
+_CLUSTER = pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.xdist_group("ray")])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what cannot hold behind the fault."""
+def ways(*others: str) -> list[Any]:
+    """Ways for a parametrized fixture `way`: these and the cluster."""
+    return ["tcp"] if _FAULT else [*others, _CLUSTER]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose tests in the cluster or elsewhere. Skip what cannot hold there, or behind the fault."""
+    left = {item for item in items if _HERE in item.path.parents and not _is_wanted(item)}
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
     for item in items:
-        if reason := why_unfit(_FAULT, item):
-            item.add_marker(pytest.mark.skip(reason=f"FAULT={_FAULT}: {reason}"))
+        where = "cluster" if _in_cluster(item) else _FAULT
+        if reason := why_unfit(where, item):
+            item.add_marker(pytest.mark.skip(reason=f"{where}: {reason}"))
 
 
-@pytest.fixture(params=["tcp"] if _FAULT else ["tcp", "unix", "shm"])
+def _is_wanted(item: pytest.Item) -> bool:
+    return not _in_cluster(item) or item.path.parent in _SUITE
+
+
+def _in_cluster(item: pytest.Item) -> bool:
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return params.get("way", params.get("shared_client")) == "cluster"
+
+
+@pytest.fixture(params=ways("tcp", "unix", "shm"))
 def way(request: pytest.FixtureRequest) -> str:
-    """How clients reach the server: gRPC over one of two kinds of socket, or the memory that it shares."""
+    """How clients reach the server: gRPC over one of two kinds of socket, memory that it shares, or that of a node."""
     return str(request.param)
 
 
@@ -55,7 +80,7 @@ def listen(way: str, tmp_path: Path) -> str:
 @pytest.fixture
 def transport(way: str) -> TransportChoice:
     """How values are to travel."""
-    return "shm" if way == "shm" else "grpc"
+    return "shm" if way in ("shm", "cluster") else "grpc"
 
 
 @pytest.fixture
@@ -66,10 +91,14 @@ def reach() -> Iterator[Reach]:
 
 
 @pytest.fixture
-def address(listen: str, reach: Reach) -> Iterator[str]:
-    """A running server."""
-    with running_server(listen=listen) as address:
-        yield reach(address)
+def address(way: str, listen: str, reach: Reach, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A running server without partitions."""
+    if way == "cluster":
+        with request.getfixturevalue("three_nodes").emptied() as address:
+            yield address
+    else:
+        with running_server(listen=listen) as address:
+            yield reach(address)
 
 
 @pytest.fixture
@@ -99,11 +128,13 @@ class _ReachedServer(ServerThread):
 
 
 @pytest.fixture
-def start_server(reach: Reach) -> Iterator[Callable[..., ServerThread]]:
+def start_server(reach: Reach, request: pytest.FixtureRequest) -> Iterator[Callable[..., ServerThread]]:
     """Start further servers: settings of ServerConfig by name, or of Limits."""
+    if _in_cluster(request.node):
+        pytest.skip("it starts a server of its own, with settings that the cluster of all tests does not have")
     with contextlib.ExitStack() as running:
 
-        def start(listen: tuple[str, ...] = ("127.0.0.1:0",), http: str | None = None, **limits: int) -> ServerThread:
+        def start(listen: tuple[str, ...] = ("127.0.0.1:0",), http: str | None = None, **limits: Any) -> ServerThread:
             server = _ReachedServer(ServerConfig(listen=listen, http=http, limits=Limits(**limits)), reach)
             running.callback(server.stop)
             return server
@@ -129,7 +160,7 @@ def unchanged() -> Callable[[DataPlaneClient], AbstractContextManager[None]]:
     """A block after which the server describes itself and all partitions as before; only a session may be new."""
 
     def described(client: DataPlaneClient) -> object:
-        return client.partitions(), replace(client.server_status(), uptime_s=0.0, sessions=0)
+        return client.partitions(), replace(client.server_status(), uptime_s=0.0, sessions=0, nodes=())
 
     @contextlib.contextmanager
     def check(client: DataPlaneClient) -> Iterator[None]:

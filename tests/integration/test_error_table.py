@@ -44,6 +44,7 @@ from dataplane_server.service.local_methods import local_methods
 from dataplane_server.service.messages import Messages
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
+from dataplane_server.service.values import ArenaValues
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -85,8 +86,9 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.PARTITION_FULL: PartitionFullError,
     Reason.UNAUTHENTICATED: AuthenticationError,
     Reason.PERMISSION_DENIED: PermissionDeniedError,
+    Reason.NODE_LOST: UnavailableError,
 }
-RETRIED_LATER = {Reason.NO_SPACE, Reason.PARTITION_FULL, Reason.LIMIT_REACHED, Reason.DRAINING}
+RETRIED_LATER = {Reason.NO_SPACE, Reason.PARTITION_FULL, Reason.LIMIT_REACHED, Reason.DRAINING, Reason.NODE_LOST}
 
 
 class Refusing(DataPlaneServicer):
@@ -115,8 +117,9 @@ async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDat
     plane, arena = DataPlane(Limits()), Arena(4096, shared=True)
     metrics = Metrics(plane, lambda: True)
     shell = Shell(plane, metrics)
-    servicer = Refusing(shell, arena, metrics)
-    local = LocalEndpoint(shell, arena, metrics, local_methods(LocalCalls(shell, arena, metrics), servicer))
+    values = ArenaValues(plane, arena)
+    servicer = Refusing(shell, values, metrics)
+    local = LocalEndpoint(shell, arena, metrics, local_methods(LocalCalls(shell, values, metrics), servicer))
     local.listen_abstract()
     servicer.share_memory(arena.nonce, local.abstract_name)
     server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(plane.limits), shell.unstable)])

@@ -117,6 +117,10 @@ EQUAL = pb.FILTER_OPERATOR_EQUAL
         (pb.FilterTerm(operator=EQUAL, tag="a", values=b"\xc1"), "its values are not valid msgpack"),
         (pb.FilterTerm(operator=EQUAL, tag="a", values=msgpack.packb(1)), "must be a msgpack array, got int"),
         (pb.FilterTerm(operator=EQUAL, tag="a", values=msgpack.packb([[1]])), "a value is a number of at most 64 bits"),
+        (
+            pb.FilterTerm(operator=EQUAL, tag="a", values=msgpack.packb([None])),
+            "a value is a number of at most 64 bits",
+        ),
         (pb.FilterTerm(operator=EQUAL, tag="a"), "term 1 ('==' of 'a'): it has 1 values, got 0"),
     ],
 )

@@ -31,7 +31,7 @@ def test_a_task_gets_no_row_beyond_its_bound_and_its_claims_tell_the_staleness(c
     with client.claim("p", "train", ["x"], 8, min_size=1) as claim:
         assert claim.meta.sample_ids == ["v7", "v5"]
         assert claim.staleness == [0, 2]
-    with pytest.raises(ClaimTimeoutError, match="1 of them are staler than max_staleness 2"):
+    with pytest.raises(ClaimTimeoutError, match="1 of 1 untaken rows are staler than max_staleness 2"):
         client.claim("p", "train", ["x"], 1, timeout_s=0)
     with client.claim("p", "score", ["x"], 8, min_size=1, order="oldest_version") as claim:
         assert claim.meta.sample_ids == ["v3", "v5", "v7"]

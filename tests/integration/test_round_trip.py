@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tests.integration.conftest import ways
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client import aio
@@ -21,11 +22,15 @@ DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}
 FIELDS = [f"{kind}.{name}" for kind in ("dense", "jagged") for name in DTYPES]
 
 
-@pytest.fixture(scope="module", params=["tcp", "unix", "shm"])
+@pytest.fixture(scope="module", params=ways("tcp", "unix", "shm"))
 def shared_client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DataPlaneClient]:
     """One server for the tests of this module; every test begins with a new partition."""
+    if request.param == "cluster":
+        with request.getfixturevalue("three_nodes").emptied() as address, connect(address, transport="shm") as client:
+            yield client
+        return
     listen = "127.0.0.1:0" if request.param == "tcp" else f"unix://{tmp_path_factory.mktemp('socket')}/dataplane.sock"
     transport: TransportChoice = "shm" if request.param == "shm" else "grpc"
     with running_server(listen=listen) as address, connect(address, transport=transport) as client:

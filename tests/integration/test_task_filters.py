@@ -30,7 +30,7 @@ def test_a_task_gets_rows_that_fit_its_filter_and_others_are_withheld(client: Da
     with client.claim("p", "train", ["x"], 9, min_size=1) as claim:
         assert claim.meta.sample_ids == ["s2", "s1"]
     assert sorted(client.draw_samples("p", ["x"], 9, min_size=1, task_name="train").meta.sample_ids) == ["s1", "s2"]
-    with pytest.raises(ClaimTimeoutError, match="3 of them do not fit the filter of task 'train'"):
+    with pytest.raises(ClaimTimeoutError, match="3 of 3 untaken rows do not fit the filter of task 'train'"):
         client.claim("p", "train", ["x"], 1, timeout_s=0)
     client.put_samples(["s4"], "p", tags=[{"std": 4}])
     with client.claim("p", "train", ["x"], 1) as claim:
@@ -51,7 +51,7 @@ def test_groups_that_do_not_fit_are_dropped_when_they_are_finished(client: DataP
     with client.claim("p", "train", ["x"], 4, whole_groups=True) as claim:
         assert claim.meta.sample_ids == ["s1", "s2", "s3", "good0", "good1"]
     client.close_partition("p")
-    with pytest.raises(ClaimTimeoutError, match="1 of them do not fit"):
+    with pytest.raises(ClaimTimeoutError, match="1 of 1 untaken rows do not fit"):
         client.claim("p", "train", ["x"], 1, timeout_s=0)
     client.put_samples(["s4"], "p", tags=[{"std": 0}])
     with pytest.raises(EndOfDataError):

@@ -117,6 +117,7 @@ def test_a_method_has_messages_of_its_own_and_is_served(method: object) -> None:
 
 
 READ_ONLY = {
+    "ExplainWaits",
     "GetConsumptionStatus",
     "GetPartition",
     "GetSample",

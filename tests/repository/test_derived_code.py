@@ -1,5 +1,5 @@
-"""What is derived is what its source says: the contract's modules, the blocking client, the pages of metrics and
-of the API.
+"""What is derived is what its source says: the contract's modules, the blocking client, the pages of metrics,
+of errors and of the API.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "client" / "dataplane_client"
 
 
-@pytest.mark.parametrize("script", ["generate_proto.py", "unasync.py", "document_metrics.py", "document_api.py"])
+@pytest.mark.parametrize(
+    "script", ["generate_proto.py", "unasync.py", "document_metrics.py", "document_errors.py", "document_api.py"]
+)
 def test_running_it_again_changes_nothing(script: str) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # protoc's plug-ins are found there
     done = subprocess.run(

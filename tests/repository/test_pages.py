@@ -10,13 +10,14 @@ from types import ModuleType
 import pytest
 from scripts.page_blocks import ADDRESS, PAGES, ROOT, programs_of
 
+from dataplane_server.core.calls.causes import CAUSES
 from dataplane_server.testing import running_server
 
-TESTED_ELSEWHERE = {"README.md", "observability.md"}  # in processes of their own
+TESTED_ELSEWHERE = {ROOT / "README.md", ROOT / "docs" / "observability.md"}  # in processes of their own
 PROGRAMS = [
     pytest.param(program, id=f"{page.stem}-{number}")
     for page in PAGES
-    if page.name not in TESTED_ELSEWHERE
+    if page not in TESTED_ELSEWHERE
     for number, program in enumerate(programs_of(page))
 ]
 
@@ -42,6 +43,12 @@ def test_every_link_and_path_of_a_page_leads_somewhere(page: Path) -> None:
     folders = "tests|docs|proto|examples|benchmarks|deploy|scripts|client|dataplane_server|trainer_adapter"
     paths = re.findall(rf"`((?:{folders})/[\w./-]+)`", text)
     assert [path for path in paths if not any((root / path).exists() for root in (ROOT, *roots()))] == []
+
+
+def test_the_page_of_causes_has_all_in_the_words_of_the_server() -> None:
+    lines = (ROOT / "docs" / "why.md").read_text().splitlines()
+    told = [f"| `{cause}` | {advice.meaning} | {advice.next_step} |" for cause, advice in CAUSES.items()]
+    assert [line for line in lines if line.startswith("| `")] == told
 
 
 def anchors_of(page: Path) -> set[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_server.core.calls.values import Copy, Run
+from dataplane_server.core.calls.values import Copy, Run, Runs
 from dataplane_server.storage.arena import Arena, RunWriter, cut
 
 SIZE = 4096
@@ -66,18 +67,28 @@ def test_a_stream_comes_back_from_its_runs(sizes: list[int], pieces: list[int], 
             break
         writer.write(rest[:piece])
         rest = rest[piece:]
-    chunks = [b"".join(pieces) for pieces in cut(arena, runs, chunk_bytes)]
+    chunks = [b"".join(pieces) for pieces in cut(arena, Runs.of(runs), chunk_bytes)]
     assert b"".join(chunks) == data
     assert all(len(chunk) == chunk_bytes for chunk in chunks[:-1])
     arena.close()
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 100, 5000])
+def test_many_small_runs_are_copied_and_the_same(arena: Arena, chunk_bytes: int) -> None:
+    draw = np.random.default_rng(0)
+    arena.view(Run(0, SIZE))[:] = draw.bytes(SIZE)
+    runs = Runs(draw.integers(0, SIZE - 9, 400), draw.integers(1, 9, 400))
+    found = [b"".join(pieces) for pieces in cut(arena, runs, chunk_bytes)]
+    assert b"".join(found) == b"".join(map(arena.view, runs))
+    assert {len(chunk) for chunk in found[:-1]} <= {chunk_bytes}
+
+
 def test_no_runs_are_no_chunks(arena: Arena) -> None:
-    assert list(cut(arena, [], 10)) == []
+    assert list(cut(arena, Runs.of([]), 10)) == []
 
 
 def test_chunks_are_views(arena: Arena) -> None:
-    ((piece,),) = cut(arena, [Run(0, 4)], 10)
+    ((piece,),) = cut(arena, Runs.of([Run(0, 4)]), 10)
     arena.view(Run(0, 4))[:] = b"abcd"
     assert bytes(piece) == b"abcd"
 

@@ -399,3 +399,14 @@ def test_programs_that_are_started_inherit_nothing(shared: Arena) -> None:
     files = shared.descriptors()
     assert [os.get_inheritable(file) for file in files] == [False, False]
     assert [fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE for file in files] == [os.O_RDONLY, os.O_RDWR]
+
+
+@pytest.mark.parametrize("lives", [1 << 41, (1 << 64) - 1])
+def test_a_file_that_counts_lives_without_end_is_damaged(path: Path, lives: int) -> None:
+    with opened(path):
+        pass
+    with path.open("r+b") as file:
+        file.seek(SHARED_BYTES)
+        file.write(lives.to_bytes(8, "little"))
+    with pytest.raises(ValueError, match=f"arena is damaged: it counts {lives} servers"):
+        Arena(SIZE, shared=True, file=path)

@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from dataplane_server.core.calls.answers import FieldInfo, PartitionInfo, PutResult, ReadColumn, ReadPlan, TaskInfo
 from dataplane_server.core.calls.columns import Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import Definition, Int64Array
+from dataplane_server.core.calls.values import Definition, Int64Array, Runs
 from dataplane_server.service import translate
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_types import ITEM_SIZES
@@ -26,7 +26,7 @@ def test_every_element_type_comes_through_both_ways(name: str) -> None:
     column = pb.Column(name="x", kind=pb.FIELD_KIND_DENSE, data_type=pb.DataType.ValueType(number), row_shape=[2, 3])
     (spec,) = translate.put(pb.PutSamplesHeader(columns=[column])).columns
     assert spec.shape == Shape("dense", name, (2, 3))
-    plan = ReadPlan(1, (ReadColumn("x", spec.shape, np.array([2])),), np.array([-1]), (), 0)
+    plan = ReadPlan(1, (ReadColumn("x", spec.shape, np.array([2])),), np.array([-1]), Runs.of(()), 0)
     assert list(translate.read_header(plan).columns) == [column]
 
 
@@ -38,7 +38,7 @@ def test_lengths_come_through_both_ways(kind: str) -> None:
     (spec,) = translate.commit(pb.CommitClaimHeader(columns=[column])).columns
     assert spec.lengths is not None
     assert spec.lengths.tolist() == [1, 2]
-    plan = ReadPlan(1, (ReadColumn("x", spec.shape, spec.lengths),), np.array([3, -1]), (), 0)
+    plan = ReadPlan(1, (ReadColumn("x", spec.shape, spec.lengths),), np.array([3, -1]), Runs.of(()), 0)
     header = translate.read_header(plan)
     assert list(header.columns) == [column]
     assert np.frombuffer(header.sequence_lengths, "<i8").tolist() == [3, -1]

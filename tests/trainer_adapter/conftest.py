@@ -1,4 +1,4 @@
-"""One thread, and a Ray cluster of this machine, which takes 4 s to start."""
+"""The device of tests, one thread, and a Ray cluster of this machine, which takes 4 s to start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+from trainer_adapter.automodel.rank import choose_device
+
+
+@pytest.fixture(autouse=True)
+def chosen_device(request: pytest.FixtureRequest) -> None:
+    """Tests compute on the CPU on every machine, but for those that are marked for a GPU."""
+    is_for_gpu = request.node.get_closest_marker("gpu") is not None and torch.cuda.is_available()
+    choose_device(torch.device("cuda", 0) if is_for_gpu else torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True, scope="package")

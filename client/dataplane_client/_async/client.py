@@ -36,7 +36,8 @@ async def connect(
 ) -> AsyncDataPlaneClient:
     """Connect to a server and wait until it answers.
 
-    target: `unix:///path` or `host:port`; None for the environment variable DATAPLANE_SERVER.
+    target: `unix:///path`, `host:port`, or in a process of a Ray cluster `ray://NAME`, the data plane of this name in
+        the cluster, which may move between nodes; None for the environment variable DATAPLANE_SERVER.
     transport: how values travel. "auto": through memory if the server shares it with this host, otherwise over gRPC;
         "shm": through memory, or PreconditionError; "grpc": over gRPC.
     timeout_s: the deadline in seconds of a call that names none, or None. No call waits for ever.
@@ -50,8 +51,8 @@ async def connect(
     client_name: the name of this client in the history of samples; at most 256 bytes, "" for host:pid.
     credentials: TLS and token; None for those of the environment (DATAPLANE_TLS_CA, DATAPLANE_TOKEN_FILE, and more).
 
-    Raises UnavailableError when the server cannot be reached within connect_timeout_s, and ValueError or TypeError for
-    a malformed address or setting.
+    Raises UnavailableError when the server cannot be reached within connect_timeout_s, PreconditionError for
+    `ray://NAME` before `ray.init`, and ValueError or TypeError for a malformed address or setting.
     """
     settings = ClientOptions(
         transport=transport,

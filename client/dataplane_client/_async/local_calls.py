@@ -31,9 +31,6 @@ from dataplane_client.errors import DeadlineError, InternalError, InvalidArgumen
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
-INLINE_BYTES = 64 << 10
-"""Values of up to this many bytes travel in the message: copying them twice costs less than another call."""
-
 _IDLE_CONNECTIONS = 64
 _CROWDED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # the server's backlog is full, or no descriptor is left here
 _CROWDED_PAUSE_S = 0.01
@@ -71,7 +68,7 @@ class AsyncLocalCalls:
 
     def takes(self, columns: Sequence[WireColumn]) -> bool:
         """Whether these values can be written: in the message, or into memory that this process may write."""
-        return self._arena.can_write or total_bytes(columns) <= INLINE_BYTES
+        return self._arena.can_write or total_bytes(columns) <= self._arena.inline_bytes
 
     async def write(
         self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""
@@ -79,7 +76,7 @@ class AsyncLocalCalls:
         """Put or commit: small values in one call, larger ones into space of the arena that the server reserves."""
         deadline, handle, size_bytes = Deadline(timeout_s), self._arena.next_handle(), total_bytes(columns)
         number, message = LOCAL_WRITES[verb]
-        values = join_values(columns) if size_bytes <= INLINE_BYTES else None
+        values = join_values(columns) if size_bytes <= self._arena.inline_bytes else None
         request = message(header=header, handle=handle, values=values)
         own: list[LocalConnection] = []  # for both calls: a server that starts to drain accepts no new connection
         try:
@@ -107,7 +104,7 @@ class AsyncLocalCalls:
     ) -> list[PlacedColumn]:
         """Read columns."""
         handle = self._arena.next_handle()
-        message = pb.LocalReadRequest(request=request, handle=handle, inline_bytes=INLINE_BYTES)
+        message = pb.LocalReadRequest(request=request, handle=handle, inline_bytes=self._arena.inline_bytes)
         n_rows, leased = len(request.sample_ids), True
         try:
             number, deadline = pb.LOCAL_METHOD_READ, Deadline(timeout_s)

@@ -54,6 +54,7 @@ class SampleVerbs:
         generations: Sequence[int] | None = None,
         only_if: Where | None = None,
         once: Sequence[str] = (),
+        read_on: str = "",
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """Write columns and tags of rows, atomically.
@@ -89,7 +90,8 @@ class SampleVerbs:
 
         once: those of the fields whose values are stored once, such as images that many rows have: a value equals one
         of the field that was put with once as well and that a row of the partition has, so the row gets that one. All
-        values travel; equal ones take space until the put is complete. Not for per-token fields.
+        values travel; equal ones take space until the put is complete. Not for per-token fields. read_on: in a cluster,
+        the id of the Ray node whose processes will read the rows: it fetches their values right after the put.
 
         Returns the meta of the rows. Its sequence_lengths are those that the call carries, otherwise None, also for
         per-token columns: only the server knows which fields are per-token. Metas of claims and listings have them.
@@ -111,6 +113,7 @@ class SampleVerbs:
             generations=generations,
             only_if=only_if,
             once=once,
+            read_on=read_on,
         )
         return put.receipt(await write_put(self._transport, put, timeout_s))
 

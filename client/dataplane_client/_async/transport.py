@@ -1,8 +1,8 @@
 """Calls to a server: deadlines, retries, and the choice of how values travel. Carries messages, not tensors.
 
-Every call has a deadline. While the server cannot be reached (UNAVAILABLE) a call is repeated with growing pauses until
-its deadline, always with the same request_id, so that the server applies it once. Observers see one call, whatever its
-attempts.
+Every call has a deadline. While the server cannot be reached (UNAVAILABLE), or has too many calls, a call is repeated
+with growing pauses until its deadline, always with the same request_id, so that the server applies it once. Observers
+see one call, whatever its attempts. Fewer calls begin while the server has too many (`_pacing`).
 
 Values go through memory that the server shares if the client can prove that it is on the server's host: it attaches to
 the server's local socket, and gets the memory that the server named over gRPC. Otherwise values go over gRPC. When
@@ -11,8 +11,10 @@ the local path breaks, as when the server is restarted, the next attempt attache
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -21,14 +23,13 @@ import grpc
 
 from dataplane_client._async.grpc_calls import AsyncGrpcCalls
 from dataplane_client._async.local_calls import AsyncLocalCalls
-from dataplane_client._async.runtime import CALL_ENDED, run_in_thread, sleep
-from dataplane_client._channel import checked_target
+from dataplane_client._async.runtime import CALL_ENDED, result_of, run_in_thread, sleep
 from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
 from dataplane_client._error_table import translated
+from dataplane_client._locator import NotSharedError, locator_of
 from dataplane_client._log import log_event
+from dataplane_client._pacing import Pacing
 from dataplane_client._placement import Destination, PlacedColumn
-from dataplane_client._secured import Secured
-from dataplane_client._shared_arena import attach
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.observe._call import UnobservedCall, begin_call
@@ -49,12 +50,13 @@ class AsyncTransport:
         self.target = target
         self.options = options
         self.closed = False
-        checked_target(target)
-        Secured(target, options.credentials)  # refuses what cannot be, before there is a call
+        self._locator = locator_of(target)
+        self._locator.doubt()  # other clients may have found it long ago
         self._opened_grpc: AsyncGrpcCalls | None = None
         self._former_grpc: list[AsyncGrpcCalls] = []
         self._local: AsyncLocalCalls | None = None
         self._is_chosen = options.transport == "grpc"
+        self._pacing = Pacing()
         self._tries_left = 0  # to attach again to a server that has shared its memory before
         self._logged_reachable = True
         self._lock = threading.Lock()  # for changes of the attributes above; never held across a call
@@ -62,14 +64,14 @@ class AsyncTransport:
     @property
     def _grpc(self) -> AsyncGrpcCalls:
         """Opened by the first call: an asynchronous channel belongs to the event loop that opens it. Once certificates
-        are replaced, another one is opened, and the calls of the former go on.
+        are replaced, or the server has another address, another one is opened, and the calls of the former go on.
         """
-        opened = self._opened_grpc
-        if opened is None or opened.is_outdated:
+        opened, target = self._opened_grpc, self._locator.place.grpc_target
+        if opened is None or opened.target != target or opened.is_outdated:
             with self._lock:
                 if self._opened_grpc is opened:
                     options = self.options
-                    self._opened_grpc = AsyncGrpcCalls(self.target, options.chunk_bytes, options.credentials)
+                    self._opened_grpc = AsyncGrpcCalls(target, options.chunk_bytes, options.credentials)
                     self._former_grpc += [] if opened is None else [opened]
         assert self._opened_grpc is not None  # noqa: S101  # for the type checker
         return self._opened_grpc
@@ -142,6 +144,43 @@ class AsyncTransport:
         timeout_s: float | None,
     ) -> Response:
         deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
+        await self._wait_for_turn(verb, deadline)
+        began, seconds = time.monotonic(), None
+        try:
+            response = await self._repeat(call, verb, attempt, deadline)
+            seconds = time.monotonic() - began
+        finally:
+            self._pacing.leave(verb, seconds)
+        return response
+
+    async def _wait_for_turn(self, verb: str, deadline: Deadline) -> None:
+        turn = self._pacing.enter(verb, deadline)
+        if turn is None:
+            return
+        begins = False
+        try:
+            while not turn.done() and deadline.left_s:
+                with contextlib.suppress(TimeoutError):
+                    await result_of(turn, min(deadline.left_s, turn.look_again_s))
+                self._check_open(verb)
+                self._pacing.look_again(verb)
+            begins = turn.done() and turn.result()
+        finally:
+            if not begins:
+                self._pacing.give_up(verb, turn)
+        if not begins:
+            raise UnavailableError(
+                f"{verb} at {self.target}: the server has more calls than it can take, and this one waited behind "
+                "others of this client until it was too late to begin"
+            )
+
+    async def _repeat(
+        self,
+        call: UnobservedCall,
+        verb: str,
+        attempt: Callable[[Calls, float], Awaitable[Response]],
+        deadline: Deadline,
+    ) -> Response:
         pauses = backoff_pauses(self.options, verb)
         error: UnavailableError | None = None
         while True:
@@ -158,6 +197,8 @@ class AsyncTransport:
                 self._check_open(verb)
                 error = self._retryable_error(ended, verb, error)
                 self._forget_local(calls)
+                if not _is_refusal(ended):
+                    self._locator.doubt()
                 pause_s = next(pauses)
                 if deadline.left_s <= pause_s:
                     raise error from None
@@ -190,6 +231,8 @@ class AsyncTransport:
         if not isinstance(ended, grpc.RpcError):
             raise ended
         error = translated(ended, verb, self.target)
+        if _is_refusal(ended):
+            self._pacing.refused(verb)
         if ended.code() in _BROKEN and _BROKEN[ended.code()] in error.details.get("grpc", ""):
             return UnavailableError(error.message, details=error.details)
         if not isinstance(error, UnavailableError):
@@ -203,20 +246,29 @@ class AsyncTransport:
     # -- the choice of how values travel -------------------------------------------------------------------------------
 
     async def _choose_calls(self, deadline: Deadline) -> Calls:
+        if self._locator.is_doubted:
+            await self._locate(deadline)
         if not self._is_chosen:
             await self._attach(deadline)
         return self._grpc if self._local is None else self._local
 
+    async def _locate(self, deadline: Deadline) -> None:
+        """Find where the server is now. There it may share memory that it did not share before."""
+        try:
+            await result_of(self._locator.find(), deadline.left_s)
+        except TimeoutError:
+            raise UnavailableError(self._locator.no_answer) from None
+        with self._lock:
+            self._is_chosen = self._local is not None or self.options.transport == "grpc"
+
     async def _attach(self, deadline: Deadline) -> None:
         status = await self._grpc.unary("GetServerStatus", pb.GetServerStatusRequest(), deadline.left_s)
         try:
-            if not status.HasField("shared_memory"):
-                raise OSError("the server shares no memory")
-            arena = await run_in_thread(partial(attach, self.target, status.shared_memory))
+            arena = await run_in_thread(partial(self._locator.place.attach, status))
         except OSError as error:
             message = f"{self.target}: its memory cannot be shared: {error}"
             ended = isinstance(error, ConnectionResetError)
-            if ended or (self._tries_left and status.HasField("shared_memory")):
+            if ended or (self._tries_left and not isinstance(error, NotSharedError)):
                 self._tries_left -= not ended
                 raise UnavailableError(message) from None  # the server is about to be replaced by the next one
             if self.options.transport == "shm":
@@ -244,3 +296,8 @@ class AsyncTransport:
         with self._lock:
             if self._local is not None and self._local is broken:
                 self._local, self._is_chosen = None, False
+
+
+def _is_refusal(ended: BaseException) -> bool:
+    """Whether the server ended a call because it has too many."""
+    return isinstance(ended, grpc.RpcError) and ended.code() is grpc.StatusCode.CANCELLED

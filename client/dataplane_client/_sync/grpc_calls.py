@@ -30,7 +30,7 @@ class GrpcCalls:
     """One channel to one server."""
 
     def __init__(self, target: str, chunk_bytes: int, credentials: Credentials | None = None) -> None:
-        self._target = target
+        self.target = target
         self._chunk_bytes = chunk_bytes
         self._secured = Secured(target, credentials)
         self._channel = open_channel(target, self._secured)
@@ -67,7 +67,7 @@ class GrpcCalls:
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
     ) -> list[PlacedColumn]:
         """Read columns; never as views."""
-        n_rows, what = len(request.sample_ids), f"ReadColumns at {self._target}"
+        n_rows, what = len(request.sample_ids), f"ReadColumns at {self.target}"
         buffers: ReadBuffers | None = None
         stream: StreamBuffers | None = None
         for data in self._read(request, timeout=timeout_s, metadata=self._metadata(traceparent)):

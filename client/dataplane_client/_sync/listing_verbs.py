@@ -1,4 +1,4 @@
-"""Verbs that list samples, claims and sessions. They change nothing."""
+"""Verbs that list samples, claims and sessions, and explain waits. They change nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from dataplane_client._sync.transport import Transport
 from dataplane_client.filters import Where
 from dataplane_client.listings import (
     ClaimList,
+    Explanation,
     SamplePage,
     SessionDescription,
     claim_list,
+    explanation,
     sample_page,
     session_list,
 )
@@ -60,6 +62,21 @@ class ListingVerbs:
             task=checked_name("task name", task_name or "", "claims"),
         )
         return claim_list(self._transport.unary("ListClaims", request, timeout_s))
+
+    def why(
+        self, partition_id: str | None = None, task_name: str | None = None, *, timeout_s: float | None = None
+    ) -> Explanation:
+        """Explain why calls wait: claims, puts, commits, groups and draws, the longest wait first. Changes nothing.
+
+        None: of all partitions, of all tasks. With a partition, also its tasks that take no rows although no claim
+        waits; with a task, its claims only. docs/why.md lists the causes. Raises NotFoundError for an unknown partition
+        or task.
+        """
+        request = pb.ExplainWaitsRequest(
+            partition_id=checked_name("partition id", partition_id or "", "why"),
+            task=checked_name("task name", task_name or "", "why"),
+        )
+        return explanation(self._transport.unary("ExplainWaits", request, timeout_s))
 
     def sessions(self, *, timeout_s: float | None = None) -> list[SessionDescription]:
         """List open sessions and what they hold, the oldest first."""

@@ -16,10 +16,12 @@ from dataplane_client.cli._options import (
     AnyAddress,
     AnyPartition,
     AnyTask,
+    Fields,
     Output,
     Partition,
     Task,
     Timeout,
+    Where,
 )
 
 _SNAPSHOT_TIMEOUT_S = 600.0  # to copy all values
@@ -146,9 +148,7 @@ def samples(
     tags: Annotated[
         list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="Only rows with this tag. Repeatable.")
     ] = None,
-    where: Annotated[
-        str | None, typer.Option("--where", metavar="FILTER", help='Only rows that fit, as "std > 0 and age_s < 60".')
-    ] = None,
+    where: Where = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most rows to show.")] = 100,
     server: Address = "",
     output: Output = "table",
@@ -159,6 +159,97 @@ def samples(
 
     request = samples_request(partition, task, states or [], tags or [], where)
     show_samples(request, limit, server, output, timeout)
+
+
+@app.command()
+def peek(
+    partition: Partition,
+    sample_ids: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...")] = None,
+    where: Where = None,
+    fields: Fields = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most rows to show.")] = 5,
+    decode: Annotated[
+        str | None,
+        typer.Option("--decode", metavar="DIR", help="Also show token ids as text, by DIR/tokenizer.json."),
+    ] = None,
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Show rows with their values, shortened."""
+    from dataplane_client.cli import _values as values
+
+    chosen = values.Chosen(partition, sample_ids or [], where, fields or [], limit)
+    values.peek(chosen, decode, server, output, timeout)
+
+
+@app.command()
+def tail(
+    partition: Partition,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    where: Where = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Rows to begin with.")] = 10,
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Show the rows that arrived last; with -f, also those to come."""
+    from dataplane_client.cli._tail import tail as show_last
+
+    show_last(partition, where, limit, server, output, timeout, follow=follow)
+
+
+@app.command()
+def export(
+    partition: Partition,
+    path: Annotated[str, typer.Argument(metavar="FILE")],
+    where: Where = None,
+    fields: Fields = None,
+    server: Address = "",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Write rows with their values to a file, as JSON Lines.
+
+    FILE may be "-" for stdout. Values have their types beside them. Rows stay in the server, and may change meanwhile:
+    a row is as it is when its turn comes.
+    """
+    from dataplane_client.cli import _values as values
+
+    values.export(values.Chosen(partition, where=where, fields=fields or []), path, server, timeout)
+
+
+@app.command("import")
+def import_(
+    partition: Partition,
+    path: Annotated[str, typer.Argument(metavar="FILE")],
+    server: Address = "",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Put the rows of a file that export has written.
+
+    FILE may be "-" for stdin. The partition must be registered. Pages of 256 rows are put one after the other, so an
+    error leaves those before it.
+    """
+    from dataplane_client.cli import _values as values
+
+    values.import_rows(partition, path, server, timeout)
+
+
+@app.command("set-version")
+def set_version(
+    partition: Partition,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=0)],
+    retire_below: Annotated[
+        int | None,
+        typer.Option("--retire-below", metavar="VERSION", min=0, help="Remove rows and groups of older versions."),
+    ] = None,
+    server: Address = "",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Say which weight version the trainer has now."""
+    from dataplane_client.cli._rows import set_weight_version
+
+    set_weight_version(partition, version, retire_below, server, timeout)
 
 
 @app.command()
@@ -176,6 +267,26 @@ def claims(
     from dataplane_client.cli._listings import show_claims
 
     show_claims(partition, task, server, output, timeout)
+
+
+@app.command()
+def why(
+    partition: AnyPartition = None,
+    task: AnyTask = None,
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Explain why calls wait, and say what to do.
+
+    Without PARTITION, the waits of all partitions. With TASK, only claims of this task. If nothing waits, or PARTITION
+    is named, it also tells of tasks that take no rows. docs/why.md lists the causes.
+
+    Exits with 0 whether or not anything waits, and with 1 if the partition or task does not exist.
+    """
+    from dataplane_client.cli._why import show_waits
+
+    show_waits(partition, task, server, output, timeout)
 
 
 @app.command()
@@ -220,6 +331,21 @@ def reset(
     from dataplane_client.cli._rows import reset_task
 
     reset_task(partition, task, sample_ids or [], server, timeout)
+
+
+@app.command()
+def drop(
+    partition: Partition,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    server: Address = "",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Remove a partition with its rows, claims and definition."""
+    if not yes:
+        typer.confirm(f"Remove partition {partition} and all of its rows?", abort=True)
+    from dataplane_client.cli._rows import drop_partition
+
+    drop_partition(partition, server, timeout)
 
 
 @app.command()

@@ -30,7 +30,7 @@ class Health:
 
 
 def health_of(status: ServerStatus) -> Health:
-    judgements = (_draining, _held, _full, _slow_puts, _many_rows)
+    judgements = (_draining, _held, _full, _slow_puts, _many_rows, _silent_nodes)
     return Health(tuple(filter(None, (judge(status) for judge in judgements))))
 
 
@@ -64,3 +64,14 @@ def _many_rows(status: ServerStatus) -> str:
     if not status.max_rows or status.rows < FULL_ROWS * status.max_rows:
         return ""
     return f"it holds {status.rows:,} of at most {status.max_rows:,} rows (--max-rows): further puts are refused"
+
+
+def _silent_nodes(status: ServerStatus) -> str:
+    silent = [
+        f"{node.number} on {node.host}" if node.host else str(node.number) for node in status.nodes if not node.up
+    ]
+    if not silent:
+        return ""
+    do, its = ("does", "its") if len(silent) == 1 else ("do", "their")
+    named = f"{'node' if len(silent) == 1 else 'nodes'} {', '.join(silent)}"
+    return f"{named} {do} not answer: if this lasts, {its} rows are lost"

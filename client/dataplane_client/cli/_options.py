@@ -65,4 +65,8 @@ Timeout = Annotated[
 Partition = Annotated[str, typer.Argument(metavar="PARTITION", autocompletion=_partition_names)]
 Task = Annotated[str, typer.Argument(metavar="TASK", autocompletion=_task_names)]
 AnyPartition = Annotated[str | None, typer.Argument(metavar="PARTITION", autocompletion=_partition_names)]
+Where = Annotated[
+    str | None, typer.Option("--where", metavar="FILTER", help='Only rows that fit, as "std > 0 and age_s < 60".')
+]
+Fields = Annotated[list[str] | None, typer.Option("--field", metavar="FIELD", help="Only this field. Repeatable.")]
 AnyTask = Annotated[str | None, typer.Argument(metavar="TASK", autocompletion=_task_names)]

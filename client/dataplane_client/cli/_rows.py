@@ -1,4 +1,6 @@
-"""`dataplane sample`, `dead-letters` and `reset`: the history of a row, rows that a task has given up, and retries."""
+"""`dataplane sample`, `dead-letters`, `reset` and `drop`: the history of a row, rows that a task has given up, retries,
+and the end of a partition.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +60,24 @@ def reset_task(partition_id: str, task: str, sample_ids: Sequence[str], address:
     with server_or_exit(address, timeout_s) as server:
         done = server.call("ResetTask", request)
     print_text(f"rows reset: {done.reset_rows:,}, claims fenced: {done.fenced_claims:,}")
+
+
+def set_weight_version(
+    partition_id: str, version: int, retire_below: int | None, address: str, timeout_s: float
+) -> None:
+    request = pb.SetWeightVersionRequest(
+        request_id=uuid.uuid4().hex, partition_id=partition_id, version=version, retire_below=retire_below
+    )
+    with server_or_exit(address, timeout_s) as server:
+        done = server.call("SetWeightVersion", request)
+    print_text(f"rows retired: {done.retired_rows:,}, groups aborted: {done.aborted_groups:,}")
+
+
+def drop_partition(partition_id: str, address: str, timeout_s: float) -> None:
+    request = pb.DropPartitionRequest(request_id=uuid.uuid4().hex, partition_id=partition_id)
+    with server_or_exit(address, timeout_s) as server:
+        done = server.call("DropPartition", request)
+    print_text(f"rows removed: {done.dropped_rows:,}")
 
 
 def _sample_lines(partition_id: str, sample_id: str, sample: SampleDescription) -> list[str]:

@@ -81,7 +81,21 @@ def _server_lines(status: ServerStatus, partitions: Iterable[PartitionDescriptio
     yield figure("rows", f"{status.rows:,}{most}")
     yield figure("waiting", waits_text(status, partitions))
     yield figure("sessions", f"{status.sessions:,}")
-    yield figure("values", "through shared memory on its host, otherwise over gRPC" if shares else "over gRPC")
+    yield from node_lines(status)
+    shared = "of its node" if status.nodes else "on its host"
+    in_memory = shares or status.nodes
+    yield figure("values", f"through shared memory {shared}, otherwise over gRPC" if in_memory else "over gRPC")
+
+
+def node_lines(status: ServerStatus) -> Iterator[Labelled]:
+    """A line for each node of a cluster."""
+    for node in status.nodes:
+        state = f"up on {node.host}" if node.up else "does not answer"
+        fetched = (
+            f"{size_text(node.fetched_bytes)} of other nodes fetched, {size_text(node.cache_hit_bytes)} read again"
+        )
+        used = f"{size_text(node.memory_used_bytes)} used, {plural(node.clients, 'client')}"
+        yield figure(f"node {node.number}", f"{state}: {used}; {fetched}")
 
 
 def _holder_text(holder: MemoryHolder) -> str:
@@ -108,8 +122,9 @@ def _waiting(count: int, noun: str, longest_s: float | None) -> str:
 
 def _partition_table(partitions: Iterable[PartitionDescription]) -> Table:
     """A line for each partition, and under it one for each of its tasks."""
-    numbers = (">untaken", ">ready", ">claimed", ">consumed", ">versions\nbehind", ">claims\nwaiting", ">longest\nwait")
-    table = Table("task", *numbers, spare=("longest wait", "consumed", "versions behind"))
+    rows = (">untaken", ">ready", ">claimed", ">consumed\nin all")
+    delays = (">versions\nbehind", ">claims\nwaiting", ">longest\nwait")
+    table = Table("task", *rows, *delays, spare=("longest wait", "consumed in all", "versions behind"))
     for partition in partitions:
         waits = f", {plural(count, 'call')} for room" if (count := partition.waiting_calls) else ""
         table.add_line(partition.partition_id, f"  {contents_text(partition)}{waits}")

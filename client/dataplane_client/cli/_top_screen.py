@@ -10,7 +10,7 @@ from rich.text import Text
 from dataplane_client.cli._health import health_of
 from dataplane_client.cli._output import BAD
 from dataplane_client.cli._rates import PartitionRates
-from dataplane_client.cli._status import contents_text, health_lines, waits_text
+from dataplane_client.cli._status import contents_text, health_lines, node_lines, waits_text
 from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
 from dataplane_client.descriptions import ServerStatus, TaskStatus
@@ -29,6 +29,7 @@ def render_snapshot(address: str, status: ServerStatus, rates: Sequence[Partitio
         *health_lines(health_of(status)),
         figure("memory", f"{bar} of {size_text(budget)}, {plural(status.rows, 'row')}"),
         figure("waiting", waits_text(status, [entry.partition for entry in rates])),
+        *node_lines(status),
         Text(),
         _table(rates) if rates else Text("no partitions"),
     )

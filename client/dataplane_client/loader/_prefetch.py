@@ -28,8 +28,8 @@ class Prefetcher:
     def __init__(self, client: DataPlaneClient, settings: LoaderSettings, waits_for_others: bool) -> None:
         self._settings = settings
         self._claims = ClaimStream(client, settings, waits_for_others)
-        self._device = torch.device(settings.device)
-        self._read_device = settings.device if self._device.type == "cuda" else "cpu"  # a read can pad on these two
+        self._device = _this_threads(torch.device(settings.device))
+        self._read_device = str(self._device) if self._device.type == "cuda" else "cpu"  # a read can pad on these two
         self._changed = threading.Condition()
         self._ready: deque[tuple[Claim, DeviceCopy]] = deque()
         self._error: BaseException | None = None
@@ -74,6 +74,8 @@ class Prefetcher:
 
     def _run(self) -> None:
         try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # a new thread begins on device 0
             self._fetch()
         except BaseException as error:  # noqa: BLE001  # `next` raises it
             self._error = error
@@ -108,3 +110,8 @@ class Prefetcher:
                 self._changed.notify_all()
                 return
         release_claims([claim])
+
+
+def _this_threads(device: torch.device) -> torch.device:
+    """The device, with its index: "cuda" is the current device of the thread that asks, and of no other."""
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device

@@ -22,7 +22,7 @@ METRICS = "metrics"
 """The page of the HTTP listener."""
 
 _LOOKS = frozenset({"GetPartition", "ListPartitions", "GetConsumptionStatus"})
-_READS = _LOOKS | {"ReadColumns", "GetSample", "ListSamples", "ListClaims", "ListDeadLetters"}
+_READS = _LOOKS | {"ReadColumns", "GetSample", "ListSamples", "ListClaims", "ListDeadLetters", "ExplainWaits"}
 _WRITES = frozenset({"PutSamples", "ReserveGroup", "FinishGroup", "AbortGroup"})
 _CLAIMS = frozenset({"ClaimSamples", "ClaimShard", "CommitClaim", "ReleaseClaim", "AdoptClaim"})
 _TRAINS = frozenset({"DrawSamples", "SetWeightVersion", WRITE_BACK})

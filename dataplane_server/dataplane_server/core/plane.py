@@ -16,7 +16,7 @@ decides where in the arena they are, the shell copies them. Not thread-safe: one
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +29,7 @@ from dataplane_server.core.calls.answers import (
     SampleHistory,
     Totals,
 )
+from dataplane_server.core.calls.causes import Explanation
 from dataplane_server.core.calls.filters import Filter, check_filter
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.listings import ClaimInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
@@ -36,6 +37,7 @@ from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import Call
 from dataplane_server.core.calls.values import Int64Array
+from dataplane_server.core.rows.regions import Region
 from dataplane_server.core.state.answers import Answers
 from dataplane_server.core.state.descriptions import describe_partition, describe_task
 from dataplane_server.core.state.partition import Partition
@@ -61,6 +63,11 @@ class DataPlane:
         limits = limits or Limits()
         state = State(limits, incarnation, first_generation)
         self.parts = state, Verbs(state), Answers(limits), History(limits.remembered_events)
+
+    @property
+    def incarnation(self) -> str:
+        """Names this state: the same after a restart that went on from the log, another one after a new beginning."""
+        return self._state.incarnation
 
     @property
     def parts(self) -> Parts:
@@ -133,6 +140,14 @@ class DataPlane:
         """Where memory is free: (start, end), in any order, none twice."""
         return [*self._state.space.free_ranges(), *self._state.space.pending_ranges()]
 
+    def nodes(self) -> list[Region]:
+        """The nodes of a cluster that are there, for reading."""
+        return self._verbs.nodes.up()
+
+    def versions(self, offsets: Int64Array, sizes: Int64Array) -> Int64Array:
+        """As `Nodes.versions`, of a cluster."""
+        return self._verbs.nodes.versions(offsets, sizes)
+
     def layout(self, ticket: int) -> tuple[Int64Array, Int64Array] | None:
         """Offsets and bytes of the values of a write under way, an array row for each column; None without space."""
         return self._verbs.admission.layout(ticket)
@@ -202,6 +217,16 @@ class DataPlane:
     def list_sessions(self, now: float) -> list[OpenSessionInfo]:
         """Open sessions, the oldest first."""
         return list_sessions(self._verbs.table, self._state, now)
+
+    # -- waits ---------------------------------------------------------------------------------------------------------
+
+    def explain_waits(self, partition_id: str, task: str, now: float) -> Explanation:
+        """Why calls wait; see `stats.waits`. Refusal PARTITION_NOT_FOUND, TASK_NOT_REGISTERED."""
+        return self._turn.waits.explain(partition_id, task, now)
+
+    def waiting_causes(self, now: float) -> Iterator[tuple[str, str, str, int]]:
+        """Partition, task, main cause and number of calls, wait by wait; see `Waits.causes`."""
+        return self._turn.waits.causes(now)
 
     # -- the whole -----------------------------------------------------------------------------------------------------
 

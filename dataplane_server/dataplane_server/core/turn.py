@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from dataplane_server.core.calls import life_calls, requests
+from dataplane_server.core.calls import life_calls, node_calls, requests
 from dataplane_server.core.calls.answers import (
     Admitted,
     Answered,
@@ -42,6 +42,7 @@ from dataplane_server.core.calls.requests import Call, ClaimShard, RepeatableCal
 from dataplane_server.core.state.answers import Abandoned, Answers
 from dataplane_server.core.state.state import State
 from dataplane_server.core.stats.history import History
+from dataplane_server.core.stats.waits import Waits, with_causes
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.verbs.verbs import Verbs
 
@@ -70,6 +71,7 @@ class Turn:
         self._verbs = verbs
         self._answers = answers
         self._history = history
+        self.waits = Waits(state, verbs, history)
         self._repeatable, self._others = self._tables(verbs)
 
     def _tables(self, v: Verbs) -> tuple[dict[type, _Verb], dict[type, Change]]:
@@ -100,17 +102,19 @@ class Turn:
             requests.FinishWrite: self._finish_write,
             requests.ShareReservation: lambda call, now: v.writes.share(call.ticket),
             requests.AbortWrite: lambda call, now: v.writes.abort(call.ticket),
-            requests.GiveUpWrite: lambda call, now: v.writes.give_up(call.ticket, v.holders.told()),
+            requests.GiveUpWrite: self._give_up_write,
             requests.BeginRead: lambda call, now: v.reads.begin(call),
             requests.EndRead: lambda call, now: v.reads.end(call.ticket),
             requests.GiveUpClaim: self._give_up_claim,
             requests.AbandonClaim: self._abandon_claim,
             requests.OpenSession: v.expiry.open,
             requests.Heartbeat: lambda call, now: sessions.heartbeat(call.session_id, now),
-            requests.CloseSession: lambda call, now: v.expiry.close(call),
+            requests.CloseSession: v.expiry.close,
             requests.Advance: self._advance,
             requests.MergeFreeRanges: lambda call, now: self._state.space.merge_pending(_MERGED_AT_ONCE),
             requests.Drain: self._drain,
+            node_calls.AddNode: lambda call, now: v.nodes.add(call),
+            node_calls.LoseNode: lambda call, now: v.nodes.lose(call),
             life_calls.Recover: self._recover,
             life_calls.LetGo: self._let_go,
             life_calls.BeginSnapshot: lambda call, now: v.reads.begin_snapshot(call.name),
@@ -271,8 +275,14 @@ class Turn:
         return ReleaseResult(rows)
 
     def _give_up_claim(self, call: requests.GiveUpClaim, now: float) -> Refusal:
-        refusal = self._verbs.queue.give_up(call.ticket, now) or self._verbs.flow.give_up(call.ticket)
-        return refusal or Refusal(Reason.CLAIM_TIMEOUT, "the call no longer waits")
+        refusal, wait = self.waits.claim_timeout(call.ticket, now), self.waits.of_write(call.ticket, now)
+        self._verbs.queue.leave(call.ticket)
+        refusal = refusal or self._verbs.flow.give_up(call.ticket)
+        return with_causes(refusal or Refusal(Reason.CLAIM_TIMEOUT, "the call no longer waits"), wait)
+
+    def _give_up_write(self, call: requests.GiveUpWrite, now: float) -> Refusal:
+        wait = self.waits.of_write(call.ticket, now)
+        return with_causes(self._verbs.writes.give_up(call.ticket, self._verbs.holders.told()), wait)
 
     def _abandon_claim(self, call: requests.AbandonClaim, now: float) -> None:
         self._verbs.queue.leave(call.ticket)
@@ -304,7 +314,7 @@ class Turn:
 
     def _restored(self, call: life_calls.Restored, now: float) -> None:
         for session in list(self._state.sessions):
-            self._verbs.expiry.close(requests.CloseSession(session.session_id))
+            self._verbs.expiry.close(requests.CloseSession(session.session_id), now)
         self._state.incarnation = self._state.sessions.incarnation = call.incarnation
         self._state.generations.next = max(self._state.generations.next, call.first_generation)
 

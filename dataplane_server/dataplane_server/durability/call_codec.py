@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from dataplane_server.core.calls import life_calls, requests
+from dataplane_server.core.calls import life_calls, node_calls, requests
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand, FlowPolicy
@@ -167,7 +167,7 @@ def _array(data: bytes) -> Int64Array:
     return np.frombuffer(data, "<i8")
 
 
-_NAMES = vars(requests) | vars(life_calls)
+_NAMES = vars(requests) | vars(life_calls) | vars(node_calls)
 _CALLS = [kind for kind in _NAMES.values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
 _SCHEMAS: dict[type, _Schema] = {kind: _schema(kind) for kind in _CALLS if issubclass(kind, Call)}
 _NAMED = {kind.__name__: schema for kind, schema in _SCHEMAS.items()}

@@ -62,7 +62,7 @@ class RecoveryError(Exception):
 @dataclass(frozen=True)
 class Terms:
     """What a server asks of its directory. failed: called when the log cannot be written. accept_loss: go on without
-    what is damaged. segment_bytes: of the log.
+    what is damaged. segment_bytes: of the log. arena: in place of the folder's, if the values are elsewhere.
     """
 
     folder: Path
@@ -72,6 +72,7 @@ class Terms:
     failed: Failed
     accept_loss: bool = False
     segment_bytes: int = 16 << 20
+    arena: Arena | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def begin_life(terms: Terms, replica: Replica | None = None) -> Life:
     terms.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         arena = _open_arena(terms)
-        if finish(terms.folder):
+        if terms.arena is None and finish(terms.folder):
             arena.close()
             arena = _open_arena(terms)
     except (ValueError, DamagedCheckpointError) as error:
@@ -167,6 +168,8 @@ def begin_life(terms: Terms, replica: Replica | None = None) -> Life:
 
 
 def _open_arena(terms: Terms) -> Arena:
+    if terms.arena is not None:
+        return terms.arena
     return Arena(terms.limits.memory_bytes, shared=terms.shared, file=terms.folder / "arena")
 
 
@@ -202,7 +205,7 @@ def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
     gc.freeze()  # what was recovered is no garbage
     header = replica.header
     _check(terms, header)
-    damaged = [] if takes_over else replica.checksums.damaged(replica.plane, arena.memory)
+    damaged = [] if takes_over or terms.arena is not None else replica.checksums.damaged(replica.plane, arena.memory)
     _check_values(terms, damaged)
     origin = {name: header[name] for name in ("incarnation", "first_generation")}
     log = _new_log(terms, replica.reader.next_record, _header(origin, terms, header["epoch"] + 1, replica.at))
@@ -271,7 +274,7 @@ def _logged(terms: Terms, plane: LoggedPlane, arena: Arena, log: LogWriter) -> G
         plane.log_to(log, terms.failed)
         return None
     commits = GroupCommit(plane, arena, log, terms.failed)
-    plane.log_to(commits, terms.failed, arena.memory)
+    plane.log_to(commits, terms.failed, None if terms.arena is not None else arena.memory)
     return commits
 
 

@@ -153,7 +153,8 @@ PARTITIONS = (
         "dataplane_rows_removed_total",
         "counter",
         "Rows removed, by reason: consumed (cleared after every task had consumed them), cleared, rolled_back, retired "
-        "(with their weight version), stale or filtered (dropped by the policy of a task), evicted (for new rows).",
+        "(with their weight version), stale or filtered (dropped by the policy of a task), evicted (for new rows), "
+        "lost (with a node).",
         ("partition", "reason"),
     ),
     MetricSpec("dataplane_puts_total", "counter", "Puts applied.", _P),
@@ -225,4 +226,12 @@ TASKS = (
 )
 """One series for each task of a partition."""
 
-CATALOG = (*SERVER, *CALLS, *PARTITIONS, *TASKS)
+WAITS = MetricSpec(
+    "dataplane_waiting_cause",
+    "gauge",
+    "Calls that wait, by the main cause as `dataplane why` names it (docs/why.md); task is empty for puts, commits, "
+    "groups and draws. Of the 64 longest waits; the others together are not_examined. Absent while nothing waits.",
+    ("partition", "task", "cause"),
+)
+
+CATALOG = (*SERVER, *CALLS, *PARTITIONS, *TASKS, WAITS)

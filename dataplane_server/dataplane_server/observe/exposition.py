@@ -9,13 +9,14 @@ as long as in full. Only figures are kept between scrapes: the text around a mil
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.stats.figures import Column, PartitionFigures, TaskFigures, partition_columns, task_columns
-from dataplane_server.observe.catalog import PARTITIONS, TASKS, MetricSpec
+from dataplane_server.observe.catalog import PARTITIONS, TASKS, WAITS, MetricSpec
 
 _TOGETHER = 32
 """Partitions and tasks whose figures are computed in one step."""
@@ -36,6 +37,7 @@ PARTITION_SERIES: Series = {
     "removed_retired": ("dataplane_rows_removed_total", ("retired",)),
     "removed_stale": ("dataplane_rows_removed_total", ("stale",)),
     "removed_filtered": ("dataplane_rows_removed_total", ("filtered",)),
+    "removed_lost": ("dataplane_rows_removed_total", ("lost",)),
     "removed_evicted": ("dataplane_rows_removed_total", ("evicted",)),
     "puts": ("dataplane_puts_total", ()),
     "put_rows": ("dataplane_put_rows_total", ()),
@@ -95,6 +97,16 @@ class Exposition:
             yield from line.pieces((part.names, part.columns[number]) for part in parts)
         for number, line in enumerate(self._task_lines):
             yield from line.pieces((part.task_names, part.task_columns[number]) for part in parts)
+        yield from self._waits(now)
+
+    def _waits(self, now: float) -> Iterator[bytes]:
+        """The calls that wait, by cause. Each piece looks at one wait."""
+        calls = Counter[tuple[str, str, str]]()
+        for partition_id, task, cause, count in self._plane.waiting_causes(now):
+            calls[partition_id, task, cause] += count
+            yield b""
+        lines = [f"{WAITS.name}{label_text(WAITS.labels, labels)} {count}\n" for labels, count in calls.items()]
+        yield "".join([header_text(WAITS), *lines]).encode()
 
 
 class _Part(NamedTuple):
@@ -107,7 +119,7 @@ class _Part(NamedTuple):
 
 
 def _groups(partitions: Sequence[Partition]) -> Iterator[list[Partition]]:
-    """The partitions, so many together that one step is short."""
+    """The partitions, in batches that each take a short step."""
     group: list[Partition] = []
     size = 0
     for partition in partitions:

@@ -1,4 +1,4 @@
-"""The HTTP listener: `/metrics` for Prometheus, `/healthz` for probes that cannot use gRPC, `/` with links to both.
+"""The HTTP listener: `/metrics` for Prometheus, `/healthz` for probes that cannot use gRPC, `/` for people.
 
 A connection lives for ten seconds at most; see `http_listener`. Metrics are written in parts, and calls are served
 between them. A scraper gets the next part when it has read the last, so it costs the same memory whether it reads or
@@ -23,20 +23,14 @@ from dataplane_server.access.tls import Tls
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.http_listener import HttpListener, only
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.version import VERSION
 
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from dataplane_server.page.page import Page
+
     Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_HOME = f"""<!doctype html><title>RL Data Plane</title>
-<h1>RL Data Plane {VERSION}</h1>
-<p><a href="/metrics">/metrics</a> for Prometheus
-<p><a href="/healthz">/healthz</a>: 200 while the server accepts calls, 503 while it drains
-<p>On the server's host, <code>dataplane --server ADDRESS top</code> shows partitions and tasks. Clients connect to the
-gRPC address that the server printed at its start, not to this port.
-"""
 MAX_CONNECTIONS = 32
 MAX_SCRAPES = 4
 MAX_SECONDS = 10.0
@@ -45,8 +39,11 @@ MAX_SECONDS = 10.0
 class HttpSide:
     """An HTTP listener on the running event loop. healthy: whether the server accepts calls. max_s: how long a
     connection may last, in seconds. gate: beside an access file, only /healthz answers callers that it does not know,
-    and metrics need a role for every partition, whose names they tell. tls: None for plain HTTP.
+    and metrics need a role for every partition, whose names they tell. tls: None for plain HTTP. page: what people see;
+    set it before `start`, None for nothing.
     """
+
+    page: Page | None = None
 
     def __init__(
         self,
@@ -69,14 +66,16 @@ class HttpSide:
         app = web.Application()
         app.add_routes(
             [
-                web.get("/", self._guarded(self._serve_home)),
                 web.get("/metrics", self._guarded(self._serve_metrics)),
                 web.get("/healthz", self._serve_health),
+                *([] if self.page is None else self.page.routes(self._guarded)),
             ]
         )
         return await self._listener.start(app, host, port)
 
     async def stop(self) -> None:
+        if self.page is not None:
+            await self.page.stop()
         await self._listener.stop()
 
     def _guarded(self, serve: Serve) -> Serve:
@@ -93,11 +92,6 @@ class HttpSide:
             return await serve(request)
 
         return serve_known
-
-    async def _serve_home(self, request: web.Request) -> web.Response:
-        from aiohttp import web
-
-        return only(web.Response(text=_HOME, content_type="text/html"))
 
     async def _serve_metrics(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web

@@ -15,6 +15,9 @@ from typing import Any
 import structlog
 
 _NAME = "dataplane_server"
+_LIBRARY_MESSAGES = 60
+_LIBRARY_EVERY_S = 60.0
+_LIBRARY_CHARACTERS = 2000
 
 
 def get_log() -> structlog.stdlib.BoundLogger:
@@ -36,9 +39,33 @@ def show_on_stderr(level: str) -> None:
     """Write events of this level (a name as in `logging`) and above to stderr, and warnings of libraries."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PlainLines() if sys.stderr.isatty() else JsonLines())
+    handler.addFilter(FewOfLibraries())
     logging.getLogger().addHandler(handler)
     logging.getLogger(_NAME).setLevel(level.upper())
     logging.captureWarnings(capture=True)
+
+
+class FewOfLibraries(logging.Filter):
+    """Lets 60 messages of libraries through in a minute: gRPC writes one for each odd header that a caller sends. The
+    next that passes tells as `dropped` how many did not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ends = 0.0
+        self._passed = self._dropped = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == _NAME:
+            return True
+        if record.created >= self._ends:
+            self._ends, self._passed = record.created + _LIBRARY_EVERY_S, 0
+        if self._passed == _LIBRARY_MESSAGES:
+            self._dropped += 1
+            return False
+        self._passed += 1
+        record.dropped, self._dropped = self._dropped, 0
+        return True
 
 
 class JsonLines(logging.Formatter):
@@ -48,7 +75,10 @@ class JsonLines(logging.Formatter):
         return record.getMessage() if record.name == _NAME else json.dumps(self._of_library(record))
 
     def _of_library(self, record: logging.LogRecord) -> dict[str, Any]:
-        event = {"event": "library_message", "library": record.name, "message": record.getMessage()}
+        message = record.getMessage()[:_LIBRARY_CHARACTERS]
+        event: dict[str, Any] = {"event": "library_message", "library": record.name, "message": message}
+        if dropped := getattr(record, "dropped", 0):
+            event["dropped"] = dropped
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
         return {**event, "level": record.levelname.lower(), "at": now_text(record.created)}

@@ -106,6 +106,14 @@ class Metrics:
         """Record how late the event loop ran a timer."""
         self._lags.observe(seconds)
 
+    def seconds_of_calls(self) -> dict[str, list[float]]:
+        """How many calls of each verb have ended within each of CALL_SECONDS, and in all."""
+        counts: dict[str, list[float]] = {}
+        for sample in next(iter(self._seconds.collect())).samples:
+            if sample.name.endswith("_bucket"):
+                counts.setdefault(f"{sample.labels['verb']} {sample.labels['transport']}", []).append(sample.value)
+        return counts
+
     # -- scrapes -------------------------------------------------------------------------------------------------------
 
     def turns(self) -> Iterator[bytes]:

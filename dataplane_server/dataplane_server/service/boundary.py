@@ -166,7 +166,8 @@ def _certificate(context: Context) -> tuple[str, ...] | None:
 
 
 async def _abort(context: Context, call: CallScope) -> None:
-    if context.cancelled():
+    left_s: float | None = context.time_remaining()  # None for no deadline, unlike the type stubs say
+    if context.cancelled() or (left_s is not None and left_s <= 0):
         raise asyncio.CancelledError  # the caller has gone; gRPC would log that it cannot be told
     details = ((DETAILS_KEY, call.status.SerializeToString()),)
     await context.abort(_CODES[call.status.code], call.status.message, trailing_metadata=details)

@@ -46,6 +46,7 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
     Reason.LIMIT_REACHED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.CLAIM_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.NODE_LOST: grpc.StatusCode.UNAVAILABLE,
     Reason.SUPERSEDED: grpc.StatusCode.ABORTED,
     Reason.CLAIM_FENCED: grpc.StatusCode.ABORTED,
     Reason.SESSION_EXPIRED: grpc.StatusCode.ABORTED,
@@ -59,6 +60,7 @@ RETRY_DELAY_S: dict[Reason, float] = {
     Reason.PARTITION_FULL: 1.0,
     Reason.LIMIT_REACHED: 1.0,
     Reason.DRAINING: 0.5,
+    Reason.NODE_LOST: 0.5,
 }
 """How long the caller should wait before it tries again, in seconds."""
 

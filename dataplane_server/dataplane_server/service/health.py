@@ -87,7 +87,7 @@ class Health:
                     changed = self._changed
                     status = self._statuses.get(request.value, Status.SERVICE_UNKNOWN)
                     if status != told:
-                        await context.write(Int32Value(value=status))
+                        await self._endless.write(context.write(Int32Value(value=status)))
                     told = status
                     await changed.wait()
         except Refusal as refusal:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.durability.life import DataDirDurability, Life, Terms, begin_life
 from dataplane_server.durability.standby import take_over
 from dataplane_server.observe.log import get_log
+from dataplane_server.storage.arena import Arena
 
 _LOG_FAILED = 74
 """Exit status of a process that could not write its log."""
 
 
-async def next_life(config: ServerConfig, stopping: threading.Event) -> Life | None:
+async def next_life(config: ServerConfig, stopping: threading.Event, arena: Arena | None = None) -> Life | None:
     """The life of a server with this configuration; None if it has no data directory, or if `stopping` is set before it
-    began. Errors as `begin_life`.
+    began. arena: for one whose values are not in the directory. Errors as `begin_life`.
     """
     if config.data_dir is None:
         return None
-    terms = _terms(config, config.data_dir)
+    terms = replace(_terms(config, config.data_dir), arena=arena)
     waits = (lambda: get_log().info("standing_by", folder=str(terms.folder))) if config.standby else None
     if waits is None:
         life: Life | None = await asyncio.to_thread(begin_life, terms)

@@ -6,21 +6,18 @@ the client finishes the write.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from typing import cast
-
-import numpy as np
 
 from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import EndRead, FinishWrite, ShareReservation
-from dataplane_server.core.calls.values import Run
+from dataplane_server.core.calls.values import Runs
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate
-from dataplane_server.service.digests import Digests
 from dataplane_server.service.local_session import Applied, Lease, LocalSession, Result, SharedReservation
 from dataplane_server.service.shell import Shell
-from dataplane_server.storage.arena import Arena
+from dataplane_server.service.values import Values
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -35,11 +32,10 @@ WriteRequest = pb.LocalPutRequest | pb.LocalCommitRequest
 class LocalCalls:
     """The methods of local.proto that differ from those of the gRPC service."""
 
-    def __init__(self, shell: Shell, arena: Arena, metrics: Metrics) -> None:
+    def __init__(self, shell: Shell, values: Values, metrics: Metrics) -> None:
         self._shell = shell
-        self._arena = arena
+        self._values = values
         self._metrics = metrics
-        self._digests = Digests(shell.plane, arena)
         self._waiting_bytes = 0
 
     def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
@@ -85,11 +81,12 @@ class LocalCalls:
             reservation = await self._shell.reservation(waiting, wait_s)
         finally:
             self._waiting_bytes -= size_bytes
-        return self._use(reservation, applied, values, handle, session)
+        used = self._use(reservation, applied, values, handle, session)
+        return used if isinstance(used, pb.LocalWriteResponse) else await used
 
     def _use(
         self, reservation: Reservation, applied: Applied, values: bytes | None, handle: int, session: LocalSession
-    ) -> pb.LocalWriteResponse:
+    ) -> Answer:
         with self._shell.aborted_on_error(reservation.ticket):
             if values is not None:
                 self._fill(reservation, values)
@@ -97,12 +94,12 @@ class LocalCalls:
                 _check_writable(session)
                 self._shell.apply(ShareReservation(reservation.ticket))
                 session.hold(handle, SharedReservation(reservation, applied))
-                return pb.LocalWriteResponse(reservation=_arena_runs(reservation.runs))
-            digests = cast("bytes", self._digests.of(reservation.ticket))  # there are few bytes
+                return pb.LocalWriteResponse(reservation=arena_runs(Runs.of(reservation.runs)))
+            digests = cast("bytes", self._values.digests(reservation))  # there are few bytes
             return self._finish(reservation, applied, digests)
 
     def _finish(self, reservation: Reservation, applied: Applied, digests: bytes) -> pb.LocalWriteResponse:
-        self._arena.copy(reservation.copies)
+        self._values.complete(reservation)
         finish = FinishWrite(reservation.ticket, digests=digests)
         return applied(self._shell.apply(finish), reservation.size_bytes)
 
@@ -115,10 +112,10 @@ class LocalCalls:
             raise Refusal(Reason.MALFORMED_STREAM, message)
         rest = memoryview(values)
         for run in reservation.runs:
-            self._arena.view(run)[:], rest = rest[: run.size_bytes], rest[run.size_bytes :]
+            self._values.view(run)[:], rest = rest[: run.size_bytes], rest[run.size_bytes :]
 
     def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> Answer:
-        digests = self._digests.of(session.reservation(request.handle).reservation.ticket)
+        digests = self._values.digests(session.reservation(request.handle).reservation)
         if isinstance(digests, bytes):
             return self._finish_taken(request.handle, session, digests)
         return self._finish_later(request.handle, session, digests)
@@ -147,11 +144,11 @@ class LocalCalls:
         plan = self._shell.apply(translate.read(request.request))
         response = pb.LocalReadResponse(header=translate.read_header(plan))
         if plan.size_bytes <= min(request.inline_bytes, MAX_INLINE_BYTES):
-            response.values = b"".join(map(self._arena.view, plan.runs))
+            response.values = b"".join(self._values.pieces(plan.runs))
             self._shell.apply(EndRead(plan.ticket))
         else:
             session.hold(request.handle, Lease(plan.ticket))
-            response.lease.CopyFrom(_arena_runs(plan.runs))
+            response.lease.CopyFrom(arena_runs(plan.runs))
         self._metrics.carried("ReadColumns", "shm", plan.size_bytes)
         return response
 
@@ -165,6 +162,6 @@ def _check_writable(session: LocalSession) -> None:
         raise Refusal(Reason.INVALID_REQUEST, message)
 
 
-def _arena_runs(runs: Iterable[Run]) -> pb.ArenaRuns:
-    table = np.array(list(runs), "<i8").reshape(-1, 2)
-    return pb.ArenaRuns(offsets=table[:, 0].tobytes(), sizes=table[:, 1].tobytes())
+def arena_runs(runs: Runs) -> pb.ArenaRuns:
+    """Runs as a message."""
+    return pb.ArenaRuns(offsets=runs.offsets.astype("<i8").tobytes(), sizes=runs.sizes.astype("<i8").tobytes())

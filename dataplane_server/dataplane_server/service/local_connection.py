@@ -85,7 +85,10 @@ class LocalConnection(asyncio.Protocol):
         if self.call is not None:
             asyncio.get_running_loop().call_soon(self.call.cancel)  # once it has begun, so that it ends what it holds
         if self._attached and self.session is not None:
-            self._endpoint.end(self.session)
+            self._end_session(self.session)
+
+    def _end_session(self, session: LocalSession) -> None:
+        self._endpoint.end(session)
 
     def pause_writing(self) -> None:
         """Serve and read no more requests until the peer has read its response."""
@@ -187,7 +190,10 @@ class LocalConnection(asyncio.Protocol):
             else:
                 raise Refusal(Reason.INVALID_REQUEST, "the first request on a connection must be ATTACH or JOIN")
         except Refusal as refusal:
-            self._send(pb.LOCAL_OUTCOME_ERROR, status_of(refusal).SerializeToString())
+            self._send_refusal(refusal)
+
+    def _send_refusal(self, refusal: Refusal) -> None:
+        self._send(pb.LOCAL_OUTCOME_ERROR, status_of(refusal).SerializeToString())
 
     def _release(self, session: LocalSession, body: bytes) -> None:
         try:

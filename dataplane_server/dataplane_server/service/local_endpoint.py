@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from dataplane_server.accepting import accept_forever
+from dataplane_server.accepting import accepting
 from dataplane_server.access.peers import OWN_USER, AllowedPeers, Peer, peer_of
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.log import get_log
@@ -109,7 +109,7 @@ class LocalEndpoint:
             listener.close()
             raise
         serve = partial(self._serve, allowed)
-        self._accepting.append(asyncio.create_task(accept_forever(listener, "local", serve)))
+        self._accepting.append(accepting(listener, "local", serve))
 
     async def _serve(self, allowed: AllowedPeers, peer: socket.socket) -> None:
         found = peer_of(peer)

@@ -35,7 +35,7 @@ def serve_reflection(server: grpc.aio.Server, endless: EndlessCalls) -> None:
             try:
                 with endless.running():
                     async for response in super().ServerReflectionInfo(request_iterator, context):
-                        await context.write(response)  # within the block, unlike what follows a yield
+                        await endless.write(context.write(response))  # within the block, unlike a yield
             except Refusal as refusal:
                 await context.abort(ERROR_TABLE[refusal.reason], refusal.message)
 

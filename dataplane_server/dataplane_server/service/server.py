@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dataplane_server.core.calls.life_calls import LetGo
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state.issued_ids import new_incarnation
 from dataplane_server.durability.checkpointer import Checkpointer
+from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.life import Life
 from dataplane_server.observe.http import HttpSide
 from dataplane_server.observe.log import get_log
@@ -36,6 +38,7 @@ from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.service.socket_files import SocketFile, others_kept
+from dataplane_server.service.values import ArenaValues, Values
 from dataplane_server.storage.arena import Arena, can_share
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1.frames import keep_message_memory
@@ -44,10 +47,10 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
-    # Calls that have arrived and that the event loop has not taken yet. Each takes about half a millisecond, so more of
-    # them would wait until their callers have gone; gRPC refuses them (CANCELLED) before Python sees them.
-    ("grpc.server.max_pending_requests", 128),
-    ("grpc.server.max_pending_requests_hard_limit", 256),
+    # Calls that have arrived and that the event loop has not taken yet; each takes about half a millisecond. gRPC
+    # refuses others (CANCELLED) before Python sees them, and clients slow down; see "Overload" in docs/design.md.
+    ("grpc.server.max_pending_requests", 16),
+    ("grpc.server.max_pending_requests_hard_limit", 32),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # gRPC reads two chunks of a stream ahead, no more: its own estimate buffers hundreds of MB when the server is busy.
@@ -64,6 +67,8 @@ _CHECKPOINTER_S = 20.0
 class Server:
     """A server on the running event loop: `start`, then `stop` once."""
 
+    _keeps_snapshots = True
+
     def __init__(self, config: ServerConfig, life: Life | None = None, probes: HealthListener | None = None) -> None:
         """life: of the data directory; it begins now if it is not given. probes: the listener of config.health, if it
         was started before.
@@ -79,19 +84,19 @@ class Server:
         self.http_address: str | None = None
         self.http_door_address: str | None = None
         self.health_address: str | None = None
-        shared = config.share_memory and can_share()
-        self._arena = Arena(config.limits.memory_bytes, shared=shared) if self._life is None else self._life.arena
+        self._arena = self._new_arena() if self._life is None else self._life.arena
         self._metrics = Metrics(self.plane, lambda: self._serving, now)
         self._tracing = tracing = Tracing() if config.tracing else None
         self._lag = LoopLag(self._metrics.lagged)
         self._gate = gate = open_gate(config, self.plane.partition_of)
         self._tls = open_tls(config)
         commits = None if self._life is None else self._life.commits
-        self._shell = shell = Shell(self.plane, self._metrics, now, commits)
-        self._servicer = DataPlaneServicer(shell, self._arena, self._metrics, gate)
+        self._shell = shell = self._new_shell(now, commits)
+        values = self._new_values()
+        self._servicer = self._new_servicer(values)
         self._local: LocalEndpoint | None = None
         if self._arena.shared:
-            methods = local_methods(LocalCalls(shell, self._arena, self._metrics), self._servicer, gate)
+            methods = local_methods(LocalCalls(shell, values, self._metrics), self._servicer, gate)
             peers, abstract = peers_of_socket_files(config), has_abstract_socket(config)
             self._local = LocalEndpoint(
                 shell,
@@ -117,6 +122,22 @@ class Server:
         boundary = Boundary(self._metrics, Messages(config.limits), shell.unstable, tracing, gate)
         self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
 
+    # -- its parts, which differ in a cluster --------------------------------------------------------------------------
+
+    def _new_arena(self) -> Arena:
+        return Arena(self.config.limits.memory_bytes, shared=self.config.share_memory and can_share())
+
+    def _new_shell(self, now: Callable[[], float], commits: GroupCommit | None) -> Shell:
+        return Shell(self.plane, self._metrics, now, commits)
+
+    def _new_values(self) -> Values:
+        return ArenaValues(self.plane, self._arena)
+
+    def _new_servicer(self, values: Values) -> DataPlaneServicer:
+        return DataPlaneServicer(self._shell, values, self._metrics, self._gate)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
     async def start(self) -> None:
         """Open every listener, then report SERVING. Raises OSError if an address cannot be bound."""
         keep_message_memory()
@@ -141,9 +162,7 @@ class Server:
                     self._local.listen_beside(unix_path(address), self.config.socket_mode)
         await self._grpc.start()
         if self.config.http is not None:
-            check_port("http", self.config.http)
-            host, port = host_and_port("http", self.config.http)
-            self.http_address = with_port(self.config.http, await self._http.start(host, port))
+            await self._open_http(self.config.http)
         if self.config.http_door is not None:
             await self._open_http_door(self.config.http_door)
         self._lag.start()
@@ -182,6 +201,15 @@ class Server:
         if served:
             self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
 
+    async def _open_http(self, address: str) -> None:
+        from dataplane_server.page.page import open_page  # not before: it imports aiohttp
+
+        check_port("http", address)
+        host, port = host_and_port("http", address)
+        self._http.page = open_page(self._servicer, self._shell, self._metrics, lambda: self._serving, self._gate)
+        self.http_address = with_port(address, await self._http.start(host, port))
+        self._gate.ports.append(host_and_port("http", self.http_address)[1])
+
     async def _open_http_door(self, address: str) -> None:
         from dataplane_server.http_door.door import HttpDoor  # not before: it imports aiohttp
 
@@ -199,9 +227,11 @@ class Server:
             history_bytes = self.config.log_history_bytes
             self._checkpointer = Checkpointer(self._life.folder, self.config.checkpoint_calls, history_bytes)
             folder = self.config.snapshot_dir or self._life.folder / "snapshots"
-            snapshots = Snapshots(self._shell, self._life, self._checkpointer, folder)
-            self._servicer.keep_snapshots(snapshots, self.config.durability)
-            self.left = snapshots.left
+            self._servicer.durability = self.config.durability
+            if self._keeps_snapshots:
+                snapshots = Snapshots(self._shell, self._life, self._checkpointer, folder)
+                self._servicer.keep_snapshots(snapshots)
+                self.left = snapshots.left
             self._watching = asyncio.create_task(self._watch_checkpointer(self._checkpointer))
             if self._life.held:
                 self._former = asyncio.create_task(self._watch_former_clients())

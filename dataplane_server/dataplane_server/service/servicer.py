@@ -32,15 +32,14 @@ from dataplane_server.service import (
     translate_samples,
 )
 from dataplane_server.service.claim_calls import ClaimCalls
-from dataplane_server.service.digests import Digests
-from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES, FrameReader, Header, read_frames
+from dataplane_server.service.frames import MAX_MESSAGE_BYTES, FrameReader, Header
 from dataplane_server.service.messages import Messages
 from dataplane_server.service.session_calls import SessionCalls
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.service.translate_filters import rows_that_fit
 from dataplane_server.service.value_streams import ValueStreams
-from dataplane_server.storage.arena import Arena, RunWriter, cut
+from dataplane_server.service.values import Values
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -57,23 +56,22 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     """Serves one core. The comments in data_plane.proto are the contract."""
 
     def __init__(
-        self, shell: Shell, arena: Arena, metrics: Metrics, gate: Gate = OPEN_GATE, *, started: float | None = None
+        self, shell: Shell, values: Values, metrics: Metrics, gate: Gate = OPEN_GATE, *, started: float | None = None
     ) -> None:
         """started: when the server was, by the time of calls; None for now."""
         self._shell = shell
         self._gate = gate
         self._plane = shell.plane
-        self._arena = arena
+        self._values = values
         self._metrics = metrics
         self._messages = Messages(self._plane.limits)
-        self._digests = Digests(self._plane, arena)
         self._put_streams, self._commit_streams = ValueStreams(), ValueStreams()
         self._claims = ClaimCalls(shell, metrics)
         self._sessions = SessionCalls(shell, gate)
         self._started = shell.now() if started is None else started
         self._shared_memory: pb.SharedMemory | None = None
         self._snapshots: Snapshots | None = None
-        self._durability = "memory"
+        self.durability = "memory"
 
     def share_memory(self, nonce: bytes, abstract_socket: str) -> None:
         """Make server status say how clients of this host reach the arena."""
@@ -139,16 +137,16 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             longest_put_wait=translate.optional_duration(totals.longest_put_wait_s),
             draining=totals.draining,
             max_rows=self._plane.limits.max_rows,
-            durability=self._durability,
+            durability=self.durability,
             held_bytes=totals.held_bytes,
             holders=translate_listings.holders(self._plane.holders(MOST_HOLDERS)),
         )
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
-    def keep_snapshots(self, snapshots: Snapshots, durability: str) -> None:
-        """Serve these snapshots, and tell that rows survive. Until then, calls for one are refused."""
-        self._snapshots, self._durability = snapshots, durability
+    def keep_snapshots(self, snapshots: Snapshots) -> None:
+        """Serve these snapshots. Until then, calls for one are refused."""
+        self._snapshots = snapshots
 
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: object) -> pb.CreateSnapshotResponse:
         manifest = await self._kept_snapshots().create(request.snapshot, request.request_id)
@@ -205,13 +203,13 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             else:
                 async with streams.place(wait_s):
                     await self._receive(reservation, frames)
-            digests = self._digests.of(reservation.ticket)
+            digests = self._values.digests(reservation)
             finish = FinishWrite(reservation.ticket, digests=digests if isinstance(digests, bytes) else await digests)
-            self._arena.copy(reservation.copies)
+            self._values.complete(reservation)
             return cast("R", self._shell.apply(finish))  # a ticket finishes as it began
 
     async def _receive(self, reservation: Reservation, frames: FrameReader[Header]) -> None:
-        writer = RunWriter(self._arena, reservation.runs)
+        writer = self._values.writer(reservation.runs)
         async for data in frames.chunks(reservation.size_bytes):
             if not self._plane.holds_reservation(reservation.ticket):
                 raise superseded()
@@ -228,8 +226,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> AsyncIterator[bytes]:
         plan = self._shell.apply(translate.read(request))
         try:
-            chunks = cut(self._arena, plan.runs, SENT_CHUNK_BYTES)
-            for frame in read_frames(translate.read_header(plan), chunks):
+            async for frame in self._values.frames(translate.read_header(plan), plan.runs):
                 yield frame
         finally:
             self._shell.apply(EndRead(plan.ticket))
@@ -301,6 +298,11 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def ListClaims(self, request: pb.ListClaimsRequest, context: object) -> pb.ListClaimsResponse:
         claims, waits = self._plane.list_claims(request.partition_id, request.task, self._shell.now())
         return translate_listings.claims(claims, waits)
+
+    async def ExplainWaits(self, request: pb.ExplainWaitsRequest, context: object) -> pb.ExplainWaitsResponse:
+        return translate_listings.waits(
+            self._plane.explain_waits(request.partition_id, request.task, self._shell.now())
+        )
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 

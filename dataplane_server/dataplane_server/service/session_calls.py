@@ -43,7 +43,7 @@ class SessionCalls:
             self._shell.sessions.enter(info.session_id, first, stream)
             response = pb.SessionResponse(session_id=info.session_id, grace=translate.duration(info.grace_s))
             try:
-                await context.write(response.SerializeToString())
+                await self._shell.endless.write(context.write(response.SerializeToString()))
             except BaseException:
                 self._shell.sessions.leave(info.session_id, stream)
                 raise

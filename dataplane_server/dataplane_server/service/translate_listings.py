@@ -1,14 +1,15 @@
-"""Lists of partitions, rows, claims and sessions as messages."""
+"""Lists of partitions, rows, claims and sessions, and explanations of waits, as messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from dataplane_server.core.calls.causes import ExplainedWait, Explanation
 from dataplane_server.core.calls.listings import ClaimInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES
-from dataplane_server.service.translate import duration, int64_bytes, packed_tags, partition
+from dataplane_server.service.translate import duration, int64_bytes, optional_duration, packed_tags, partition
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _PAGE_TASKS = 256
@@ -101,6 +102,33 @@ def _wait(wait: WaitInfo) -> pb.WaitingClaim:
         client_name=wait.client_name,
         ready=wait.ready,
         lacking_rows=wait.lacking,
+    )
+
+
+def waits(explanation: Explanation) -> pb.ExplainWaitsResponse:
+    return pb.ExplainWaitsResponse(waits=map(_explained, explanation.waits), unexamined=explanation.unexamined)
+
+
+def _explained(wait: ExplainedWait) -> pb.ExplainedWait:
+    return pb.ExplainedWait(
+        partition_id=wait.partition_id,
+        task=wait.task,
+        waiting=wait.waiting,
+        client_name=wait.client,
+        calls=wait.calls,
+        age=optional_duration(wait.waits_s),
+        wanted=wait.wanted,
+        summary=wait.summary,
+        causes=[
+            pb.WaitCause(
+                cause=finding.cause,
+                text=finding.text,
+                next_step=wait.next_step(finding),
+                numbers=finding.numbers,
+                field=finding.field_name,
+            )
+            for finding in wait.findings
+        ],
     )
 
 

@@ -24,10 +24,15 @@ import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dataplane_server.core.calls.values import Copy, Run
+import numpy as np
+
+from dataplane_server.core.calls.values import Copy, Run, Runs
 from dataplane_server.storage.arena_file import ArenaFile, closed_on_error
 from rl_dataplane.v1.local_frames import memory_nonce
 
+_MANY = 64
+_SMALL_BYTES = 64
+"""Below this mean size, many runs are copied at once; a view for each takes longer."""
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 
 
@@ -181,18 +186,30 @@ class RunWriter:
             taken += size
 
 
-def cut(arena: Arena, runs: Iterable[Run], chunk_bytes: int) -> Iterator[list[memoryview]]:
-    """The bytes of the runs in chunks of chunk_bytes (the last one shorter), each as views of its pieces."""
-    pieces: list[memoryview] = []
-    room = chunk_bytes
-    for run in runs:
-        rest = arena.view(run)
-        while rest:
-            piece, rest = rest[:room], rest[room:]
-            pieces.append(piece)
-            room -= len(piece)
-            if not room:
-                yield pieces
-                pieces, room = [], chunk_bytes
-    if pieces:
-        yield pieces
+def cut(arena: Arena, runs: Runs, chunk_bytes: int) -> Iterator[list[memoryview]]:
+    """The bytes of the runs in chunks of chunk_bytes (the last one shorter), each as its pieces."""
+    for chunk in in_chunks(runs, chunk_bytes):
+        yield pieces(arena, chunk)
+
+
+def in_chunks(runs: Runs, chunk_bytes: int) -> Iterator[Runs]:
+    """The runs in order, some of them split, in groups of chunk_bytes together (the last one less)."""
+    ends = np.cumsum(runs.sizes)
+    size_bytes = int(ends[-1]) if len(ends) else 0
+    for start in range(0, size_bytes, chunk_bytes):
+        stop = min(start + chunk_bytes, size_bytes)
+        first, last = np.searchsorted(ends, (start, stop - 1), side="right").tolist()
+        offsets, sizes = runs.offsets[first : last + 1].copy(), runs.sizes[first : last + 1].copy()
+        sizes[-1] -= ends[last] - stop
+        before = start - (ends[first] - runs.sizes[first])
+        offsets[0], sizes[0] = offsets[0] + before, sizes[0] - before
+        yield Runs(offsets, sizes)
+
+
+def pieces(arena: Arena, runs: Runs) -> list[memoryview]:
+    """The bytes of the runs, one after another: views of the arena, or one copy if there are many small ones."""
+    if len(runs) < _MANY or (size_bytes := int(runs.sizes.sum())) >= _SMALL_BYTES * len(runs):
+        return [arena.view(run) for run in runs]
+    places = np.repeat(runs.offsets - np.cumsum(runs.sizes) + runs.sizes, runs.sizes)
+    places += np.arange(size_bytes)
+    return [np.frombuffer(arena.memory, np.uint8)[places].data]

@@ -32,6 +32,8 @@ from dataplane_server.storage.untruncatable import can_guard, open_untruncatable
 
 _SERVER_LOCK = 1 << 62
 _LIVES = struct.Struct("<Q")
+_MOST_LIVES = 1 << 40
+"""More than a file will ever see, and small enough for the numbers that are locked."""
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: kind, whence, start, length, process (not told of OFD locks)
 _BLOCK_BYTES = 512  # the unit of st_blocks, on every file system
 
@@ -42,7 +44,7 @@ class ArenaFile:
     descriptor: the server's own. for_clients: to send to them, one to read and one to write; none unless shared.
     fresh: no former life left values. guarded: clients' descriptors cannot truncate.
     Blocks until the space of a new file is allocated; on tmpfs that takes about a second for 10 GiB. Raises OSError if
-    another server uses the file or there is no space for it, ValueError if the file has another size.
+    another server uses the file or there is no space for it, ValueError if the file has another size or is damaged.
     """
 
     def __init__(self, path: Path, size_bytes: int, *, shared: bool = False) -> None:
@@ -57,6 +59,8 @@ class ArenaFile:
     def _begin_life(self) -> int:
         """Count one life more, and return its number."""
         (lives,) = _LIVES.unpack(os.pread(self.descriptor, _LIVES.size, self._size))
+        if lives > _MOST_LIVES:
+            raise ValueError(f"{self.path} is damaged: it counts {lives} servers that have used it")
         os.pwrite(self.descriptor, _LIVES.pack(lives + 1), self._size)
         return int(lives) + 1
 
@@ -97,6 +101,15 @@ class ArenaFile:
         _lock(self.descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _SERVER_LOCK, 0)
         for descriptor in (self.descriptor, *self.for_clients):
             os.close(descriptor)
+
+
+def is_used(path: Path) -> bool:
+    """Whether a server or a client has the arena at path. OSError if it cannot be opened."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return _lock(file, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, 0, 0)[0] != fcntl.F_UNLCK
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager

@@ -293,6 +293,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAUTHENTICATED: the server does not know the caller; nothing of the request was read."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 37
     """PERMISSION_DENIED: the caller's roles do not allow the verb in this partition; metadata "verb"."""
+    ERROR_REASON_NODE_LOST: _ErrorReason.ValueType  # 38
+    """UNAVAILABLE with RetryInfo: the node of a cluster that the call needs has left it; metadata "node"."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -379,6 +381,8 @@ ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 36
 """UNAUTHENTICATED: the server does not know the caller; nothing of the request was read."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 37
 """PERMISSION_DENIED: the caller's roles do not allow the verb in this partition; metadata "verb"."""
+ERROR_REASON_NODE_LOST: ErrorReason.ValueType  # 38
+"""UNAVAILABLE with RetryInfo: the node of a cluster that the call needs has left it; metadata "node"."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _FilterOperator:
@@ -1427,7 +1431,7 @@ class Partition(_message.Message):
     def removed_rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Rows removed so far, by reason: "consumed" (cleared after every task had consumed them), "cleared" (before that),
         "rolled_back" (with their group), "retired" (by SetWeightVersion), "stale" or "filtered" (dropped by the policy of a
-        task), "evicted" (for new rows).
+        task), "evicted" (for new rows), "lost" (with a node).
         """
 
     @_builtins.property
@@ -1955,6 +1959,7 @@ class PutSamplesHeader(_message.Message):
     APPEND_FIELD_NUMBER: _builtins.int
     ONLY_IF_FIELD_NUMBER: _builtins.int
     ONCE_FIELD_NUMBER: _builtins.int
+    READ_ON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1988,6 +1993,10 @@ class PutSamplesHeader(_message.Message):
     without a value gets them as its value. Afterwards the per-token fields of a row must have equal lengths, as after
     every put. Not with shared. Refused (APPEND_CONFLICT) if another put changes one of the fields of a row while the
     bytes arrive.
+    """
+    read_on: _builtins.str
+    """In a cluster: the node whose clients will read the rows, by the name that the cluster's engine gives it. That node
+    fetches the values once the put is applied. A hint: nothing is refused for it.
     """
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2038,10 +2047,11 @@ class PutSamplesHeader(_message.Message):
         append: _builtins.bool = ...,
         only_if: Global___Filter | None = ...,
         once: _abc.Iterable[_builtins.str] | None = ...,
+        read_on: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["only_if", b"only_if", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "generations", b"generations", "once", b"once", "only_if", b"only_if", "partition_id", b"partition_id", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "generations", b"generations", "once", b"once", "only_if", b"only_if", "partition_id", b"partition_id", "read_on", b"read_on", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3284,7 +3294,8 @@ class SampleEvent(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     what: _builtins.str
     """What happened: "put", "wrote_back", "appended", "reserved", "ready", "claimed", "committed", "released", "expired",
-    "adopted", "reset", "fenced" (a call under an ended claim was refused), "cleared", "rolled_back", "dead_letter".
+    "adopted", "reset", "fenced" (a call under an ended claim was refused), "cleared", "rolled_back", "lost" (with
+    a node), "dead_letter".
     """
     who: _builtins.str
     """Who did it: the caller of the put, or the name of the session's client."""
@@ -3673,6 +3684,180 @@ class ListClaimsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListClaimsResponse: _TypeAlias = ListClaimsResponse  # noqa: Y015
+
+@_typing.final
+class ExplainWaitsRequest(_message.Message):
+    """Request of ExplainWaits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    partition_id: _builtins.str
+    """Only calls on this partition, and its tasks that take no rows although no claim waits. Empty: calls on all."""
+    task: _builtins.str
+    """Only claims of tasks with this name. Empty: claims of all, and puts, groups, draws and commits."""
+    def __init__(
+        self,
+        *,
+        partition_id: _builtins.str = ...,
+        task: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainWaitsRequest: _TypeAlias = ExplainWaitsRequest  # noqa: Y015
+
+@_typing.final
+class WaitCause(_message.Message):
+    """One cause of a wait."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NumbersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    NEXT_STEP_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    """Its stable code, such as "missing_field"; docs/why.md has all. Clients must expect codes that they do not know."""
+    text: _builtins.str
+    """The evidence, as a clause in English."""
+    next_step: _builtins.str
+    """What to do next, as a sentence in English."""
+    field: _builtins.str
+    """The field that rows lack, if that is the cause."""
+    @_builtins.property
+    def numbers(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The numbers of the text, by name."""
+
+    def __init__(
+        self,
+        *,
+        cause: _builtins.str = ...,
+        text: _builtins.str = ...,
+        next_step: _builtins.str = ...,
+        numbers: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        field: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "field", b"field", "next_step", b"next_step", "numbers", b"numbers", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitCause: _TypeAlias = WaitCause  # noqa: Y015
+
+@_typing.final
+class ExplainedWait(_message.Message):
+    """Calls of one kind that wait for the same."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    CLIENT_NAME_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    CAUSES_FIELD_NUMBER: _builtins.int
+    partition_id: _builtins.str
+    """The partition; empty for the server as a whole."""
+    task: _builtins.str
+    """The task of claims; empty for other calls."""
+    waiting: _builtins.str
+    """What waits: "claim", "put", "commit", "group" or "draw". Empty: nothing does, and the cause is that of a task which
+    takes no rows, or of a server which drains.
+    """
+    client_name: _builtins.str
+    """The name of the client whose call has waited for longest; empty if it is not known."""
+    calls: _builtins.int
+    """How many calls wait alike."""
+    wanted: _builtins.int
+    """What it wants: rows or groups, or bytes of memory."""
+    summary: _builtins.str
+    """Who waits for what since when, and the main cause, as a sentence in English."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long the first of them has waited; unset if that is not known."""
+
+    @_builtins.property
+    def causes(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitCause]:
+        """The causes, the main one first; at least one."""
+
+    def __init__(
+        self,
+        *,
+        partition_id: _builtins.str = ...,
+        task: _builtins.str = ...,
+        waiting: _builtins.str = ...,
+        client_name: _builtins.str = ...,
+        calls: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+        wanted: _builtins.int = ...,
+        summary: _builtins.str = ...,
+        causes: _abc.Iterable[Global___WaitCause] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "calls", b"calls", "causes", b"causes", "client_name", b"client_name", "partition_id", b"partition_id", "summary", b"summary", "task", b"task", "waiting", b"waiting", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainedWait: _TypeAlias = ExplainedWait  # noqa: Y015
+
+@_typing.final
+class ExplainWaitsResponse(_message.Message):
+    """Response of ExplainWaits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAITS_FIELD_NUMBER: _builtins.int
+    UNEXAMINED_FIELD_NUMBER: _builtins.int
+    unexamined: _builtins.int
+    """How many more waits there are, beside those that were looked at."""
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExplainedWait]:
+        """Those that have lasted longest first. Empty: nothing waits."""
+
+    def __init__(
+        self,
+        *,
+        waits: _abc.Iterable[Global___ExplainedWait] | None = ...,
+        unexamined: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["unexamined", b"unexamined", "waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainWaitsResponse: _TypeAlias = ExplainWaitsResponse  # noqa: Y015
 
 @_typing.final
 class ListSessionsRequest(_message.Message):
@@ -4122,6 +4307,7 @@ class GetServerStatusResponse(_message.Message):
     DURABILITY_FIELD_NUMBER: _builtins.int
     HELD_BYTES_FIELD_NUMBER: _builtins.int
     HOLDERS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server's distribution."""
     memory_budget_bytes: _builtins.int
@@ -4162,6 +4348,12 @@ class GetServerStatusResponse(_message.Message):
     def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemoryHolder]:
         """The ten clients that hold most of them, the largest first; then all others together, as "others"."""
 
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]:
+        """The nodes of a cluster that are there, by number; none unless the server is a cluster's coordinator. Then
+        memory_budget_bytes is that of each node, and memory_used_bytes that of all together.
+        """
+
     def __init__(
         self,
         *,
@@ -4181,14 +4373,77 @@ class GetServerStatusResponse(_message.Message):
         durability: _builtins.str = ...,
         held_bytes: _builtins.int = ...,
         holders: _abc.Iterable[Global___MemoryHolder] | None = ...,
+        nodes: _abc.Iterable[Global___Node] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["longest_put_wait", b"longest_put_wait", "shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "durability", b"durability", "held_bytes", b"held_bytes", "holders", b"holders", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "durability", b"durability", "held_bytes", b"held_bytes", "holders", b"holders", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "nodes", b"nodes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerStatusResponse: _TypeAlias = GetServerStatusResponse  # noqa: Y015
+
+@_typing.final
+class Node(_message.Message):
+    """A node of a cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    CACHE_HIT_BYTES_FIELD_NUMBER: _builtins.int
+    CACHE_USED_BYTES_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    LOCAL_READ_BYTES_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counts the nodes that ever came, from 1."""
+    name: _builtins.str
+    """As the cluster's engine knows it."""
+    host: _builtins.str
+    """Its host."""
+    up: _builtins.bool
+    """Whether it answers; one that does not for some seconds is lost, and its rows with it."""
+    memory_used_bytes: _builtins.int
+    """Bytes of values."""
+    clients: _builtins.int
+    """Attached clients."""
+    fetched_bytes: _builtins.int
+    """Bytes that it has fetched from other nodes."""
+    cache_hit_bytes: _builtins.int
+    """Bytes of other nodes that its clients have read again without fetching them again."""
+    cache_used_bytes: _builtins.int
+    """Bytes of other nodes that it keeps."""
+    written_bytes: _builtins.int
+    """Bytes of values that its attached clients have put and committed since the coordinator began."""
+    local_read_bytes: _builtins.int
+    """The same of what they have read from this node's own memory."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        name: _builtins.str = ...,
+        host: _builtins.str = ...,
+        up: _builtins.bool = ...,
+        memory_used_bytes: _builtins.int = ...,
+        clients: _builtins.int = ...,
+        fetched_bytes: _builtins.int = ...,
+        cache_hit_bytes: _builtins.int = ...,
+        cache_used_bytes: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+        local_read_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_hit_bytes", b"cache_hit_bytes", "cache_used_bytes", b"cache_used_bytes", "clients", b"clients", "fetched_bytes", b"fetched_bytes", "host", b"host", "local_read_bytes", b"local_read_bytes", "memory_used_bytes", b"memory_used_bytes", "name", b"name", "number", b"number", "up", b"up", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Node: _TypeAlias = Node  # noqa: Y015
 
 @_typing.final
 class MemoryHolder(_message.Message):

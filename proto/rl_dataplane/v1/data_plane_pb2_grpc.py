@@ -145,6 +145,11 @@ class DataPlaneServiceStub:
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsRequest.SerializeToString,
                 response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsResponse.FromString,
                 _registered_method=True)
+        self.ExplainWaits = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ExplainWaits',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExplainWaitsRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExplainWaitsResponse.FromString,
+                _registered_method=True)
         self.ListSessions = channel.unary_unary(
                 '/rl_dataplane.v1.DataPlaneService/ListSessions',
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSessionsRequest.SerializeToString,
@@ -407,6 +412,14 @@ class DataPlaneServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainWaits(self, request, context):
+        """Explains why calls wait: causes with their evidence and the next step. Looks at the 64 longest waits, or at fewer
+        where partitions have millions of rows. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSessions(self, request, context):
         """Lists open sessions and what they hold.
         """
@@ -589,6 +602,11 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     servicer.ListClaims,
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsRequest.FromString,
                     response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsResponse.SerializeToString,
+            ),
+            'ExplainWaits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainWaits,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExplainWaitsRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExplainWaitsResponse.SerializeToString,
             ),
             'ListSessions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSessions,
@@ -1231,6 +1249,33 @@ class DataPlaneService:
             '/rl_dataplane.v1.DataPlaneService/ListClaims',
             rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsRequest.SerializeToString,
             rl__dataplane_dot_v1_dot_data__plane__pb2.ListClaimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainWaits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ExplainWaits',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ExplainWaitsRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ExplainWaitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -202,6 +202,10 @@ class DataPlaneServiceStub:
     """
     ListClaims: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ListClaimsRequest, _data_plane_pb2.ListClaimsResponse]
     """Lists open claims and waiting claims: who holds how many rows for which task since when, and who waits for what."""
+    ExplainWaits: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ExplainWaitsRequest, _data_plane_pb2.ExplainWaitsResponse]
+    """Explains why calls wait: causes with their evidence and the next step. Looks at the 64 longest waits, or at fewer
+    where partitions have millions of rows. Changes nothing.
+    """
     ListSessions: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ListSessionsRequest, _data_plane_pb2.ListSessionsResponse]
     """Lists open sessions and what they hold."""
     Session: _grpc.StreamStreamMultiCallable[_data_plane_pb2.SessionRequest, _data_plane_pb2.SessionResponse]
@@ -356,6 +360,10 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     """
     ListClaims: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ListClaimsRequest, _data_plane_pb2.ListClaimsResponse]  # type: ignore[assignment]
     """Lists open claims and waiting claims: who holds how many rows for which task since when, and who waits for what."""
+    ExplainWaits: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ExplainWaitsRequest, _data_plane_pb2.ExplainWaitsResponse]  # type: ignore[assignment]
+    """Explains why calls wait: causes with their evidence and the next step. Looks at the 64 longest waits, or at fewer
+    where partitions have millions of rows. Changes nothing.
+    """
     ListSessions: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ListSessionsRequest, _data_plane_pb2.ListSessionsResponse]  # type: ignore[assignment]
     """Lists open sessions and what they hold."""
     Session: _aio.StreamStreamMultiCallable[_data_plane_pb2.SessionRequest, _data_plane_pb2.SessionResponse]  # type: ignore[assignment]
@@ -639,6 +647,16 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_data_plane_pb2.ListClaimsResponse, _abc.Awaitable[_data_plane_pb2.ListClaimsResponse]]:
         """Lists open claims and waiting claims: who holds how many rows for which task since when, and who waits for what."""
+
+    @_abc_1.abstractmethod
+    def ExplainWaits(
+        self,
+        request: _data_plane_pb2.ExplainWaitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ExplainWaitsResponse, _abc.Awaitable[_data_plane_pb2.ExplainWaitsResponse]]:
+        """Explains why calls wait: causes with their evidence and the next step. Looks at the 64 longest waits, or at fewer
+        where partitions have millions of rows. Changes nothing.
+        """
 
     @_abc_1.abstractmethod
     def ListSessions(

@@ -42,6 +42,11 @@ Handles. A client names each read or write that may hold memory by a number of i
 Memory is held under a handle until LET_GO (or FINISH_WRITE), or until the session ends; there is no timer. A LET_GO
 may overtake the call that it ends: then the call, once it runs, holds nothing.
 
+Clusters. On each node of a cluster, a node actor serves this protocol beside an arena of its own, and relays frames to
+the server over a TCP connection for each connection of a client; see RELAY. Values do not pass there: see
+AttachResponse.bare_messages. The server names places of other nodes in ArenaRuns.nodes; the node actor fetches these
+bytes and names places in its own arena instead, so a client sees nothing of it.
+
 Memory. A client writes only to the runs of a reservation that it holds, and only until it finishes or releases the
 reservation. It reads only the runs of a lease that it holds.
 """
@@ -85,6 +90,14 @@ class _LocalMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LocalMeth
     """FinishWriteRequest, LocalWriteResponse."""
     LOCAL_METHOD_READ: _LocalMethod.ValueType  # 7
     """LocalReadRequest, LocalReadResponse."""
+    LOCAL_METHOD_RELAY: _LocalMethod.ValueType  # 8
+    """RelayRequest, RelayResponse: the first request on a connection of a node actor. All others are of its client, whose
+    ATTACH is not among them.
+    """
+    LOCAL_METHOD_CLIENT_GONE: _LocalMethod.ValueType  # 9
+    """An empty body; no response. From a node actor: its client has closed the connection. A connection that ends without
+    it tells nothing of the client.
+    """
     LOCAL_METHOD_REGISTER_PARTITION: _LocalMethod.ValueType  # 16
     """As DataPlaneService.RegisterPartition."""
     LOCAL_METHOD_DROP_PARTITION: _LocalMethod.ValueType  # 17
@@ -139,6 +152,8 @@ class _LocalMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LocalMeth
     """As DataPlaneService.SetPolicies."""
     LOCAL_METHOD_DRAW_SAMPLES: _LocalMethod.ValueType  # 42
     """As DataPlaneService.DrawSamples."""
+    LOCAL_METHOD_EXPLAIN_WAITS: _LocalMethod.ValueType  # 43
+    """As DataPlaneService.ExplainWaits."""
 
 class LocalMethod(_LocalMethod, metaclass=_LocalMethodEnumTypeWrapper):
     """The method of a request frame."""
@@ -159,6 +174,14 @@ LOCAL_METHOD_FINISH_WRITE: LocalMethod.ValueType  # 6
 """FinishWriteRequest, LocalWriteResponse."""
 LOCAL_METHOD_READ: LocalMethod.ValueType  # 7
 """LocalReadRequest, LocalReadResponse."""
+LOCAL_METHOD_RELAY: LocalMethod.ValueType  # 8
+"""RelayRequest, RelayResponse: the first request on a connection of a node actor. All others are of its client, whose
+ATTACH is not among them.
+"""
+LOCAL_METHOD_CLIENT_GONE: LocalMethod.ValueType  # 9
+"""An empty body; no response. From a node actor: its client has closed the connection. A connection that ends without
+it tells nothing of the client.
+"""
 LOCAL_METHOD_REGISTER_PARTITION: LocalMethod.ValueType  # 16
 """As DataPlaneService.RegisterPartition."""
 LOCAL_METHOD_DROP_PARTITION: LocalMethod.ValueType  # 17
@@ -213,6 +236,8 @@ LOCAL_METHOD_SET_POLICIES: LocalMethod.ValueType  # 41
 """As DataPlaneService.SetPolicies."""
 LOCAL_METHOD_DRAW_SAMPLES: LocalMethod.ValueType  # 42
 """As DataPlaneService.DrawSamples."""
+LOCAL_METHOD_EXPLAIN_WAITS: LocalMethod.ValueType  # 43
+"""As DataPlaneService.ExplainWaits."""
 Global___LocalMethod: _TypeAlias = LocalMethod  # noqa: Y015
 
 class _LocalOutcome:
@@ -262,6 +287,7 @@ class AttachResponse(_message.Message):
     ARENA_BYTES_FIELD_NUMBER: _builtins.int
     TRACES_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    BARE_MESSAGES_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """Names the session for JOIN."""
     arena_bytes: _builtins.int
@@ -270,6 +296,8 @@ class AttachResponse(_message.Message):
     """Whether the server traces calls, and so accepts requests with a trace context."""
     proof: _builtins.bytes
     """With the arena, what the nonce of GetServerStatus is made of."""
+    bare_messages: _builtins.bool
+    """Whether messages hold no values: PUT and COMMIT always ask for space, and READ always answers with a lease."""
     def __init__(
         self,
         *,
@@ -277,14 +305,71 @@ class AttachResponse(_message.Message):
         arena_bytes: _builtins.int = ...,
         traces: _builtins.bool = ...,
         proof: _builtins.bytes = ...,
+        bare_messages: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "proof", b"proof", "session", b"session", "traces", b"traces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "bare_messages", b"bare_messages", "proof", b"proof", "session", b"session", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class RelayRequest(_message.Message):
+    """Makes the connection one that relays the requests of a node's client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECRET_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    ATTACHES_FIELD_NUMBER: _builtins.int
+    secret: _builtins.bytes
+    """What the coordinator gave the node actor."""
+    node: _builtins.int
+    """The node's number."""
+    attaches: _builtins.bool
+    """Whether the client attaches by this connection, which then carries its session. Otherwise the next request is JOIN."""
+    def __init__(
+        self,
+        *,
+        secret: _builtins.bytes = ...,
+        node: _builtins.int = ...,
+        attaches: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attaches", b"attaches", "node", b"node", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayRequest: _TypeAlias = RelayRequest  # noqa: Y015
+
+@_typing.final
+class RelayResponse(_message.Message):
+    """Response of RELAY."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    TRACES_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    """Names the session for JOIN, if the client attaches."""
+    traces: _builtins.bool
+    """As in AttachResponse."""
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        traces: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session", "traces", b"traces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayResponse: _TypeAlias = RelayResponse  # noqa: Y015
 
 @_typing.final
 class JoinRequest(_message.Message):
@@ -357,19 +442,31 @@ class ArenaRuns(_message.Message):
 
     OFFSETS_FIELD_NUMBER: _builtins.int
     SIZES_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     offsets: _builtins.bytes
     """Offset of each run; one little-endian int64 for each run."""
     sizes: _builtins.bytes
     """Bytes of each run; one little-endian int64 for each run."""
+    nodes: _builtins.bytes
+    """From the server to a node actor, if a run is of another node than the reader's: the number of the node in whose arena
+    each run is; one little-endian uint32 for each run.
+    """
+    versions: _builtins.bytes
+    """Beside `nodes`: a number of each run that is another one once bytes in it may have been replaced; one little-endian
+    int64 for each run.
+    """
     def __init__(
         self,
         *,
         offsets: _builtins.bytes = ...,
         sizes: _builtins.bytes = ...,
+        nodes: _builtins.bytes = ...,
+        versions: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets", "sizes", b"sizes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "offsets", b"offsets", "sizes", b"sizes", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

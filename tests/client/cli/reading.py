@@ -19,9 +19,9 @@ DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 _WIDE = {"COLUMNS": "200", "TERM": "dumb"}
 
 
-def run(*arguments: str, **environment: str) -> tuple[int, str]:
-    """The exit code, and the output on stdout and stderr."""
-    result = CliRunner().invoke(app, list(arguments), env={**_WIDE, **environment}, prog_name="dataplane")
+def run(*arguments: str, typed: str = "", **environment: str) -> tuple[int, str]:
+    """The exit code, and the output on stdout and stderr. typed: what stdin says."""
+    result = CliRunner().invoke(app, list(arguments), typed, env={**_WIDE, **environment}, prog_name="dataplane")
     return result.exit_code, result.output
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from dataplane_client.cli._health import health_of
-from dataplane_client.descriptions import MemoryHolder, ServerStatus
+from dataplane_client.descriptions import MemoryHolder, NodeDescription, ServerStatus
 
 QUIET = ServerStatus(
     version="1",
@@ -21,6 +21,10 @@ QUIET = ServerStatus(
     max_rows=100,
 )
 HOLDERS = (MemoryHolder("rollout-0", 501, 0, 0),)
+FIGURES = dict.fromkeys([one.name for one in fields(NodeDescription)], 0)
+UP = NodeDescription(**FIGURES | {"number": 1, "host": "host-a", "up": True})  # type: ignore[arg-type]
+SILENT = NodeDescription(**FIGURES | {"number": 2, "host": "host-b", "up": False})  # type: ignore[arg-type]
+UNHEARD = NodeDescription(**FIGURES | {"number": 3, "host": "", "up": False})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,9 @@ HOLDERS = (MemoryHolder("rollout-0", 501, 0, 0),)
             ["no clear frees 501 B of 1000 B, which clients hold until they let"],
         ),
         ({"draining": True, "rows": 100}, ["it is draining", "it holds 100 of at most 100 rows"]),
+        ({"nodes": (UP, UP)}, []),
+        ({"nodes": (UP, SILENT)}, ["node 2 on host-b does not answer: if this lasts, its rows are lost"]),
+        ({"nodes": (UNHEARD, SILENT)}, ["nodes 3, 2 on host-b do not answer: if this lasts, their rows are lost"]),
     ],
 )
 def test_a_server_is_unhealthy_for_these_reasons_only(changes: dict[str, object], beginnings: list[str]) -> None:

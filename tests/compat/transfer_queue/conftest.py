@@ -31,7 +31,7 @@ def address(way: str, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def job(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process belongs to no Ray job, also where other tests have started Ray in it."""
-    monkeypatch.setattr(_job_address, "_ray", lambda: None)
+    monkeypatch.setattr(_job_address, "ray_of_process", lambda: None)
 
 
 @pytest.fixture(autouse=True)

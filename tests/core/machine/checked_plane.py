@@ -514,6 +514,8 @@ class CheckedPlane:
         assert totals.open_claims == len(model.open_claims())
         assert totals.waiting_claims == len(model.callers())
         assert (totals.waiting_puts, totals.waiting_for_room) == (len(model.queue()), len(model.entrants))
+        explained = self.plane.explain_waits("", "", self.now).waits
+        assert sum(wait.calls for wait in explained) == len([*model.callers(), *model.queue(), *model.entrants])
         assert totals.draining == model.draining
         assert totals.sessions == len(model.sessions)
         assert totals.open_groups == sum(group.state == "reserved" for group in model.groups)

@@ -23,7 +23,7 @@ from dataplane_server.core.calls.requests import BeginRead, ClaimSamples, Commit
 from dataplane_server.core.calls.values import Definition
 from rl_dataplane.v1.element_types import ITEM_SIZES
 
-REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted")
+REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost")
 STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
 
 
@@ -486,7 +486,7 @@ class PartitionModel:
             self.put_total - len(self.rows),
             {
                 why: self.removed[why]
-                for why in ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted")
+                for why in ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost")
             },
             sum(group.state == "reserved" for group in self.groups),
             closed=self.closed,

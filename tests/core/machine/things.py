@@ -14,7 +14,7 @@ from tests.core.machine.arena import Arena
 
 from dataplane_server.core.calls.answers import Grant
 from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard, CommitClaim, PutSamples
-from dataplane_server.core.calls.values import Copy, Run, Tags
+from dataplane_server.core.calls.values import Copy, Run, Runs, Tags
 
 Wish = ClaimSamples | ClaimShard
 VERSIONS = range((1 << 31) - 1)
@@ -227,7 +227,7 @@ class Read:
     """A read that has not ended: the bytes that it must find in its runs."""
 
     rows: list[Row]
-    runs: tuple[Run, ...]
+    runs: Runs
     data: bytes
 
 

@@ -31,6 +31,7 @@ TABLE = {
     "ListSamples": "reader consumer admin",
     "ListClaims": "reader consumer admin",
     "ListDeadLetters": "reader consumer admin",
+    "ExplainWaits": "reader consumer admin",
     "PutSamples": "producer admin",
     "ReserveGroup": "producer admin",
     "FinishGroup": "producer admin",

@@ -172,10 +172,14 @@ def test_metrics_are_text_that_prometheus_reads(http: str) -> None:
     assert [sample.value for sample in families["dataplane_memory_budget_bytes"].samples] == [64 << 20]
 
 
-def test_the_home_page_links_to_both(http: str) -> None:
+def test_all_that_the_home_page_needs_is_served_beside_it(http: str) -> None:
     with fetch(f"{http}/") as response:
         assert response.headers["Content-Type"].startswith("text/html")
-        assert re.findall(r'href="([^"]+)"', response.read().decode()) == ["/metrics", "/healthz"]
+        needed = re.findall(r'(?:href|src)="([^"#]+)"', response.read().decode())
+    assert needed
+    for path in needed:
+        with fetch(f"{http}/{path}") as response:
+            assert response.status == 200
 
 
 def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(

@@ -41,6 +41,7 @@ class FaultProxy:
     def __init__(self, upstream: str, seed: int = 0) -> None:
         self._upstream = upstream.rpartition(":")
         self._connections: set[_Connection] = set()
+        self._opening = 0
         self.dice = random.Random(seed)
         self.swallow: set[Direction] = set()
         self.cut_after: dict[Direction, int] = {}
@@ -93,11 +94,14 @@ class FaultProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = self._upstream
+        self._opening += 1
         try:
             to_server = await asyncio.open_connection(host, int(port))
         except OSError:  # there is no server, now
             writer.close()
             return
+        finally:
+            self._opening -= 1
         connection = _Connection(self, (reader, writer), to_server)
         self._connections.add(connection)
         await connection.forward()
@@ -113,7 +117,7 @@ class FaultProxy:
 
     async def _stop(self) -> None:
         self._server.close()
-        while self._connections:
+        while self._connections or self._opening:
             await self._reset()
             await asyncio.sleep(0.001)  # its tasks end
 

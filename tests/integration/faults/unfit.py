@@ -1,4 +1,4 @@
-"""Tests that a fault fails rightly, because they look at what the fault changes."""
+"""Tests that a fault fails rightly, because they look at what the fault changes; and those that a cluster fails."""
 
 from __future__ import annotations
 
@@ -10,6 +10,23 @@ import pytest
 _NO_TIME = re.compile(r"timeout_s=0\b")
 _TOO_SHORT = "it makes calls of less than a second, which leaves no time to repeat them"
 _UNFIT = {
+    "cluster": {
+        "histories and the ids of requests outlive partitions, and one cluster has served other tests": (
+            "test_a_request_id_commits_one_claim",
+            "test_a_dropped_claim_gives_its_rows_back_and_says_so",
+            "test_an_exception_aborts_the_group_and_says_why",
+            "test_the_story_of_a_sample_tells_who_wrote_what",
+        ),
+        "its clients are forked processes, which have not joined the Ray cluster": (
+            "test_a_client_that_is_killed_while_its_group_waits_leaves_nothing_behind",
+            "test_another_generator_goes_on_where_one_was_killed_and_the_trainer_gets_the_group_when_it_is_whole",
+            "test_rows_of_a_killed_loader_come_again_and_no_row_is_lost_or_committed_twice",
+            "test_a_data_loader_with_4_workers_sees_each_of_10000_rows_once",
+            "test_a_data_loader_ends_when_its_first_worker_finds_all_rows_claimed_by_the_second",
+            "test_rows_of_a_killed_data_loader_worker_come_again_in_the_next_iteration",
+        ),
+        "its messages are sent by hand, to an address": ("test_a_crafted_message_runs_no_code_in_server_or_reader",),
+    },
     "resets": {
         _TOO_SHORT: (
             "test_a_claim_is_refused_for",
@@ -29,12 +46,12 @@ _UNFIT = {
         ),
         "a session whose last word is lost expires instead": ("test_sessions_that_end_are_counted_by_how",),
         "its messages are sent by hand, once": ("test_a_crafted_message_runs_no_code_in_server_or_reader",),
-    }
+    },
 }
 
 
 def why_unfit(fault: str, item: pytest.Item) -> str | None:
-    """Why a test does not hold behind a fault, or None if it should."""
+    """Why a test does not hold behind a fault, or in a "cluster"; None if it should."""
     function = getattr(item, "function", None)
     if fault == "resets" and function is not None and _NO_TIME.search(inspect.getsource(function)):
         return _TOO_SHORT

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from tests.integration.histories.checker import violations
 from tests.integration.histories.counters import disagreements
@@ -26,8 +27,19 @@ _END_S = 60.0
 _READ_ROWS = 1000
 
 
-def run(settings: Settings) -> History:
+class Others(Protocol):
+    """Clients of a campaign that write their histories into its folder, and that others start."""
+
+    def wait_for_producers(self) -> None:
+        """Until no more rows will be put."""
+
+    def wait(self) -> None:
+        """Until all have ended, which they do once the campaign is over."""
+
+
+def run(settings: Settings, others: Others | None = None) -> History:
     """Run clients against a server that is there, until every row is consumed; what they and the server said.
+    others: clients that run elsewhere.
 
     Raises AssertionError when rows are left that nobody consumes, or a process does not end.
     """
@@ -40,16 +52,20 @@ def run(settings: Settings) -> History:
         try:
             assert zygote.stdout is not None
             assert zygote.stdout.readline().strip() == THROUGH, "the processes ended before their time"
+            if others is not None:
+                others.wait_for_producers()
             stuck = _drained(client)
             (settings.folder / STOP_FILE).touch()
             assert zygote.wait(_END_S) == 0, "the processes did not end well"
+            if others is not None:
+                others.wait()
         finally:
             zygote.kill()
             zygote.wait()
             assert zygote.stdout is not None
             zygote.stdout.close()
         history = read_history(settings.folder, settings.grace_s, TASKS, SHARED_TASKS)
-        history.final = _final(client, {row for _, row in history.by_row})
+        history.final = _final(client, history)
         history.complaints += stuck
         return history
 
@@ -74,11 +90,12 @@ def _unconsumed(described: PartitionDescription) -> Iterable[int]:
     return (task.untaken_rows + task.claimed_rows + task.delayed_rows for task in described.tasks)
 
 
-def _final(client: DataPlaneClient, seen: set[str]) -> Final:
+def _final(client: DataPlaneClient, history: History) -> Final:
     described = client.partition(PARTITION)
     columns = [name for name in FIELDS if name not in ("tokens", "prompt")]
     values: dict[str, dict[str, int]] = {}
-    rows = sorted(seen)
+    lost = _lost(client, history) if described.removed_rows.get("lost") else frozenset()
+    rows = sorted({row for _, row in history.by_row} - lost)
     for begin in range(0, len(rows), _READ_ROWS):
         some = rows[begin : begin + _READ_ROWS]
         read = client.get_samples(some, PARTITION, columns)
@@ -94,7 +111,13 @@ def _final(client: DataPlaneClient, seen: set[str]) -> Final:
         )
         for task in described.tasks
     }
-    return Final(values, described.rows, described.rows_put_total, dict(described.removed_rows), tasks)
+    return Final(values, described.rows, described.rows_put_total, dict(described.removed_rows), tasks, lost)
+
+
+def _lost(client: DataPlaneClient, history: History) -> frozenset[str]:
+    """The rows of which the server says that they are lost."""
+    put = [row for batch in history.batches for row in batch.rows]
+    return frozenset(row for row in put if any(e.what == "lost" for e in client.sample(PARTITION, row).events))
 
 
 def judged(history: History, settings: Settings, log: str = "") -> tuple[list[str], dict[str, int]]:

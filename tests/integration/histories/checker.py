@@ -129,13 +129,15 @@ def rows_stay_what_they_are(history: History) -> Iterator[str]:
 
 
 def every_row_is_committed(history: History) -> Iterator[str]:
-    """Rows that were put are committed for every task in the end; so are all rows of a batch of which one was seen."""
+    """Rows that were put are committed for every task in the end, unless they are lost with a node; so are all rows of
+    a batch of which one was seen.
+    """
     for batch in history.batches:
         if batch.outcome == "done" or (batch.outcome == "unknown" and _was_seen(history, batch)):
             for task in history.tasks:
-                lost = [row for row in batch.rows if not _was_committed(history, task, row)]
-                if lost:
-                    yield f"{task}: {named(lost)} of {batch.process} {batch.group} never committed ({batch.outcome})"
+                left = [row for row in batch.rows if row not in history.lost and not _was_committed(history, task, row)]
+                if left:
+                    yield f"{task}: {named(left)} of {batch.process} {batch.group} never committed ({batch.outcome})"
 
 
 def nothing_else_is_delivered(history: History) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tests.integration.histories.history import Batch, Final, History, Holding, TaskCounts
 
@@ -15,17 +15,20 @@ def disagreements(history: History) -> Iterator[str]:
         return
     yield from _rows(history, final)
     for task in history.tasks:
-        yield from (f"{task}: {text}" for text in _deliveries(history, task, final.tasks[task], final.resident))
+        yield from (f"{task}: {text}" for text in _deliveries(history, task, final.tasks[task], final))
 
 
 def _rows(history: History, final: Final) -> Iterator[str]:
     if final.put != final.resident + sum(final.removed.values()):
         yield f"{final.put} rows were put, {final.resident} are there, {dict(final.removed)} are gone"
     seen = {row for _, row in history.by_row}
-    expected = sum(len(batch.rows) for batch in history.batches if _is_there(batch, seen))
+    there = {row for batch in history.batches if _is_there(batch, seen) for row in batch.rows}
+    expected = len(there - final.lost)
     if final.resident != expected:
         yield f"{final.resident} rows are there, {expected} were put"
-    if strange := set(final.removed) - {"rolled_back"} - {why for why, count in final.removed.items() if not count}:
+    if final.removed.get("lost", 0) != len(final.lost):
+        yield f"{final.removed.get('lost', 0)} rows are lost, and {len(final.lost)} are named"
+    if strange := {why for why, count in final.removed.items() if count} - {"rolled_back", "lost"}:
         yield f"rows are gone though nobody cleared them: {sorted(strange)}"
     unfinished = sum(len(batch.rows) for batch in history.batches if batch.group and not _is_there(batch, seen))
     if final.removed.get("rolled_back", 0) > unfinished:
@@ -36,28 +39,39 @@ def _is_there(batch: Batch, seen: set[str]) -> bool:
     return batch.outcome == "done" or (batch.outcome == "unknown" and not seen.isdisjoint(batch.rows))
 
 
-def _deliveries(history: History, task: str, counts: TaskCounts, resident: int) -> Iterator[str]:
+def _deliveries(history: History, task: str, counts: TaskCounts, final: Final) -> Iterator[str]:
     holdings = [holding for holding in history.holdings.values() if holding.task == task]
     if counts.delivered != counts.claimed + sum(counts.ended.values()):
         yield f"delivered {counts.delivered}, claimed {counts.claimed}, ended {dict(counts.ended)}"
-    if not counts.consumed == counts.ended.get("committed", 0) == resident:
-        yield f"{resident} rows, {counts.consumed} consumed, {counts.ended.get('committed', 0)} commits"
+    committed = counts.ended.get("committed", 0)
+    if not counts.consumed == final.resident <= committed <= final.resident + len(final.lost):
+        yield f"{final.resident} rows, {len(final.lost)} lost, {counts.consumed} consumed, {committed} commits"
     seen = sum(len(holding.rows) for holding in holdings)
     unseen = sum(claim.most for claim in history.unanswered if claim.task == task)
     if not seen <= counts.delivered <= seen + unseen:
         yield f"{counts.delivered} rows were delivered; {seen} were seen, and at most {unseen} may have been lost"
     released = _rows_that(holdings, "done"), _rows_that(holdings, "unknown")
-    if not released[0] <= counts.ended.get("released", 0) <= sum(released) + unseen:
-        yield f"{counts.ended.get('released', 0)} rows were released; of {released[0]} it was seen"
-    fenced = sum(len(holding.rows) for holding in holdings if any(e.outcome == "fenced" for e in holding.endings))
+    certain = _without(released[0], final.lost)
+    if not certain <= counts.ended.get("released", 0) <= sum(map(len, released)) + unseen:
+        yield f"{counts.ended.get('released', 0)} rows were released; of {certain} it was seen"
+    fenced = _without(_rows_of(h for h in holdings if any(e.outcome == "fenced" for e in h.endings)), final.lost)
     if counts.ended.get("expired", 0) < fenced:
         yield f"{counts.ended.get('expired', 0)} deliveries expired, but {fenced} were fenced"
 
 
-def _rows_that(holdings: list[Holding], outcome: str) -> int:
+def _rows_that(holdings: list[Holding], outcome: str) -> list[str]:
     """Rows of claims that were released, for certain (done) or perhaps (unknown)."""
-    return sum(
-        len(holding.rows)
+    return _rows_of(
+        holding
         for holding in holdings
         if any(ending.how == "release" and ending.outcome == outcome for ending in holding.endings)
     )
+
+
+def _rows_of(holdings: Iterable[Holding]) -> list[str]:
+    return [row for holding in holdings for row in holding.rows]
+
+
+def _without(rows: list[str], lost: frozenset[str]) -> int:
+    """How many there are at least of deliveries that ended so: one of a lost row may have ended with the row."""
+    return sum(row not in lost for row in rows)

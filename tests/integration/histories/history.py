@@ -99,13 +99,16 @@ class TaskCounts:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """What the server said in the end. values: the result and draft of each row by task, -1 where nobody wrote one."""
+    """What the server said in the end. values: the result and draft of each row by task, -1 where nobody wrote one.
+    lost: rows that went with a node of a cluster.
+    """
 
     values: Mapping[str, Mapping[str, int]]
     resident: int
     put: int
     removed: Mapping[str, int]
     tasks: Mapping[str, TaskCounts]
+    lost: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -155,6 +158,10 @@ class History:
     pulses: dict[str, list[int]] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     final: Final | None = None
+
+    @property
+    def lost(self) -> frozenset[str]:
+        return frozenset() if self.final is None else self.final.lost
 
     @cached_property
     def holdings(self) -> dict[int, Holding]:

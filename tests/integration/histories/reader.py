@@ -41,7 +41,7 @@ def read_history(folder: Path, grace_s: float, tasks: tuple[str, ...], shared_ta
     """All that the processes of a campaign wrote down."""
     history = History(int(grace_s * 1e9), tasks, shared_tasks)
     for path in sorted(folder.glob("*.jsonl")):
-        lines = [json.loads(line) for line in _whole_lines(path)]
+        lines = _lines(path)
         history.pulses[path.stem] = sorted(line["at"] for line in lines)
         history.complaints += [f"{path.stem}: {line['text']}" for line in lines if line["what"] == "complaint"]
         calls = list(_calls(path.stem, lines))
@@ -51,8 +51,14 @@ def read_history(folder: Path, grace_s: float, tasks: tuple[str, ...], shared_ta
     return history
 
 
-def _whole_lines(path: Path) -> list[str]:
-    return path.read_text().split("\n")[:-1]
+def calls_of(path: Path) -> list[Call]:
+    """The calls of one process, in the order in which they began."""
+    return list(_calls(path.stem, _lines(path)))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Without the half of a line that a killed process leaves."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 def _calls(process: str, lines: list[dict[str, Any]]) -> Iterator[Call]:

@@ -44,10 +44,11 @@ def outcome_of(error: DataPlaneError) -> str:
 
 
 class Recorder:
-    """The history of one process."""
+    """The history of one process. expected: errors that say that a call was refused, beside those that always do."""
 
-    def __init__(self, folder: Path, process: str) -> None:
+    def __init__(self, folder: Path, process: str, expected: tuple[type[DataPlaneError], ...] = ()) -> None:
         self.process = process
+        self._expected = expected
         self._file = os.open(folder / f"{process}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._calls = 0
 
@@ -71,7 +72,10 @@ class Recorder:
             yield answer
         except DataPlaneError as error:
             text = f"{type(error).__name__}: {error}"
-            self.note("end", call=number, outcome=outcome_of(error), error=text)
+            outcome = outcome_of(error)
+            if outcome == "unexpected" and isinstance(error, self._expected):
+                outcome = "refused"
+            self.note("end", call=number, outcome=outcome, error=text)
             raise
         self.note("end", call=number, outcome="done", **answer)
 

@@ -19,7 +19,9 @@ STOP_FILE = "stop"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """processes: clients at a time, a quarter of them producers. seconds: how long there are faults."""
+    """processes: clients at a time, a quarter of them producers. seconds: how long there are faults. transport: of all
+    clients; if it is empty, half of them use shared memory. rows_vanish: with nodes of a cluster.
+    """
 
     address: str
     folder: Path
@@ -27,6 +29,8 @@ class Settings:
     seconds: float
     grace_s: float
     seed: int
+    transport: str = ""
+    rows_vanish: bool = False
 
     def json(self) -> str:
         return json.dumps(asdict(self) | {"folder": str(self.folder)})
@@ -50,10 +54,9 @@ class Settings:
         return cls(address, folder, processes, value("SECONDS", seconds), value("GRACE", 1.0), seed)
 
     def options(self, slot: int, process: str) -> dict[str, Any]:
-        """How the client of a process connects; half of them use shared memory."""
-        transport = "shm" if slot // 4 % 2 == 0 else "grpc"
+        """How the client of a process connects."""
         return {
-            "transport": transport,
+            "transport": self.transport or ("shm" if slot // 4 % 2 == 0 else "grpc"),
             "timeout_s": 20.0,
             "max_backoff_s": 0.1,
             "session_grace_s": self.grace_s,

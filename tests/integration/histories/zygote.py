@@ -22,6 +22,7 @@ from tests.integration.histories.recorder import Pulse, Recorder
 from tests.integration.histories.settings import Settings
 
 from dataplane_client.client import connect
+from dataplane_client.errors import NotFoundError
 
 THROUGH = "producers are through"
 
@@ -36,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 
 def live(settings: Settings, slot: int, process: str, until: float) -> None:
     """The life of one client; producers end at a time, consumers with the campaign."""
-    record = Recorder(settings.folder, process)
+    record = Recorder(settings.folder, process, (NotFoundError,) if settings.rows_vanish else ())
     Pulse(record, settings.grace_s)
     torch.set_num_threads(1)
     kind = _KINDS[slot % 4]

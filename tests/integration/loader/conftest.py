@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.integration.conftest import ways
 from torch.nested import nested_tensor
 
 from dataplane_client.client import DataPlaneClient, connect
@@ -19,9 +19,9 @@ FIELDS = ["tokens", "number", "text"]
 GRACE_S = 1.0
 
 
-@pytest.fixture
-def way() -> str:
-    return "tcp" if os.environ.get("FAULT") else "shm"
+@pytest.fixture(params=ways("shm"))
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture

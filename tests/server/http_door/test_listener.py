@@ -19,6 +19,7 @@ from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.error_table import ERROR_TABLE
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
+from dataplane_server.service.values import ArenaValues
 from dataplane_server.storage.arena import Arena
 from dataplane_server.testing import ServerThread
 
@@ -34,7 +35,7 @@ async def port() -> AsyncIterator[int]:
     plane = DataPlane(Limits(memory_bytes=1 << 16))
     metrics, arena = Metrics(plane, lambda: True), Arena(1 << 16, shared=False)
     shell = Shell(plane, metrics)
-    door = HttpDoor(DataPlaneServicer(shell, arena, metrics), shell, metrics, body_s=0.3)
+    door = HttpDoor(DataPlaneServicer(shell, ArenaValues(shell.plane, arena), metrics), shell, metrics, body_s=0.3)
     yield await door.start("127.0.0.1", 0)
     await door.stop()
     shell.drain()

@@ -4,16 +4,15 @@ two real ranks, see rank_processes.py.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tests.trainer_adapter.automodel import rank_processes, setup_cases
-from tests.trainer_adapter.automodel.tiny_policy import DEVICE, batch_of, processed
+from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.checkpoint import CheckpointManager
@@ -45,7 +44,7 @@ def calibrated_model(kind: str) -> Any:
     with torch.no_grad():  # behind a norm of heads the largest key is the one with one element
         largest = torch.linalg.pinv(weight)[:, 0] if kind == "qwen3" else torch.linalg.svd(weight).Vh[0]
         model.get_input_embeddings().weight[0] = largest * 10
-    return model.to(DEVICE)
+    return model
 
 
 def first_key_weight(model: Any) -> Tensor:
@@ -71,21 +70,28 @@ def layer_names(model: Any) -> list[str]:
     ]
 
 
+Recorded = list[tuple[Tensor, Tensor, Tensor]]
+
+
 @torch.no_grad()
-def projected(model: Any, ids: Tensor) -> list[dict[str, Tensor]]:
-    """For each layer its queries, keys and values, of one row without padding."""
-    states = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
-    if model.config.model_type == "gpt2":
-        fused = [block.attn.c_attn(block.ln_1(x)) for block, x in zip(model.transformer.h, states, strict=False)]
-        return [dict(zip("qkv", x.split(32, dim=-1), strict=True)) for x in fused]
-    inputs = [(layer.self_attn, layer.input_layernorm(x)) for layer, x in zip(model.model.layers, states, strict=False)]
-    if model.config.model_type == "phi3":
-        return [dict(zip("qkv", layer.qkv_proj(x).split([32, 16, 16], dim=-1), strict=True)) for layer, x in inputs]
-    found = [{kind: layer.get_submodule(f"{kind}_proj")(x) for kind in "qkv"} for layer, x in inputs]
-    if model.config.model_type == "qwen3":
-        for (layer, _), parts in zip(inputs, found, strict=True):
-            parts["q"] = layer.q_norm(parts["q"].unflatten(-1, (4, 8)))
-            parts["k"] = layer.k_norm(parts["k"].unflatten(-1, (2, 8)))
+def attended(model: Any, ids: Tensor) -> Recorded:
+    """For each layer the queries, keys and values that it attends with, of one row without padding."""
+    found: Recorded = []
+
+    def attend(_module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **arguments: Any) -> Any:
+        found.append((query, key, value))
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=arguments.get("scaling"), enable_gqa=True
+        )
+        return output.transpose(1, 2), None
+
+    AttentionInterface.register("recording", attend)
+    own = model.config._attn_implementation
+    model.set_attn_implementation("recording")
+    try:
+        model(input_ids=ids, use_cache=False)
+    finally:
+        model.set_attn_implementation(own)
     return found
 
 
@@ -99,10 +105,9 @@ def largest_values(model: Any, is_padded: bool = False) -> list[dict[tuple[int, 
     """For each microbatch, by layer and kind."""
     found = []
     for batch in batches():
-        layers = [projected(model, ids) for ids in rows_of(batch, is_padded)]
-        found.append(
-            {(i, kind): max(row[i][kind].abs().max().item() for row in layers) for i in (0, 1) for kind in "qkv"}
-        )
+        rows = [attended(model, ids) for ids in rows_of(batch, is_padded)]
+        parts = [(layer, kind) for layer in (0, 1) for kind in range(3)]
+        found.append({(i, "qkv"[kind]): max(row[i][kind].abs().max().item() for row in rows) for i, kind in parts})
     return found
 
 
@@ -113,8 +118,7 @@ def expected_scales(model: Any) -> Scales:
     for i, layer in enumerate(layer_names(model)):
         for kind in "qkv":
             largest = np.percentile([sample[i, kind] for sample in samples], PERCENTILE)
-            growth = 1.0 if kind == "v" else math.sqrt(2)
-            scales.setdefault(layer, {})[f"{kind}_scale"] = float(largest * growth * MARGIN / 448)
+            scales.setdefault(layer, {})[f"{kind}_scale"] = float(largest * MARGIN / 448)
     return scales
 
 

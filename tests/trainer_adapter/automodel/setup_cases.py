@@ -15,6 +15,7 @@ import torch
 import torch.distributed
 from safetensors.torch import load_file, save_file
 from tests.trainer_adapter.automodel import rank_processes
+from torch.distributed import distributed_c10d
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel
@@ -48,7 +49,7 @@ SHAPE: dict[str, Any] = {
 REWARD = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
 LOGITS_ONLY: Any = {"lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
 """A plan of one's own."""
-MODELS = {"llama": False, "qwen2": True, "qwen3": True}
+MODELS = {"llama": False, "qwen2": True, "qwen3": True, "gemma2": True}
 """Types of models, and whether their embeddings are tied."""
 
 
@@ -65,6 +66,7 @@ def save_models(folder: Path) -> None:
         config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=tied)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder / kind)
     AutoConfig.for_model("llama", **SHAPE).save_pretrained(folder / "no_weights")
+    save_in_parts(folder)
 
 
 def policy_config(model: Path, **dtensor_cfg: Any) -> Any:
@@ -220,6 +222,31 @@ def resume(folder: Path, **dtensor_cfg: Any) -> Iterator[ModelAndOptimizerState]
         yield state
 
 
+def save_in_parts(folder: Path) -> None:
+    """The model llama in 16 bits, as files by names of their own, which transformers does not find."""
+    weights = load_file(folder / "llama/model.safetensors")
+    (folder / "parts").mkdir()
+    (folder / "parts/config.json").write_bytes((folder / "llama/config.json").read_bytes())
+    for name in ("layers", ""):
+        own = {key: value.bfloat16() for key, value in weights.items() if ("layers" in key) == bool(name)}
+        save_file(own, folder / f"parts/{name or 'others'}.safetensors")
+
+
+def loaded_in_parts(**dtensor_cfg: Any) -> rank_processes.Case:
+    def play(_rank: int, folder: Path) -> Any:
+        with set_up(policy_config(folder / "parts", **dtensor_cfg)) as state, torch.no_grad():
+            return whole_logits(state.model.eval(), BATCH).tolist()
+
+    return play
+
+
+def timed(_rank: int, folder: Path) -> list[float]:
+    """The timeouts in seconds of all process groups of this rank."""
+    with set_up(policy_config(folder / "llama", dp_replicate_size=2, collective_timeout_s=77)):
+        groups = list(distributed_c10d._world.pg_map)
+        return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+
+
 def unreadable(_rank: int, folder: Path) -> str:
     try:
         with set_up(policy_config(folder / "no_weights")):
@@ -236,10 +263,14 @@ STEPPED: dict[str, dict[str, Any]] = {
     "llama_tp": {"tensor_parallel_size": 2},
     "llama_tp_logits_only": {"tensor_parallel_size": 2, "custom_parallel_plan": f"{__name__}.logits_only"},
     "qwen2_tp_tied": {"tensor_parallel_size": 2},
+    "gemma2_tp": {"tensor_parallel_size": 2},
     "qwen3_tp_tied": {"tensor_parallel_size": 2, "activation_checkpointing": True},
 }
 CASES: dict[str, rank_processes.Case] = {
     **{case: stepped(case, **dtensor_cfg) for case, dtensor_cfg in STEPPED.items()},
     "checkpointed": checkpointed,
+    "parts": loaded_in_parts(),
+    "parts_tp": loaded_in_parts(tensor_parallel_size=2),
+    "timed": timed,
     "unreadable": unreadable,
 }

@@ -25,7 +25,6 @@ from trainer_adapter.automodel.parallel.gathered_attention import attend_to, gat
 from trainer_adapter.automodel.parallel.ring_attention import ring_attention
 from trainer_adapter.automodel.parallel.sequence import sequence_shard
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compares with what is computed on the CPU")
 CONFIG = {"dtensor_cfg": {"device": "cpu"}}
 HEADS = torch.zeros(1, 1, 2, 4)
 

@@ -27,7 +27,6 @@ from trainer_adapter.automodel.data import (
 
 EOS = 77
 TOKENIZER: Any = SimpleNamespace(eos_token_id=EOS)
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Batch = BatchedDataDict[Any]
 
 
@@ -43,9 +42,7 @@ def batch_of(lengths: list[int], width: int | None = None) -> Batch:
     """Row r holds 100 * r + 1, 100 * r + 2, ...; padding is 0."""
     columns = max(lengths) if width is None else width
     ids = [[100 * row + i + 1 if i < length else 0 for i in range(columns)] for row, length in enumerate(lengths)]
-    return BatchedDataDict(
-        input_ids=torch.tensor(ids, device=DEVICE), input_lengths=torch.tensor(lengths, device=DEVICE)
-    )
+    return BatchedDataDict(input_ids=torch.tensor(ids), input_lengths=torch.tensor(lengths))
 
 
 def images(rows: int) -> PackedTensor:

@@ -10,7 +10,6 @@ from tests.trainer_adapter.automodel.divided_cases import CASES, LEFT, RING_CASE
 from tests.trainer_adapter.automodel.divided_expected import assert_as_expected
 
 pytestmark = pytest.mark.xdist_group("ranks")
-on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU")
 CONTEXT = "input_ids: rows of 7 tokens cannot be divided"
 TOKENS = "input_ids: dtensor_cfg.sequence_parallel cannot divide rows of 7 tokens"
 
@@ -20,13 +19,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.getbasetemp() / "divided"
 
 
-@on_cpus
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_infer_and_train_as_one_process_does(folder: Path, name: str) -> None:
     assert_as_expected(folder, name)
 
 
-@on_cpus
 @pytest.mark.parametrize(
     ("name", "text", "multiple"),
     [
@@ -46,7 +43,6 @@ def test_rows_that_cannot_be_divided_are_refused_on_all_ranks(
         assert refusal.endswith(f"set make_sequence_length_divisible_by to a multiple of {multiple}")
 
 
-@on_cpus
 @pytest.mark.parametrize("name", ["context llama", "context x4 llama", "context x tensors qwen3 packed"])
 def test_torchs_own_attention_would_get_the_same_positions(folder: Path, name: str) -> None:
     first, last = CASES[name].ranks

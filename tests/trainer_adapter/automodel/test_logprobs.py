@@ -45,8 +45,8 @@ def logprobs(
 def of_token_1(logits: Tensor, params: TrainingSamplingParams | None = None) -> float:
     """Behind token 0, from the logits [V] there."""
     batch: BatchedDataDict[Any] = BatchedDataDict(input_ids=torch.tensor([[0, 1]]), input_lengths=torch.tensor([2]))
-    microbatch = processed(batch.to(tiny_policy.DEVICE), packed=False)
-    both = torch.stack([logits, torch.zeros_like(logits)])[None].to(tiny_policy.DEVICE)
+    microbatch = processed(batch, packed=False)
+    both = torch.stack([logits, torch.zeros_like(logits)])[None]
     return LogprobsPostProcessor({}, None, None, None, 1, sampling_params=params)(both, microbatch)[0, 1].item()
 
 
@@ -110,7 +110,7 @@ def expected_filtered(model: Any, batch: BatchedDataDict[Any], params: TrainingS
                 expected[row, i] = logits[i - 1][ids[i]] - math.log(total)
             else:
                 ruled_out += 1
-    return expected.to(tiny_policy.DEVICE), ruled_out
+    return expected, ruled_out
 
 
 @pytest.mark.parametrize("packed", [False, True])

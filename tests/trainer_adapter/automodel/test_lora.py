@@ -218,7 +218,11 @@ def test_what_tensor_parallel_ranks_cannot_do_is_refused() -> None:
         peft_config({"lora_cfg": {**LORA, "use_triton": True}}, 2, "cuda")
     with pytest.raises(NotImplementedError, match="dropout with tensor_parallel_size > 1 needs device=cuda"):
         peft_config({"lora_cfg": {**LORA, "dropout": 0.1}}, 2, "cpu")
-    assert peft_config({"lora_cfg": {**LORA, "dropout": 0.1}}, 2, "cuda") is not None
+    dropping = {"lora_cfg": {**LORA, "dropout": 0.1}}
+    with pytest.raises(NotImplementedError, match=r"needs device=cuda.* and activation_checkpointing=false"):
+        peft_config({**dropping, "activation_checkpointing": True}, 2, "cuda")
+    assert peft_config({**dropping, "activation_checkpointing": True}, 1, "cuda") is not None
+    assert peft_config(dropping, 2, "cuda") is not None
 
 
 # --- checkpoints ---

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.automodel,
     pytest.mark.timeout(300),  # the package is imported in three processes
     pytest.mark.filterwarnings("ignore"),  # it is not ours to mend what the package warns of
-    pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU"),
 ]
 
 

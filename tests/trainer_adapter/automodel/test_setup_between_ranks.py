@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.trainer_adapter.automodel import rank_processes, setup_cases
 from transformers import AutoModelForCausalLM
 
@@ -41,6 +42,24 @@ def test_a_plan_of_ones_own_divides_what_it_names_and_nothing_else(ranks: list[d
     for rank in ranks:
         parts = rank["llama_tp_logits_only"]["parts"]
         assert {name for name, part in parts.items() if part == 0.5} == {"lm_head.weight"}
+
+
+@pytest.mark.parametrize("case", ["parts", "parts_tp"])
+def test_each_rank_reads_its_part_of_the_files_itself(folder: Path, ranks: list[dict[str, Any]], case: str) -> None:
+    """Transformers, which reads whole models, does not find these files."""
+    plain = AutoModelForCausalLM.from_pretrained(folder / "llama")
+    with torch.no_grad():
+        for weight in plain.parameters():
+            weight.copy_(weight.bfloat16())
+        expected = plain(input_ids=setup_cases.BATCH).logits
+    for rank in ranks:
+        torch.testing.assert_close(torch.tensor(rank[case]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_groups_of_meshes_have_the_configured_timeout_too(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert len(rank["timed"]) > 2
+        assert set(rank["timed"]) == {77.0}
 
 
 @pytest.mark.usefixtures("ranks")

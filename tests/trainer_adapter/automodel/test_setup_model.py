@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from safetensors.torch import load_file, save_file
 from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import assert_refused, policy_config, set_up
 from torch.distributed.tensor import DTensor
@@ -25,6 +26,7 @@ from trainer_adapter.automodel.setup import (
     setup_reference_model_state,
     validate_and_prepare_config,
 )
+from trainer_adapter.automodel.setup._distributed import choose_gpu
 
 pytestmark = pytest.mark.usefixtures("only_rank")
 
@@ -55,6 +57,19 @@ def test_layers_compute_in_the_configured_precision_and_logits_are_float32(folde
         logits = model(input_ids=setup_cases.BATCH, use_cache=False).logits
     assert inside == [torch.bfloat16]
     assert logits.dtype == torch.float32
+
+
+def test_files_with_other_names_than_the_models_are_read_by_transformers(folder: Path) -> None:
+    """Such as those of a model that was saved without its head's prefix."""
+    weights = load_file(folder / "llama/model.safetensors")
+    (folder / "renamed").mkdir()
+    (folder / "renamed/config.json").write_bytes((folder / "llama/config.json").read_bytes())
+    renamed = {name.removeprefix("model."): value for name, value in weights.items()}
+    save_file(renamed, folder / "renamed/model.safetensors", metadata={"format": "pt"})
+    with set_up(policy_config(folder / "renamed")) as state:
+        found = setup_cases.whole_weights(state.model)
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
 
 
 def test_where_nothing_is_trained_there_is_no_optimizer(folder: Path) -> None:
@@ -92,6 +107,7 @@ def test_the_reference_copies_single_numbers_too() -> None:
         ({"tensor_parallel_size": 0}, ValueError, "not a multiple of tensor_parallel_size=0"),
         ({"cpu_offload": True}, NotImplementedError, "^CPUOffload doesn't work on single GPU"),
         ({"lora_cfg": {"enabled": True}}, ValueError, "dtensor_cfg.lora_cfg must name target_modules"),
+        ({"collective_timeout_s": 0}, ValueError, "dtensor_cfg.collective_timeout_s must be positive, not 0"),
     ],
 )
 def test_layouts_that_cannot_be_are_refused(
@@ -100,7 +116,35 @@ def test_layouts_that_cannot_be_are_refused(
     assert_refused(policy_config(folder / "llama", **dtensor_cfg), error, text)
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to get default timeout for nccl")
+def test_16_bits_that_need_scaled_losses_are_for_inference_only(folder: Path) -> None:
+    config = policy_config(folder / "llama") | {"precision": "float16"}
+    assert_refused(config, ValueError, "precision=float16: losses are not scaled.*Train in bfloat16")
+    with set_up(config, init_optimizer=False) as state:
+        assert state.optimizer is None
+
+
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_a_repeated_forward_pass_has_no_kernel_to_itself(folder: Path, activation_checkpointing: bool) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    with set_up(policy_config(folder / "llama", activation_checkpointing=activation_checkpointing)):
+        assert torch.backends.cuda.cudnn_sdp_enabled() is not activation_checkpointing
+
+
+def test_the_timeout_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with set_up(policy_config(folder / "llama")):
+        assert "collectives wait 1800 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("local_rank", "visible", "gpu"), [(0, 8, 0), (7, 8, 7), (0, 1, 0), (3, 1, 0)])
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one(local_rank: int, visible: int, gpu: int) -> None:
+    assert choose_gpu(local_rank, visible) == gpu
+
+
+def test_two_ranks_do_not_share_a_gpu_of_several() -> None:
+    with pytest.raises(ValueError, match="LOCAL_RANK=8, but this process sees 8 GPUs: start one rank for each GPU"):
+        choose_gpu(8, 8)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_nothing_is_trained_unless_the_configuration_says_so(folder: Path) -> None:
     text = r"no CUDA device found; set dtensor_cfg\.device=cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ PACKED = {"sequence_packing": {"enabled": True}}
 GENERATION = {"colocated": {"enabled": True}, "top_k": None, "top_p": 0.9, "temperature": 0.7}
 ASKS = r"only NeMo Automodel can do this\. Set dtensor_cfg\.model_backend=automodel, or remove"
 PROCESSOR: Any = SimpleNamespace()
+
+
+def packed_by(attention: str) -> dict[str, Any]:
+    return {"sequence_packing": {"enabled": True, "attention": attention}}
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +97,28 @@ def test_a_plain_configuration_determines_everything(model: Path) -> None:
             {"context_parallel_size": 2},
             ValueError,
             "^Context parallel is not supported for sequence packing unless .*context_parallel_attention=gathered",
+        ),
+        (
+            packed_by("eager"),
+            {},
+            ValueError,
+            "sequence_packing.attention must be one of sdpa, flash, flex, not 'eager'",
+        ),
+        *(
+            (packed_by(kind), {}, ValueError, f"sequence_packing.attention={kind} needs device=cuda; use sdpa")
+            for kind in ("flash", "flex")
+        ),
+        (
+            {**PACKED, "precision": "float32"},
+            {"device": "cuda"},
+            ValueError,
+            "sequence_packing.attention=flash needs precision=bfloat16; for float32 use sdpa or flex",
+        ),
+        (
+            packed_by("flex"),
+            {"device": "cuda", "context_parallel_size": 2, "context_parallel_attention": "gathered"},
+            ValueError,
+            "sequence_packing.attention must be sdpa with context_parallel_size > 1",
         ),
         (
             {},
@@ -165,12 +192,24 @@ def test_nccl_uses_cumem_unless_generation_is_colocated(
     assert torch._inductor.config.autotune_local_cache is False
 
 
+@pytest.fixture
+def flash_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of its name."""
+    (tmp_path / "flash_attn").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("flash_attention")
 @pytest.mark.parametrize(
     ("changes", "dtensor_cfg", "attention"),
     [
         ({}, {}, None),
         (PACKED, {}, "sdpa"),
         (PACKED, {"device": "cuda"}, "flash_attention_2"),
+        (packed_by("flash"), {"device": "cuda"}, "flash_attention_2"),
+        (packed_by("flex"), {"device": "cuda"}, "flex_attention"),
+        (packed_by("sdpa"), {"device": "cuda"}, "sdpa"),
+        ({**packed_by("sdpa"), "precision": "float32"}, {"device": "cuda"}, "sdpa"),
         ({}, {"context_parallel_size": 2}, "sdpa"),
         (PACKED, {"context_parallel_size": 2, "context_parallel_attention": "gathered"}, "sdpa"),
     ],
@@ -181,13 +220,19 @@ def test_attention_follows_packing_context_parallelism_and_device(
     assert validated(model, changes, **dtensor_cfg).attn_impl == attention
 
 
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) for name in ("flash_attn", "kernels")), reason="FlashAttention is installed"
+)
+def test_flash_attention_is_asked_for_before_anything_is_loaded(model: Path) -> None:
+    with pytest.raises(ImportError, match=r"needs the package flash-attn or kernels: install one, or use sdpa or flex"):
+        validated(model, PACKED, device="cuda")
+
+
 @pytest.mark.parametrize(
     ("changes", "dtensor_cfg", "notice"),
     [
-        (PACKED, {}, "[Rank 3] Using SDPA for sequence packing"),
-        (PACKED, {"device": "cuda"}, "[Rank 3] Using FlashAttention2 for sequence packing"),
+        (PACKED, {}, "[Rank 3] Using sdpa for sequence packing"),
         (PACKED, {}, "[Rank 3] Sequence packing is enabled for model "),
-        ({"precision": "float16"}, {}, "WARNING: precision=float16 scales no losses, so small gradients become 0"),
         ({}, {"sequence_parallel": True}, "sequence_parallel=True has no effect with tp_size=1"),
         (REWARD, {}, "model_config.num_labels is 2; set to 1"),
     ],

@@ -139,9 +139,9 @@ def test_logits_that_the_sampler_rules_out_get_no_gradient() -> None:
         token_mask=torch.ones(1, 2),
         sample_mask=torch.ones(1),
     )
-    logits = torch.tensor([[[3.0, 2.0, 1.0, 0.0], [0.0] * 4]], device=tiny_policy.DEVICE, requires_grad=True)
+    logits = torch.tensor([[[3.0, 2.0, 1.0, 0.0], [0.0] * 4]], requires_grad=True)
     processor = post_processor(NLLLoss(), params=TrainingSamplingParams(top_k=2))
-    loss, _ = processor(logits, processed(batch.to(tiny_policy.DEVICE), False), torch.tensor(1.0), torch.tensor(1.0))
+    loss, _ = processor(logits, processed(batch, False), torch.tensor(1.0), torch.tensor(1.0))
     loss.backward()
     assert logits.grad is not None
     other = 1 / (1 + math.e)
@@ -206,8 +206,21 @@ def test_dummies_contribute_nothing_not_even_as_nan(llama: Any, packed: bool, du
     assert len(results) == 3
 
 
-def test_a_rank_of_dummies_alone_still_has_gradients_for_every_parameter_and_all_are_zero(llama: Any) -> None:
-    run(llama, [batch_of(LENGTHS)], NotANumberLoss(), num_valid_microbatches=0)
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_rank_of_dummies_alone_still_has_gradients_for_every_parameter_and_all_are_zero(
+    llama: Any, temperature: float
+) -> None:
+    """Its logits, often the largest tensor of a step, are not copied for this."""
+    places: list[int] = []
+
+    def loss_fn(logits: Tensor, *others: Any) -> tuple[Tensor, dict[str, Any]]:
+        places.append(logits.data_ptr())
+        return NotANumberLoss()(logits, *others)
+
+    with llama.register_forward_hook(lambda *call: places.append(call[2].logits.data_ptr())):
+        params = TrainingSamplingParams(temperature=temperature)
+        run(llama, [batch_of(LENGTHS)], loss_fn, num_valid_microbatches=0, sampling_params=params)
+    assert places[0] == places[1]
     found = gradients(llama)
     assert found.keys() == dict(llama.named_parameters()).keys()
     assert not any(gradient.any() for gradient in found.values())
@@ -258,7 +271,7 @@ def test_a_reward_model_gives_one_score_a_row_that_no_temperature_scales() -> No
     shape = LlamaConfig(pad_token_id=0, **tiny_policy.SHAPE)
     shape.num_labels = 1
     model: Any = LlamaForSequenceClassification(shape)
-    model.to(tiny_policy.DEVICE).eval()
+    model.eval()
     batch = batch_of([4, 7])
     with torch.no_grad():
         expected = model(input_ids=batch["input_ids"], use_cache=False).logits.squeeze(-1)

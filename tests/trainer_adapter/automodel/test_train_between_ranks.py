@@ -13,7 +13,6 @@ from torch import Tensor
 
 pytestmark = [
     pytest.mark.xdist_group("ranks"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU"),
 ]
 Ranks = list[dict[str, Any]]
 

@@ -16,7 +16,6 @@ from trainer_adapter.automodel.data import ProcessedMicrobatch, make_processed_m
 EOS = 0
 TOKENIZER: Any = SimpleNamespace(eos_token_id=EOS)
 VOCAB = 64
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE: dict[str, Any] = {**setup_cases.SHAPE, "tie_word_embeddings": False}
 
 
@@ -24,7 +23,7 @@ def tiny_model(family: str = "llama", vocab: int = VOCAB) -> Any:
     """Always the same weights for the same arguments."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **{**SHAPE, "vocab_size": vocab})
-    return AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def batch_of(lengths: list[int], width: int | None = None, vocab: int = VOCAB) -> BatchedDataDict[Any]:
@@ -38,12 +37,12 @@ def batch_of(lengths: list[int], width: int | None = None, vocab: int = VOCAB) -
         token_mask=(is_token & (torch.arange(width) % 3 != 2)).float(),
         sample_mask=torch.ones(len(lengths)),
     )
-    return batch.to(DEVICE)
+    return batch
 
 
-def processed(batch: BatchedDataDict[Any], packed: bool) -> ProcessedMicrobatch:
-    """Packed rows have a padded tail of at least some tokens."""
-    packing = {"enabled": packed, "train_mb_tokens": int(batch["input_lengths"].sum()) + 3}
+def processed(batch: BatchedDataDict[Any], packed: bool, tail: int = 3) -> ProcessedMicrobatch:
+    """A packed row ends with `tail` tokens of padding."""
+    packing = {"enabled": packed, "train_mb_tokens": int(batch["input_lengths"].sum()) + tail}
     return next(make_processed_microbatch_iterator(iter([batch]), TOKENIZER, {"sequence_packing": packing}, 1))
 
 

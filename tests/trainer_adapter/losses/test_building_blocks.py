@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_adapter.losses import masked_mean, merge_metrics, next_token_logprobs
 
@@ -30,6 +31,29 @@ def test_logprobs_and_their_gradient_equal_log_softmax_and_gather(rows: int, wid
     torch.testing.assert_close(actual, expected)
     (gradient,) = torch.autograd.grad((actual * weights).sum(), logits)
     torch.testing.assert_close(gradient, torch.autograd.grad((expected * weights).sum(), logits)[0])
+
+
+class LargestResult(TorchDispatchMode):
+    """Elements of the largest tensor that an operation gave new memory."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = call(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not call.is_view and "_(" not in str(call._schema).partition(" ")[0]:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_the_logits_are_not_copied_until_they_get_a_gradient() -> None:
+    """Each rank of a divided vocabulary computes in the same way."""
+    logits = torch.randn(1, 5000, 32, requires_grad=True)
+    with LargestResult() as forward:  # type: ignore[no-untyped-call]  # torch has no annotation
+        found = next_token_logprobs(logits, torch.randint(32, (1, 5000)))
+    assert forward.elements == 1024 * 32
+    with LargestResult() as backward:  # type: ignore[no-untyped-call]
+        found.sum().backward()
+    assert backward.elements == logits.numel()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer_adapter.refit._weight_groups import AlternateBuffers, Place, fill, plan_groups
+from trainer_adapter.refit._weight_groups import AlternateBuffers, Place, fill, largest_group, plan_groups
 
 SIZES = [3, 100, 5000, 0, 7, 512, 1, 2000, 2000, 30]
 INFO = {f"w{index}": (torch.Size([size]), torch.bfloat16) for index, size in enumerate(SIZES)}
@@ -60,19 +60,20 @@ def test_a_weight_that_was_not_announced_so_is_refused(item: tuple[str, Tensor] 
         fill(torch.zeros(10_000, dtype=torch.uint8), plan_groups(INFO, 0, 1)[0], parameters)
 
 
-def test_two_buffers_serve_in_turn_and_a_large_group_has_its_own() -> None:
+def test_two_buffers_serve_in_turn_and_are_made_again_only_if_they_are_too_small() -> None:
     made: list[int] = []
 
     def make(size_bytes: int) -> list[int]:
         made.append(size_bytes)
         return [size_bytes]
 
-    groups = plan_groups(INFO, 1024, 1)
-    buffers = AlternateBuffers(groups, 1024, make)
-    given = [buffers.of(index) for index in range(len(groups))]
-    fitting = [group.size_bytes for group in groups if group.size_bytes <= 1024]
-    assert sorted(made) == sorted([max(fitting)] * 2 + [10_000, 4000, 4000])
-    for index, group in enumerate(groups):
-        same_turn = [other for other in range(index % 2, len(groups), 2) if groups[other].size_bytes <= 1024]
-        if group.size_bytes <= 1024:
-            assert all(given[other] is given[index] for other in same_turn)
+    buffers = AlternateBuffers(make)
+    given = [buffers.of(index, 10) for index in range(5)]
+    assert given[0] is given[2] is given[4] is not given[1] is given[3]
+    assert [buffers.of(0, 7), buffers.of(1, 20), buffers.of(1, 20)] == [[10], [20], [20]]
+    assert made == [10, 10, 20]
+
+
+def test_the_largest_group_has_the_largest_weight() -> None:
+    assert largest_group(plan_groups(INFO, 1024, 1)) == 10_000
+    assert largest_group([]) == 0

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from tests.trainer_adapter.refit.refit_cases import CPU, mappings_of_weights
-from tests.trainer_adapter.refit.streams import INFO, assert_all_weights, both, broken, parameters, taking
+from tests.trainer_adapter.refit.streams import INFO, MODEL, assert_all_weights, both, broken, parameters, taking
 from torch import Tensor
 
-from trainer_adapter.refit import RefitInfo, receive_streamed_weights, stream_endpoint, stream_weights
+from trainer_adapter.refit import RefitInfo, WeightPublisher, receive_streamed_weights, stream_endpoint, stream_weights
 from trainer_adapter.refit._channels import RequestChannel
 from trainer_adapter.refit._endpoints import own_folder
 from trainer_adapter.refit._shared_buffers import SharedBuffer
@@ -171,7 +171,7 @@ def asking(endpoint: str, *messages: dict[str, Any]) -> Callable[[], None]:
 
     def ask() -> None:
         buffer = SharedBuffer(16, CPU)
-        well = {"stream": b"1", "index": 0, "handle": buffer.handle, "used_again": True, "used_bytes": 16}
+        well = {"stream": b"1", "index": 0, "handle": buffer.handle, "used_bytes": 16}
         with closing(RequestChannel(endpoint, 10)) as channel:
             for message in messages:
                 channel.send({**well, "weights": [["w", "float32", [4], 0]], **message})
@@ -203,6 +203,19 @@ def test_a_trainer_that_starts_anew_is_not_taken_for_the_one_that_broke_off(endp
     trainer, engine = both(send, taking(endpoint, {}, ONE_WEIGHT))
     assert "expected message 1 of this stream of weights" in trainer
     assert "expected message 1 of this stream of weights" in engine
+
+
+def test_refits_that_fail_add_no_memory_to_that_of_the_first(endpoint: str) -> None:
+    """CUDA memory that was offered to an engine that never came is not freed before the trainer ends."""
+    folder = Path(endpoint.removeprefix("ipc://")).parent
+    publisher = WeightPublisher(MODEL, torch.bfloat16, CPU, 0, timeout_s=0.05, endpoint_folder=folder)
+    held = []
+    for _ in range(4):
+        with pytest.raises(TimeoutError, match="no engine connected"):
+            publisher.stream_weights_via_ipc_zmq(buffer_size_bytes=1000)
+        held.append(mappings_of_weights())
+    assert held == [held[0]] * 4 != [0] * 4
+    publisher.close()
 
 
 def test_without_pyzmq_the_extra_is_named(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:

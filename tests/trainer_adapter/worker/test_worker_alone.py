@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.ranks import be_the_only_rank, free_port
-from tests.trainer_adapter.automodel.setup_cases import whole_weights
+from tests.ranks import free_port
 from tests.trainer_adapter.refit.streams import take
 from tests.trainer_adapter.worker import worker_cases
+from tests.trainer_adapter.worker.conftest import MakeWorker
 from tests.trainer_adapter.worker.plain_policy import logits_alone, logprobs_of, model_alone
-from tests.trainer_adapter.worker.worker_cases import ADAM, Layout, batch
+from tests.trainer_adapter.worker.weights import assert_equal, weights
+from tests.trainer_adapter.worker.worker_cases import ADAM, batch
 from torch import Tensor
 
 from dataplane_client import KVBatchMeta, connect, kv_first_write, read_columns
@@ -23,44 +23,8 @@ from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_server.testing import running_server
 from trainer_adapter.losses import ClippedPolicyGradientLoss, NLLLoss
 from trainer_adapter.refit import WeightCollective, receive_streamed_weights, stream_endpoint
-from trainer_adapter.worker import AutomodelPolicyWorker
 
 HALVED = {"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}
-MakeWorker = Callable[..., AutomodelPolicyWorker]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("alone") / "model"
-    worker_cases.save_model(folder)
-    return folder
-
-
-@pytest.fixture
-def make_worker(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWorker]:
-    """One worker at a time; packing and further keys of the configuration, then arguments of the worker."""
-    made: list[AutomodelPolicyWorker] = []
-
-    def make(packing: str = "none", changes: dict[str, Any] | None = None, **arguments: Any) -> AutomodelPolicyWorker:
-        if made:
-            assert made.pop().shutdown()
-        be_the_only_rank(monkeypatch)
-        config = worker_cases.config(model, Layout(), packing, **(changes or {}))
-        made.append(AutomodelPolicyWorker(config, **arguments))
-        return made[0]
-
-    yield make
-    for worker in made:
-        assert worker.shutdown()
-
-
-def weights(worker: AutomodelPolicyWorker) -> dict[str, Tensor]:
-    return whole_weights(worker._policy.model)
-
-
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name, value in found.items() if not torch.equal(value, expected[name])] == []
 
 
 # --- reference weights ---
@@ -123,6 +87,14 @@ def test_a_step_in_parts_is_the_step_of_the_whole_batch(make_worker: MakeWorker)
     assert finished["grad_norm"].item() == pytest.approx(report["grad_norm"].item(), rel=1e-6)
     for name, value in weights(worker).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_step_in_parts_counts_more_than_16_million_tokens_exactly(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    worker.begin_train_step(ClippedPolicyGradientLoss(), 8, 2**24 + 1)
+    metrics = worker.train_microbatches(batch())
+    worker.abort_train_step()
+    assert {one["global_valid_toks"] for one in metrics} == {2**24 + 1}
 
 
 def test_an_aborted_step_leaves_no_trace(make_worker: MakeWorker) -> None:
@@ -328,25 +300,6 @@ def test_a_worker_claims_its_own_shard_where_there_is_no_driver(make_worker: Mak
         found = read_columns(client, meta, ["prev_logprobs"])["prev_logprobs"]
         assert client.partition("train").task("prev_lp").consumed_rows_total == 8
     torch.testing.assert_close(found, make_worker().get_logprobs(batch())["logprobs"][:, :30])
-
-
-# --- where things lie ---
-
-
-def test_offloaded_and_brought_back_it_goes_on_as_before(make_worker: MakeWorker) -> None:
-    steady = make_worker(changes={"optimizer": ADAM})
-    expected = [steady.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(3)]
-    worker = make_worker(changes={"optimizer": ADAM, "offload_optimizer_for_logprob": True})
-    losses = []
-    for _ in range(3):
-        worker.prepare_for_lp_inference()
-        worker.get_logprobs(batch())
-        worker.prepare_for_training()
-        losses.append(worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item())
-        worker.finish_training()
-        worker.offload_before_refit()
-        worker.offload_after_refit()
-    assert losses == expected
 
 
 # --- engines ---

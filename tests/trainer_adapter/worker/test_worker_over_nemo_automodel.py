@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.played_cases import (
     assert_logprobs,
@@ -20,7 +19,6 @@ pytestmark = [
     pytest.mark.automodel,
     pytest.mark.timeout(300),  # the package is imported in every rank
     pytest.mark.filterwarnings("ignore"),  # it is not ours to mend what the package warns of
-    pytest.mark.skipif(torch.cuda.is_available(), reason="compares with ranks that compute on the CPU"),
 ]
 
 

@@ -20,6 +20,7 @@ from tests.ranks import WarningAction, environment, free_port, run_ranks
 from tests.trainer_adapter.automodel.setup_cases import SHAPE, policy_config, whole_weights
 from tokenizers import Tokenizer, models
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
@@ -65,7 +66,7 @@ def save_model(folder: Path, kind: str = "qwen3", **settings: Any) -> None:
     """Random weights far from uniform, and a tokenizer."""
     disable_progress_bar()
     torch.manual_seed(1)
-    config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=True, **settings)
+    config = AutoConfig.for_model(kind, **{**SHAPE, "head_dim": 8, "tie_word_embeddings": True, **settings})
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     words = {"<unk>": 0, "<eos>": EOS, "<pad>": PAD} | {f"w{n}": n for n in range(3, SHAPE["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106  # a token, not a secret
@@ -173,6 +174,41 @@ def asked_and_trained(layout: Layout, packing: str, backend: str = "transformers
     return play
 
 
+def in_16_bits(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+    """Packed rows in bfloat16: log-probabilities, and one step."""
+    layout = Layout(dp=2)
+    with worker(config(folder / "model", layout, "sequence", precision="bfloat16"), init_reference_model=False) as made:
+        rows = shard(rank, layout)
+        logprobs = made.get_logprobs(rows)["logprobs"]
+        trained = made.train(rows, ClippedPolicyGradientLoss())
+        seen = {"loss": trained["global_loss"].item(), "grad_norm": trained["grad_norm"].item()}
+        return {"logprobs": logprobs}, seen
+
+
+class ReductionCounter(TorchDispatchMode):
+    """Counts this process's reduce-scatters."""
+
+    count = 0
+
+    def __torch_dispatch__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "reduce_scatter" in str(call)
+        return call(*args, **(kwargs or {}))
+
+
+def communicated(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+    """How often a step reduces gradients, by whether the sum is deferred and by the number of microbatches."""
+    layout, seen = Layout(dp=2), {}
+    for deferred in (True, False):
+        given = config(folder / "model", layout)
+        given["dtensor_cfg"]["defer_fsdp_grad_sync"] = deferred
+        with worker(given, init_reference_model=False) as made:
+            for size in (4, 1):
+                with ReductionCounter() as reductions:  # type: ignore[no-untyped-call]  # torch has no annotation
+                    made.train(shard(rank, layout), ClippedPolicyGradientLoss(), mbs=size)
+                seen[f"{'deferred' if deferred else 'at once'} {4 // size}"] = reductions.count
+    return {}, seen
+
+
 def trained_without_limit(layout: Layout, backend: str = "transformers") -> Case:
     """A step in which one data-parallel rank has a gradient that is not finite, then a sound one; no limit."""
 
@@ -238,6 +274,8 @@ def train_once(made: AutomodelPolicyWorker, rank: int, layout: Layout) -> float:
 
 CASES: dict[str, tuple[int, Case]] = {
     "killed": (2, killed_after_a_checkpoint),
+    "in_16_bits": (2, in_16_bits),
+    "communicated": (2, communicated),
     **{f"resumed_{layout}": (layout.ranks, resumed(layout)) for layout in (Layout(dp=2), Layout(tp=2), Layout())},
     **{f"{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing)) for layout, packing in EVERYWHERE},
     **{f"unlimited_{layout}": (layout.ranks, trained_without_limit(layout)) for layout in TWO_RANKS},

@@ -11,6 +11,7 @@ from tests.ranks import run_ranks
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.worker_groups._digest import digest_of_call
 from trainer_adapter.worker_groups._failures import Failure, common_error, failed_error
+from trainer_adapter.worker_groups._ray_actor import gpu_number
 from trainer_adapter.worker_groups._ray_options import RayGroupOptions
 from trainer_adapter.worker_groups._ray_placement import Seat, assign_seats, require_ray
 from trainer_adapter.worker_groups._replicas import Replicas
@@ -89,6 +90,13 @@ def test_calls_that_differ_have_different_digests(one: dict[str, object], other:
 def test_ranks_are_numbered_node_by_node() -> None:
     found = assign_seats({0: "a", 1: "b", 2: "a", 3: "c", 4: "b"})
     assert found == [Seat(0, 0), Seat(2, 1), Seat(1, 0), Seat(4, 1), Seat(3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "visible", "number"), [("3", "3", 0), ("5", None, 5), ("6", "4,5,6,7", 2), ("GPU-b", "GPU-a,GPU-b", 1)]
+)
+def test_a_rank_uses_the_gpu_that_ray_gave_it_however_many_it_sees(gpu: str, visible: str | None, number: int) -> None:
+    assert gpu_number(gpu, visible) == number
 
 
 def layout(rank: int, dp: int, tp: int = 0, cp: int = 0) -> dict[str, int]:

@@ -113,11 +113,16 @@ class _RequiredSequencePackingConfig(TypedDict):
 class SequencePackingConfig(_RequiredSequencePackingConfig, total=False):
     """Microbatches whose rows are concatenated into one row; excludes dynamic batching.
 
+    attention: how models of transformers keep the sequences of a row apart. "sdpa" (default on "cpu") works on every
+    device and in every precision, with a mask of all pairs of a row's tokens. "flash" (default on "cuda") is
+    FlashAttention 2: it needs the package flash-attn or kernels, and 16 bits. "flex" is torch's FlexAttention, compiled
+    for "cuda".
     algorithm: see dataplane_client.packing.get_packer.
     train_mb_tokens: the most tokens of a microbatch in training, and the least width of a packed row in any stage.
     logprob_mb_tokens: the most tokens of a microbatch when only log-probabilities are computed.
     """
 
+    attention: Literal["sdpa", "flash", "flex"]
     algorithm: str
     train_mb_tokens: int
     logprob_mb_tokens: int
@@ -156,7 +161,8 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     ranks. "torch" (default on "cuda", not available on "cpu") is torch's context_parallel, which passes keys and values
     around. With "gathered" (default on "cpu") every rank gathers them. Packed sequences need an explicit "gathered".
     lora_cfg: adapters are trained instead of whole weights. The keys are `enabled` and the fields of
-    adapters.config.PeftConfig.
+    adapters.config.PeftConfig. collective_timeout_s: how long a rank waits for the others, 1800 by default. It must be
+    longer than rank 0 reads the model's files, and than a claim may wait for rows.
     """
 
     device: Literal["cuda", "cpu"]
@@ -173,6 +179,7 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     lora_cfg: dict[str, Any]
     automodel_kwargs: AutomodelKwargs
     clear_cache_every_n_steps: int | None
+    collective_timeout_s: float
 
 
 class _RequiredPolicyConfig(TypedDict):
@@ -193,10 +200,10 @@ class PolicyConfig(_RequiredPolicyConfig, total=False):
     """Batch sizes are in samples. train_global_batch_size counts all ranks; the other batch sizes are per rank.
 
     model_name: name or path of pretrained weights.
-    precision: of the forward pass; weights are kept in float32.
+    precision: of the forward pass; weights are kept in float32. "float16" allows no training.
     max_grad_norm: gradients are clipped to this L2 norm, which is positive; None: no clipping.
     batch_size: of scoring.
-    logprob_chunk_size: positions whose logits are normalised at once; None: all.
+    logprob_chunk_size: positions whose logits are normalised at once in inference; None: 1024, as in training.
     scheduler: one learning-rate schedule, or a list of them with milestones; absent: a constant rate.
     optimizer: may be absent if nothing is trained.
     dequantize_base_checkpoint: the weights are quantized. Needs model_backend=automodel, which dequantizes them.

@@ -2,7 +2,7 @@
 
 All calls are collective over the replica. Only its leader talks to the server, so N ranks cost one read and one write,
 and all get the same bytes. Calls to the server have the client's deadlines. The other ranks wait for the leader until
-their group's timeout, which must be longer.
+their group's timeout (dtensor_cfg.collective_timeout_s), which must be longer.
 """
 
 from __future__ import annotations

@@ -106,9 +106,7 @@ class _IncomingStream:
         return place
 
     def _buffer(self) -> Tensor:
-        """Open the message's buffer; buffers that are reused are opened once."""
-        if not self._message["used_again"]:
-            return open_buffer(self._message["handle"], self._device)
+        """Open the message's buffer; each of the two is opened once."""
         turn = self._index % 2
         if turn not in self._known_buffers:
             self._known_buffers[turn] = open_buffer(self._message["handle"], self._device)

@@ -31,6 +31,7 @@ from trainer_adapter.refit._weight_groups import (
     default_buffer_bytes,
     expect_end,
     fill,
+    largest_group,
     plan_groups,
     skip,
 )
@@ -54,8 +55,8 @@ class WeightCollective:
         """Returns when all world_size ranks have joined.
 
         timeout_s: for the ranks to join, and for each step of a transfer.
-        group_bytes: size of each of the two buffers; rank 0's value is used (None: 2 % of the GPU's memory, at most 5
-        GB; on the CPU 256 MiB).
+        group_bytes: size of each of the two buffers, which are as large as the largest weight at least; rank 0's value
+        is used (None: 2 % of the GPU's memory, at most 5 GB; on the CPU 256 MiB).
 
         Raises TimeoutError if ranks do not join in time.
         """
@@ -145,13 +146,14 @@ class _Transfer:
     def __init__(self, group: DeadlineGroup, info: RefitInfo, limit_bytes: int) -> None:
         self._group = group
         self.groups = plan_groups(info, limit_bytes, alignment=1)
-        self._buffers = AlternateBuffers(self.groups, limit_bytes, self._new_buffer)
+        self._buffers = AlternateBuffers(self._new_buffer)
+        self._size = largest_group(self.groups)
         self._pending: dict[int, tuple[int, Tensor]] = {}
 
     def free_buffer(self, index: int) -> Tensor:
         """Return a buffer of the size of group `index`; waits until its previous contents are no longer needed."""
         self._finish_turn(index % 2)
-        return self._buffers.of(index)[: self.groups[index].size_bytes]
+        return self._buffers.of(index, self._size)[: self.groups[index].size_bytes]
 
     def start(self, index: int, buffer: Tensor) -> None:
         self._pending[index % 2] = (self._group.start_broadcast(buffer), buffer)

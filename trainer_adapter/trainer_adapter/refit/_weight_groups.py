@@ -118,26 +118,24 @@ def _describe(weight: tuple[str, torch.Size, torch.dtype] | None) -> str:
 class AlternateBuffers(Generic[BufferT]):
     """Two buffers used in turn, so that one is filled while the other is sent or read.
 
-    Buffers are made when first needed, no larger than the groups that use them. A group beyond the limit gets its own
-    buffer, which is released at its next turn.
+    A buffer is made when it is first needed, and kept for later transfers.
     """
 
-    def __init__(self, groups: list[Group], limit_bytes: int, make: Callable[[int], BufferT]) -> None:
-        self._groups, self._limit, self._make = groups, limit_bytes, make
-        self._size = max((group.size_bytes for group in groups if self.is_shared(group)), default=0)
-        self._shared: dict[int, BufferT] = {}
-        self._own: dict[int, BufferT] = {}
+    def __init__(self, make: Callable[[int], BufferT]) -> None:
+        self._make = make
+        self._made: dict[int, tuple[int, BufferT]] = {}
 
-    def is_shared(self, group: Group) -> bool:
-        return group.size_bytes <= self._limit
+    def of(self, index: int, size_bytes: int) -> BufferT:
+        """The buffer of group `index`, of at least size_bytes. Its old contents are those of group `index` - 2 or an
+        earlier one.
+        """
+        turn = index % 2
+        if turn not in self._made or self._made[turn][0] < size_bytes:
+            self._made.pop(turn, None)
+            self._made[turn] = (size_bytes, self._make(size_bytes))
+        return self._made[turn][1]
 
-    def of(self, index: int) -> BufferT:
-        """The buffer of group `index`. Its old contents are those of group `index` - 2 or an earlier one."""
-        turn, group = index % 2, self._groups[index]
-        self._own.pop(turn, None)
-        if not self.is_shared(group):
-            self._own[turn] = self._make(group.size_bytes)
-            return self._own[turn]
-        if turn not in self._shared:
-            self._shared[turn] = self._make(self._size)
-        return self._shared[turn]
+
+def largest_group(groups: list[Group]) -> int:
+    """Bytes of the largest group; 0 without any."""
+    return max((group.size_bytes for group in groups), default=0)

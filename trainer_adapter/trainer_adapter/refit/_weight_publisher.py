@@ -20,7 +20,7 @@ from trainer_adapter.refit._endpoints import stream_endpoint
 from trainer_adapter.refit._generation_parameters import RefitInfo, generation_parameters, refit_info
 from trainer_adapter.refit._weight_collective import WeightCollective
 from trainer_adapter.refit._weight_groups import default_buffer_bytes
-from trainer_adapter.refit._weight_stream import stream_weights
+from trainer_adapter.refit._weight_stream import shared_buffers, stream_weights
 
 
 class WeightPublisher:
@@ -43,6 +43,7 @@ class WeightPublisher:
         self._model, self._dtype, self._device, self._rank = model, dtype, device, rank
         self._timeout_s, self._folder = timeout_s, endpoint_folder
         self._collective: WeightCollective | None = None
+        self._buffers = shared_buffers(device)
 
     def prepare_refit_info(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Full shape and dtype of every weight by its name, for engines. Gathers nothing."""
@@ -54,6 +55,7 @@ class WeightPublisher:
         """Send the weights to the engine at this rank's endpoint, on the same device.
 
         buffer_size_bytes: of both buffers together (0: 2 % of the GPU's memory, at most 5 GB; on the CPU 256 MiB).
+        They are kept for later calls until `close`.
 
         Raises NotImplementedError for kv_scales, and what stream_weights raises; RuntimeError if that happened on
         another rank.
@@ -61,10 +63,10 @@ class WeightPublisher:
         _refuse_scales(kv_scales)
         size = buffer_size_bytes or default_buffer_bytes(self._device)
         endpoint = stream_endpoint(self._device, self._rank, self._folder)
-        device, timeout_s = self._device, self._timeout_s
+        device, timeout_s, buffers = self._device, self._timeout_s, self._buffers
         self._send(
             lambda info, parameters: stream_weights(
-                endpoint, info, parameters, device=device, buffer_size_bytes=size, timeout_s=timeout_s
+                endpoint, info, parameters, device=device, buffer_size_bytes=size, timeout_s=timeout_s, buffers=buffers
             )
         )
 
@@ -79,7 +81,7 @@ class WeightPublisher:
                 f"rank {self._rank} must be below train_world_size ({train_world_size}), and that below world_size "
                 f"({world_size}): trainers have the first ranks, engines the following ones"
             )
-        self.close()
+        self._leave()
         self._collective = WeightCollective(ip, port, world_size, self._rank, self._device, self._timeout_s)
 
     def broadcast_weights_for_collective(self, kv_scales: Mapping[str, float] | None = None) -> None:
@@ -94,7 +96,11 @@ class WeightPublisher:
         self._send(self._collective.broadcast)
 
     def close(self) -> None:
-        """Leave the group; can be called again."""
+        """Leave the group and drop the buffers; can be called again."""
+        self._buffers = shared_buffers(self._device)
+        self._leave()
+
+    def _leave(self) -> None:
         if self._collective is not None:
             self._collective.close()
             self._collective = None

@@ -27,10 +27,15 @@ from dataplane_client.dtypes import dtype_name
 from trainer_adapter.refit._channels import RequestChannel
 from trainer_adapter.refit._generation_parameters import RefitInfo
 from trainer_adapter.refit._shared_buffers import SharedBuffer
-from trainer_adapter.refit._weight_groups import AlternateBuffers, Group, expect_end, fill, plan_groups
+from trainer_adapter.refit._weight_groups import AlternateBuffers, Group, expect_end, fill, largest_group, plan_groups
 
 ALIGNMENT = 512
 """Bytes; the alignment of CUDA's allocator."""
+
+
+def shared_buffers(device: torch.device) -> AlternateBuffers[SharedBuffer]:
+    """Buffers for streams, which make none before they are needed."""
+    return AlternateBuffers(lambda size_bytes: SharedBuffer(size_bytes, device))
 
 
 def stream_weights(
@@ -41,6 +46,7 @@ def stream_weights(
     device: torch.device,
     buffer_size_bytes: int,
     timeout_s: float = 120.0,
+    buffers: AlternateBuffers[SharedBuffer] | None = None,
 ) -> None:
     """Send all weights to one engine; returns when the engine has them.
 
@@ -48,14 +54,16 @@ def stream_weights(
     engine that has just left.
 
     info: names, shapes and dtypes of parameters. device: of the buffers; the engine must use the same one.
-    buffer_size_bytes: of both buffers together; a weight larger than half of it gets its own buffer.
+    buffer_size_bytes: of both buffers together; each is as large as the largest weight at least.
     timeout_s: for each answer of the engine.
+    buffers: to be used again by later calls (None: only by this one). CUDA memory that an engine was told of, and that
+    it never opened and closed, is not freed before this process ends. So buffers of failed calls would add up.
 
     Raises TimeoutError naming the endpoint if no engine answers in time, RuntimeError with the engine's reason if it
     refuses, ValueError if parameters and info differ. Errors on this side are sent to the engine.
     """
     groups = plan_groups(info, buffer_size_bytes // 2, ALIGNMENT)
-    buffers = AlternateBuffers(groups, buffer_size_bytes // 2, lambda size: SharedBuffer(size, device))
+    buffers = shared_buffers(device) if buffers is None else buffers
     with contextlib.closing(RequestChannel(endpoint, timeout_s)) as channel:
         try:
             _send(channel, groups, buffers, parameters, device)
@@ -71,28 +79,23 @@ def _send(
     parameters: Iterator[tuple[str, Tensor]],
     device: torch.device,
 ) -> None:
-    stream = os.urandom(8)
+    stream, size = os.urandom(8), largest_group(groups)
     for index, group in enumerate(groups):
-        buffer = buffers.of(index)
+        buffer = buffers.of(index, size)
         fill(buffer.tensor, group, parameters)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # another process reads it in another CUDA stream
         channel.await_answer()
-        channel.send({"stream": stream, "index": index, **_describe_group(buffer, group, buffers.is_shared(group))})
+        channel.send({"stream": stream, "index": index, **_describe_group(buffer, group)})
     expect_end(parameters)
     channel.await_answer()
     channel.send({"stream": stream, "index": len(groups), "complete": True})
     channel.await_answer()
 
 
-def _describe_group(buffer: SharedBuffer, group: Group, used_again: bool) -> dict[str, Any]:
+def _describe_group(buffer: SharedBuffer, group: Group) -> dict[str, Any]:
     weights = [[place.name, dtype_name(place.dtype), list(place.shape), place.start] for place in group.places]
-    return {
-        "handle": buffer.handle,
-        "used_again": used_again,
-        "used_bytes": group.size_bytes,
-        "weights": weights,
-    }
+    return {"handle": buffer.handle, "used_bytes": group.size_bytes, "weights": weights}
 
 
 def _send_failure(channel: RequestChannel, error: BaseException) -> None:

@@ -194,9 +194,9 @@ class AutomodelPolicyWorker:
         RuntimeError while another step is open.
         """
         self._check_no_step("begin_train_step")
-        seqs, toks = (
-            torch.tensor(float(n), device=self._policy.device) for n in (global_valid_seqs, global_valid_toks)
-        )
+        # float32, torch's type of a float, is exact up to 2**24 only.
+        counts = (int(n) if float(n).is_integer() else float(n) for n in (global_valid_seqs, global_valid_toks))
+        seqs, toks = (torch.tensor(n, device=self._policy.device) for n in counts)
         self._step = TrainingStep(self._policy, loss_fn, seqs, toks, num_global_batches=num_global_batches)
 
     def train_microbatches(self, data: BatchedDataDict[Any], mbs: int | None = None) -> list[dict[str, Any]]:

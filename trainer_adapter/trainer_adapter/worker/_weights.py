@@ -11,12 +11,10 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.tensor import DTensor
 
-from trainer_adapter.automodel.setup import setup_reference_model_state
-
 
 def move_model(model: torch.nn.Module, device: torch.device) -> None:
     """Move all parameters and buffers, in place."""
-    model.state_dict()  # makes FSDP release parameters that it holds whole
+    _state(model)
     model.to(device)
     _release_cache()
 
@@ -42,19 +40,24 @@ def swap_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) ->
     """Run the block with other weights; afterwards the current ones are back, bit for bit, also after an exception.
 
     weights: this rank's part of every entry of the model's state dict, as setup_reference_model_state returns it.
+    Inside the block its tensors have the current weights, so that no memory is needed for a third copy.
     Raises ValueError, before anything changes, for weights with other names or shapes.
     """
     _check_fit(model, weights)
-    current = setup_reference_model_state(model)
+    swapped: list[str] = []
     try:
-        _copy_in(model, weights)
+        for name, value in _state(model).items():
+            _swap(value, weights[name])
+            swapped.append(name)
         yield
     finally:
-        _copy_in(model, current)
+        state = _state(model)
+        for name in reversed(swapped):  # the exact way back, because tied weights are swapped under each name
+            _swap(state[name], weights[name])
 
 
 def _check_fit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    own = {name: _local(value).shape for name, value in model.state_dict().items()}
+    own = {name: _local(value).shape for name, value in _state(model).items()}
     given = {name: value.shape for name, value in weights.items()}
     odd = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
     if odd:
@@ -62,14 +65,17 @@ def _check_fit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> N
 
 
 @torch.no_grad()
-def _copy_in(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy the weights into the model.
+def _swap(entry: torch.Tensor, other: torch.Tensor) -> None:
+    current = _local(entry).clone()
+    _local(entry).copy_(other)
+    other.copy_(current)
 
-    state_dict() also makes FSDP release parameters that it still holds whole from the last forward pass; the next pass
-    would otherwise use them.
+
+def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The model's state dict. Asking for it makes FSDP release parameters that it still holds whole from the last
+    forward pass; the next pass would otherwise use them.
     """
-    for name, value in model.state_dict().items():
-        _local(value).copy_(weights[name])
+    return model.state_dict()
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:

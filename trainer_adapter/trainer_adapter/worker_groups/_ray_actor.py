@@ -31,6 +31,9 @@ class RankActor:
     def start(self, environment: Mapping[str, str], worker: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         """Make the worker; a collective call of all ranks, which blocks until all have called."""
         os.environ.update(environment)
+        gpus = require_ray().get_runtime_context().get_accelerator_ids().get("GPU")
+        if gpus:
+            os.environ["LOCAL_RANK"] = str(gpu_number(gpus[0], os.environ.get("CUDA_VISIBLE_DEVICES")))
         self._worker = worker(**arguments)
 
     def call(self, method: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
@@ -45,3 +48,11 @@ class RankActor:
     def call_as_replica(self, method: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Call the method and return nothing, because the leader returns the same result."""
         self.call(method, common, own)
+
+
+def gpu_number(gpu: str, visible: str | None) -> int:
+    """The number of the GPU that Ray has given to this process among those that the process sees.
+
+    That is 0 unless Ray was told to leave CUDA_VISIBLE_DEVICES (`visible`) alone; None: the process sees all GPUs.
+    """
+    return int(gpu) if visible is None else visible.split(",").index(gpu)

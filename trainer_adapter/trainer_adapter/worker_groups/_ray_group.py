@@ -139,7 +139,7 @@ class RayWorkerGroup:
 
 
 def _environment(rank: int, world_size: int, seat: Seat, address: str, port: int) -> dict[str, str]:
-    """The variables by which a rank finds the others. Each process sees only the one GPU that Ray gave it."""
+    """The variables by which a rank finds the others. With GPUs the actor sets LOCAL_RANK to the number of its own."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),

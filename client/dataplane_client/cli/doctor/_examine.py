@@ -42,7 +42,7 @@ def _checks(server: Server) -> Iterator[Check]:
         yield _check_health(status)
         shared = check_shared_memory(server.address, response)
         yield shared
-        if shared.outcome == "ok":
+        if shared.outcome == "ok" and not response.nodes:
             yield check_memory_limit(status)
             yield check_host_memory(status)
     yield check_descriptors()

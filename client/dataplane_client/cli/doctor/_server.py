@@ -17,7 +17,7 @@ from dataplane_client._channel import checked_target
 from dataplane_client._shared_arena import NO_SOCKET, SharedArena, local_addresses
 from dataplane_client._socket_rights import RIGHTS_ADVICE, may_connect, owner_text, process_text
 from dataplane_client.cli._server import Server
-from dataplane_client.cli._text import size_text
+from dataplane_client.cli._text import plural, size_text
 from dataplane_client.cli.doctor._report import Check, Outcome
 from dataplane_client.errors import DataPlaneError
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -117,6 +117,10 @@ def check_versions(server_version: str | None) -> Check:
 def check_shared_memory(address: str, response: pb.GetServerStatusResponse) -> Check:
     """Attach to the server's memory, as a client does. The warning has the reason why values travel over gRPC."""
     name = "shared memory"
+    if response.nodes:
+        found = f"values travel over gRPC: this is a cluster of {plural(len(response.nodes), 'node')}"
+        advice = "in a program of its Ray cluster, connect to ray://NAME, which uses the memory of the program's node"
+        return Check(name, "ok", found, advice)
     if not response.HasField("shared_memory"):
         found = "values travel over gRPC: the server shares no memory"
         return Check(name, "warning", found, "start the server on Linux, without --no-share-memory")

@@ -6,8 +6,9 @@ Ray's waits are not ended by signals, so each has a deadline.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
+
+from dataplane_client._locator import ray_of_process
 
 _NAME = "rl-dataplane-address"
 _ANSWER_S = 60.0  # a worker process of Ray starts within seconds, on a busy node within tens of them
@@ -21,15 +22,9 @@ class _Keeper:
         return self._server
 
 
-def _ray() -> Any:
-    """Ray, if this process is part of a job; else None."""
-    ray = sys.modules.get("ray")
-    return ray if ray is not None and ray.is_initialized() else None
-
-
 def find() -> dict[str, Any] | None:
     """What the job's first process published; None outside of jobs and before."""
-    ray = _ray()
+    ray = ray_of_process()
     if ray is None:
         return None
     try:
@@ -42,7 +37,7 @@ def publish(server: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Publish a server unless another process has published one. Returns what the job has now, and the actor that keeps
     it, or None where there is none.
     """
-    ray = _ray()
+    ray = ray_of_process()
     if ray is None:
         return server, None
     keeper = ray.remote(_Keeper).options(name=_NAME, get_if_exists=True, num_cpus=0).remote(server)
@@ -51,7 +46,7 @@ def publish(server: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 
 def withdraw(keeper: Any) -> None:
     """End the actor that `publish` returned."""
-    ray = _ray()
+    ray = ray_of_process()
     if ray is not None and keeper is not None:
         ray.kill(keeper)
 

@@ -16,7 +16,7 @@ from dataplane_server.core.calls.columns import Shape
 from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.values import Copy, Definition, Int64Array, Run, Tags
+from dataplane_server.core.calls.values import Copy, Definition, Int64Array, Run, Runs, Tags
 
 
 def _no_rows() -> Int64Array:
@@ -223,7 +223,7 @@ class ReadPlan:
     ticket: int
     columns: tuple[ReadColumn, ...]
     sequence_lengths: Int64Array
-    runs: tuple[Run, ...]
+    runs: Runs
     size_bytes: int
 
 

@@ -108,8 +108,8 @@ def _broken_rule_of_comparison(term: Term, *, with_age: bool) -> str:
     least, most = {"in": (0, MAX_VALUES), "is null": (0, 0)}.get(term.operator, (1, 1))
     if not least <= len(term.values) <= most:
         return f"it has {least if least == most else f'{least} to {most}'} values, got {len(term.values)}"
-    wrong = next((value for value in term.values if not _is_value(value)), None)
-    return "" if wrong is None else f"a value is a number of at most 64 bits or a string, got {str(wrong)[:40]!r}"
+    wrong = [value for value in term.values if not _is_value(value)]  # None among them, which a message may have
+    return f"a value is a number of at most 64 bits or a string, got {str(wrong[0])[:40]!r}" if wrong else ""
 
 
 def _is_value(value: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +14,9 @@ EvictFirst = Literal["oldest", "oldest_version"]
 """Which rows are evicted first: those that arrived first, or those of the oldest weight version."""
 
 _MOST = (1 << 62) - 1
+_MOST_OF_BAND = 1e15
+_LEAST_PER_INSERT = 1e-9
+"""Within these a band's rows can be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,12 @@ def check_flow(policy: FlowPolicy) -> int:
 
 def _check_band(band: DrawBand) -> None:
     numbers = (band.samples_per_insert, band.least, band.most)
-    if not all(map(math.isfinite, numbers)) or band.samples_per_insert <= 0:
-        message = f"a band needs finite numbers and samples_per_insert above 0, got {numbers}"
+    finite = all(abs(number) <= _MOST_OF_BAND for number in numbers)  # which NaN is not
+    if not finite or band.samples_per_insert < _LEAST_PER_INSERT:
+        message = (
+            f"a band needs finite numbers up to {_MOST_OF_BAND:g} and samples_per_insert above 0, at least "
+            f"{_LEAST_PER_INSERT:g}; got {numbers}"
+        )
         raise Refusal(Reason.INVALID_REQUEST, message)
     width = band.most - band.least
     if width < 1 + band.samples_per_insert:

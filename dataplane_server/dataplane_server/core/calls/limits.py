@@ -57,6 +57,8 @@ class Limits:
     """Rows of all reads under way, leases included; a read of fewer than 64 rows counts as 64."""
     max_read_pieces: int = 262_144
     """Pieces of memory in which the values of one read lie; each takes the server a microsecond."""
+    cluster: bool = False
+    """Whether there are nodes, each with an arena and a budget of memory_bytes."""
 
     def validate(self) -> None:
         """Raises ValueError that names the bound and the rule."""

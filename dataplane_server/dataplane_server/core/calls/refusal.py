@@ -53,6 +53,7 @@ class Reason(enum.Enum):
     PARTITION_FULL = enum.auto()
     UNAUTHENTICATED = enum.auto()
     PERMISSION_DENIED = enum.auto()
+    NODE_LOST = enum.auto()
 
 
 class Refusal(Exception):

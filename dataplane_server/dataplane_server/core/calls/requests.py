@@ -147,7 +147,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     that claim is open. reservation_id: only while that group is reserved. shared: no sample ids, and columns of one
     row, which every row of the group gets. caller: who puts, for the row's history. add_to_group: samples that do not
     exist become rows of the group. append: the columns, of per-token fields, are added to the end of the rows' values.
-    only_if: only while every row exists and fits. once: columns whose values are not kept a second time.
+    only_if: only while every row exists and fits. once: columns whose values are not kept twice. node: for their bytes.
     """
 
     request_id: str
@@ -165,15 +165,17 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     append: bool = False
     only_if: Filter = ALL_ROWS
     once: Sequence[str] = ()
+    node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CommitClaim(RepeatableCall[Reservation | Waiting | CommitResult]):
-    """Begin to end a claim, with columns for its rows. Without columns the claim ends here."""
+    """Begin to end a claim, with columns for its rows. Without columns the claim ends here. node: as of PutSamples."""
 
     request_id: str
     claim_id: str
     columns: Sequence[ColumnSpec] = ()
+    node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ class ClaimSamples(RepeatableCall[Grant | Waiting]):
     consume: delivery is consumption, and there is nothing to commit. session_id: the session that will hold the claim;
     empty for none. whole_groups: groups are not split. max_tokens: of all rows together, 0 for no limit. unit: what the
     sizes count; None for groups if whole_groups, else rows. where: only rows (or groups of rows) that fit. order: None
-    for that of the task's policy.
+    for that of the task's policy. node: whose rows are preferred; see `verbs.locality`.
     """
 
     request_id: str
@@ -264,6 +266,7 @@ class ClaimSamples(RepeatableCall[Grant | Waiting]):
     where: Filter = ALL_ROWS
     order: ClaimOrder | None = None
     order_tag: str = ""
+    node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,9 +373,6 @@ class ResetTask(RepeatableCall[ResetResult]):
     partition_id: str
     task: str
     sample_ids: Sequence[str] | None
-
-
-# -- groups ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from itertools import repeat
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,49 @@ class Run(NamedTuple):
 
     offset: int
     size_bytes: int
+
+
+class Runs(Sequence[Run]):
+    """Runs as arrays of their offsets and sizes, since a read may have a quarter of a million. Equal to any sequence of
+    the same runs.
+    """
+
+    __slots__ = ("offsets", "sizes")
+
+    def __init__(self, offsets: Int64Array, sizes: Int64Array) -> None:
+        self.offsets = offsets
+        self.sizes = sizes
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Runs:
+        table = np.array(runs, np.int64).reshape(-1, 2)
+        return cls(table[:, 0], table[:, 1])
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[Run]:
+        pairs = zip(self.offsets.tolist(), self.sizes.tolist(), strict=True)
+        return map(tuple.__new__, repeat(Run), pairs)  # as Run._make, without a Python call for each one
+
+    @overload
+    def __getitem__(self, at: int) -> Run: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Runs: ...
+
+    def __getitem__(self, at: int | slice) -> Run | Runs:
+        if isinstance(at, slice):
+            return Runs(self.offsets[at], self.sizes[at])
+        return Run(int(self.offsets[at]), int(self.sizes[at]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # arrays may change
+
+    def __repr__(self) -> str:
+        return f"Runs.of({list(self)})"
 
 
 class Copy(NamedTuple):

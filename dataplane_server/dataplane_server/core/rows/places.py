@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dataplane_server.core.calls.values import Int64Array
+from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
 
 N = TypeVar("N", np.int64, np.int32)
 Index = Int64Array
@@ -59,6 +59,26 @@ class Places:
         if self._entries is not None:
             return words, self._entries[index].astype(np.int64)
         return words >> self._shift, words & self._most
+
+    def touch(self, slots: Slots, start: int, end: int) -> BoolArray:
+        """Which rows have bytes at offsets from start to end."""
+        offsets, entries = self._of_rows(slots)
+        inside = (offsets >= start) & (offsets < end) & (entries > 0)
+        return np.asarray(inside.any(axis=1))
+
+    def first_offsets(self, slots: Slots) -> Int64Array:
+        """The offset of the first value of each row that has bytes; -1 if none has."""
+        offsets, entries = self._of_rows(slots)
+        if not self.width:
+            return np.full(len(slots), -1)
+        first = (entries > 0).argmax(axis=1)
+        rows = np.arange(len(slots))
+        found: Int64Array = np.where(entries[rows, first] > 0, offsets[rows, first], -1)
+        return found
+
+    def _of_rows(self, slots: Slots) -> tuple[Int64Array, Int64Array]:
+        """Offsets and entries of all fields, an array row for each row."""
+        return self.load(slots[:, None] * self.width + np.arange(self.width))
 
     def store(self, index: Index, offsets: Int64Array, entries: Int64Array) -> None:
         if self._entries is None and int(entries.max(initial=0)) > self._most:

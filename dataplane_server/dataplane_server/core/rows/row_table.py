@@ -30,8 +30,8 @@ from dataplane_server.core.calls.values import BoolArray, Epochs, Int64Array, Sl
 from dataplane_server.core.rows.bookkeeping import DIGEST_BYTES, ROW_BYTES, Bookkeeping, id_bytes
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.places import Places
+from dataplane_server.core.rows.regions import AnySpace
 from dataplane_server.core.rows.shared_payloads import SharedPayloads
-from dataplane_server.core.rows.space import Space
 from dataplane_server.core.rows.tag_columns import SLOT_BYTES, Float64Array, TagColumn, TagColumns, TagValues
 from dataplane_server.core.rows.tags import PooledTags, TagPool
 
@@ -69,14 +69,14 @@ class RowTable:
     def __init__(
         self,
         partition_id: str,
-        space: Space,
+        space: AnySpace,
         generations: GenerationClock | None = None,
         bookkeeping: Bookkeeping | None = None,
     ) -> None:
         self.bookkeeping = bookkeeping or Bookkeeping(1 << 62)
         self.kept_bytes = 0
         self.slot_bytes = ROW_BYTES
-        self.places = Places(space.capacity)
+        self.places = Places(space.span)
         self.payloads = SharedPayloads(space)
         self.newest_weight_version: int | None = None  # that a row or group has ever had
         self.trainer_version: int | None = None  # that the trainer said it has

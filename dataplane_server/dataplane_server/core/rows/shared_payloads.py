@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataplane_server.core.calls.values import BoolArray, Int64Array
-from dataplane_server.core.rows.space import Space
+from dataplane_server.core.rows.regions import AnySpace
 
 DIGEST_SIZE = 16
 Key = tuple[int, int, bytes]
@@ -36,7 +36,7 @@ class Payload:
 class SharedPayloads:
     """The payloads of one partition. space: gets their bytes when they are freed."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: AnySpace) -> None:
         self._space = space
         self._at: dict[int, Payload] = {}  # by offset
         self._held_by: dict[int, list[Payload]] = {}  # pinned slot -> payloads that it gave up

@@ -10,21 +10,18 @@ arena makes `allocate` search a bin. Recently freed ranges are preferred, since 
 are released at once (thousands of rows that are not neighbours), one array operation adds them to the pending frees,
 and `merge_pending` merges them between calls. Allocation merges them itself if it finds no range without them, and
 release if there are too many. Bytes of pending frees count as free.
-
-A server on disk must not overwrite values before the call that freed them is on stable storage: after a loss of power
-their rows would be there again. `defer_frees` makes each release wait for `settle`; until then its bytes are in use.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterator
-from itertools import repeat
 
 import numpy as np
 
-from dataplane_server.core.calls.values import BoolArray, Int64Array, Run
+from dataplane_server.core.calls.values import Int64Array, Run
+from dataplane_server.core.rows.ranges import merged_runs, ranges_of
+from dataplane_server.core.rows.releases import Releases
 
 ALIGNMENT = 8
 _QUICK_SEARCH = 16
@@ -33,20 +30,13 @@ _SEARCH = 1024
 _MOST_PENDING = 1 << 19
 
 
-class Space:
-    """Free and used bytes of an arena of `capacity` bytes. freed: bytes were released since it was last set to
-    False. withheld: how often bytes or slots were kept because a reader pins their rows. defer_frees: whether releases
-    wait for `settle`.
-    """
+class Space(Releases):
+    """Free and used bytes of an arena of `capacity` bytes."""
 
     def __init__(self, capacity: int) -> None:
+        super().__init__()
         self.capacity = capacity
         self.used = 0
-        self.freed = False
-        self.withheld = 0
-        self.defer_frees = False
-        self._deferred: deque[tuple[Int64Array, Int64Array]] = deque()  # starts and ends of a release
-        self._settled = 0
         self._end_of: dict[int, int] = {}  # start of a free range -> its end
         self._start_of: dict[int, int] = {}  # end of a free range -> its start
         self._bins: list[dict[int, None]] = [{} for _ in range(capacity.bit_length() + 1)]
@@ -57,6 +47,20 @@ class Space:
     @property
     def free(self) -> int:
         return self.capacity - self.used
+
+    @property
+    def span(self) -> int:
+        """All offsets are below."""
+        return self.capacity
+
+    nodes = 1
+    """How many arenas there are; `Regions` has more."""
+
+    def capacity_of(self, node: int) -> int:
+        return self.capacity
+
+    def free_of(self, node: int) -> int:
+        return self.free
 
     def allocate(self, size: int) -> int | None:
         """Allocate an aligned range of `size` > 0 bytes. Returns its offset; None if no free range is long enough."""
@@ -72,9 +76,10 @@ class Space:
         self._merge_in(offset, offset + size)
         self.used -= size
 
-    def allocate_columns(self, row_bytes: Int64Array) -> tuple[Int64Array, tuple[Run, ...]] | None:
+    def allocate_columns(self, row_bytes: Int64Array, node: int = 0) -> tuple[Int64Array, tuple[Run, ...]] | None:
         """Allocate the rows of columns (a column is a row of the array). Returns their offsets, and their runs in this
-        order; None if they do not fit. The rows of a column are adjacent if one range is long enough for them.
+        order; None if they do not fit. The rows of a column are adjacent if one range is long enough for them. node: of
+        `Regions`.
         """
         offsets = row_bytes.cumsum(axis=1) - row_bytes
         totals = row_bytes.sum(axis=1).tolist()
@@ -98,36 +103,13 @@ class Space:
                 continue
             scattered = self._scatter(row_bytes[column]) if total <= self.free else None
             if scattered is None:
-                self._free(*_ranges(offsets[:column].ravel(), row_bytes[:column].ravel()))
+                self.release_ranges(*ranges_of(offsets[:column].ravel(), row_bytes[:column].ravel()))
                 return None
             offsets[column] = scattered
             runs += merged_runs(scattered, row_bytes[column])
         return offsets, tuple(runs)
 
-    def release_rows(self, offsets: Int64Array, row_bytes: Int64Array) -> None:
-        """Free the bytes of rows, in any order."""
-        starts, ends = _ranges(offsets, row_bytes)
-        if self.defer_frees:
-            self._deferred.append((starts, ends))
-        else:
-            self._free(starts, ends)
-
-    @property
-    def releases(self) -> int:
-        """How many releases were deferred since the beginning."""
-        return self._settled + len(self._deferred)
-
-    @property
-    def has_deferred(self) -> bool:
-        return bool(self._deferred)
-
-    def settle(self, releases: int) -> None:
-        """Free what the first `releases` deferred ones since the beginning released."""
-        while self._settled < releases:
-            self._free(*self._deferred.popleft())
-            self._settled += 1
-
-    def _free(self, starts: Int64Array, ends: Int64Array) -> None:
+    def release_ranges(self, starts: Int64Array, ends: Int64Array) -> None:
         self.freed = True
         self.used -= int((ends - starts).sum())
         if self._pending_count > _MOST_PENDING:
@@ -159,11 +141,6 @@ class Space:
     def pending_ranges(self) -> Iterator[tuple[int, int]]:
         """(start, end) of every pending free: free, but not yet merged with its neighbours."""
         for starts, ends in self._pending:
-            yield from zip(starts.tolist(), ends.tolist(), strict=True)
-
-    def deferred_ranges(self) -> Iterator[tuple[int, int]]:
-        """(start, end) of every deferred release."""
-        for starts, ends in self._deferred:
             yield from zip(starts.tolist(), ends.tolist(), strict=True)
 
     def _find(self, size: int) -> int | None:
@@ -206,7 +183,7 @@ class Space:
             placed = upto
             if placed == len(row_bytes):
                 return offsets
-        self._free(*_ranges(offsets[:placed], row_bytes[:placed]))
+        self.release_ranges(*ranges_of(offsets[:placed], row_bytes[:placed]))
         return None
 
     def _longest_first(self) -> Iterator[tuple[int, int]]:
@@ -287,57 +264,6 @@ class Space:
         if room > 0:
             del self._bins[room.bit_length() - 1][start]
         return end
-
-
-def column_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
-    """As column_pieces, as runs."""
-    return runs_of(*column_pieces(offsets, sizes))
-
-
-def column_pieces(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Starts and lengths of the bytes of the rows of columns (a column is a row of the arrays), in this order, as the
-    fewest pieces that each belong to one column. Empty ones are dropped.
-    """
-    begins = np.ones(offsets.shape, np.bool_)
-    np.not_equal(offsets[:, 1:], offsets[:, :-1] + sizes[:, :-1], out=begins[:, 1:])
-    if not sizes.all():  # the offset of an empty piece says nothing about the next one
-        merged = [_merge(*column) for column in zip(offsets, sizes, strict=True)]
-        return np.concatenate([starts for starts, _ in merged]), np.concatenate([lengths for _, lengths in merged])
-    return _joined(offsets.ravel(), sizes.ravel(), begins.ravel())
-
-
-def merged_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
-    """The same bytes in the same order, as the fewest runs. Empty pieces are dropped."""
-    return runs_of(*_merge(offsets, sizes))
-
-
-def _ranges(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Starts and ends of the bytes of rows, in order and joined."""
-    starts, lengths = _merge(offsets, sizes)
-    if np.count_nonzero(starts[1:] < starts[:-1]):
-        order = np.argsort(starts, kind="stable")  # rows of one put are mostly in order
-        starts, lengths = _merge(starts[order], lengths[order])
-    return starts, starts + lengths
-
-
-def _merge(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
-    if not sizes.all():
-        keep = np.flatnonzero(sizes)
-        offsets, sizes = offsets[keep], sizes[keep]
-    begins = np.ones(len(offsets), np.bool_)
-    np.not_equal(offsets[1:], offsets[:-1] + sizes[:-1], out=begins[1:])
-    return _joined(offsets, sizes, begins)
-
-
-def _joined(offsets: Int64Array, sizes: Int64Array, begins: BoolArray) -> tuple[Int64Array, Int64Array]:
-    """Join each piece to the one before it, unless a run begins there."""
-    first = np.flatnonzero(begins)
-    return offsets[first], np.add.reduceat(sizes, first) if len(first) else sizes
-
-
-def runs_of(starts: Int64Array, lengths: Int64Array) -> list[Run]:
-    pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
-    return list(map(tuple.__new__, repeat(Run), pairs))  # as Run._make, without a Python call for each one
 
 
 def align(offset: int) -> int:

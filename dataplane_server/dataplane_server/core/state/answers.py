@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from dataplane_server.core.calls.answers import Drawn, Grant, PartitionInfo, PutResult, Reserved
+from dataplane_server.core.calls.answers import Drawn, Grant, PartitionInfo, PutResult, Registered, Reserved
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Int64Array
@@ -129,6 +129,8 @@ def _size_bytes(packed: object) -> int:
         return 2 * _ANSWER_BYTES + packed.tag_bytes + of_rows
     if isinstance(packed, Reserved):
         return _ANSWER_BYTES + packed.generations.nbytes
+    if isinstance(packed, Registered):
+        return _size_bytes(packed.partition)
     if isinstance(packed, PartitionInfo):
         return _ANSWER_BYTES + 2 * definition_bytes(packed.definition)
     return _ANSWER_BYTES

@@ -127,7 +127,7 @@ class ClaimTable:
 
     def report(self, what: str, claim: OpenClaim, left: Slots, reason: str = "", who: str = "") -> None:
         """Add to the history of the rows that are left of a claim."""
-        who = who or next((self._state.sessions.name(session_id) for session_id in claim.sessions), "")
+        who = who or self.client_of(claim.claim_id)
         ids = claim.sample_ids if len(left) == len(claim.slots) else claim.partition.rows.ids(left)
         partition_id = claim.partition.partition_id
         self._state.report(Fact(what, partition_id, ids, who, claim.task, claim.claim_id, reason=reason))
@@ -159,6 +159,11 @@ class ClaimTable:
 
     def get(self, claim_id: str) -> OpenClaim | None:
         return self._open.get(claim_id)
+
+    def client_of(self, claim_id: str) -> str:
+        """The name of the client that holds an open claim, the first of several; empty if none does."""
+        claim = self._open.get(claim_id)
+        return "" if claim is None else next(map(self._state.sessions.name, claim.sessions), "")
 
     def partition_of(self, claim_id: str) -> str | None:
         """The partition of an open or remembered claim."""

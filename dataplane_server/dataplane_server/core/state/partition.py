@@ -2,7 +2,7 @@
 
 Every row that was ever put is resident, or was removed and counted in `removed`: as consumed (by every task before the
 clear), cleared (earlier), rolled back with its group, retired with its weight version, dropped by the policy of a task,
-because it was stale or did not fit the filter, or evicted for new rows.
+because it was stale or did not fit the filter, evicted for new rows, or lost with a node.
 
 Methods named check_* decide and change nothing. Methods that change something cannot fail: a caller checks first, so a
 refused call leaves no trace. A method that changes figures adds the partition to `changed`, for `core.turn`.
@@ -26,15 +26,16 @@ from dataplane_server.core.rows.bookkeeping import NAME_BYTES, PARTITION_BYTES, 
 from dataplane_server.core.rows.fields import Field, check_may_declare, check_sequence_lengths
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.group_table import Group, GroupTable
+from dataplane_server.core.rows.ranges import column_pieces
+from dataplane_server.core.rows.regions import AnySpace
 from dataplane_server.core.rows.row_table import RowTable
-from dataplane_server.core.rows.space import Space, column_pieces
 from dataplane_server.core.rows.stored_values import StoredValues, mask_of
 from dataplane_server.core.state.counters import PartitionCounters
 from dataplane_server.core.state.entrance import Entrance
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CONSUMED
 
-_REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted")
+_REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost")
 """Why rows were removed."""
 _NO_DIGESTS: Mapping[str, bytes] = {}
 _ROWS_AT_ONCE = 1 << 14
@@ -60,7 +61,7 @@ class Partition:
     def __init__(
         self,
         definition: Definition,
-        space: Space,
+        space: AnySpace,
         generations: GenerationClock,
         bookkeeping: Bookkeeping,
         changed: dict[Partition, None],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dataplane_server.core.calls.causes import Finding
 from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DrawSamples
@@ -47,46 +48,55 @@ def why_never(partition: Partition, rows: int, size_bytes: int) -> Refusal | Non
     return None
 
 
-def paced(partition: Partition, rows: int) -> str:
-    """Why new rows have to wait for a trainer or for draws; empty if they have not."""
+def paced(partition: Partition, rows: int) -> Finding | None:
+    """Why new rows have to wait for a trainer or for draws; None if they have not."""
     for task, most in _paces(partition):
         before = _before(partition, task, most - rows)
         if before + rows > most:
-            policy = task.policy
-            return (
+            policy, taken = task.policy, task.taken_in_version
+            text = (
                 f"task {task.name!r} has {before} rows before it or taken since the weight version moved, of at most "
                 f"(max_staleness {policy.max_staleness} + 1) * rows_per_version {policy.rows_per_version} = {most}; "
                 "more may come when the trainer sets the next weight version"
             )
+            numbers = {"before_or_taken": before, "taken": taken, "most": most}
+            untaken_alone = before - taken + rows <= most
+            return Finding("version_not_advanced" if untaken_alone else "weight_version_pace", text, numbers)
     entrance, band = partition.entrance, partition.entrance.policy.band
     if band is None:
-        return ""
+        return None
     surplus = entrance.surplus(partition.rows_put_total + entrance.coming_rows)
     if surplus + band.samples_per_insert * rows <= band.most:
-        return ""
-    stuck = ", but draws wait as well, so neither can go on: widen the band" if entrance.draws else ""
-    return (
-        f"rows put are {surplus:g} ahead of draws, and {rows} more would be beyond the band's {band.most:g}; draws "
-        f"make room{stuck}"
-    )
+        return None
+    text = f"rows put are {surplus:g} ahead of draws, and {rows} more would be beyond the band's {band.most:g}"
+    return _out_of_band(f"{text}; draws make room", "draws", surplus, stuck=bool(entrance.draws))
 
 
-def over_budget(partition: Partition, rows: int, size_bytes: int) -> str:
-    """Which budget has no room for new rows; empty if all have."""
+def _out_of_band(text: str, others: str, surplus: float, *, stuck: bool) -> Finding:
+    if stuck:
+        text += f", but {others} wait as well, so neither can go on: widen the band"
+    return Finding("band_too_narrow" if stuck else "draw_band", text, {"surplus": surplus})
+
+
+def over_budget(partition: Partition, rows: int, size_bytes: int) -> Finding | None:
+    """Which budget has no room for new rows; None if all have."""
     policy, entrance = partition.entrance.policy, partition.entrance
     held = len(partition.rows) + entrance.coming_rows
     if policy.max_rows is not None and held + rows > policy.max_rows:
-        return f"{held} of max_rows {policy.max_rows} rows are here or on their way"
+        text = f"{held} of max_rows {policy.max_rows} rows are here or on their way"
+        return Finding("rows_budget", text, {"rows": held, "most": policy.max_rows})
     held = partition.size_bytes + entrance.coming_bytes
     if policy.max_bytes is not None and held + size_bytes > policy.max_bytes:
-        return (
+        text = (
             f"{held} of max_bytes {policy.max_bytes} bytes are here or on their way, and {size_bytes} more would come"
         )
+        return Finding("bytes_budget", text, {"bytes": held, "most": policy.max_bytes})
     oldest = oldest_allowed(partition)
     if policy.max_versions is not None and partition.rows.oldest_weight_version() < oldest:
         version = partition.rows.weight_version
-        return f"a row is older than weight version {oldest}, and max_versions is {policy.max_versions} up to {version}"
-    return ""
+        text = f"a row is older than weight version {oldest}, and max_versions is {policy.max_versions} up to {version}"
+        return Finding("versions_budget", text, {"oldest_allowed": oldest, "most": policy.max_versions})
+    return None
 
 
 def oldest_allowed(partition: Partition) -> int:
@@ -95,11 +105,24 @@ def oldest_allowed(partition: Partition) -> int:
     return 0 if most is None or version is None else version - most + 1
 
 
+def why_full(partition: Partition, rows: int, size_bytes: int) -> list[Finding]:
+    """Why new rows have no room, the main cause first. That is rows which stay although no task wants them if they take
+    up a budget and are at least as many. O(rows).
+    """
+    pace, done = paced(partition, rows), done_with(partition)
+    behind = Finding("queue_order", "other calls wait before this one")
+    bound = pace or over_budget(partition, rows, size_bytes) or behind
+    suffices = pace is None and bound is not behind and sum(found.numbers["rows"] for found in done) >= rows
+    return [*done, bound] if suffices else [bound, *done]
+
+
 def full(partition: Partition, rows: int, size_bytes: int) -> Refusal:
     """The refusal of new rows that have no room. O(rows)."""
-    why = paced(partition, rows) or over_budget(partition, rows, size_bytes) or "other calls wait before this one"
-    message = f"partition {partition.partition_id!r} has no room for {rows} new rows: {why}{_done_with(partition)}"
-    return Refusal(Reason.PARTITION_FULL, message, partition_id=partition.partition_id, rows=len(partition.rows))
+    why = why_full(partition, rows, size_bytes)
+    texts = "; ".join(finding.text for finding in why)
+    message = f"partition {partition.partition_id!r} has no room for {rows} new rows: {texts}"
+    where, rows_here = partition.partition_id, len(partition.rows)
+    return Refusal(Reason.PARTITION_FULL, message, partition_id=where, rows=rows_here, cause=why[0].cause)
 
 
 def why_waiting(partition: Partition) -> str:
@@ -118,16 +141,22 @@ def may_draw(partition: Partition, call: DrawSamples) -> bool:
     return band is None or partition.entrance.surplus(partition.rows_put_total) - call.batch_size >= band.least
 
 
-def out_of_band(partition: Partition, call: DrawSamples) -> Refusal:
-    """The refusal of a draw that would leave the band."""
+def why_out_of_band(partition: Partition, call: DrawSamples) -> Finding:
+    """Why a draw would leave the band."""
     entrance, band = partition.entrance, partition.entrance.policy.band
     surplus = entrance.surplus(partition.rows_put_total)
-    stuck = ", but puts wait as well, so neither can go on: widen the band" if entrance.waiting else ""
-    message = (
-        f"partition {partition.partition_id!r}: rows put are {surplus:g} ahead of draws, and a draw of "
-        f"{call.batch_size} rows would be below the band's {band.least if band else 0:g}; new rows make room{stuck}"
+    text = (
+        f"rows put are {surplus:g} ahead of draws, and a draw of {call.batch_size} rows would be below the band's "
+        f"{band.least if band else 0:g}; new rows make room"
     )
-    return Refusal(Reason.TOO_FEW_ROWS, message, partition_id=partition.partition_id)
+    return _out_of_band(text, "puts", surplus, stuck=bool(entrance.waiting))
+
+
+def out_of_band(partition: Partition, call: DrawSamples) -> Refusal:
+    """The refusal of a draw that would leave the band."""
+    why = why_out_of_band(partition, call)
+    message = f"partition {partition.partition_id!r}: {why.text}"
+    return Refusal(Reason.TOO_FEW_ROWS, message, partition_id=partition.partition_id, cause=why.cause)
 
 
 def _paces(partition: Partition) -> list[tuple[Task, int]]:
@@ -148,13 +177,12 @@ def _before(partition: Partition, task: Task, most: int) -> int:
     return together - int(np.count_nonzero(lost))
 
 
-def _done_with(partition: Partition) -> str:
-    """How many rows stay although no task wants them."""
+def done_with(partition: Partition) -> list[Finding]:
+    """The rows that stay although no task wants them, if there are any. O(rows)."""
     if partition.definition.clear_when_consumed or not partition.tasks:
-        return ""
+        return []
     slots = partition.rows.all_slots()
     each = [np.isin(task.states[slots], (CONSUMED, DEAD)) for task in partition.tasks.values()]
     done = int(np.count_nonzero(np.logical_and.reduce(each)))
-    return (
-        f"; {done} rows are done with by every task: clear them, or register with clear_when_consumed" if done else ""
-    )
+    text = f"{done} rows are done with by every task: clear them, or register with clear_when_consumed"
+    return [Finding("not_cleared", text, {"rows": done})] if done else []

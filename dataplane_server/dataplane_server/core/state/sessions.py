@@ -15,6 +15,7 @@ when they outnumber the others.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,6 +23,9 @@ from dataplane_server.core.calls.answers import SessionInfo
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
 from dataplane_server.core.state import issued_ids
+
+_REMEMBERED_NAMES = 256
+"""Clients whose session has ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +53,7 @@ class Sessions:
         self._due: list[tuple[float, str]] = []
         self.opened = 0
         self.ended = {"closed": 0, "expired": 0}
+        self._gone: OrderedDict[str, tuple[float, str]] = OrderedDict()  # by client's name: when and how it ended
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -100,17 +105,35 @@ class Sessions:
         session = self._sessions.get(session_id)
         return "" if session is None else session.client_name
 
-    def close(self, session_id: str) -> Session | None:
+    def names(self) -> set[str]:
+        """The clients with an open session."""
+        return {session.client_name for session in self._sessions.values()}
+
+    def gone(self, client_name: str) -> tuple[float, str] | None:
+        """When and how the last session of a client's name ended: "closed" or "expired"; None if it is not remembered.
+        Another one may be open.
+        """
+        return self._gone.get(client_name)
+
+    def close(self, session_id: str, now: float) -> Session | None:
         """End a session, if it is open. The caller releases what it held."""
-        return self._end(session_id, "closed")
+        return self._end(session_id, "closed", now)
 
-    def expire(self, session: Session) -> None:
+    def expire(self, session: Session, now: float) -> None:
         """End an open session before its time, since it holds nothing."""
-        self._end(session.session_id, "expired")
+        self._end(session.session_id, "expired", now)
 
-    def _end(self, session_id: str, how: str) -> Session | None:
+    def _note_end(self, session: Session, how: str, now: float) -> None:
+        self._gone[session.client_name] = now, how
+        self._gone.move_to_end(session.client_name)
+        if len(self._gone) > _REMEMBERED_NAMES:
+            self._gone.popitem(last=False)
+
+    def _end(self, session_id: str, how: str, now: float) -> Session | None:
         session = self._sessions.pop(session_id, None)
         self.ended[how] += session is not None
+        if session is not None:
+            self._note_end(session, how, now)
         if session is not None and len(self._due) > 2 * len(self._sessions):
             self._due = [(session.deadline, session.session_id) for session in self._sessions.values()]
             heapq.heapify(self._due)
@@ -131,6 +154,7 @@ class Sessions:
                 continue
             if found.deadline <= now:
                 gone.append(self._sessions.pop(session_id))
+                self._note_end(found, "expired", now)
             else:
                 heapq.heappush(self._due, (found.deadline, session_id))
         self.ended["expired"] += len(gone)

@@ -11,6 +11,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.bookkeeping import Bookkeeping
 from dataplane_server.core.rows.generations import GenerationClock
+from dataplane_server.core.rows.regions import AnySpace, Regions
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.delays import Delays
 from dataplane_server.core.state.partition import Partition
@@ -19,6 +20,10 @@ from dataplane_server.core.tasks.task import Task
 
 _NAMED = 8
 """Partitions that a refusal names at most."""
+
+
+PARTITION_DROPPED = "the partition was dropped"
+"""The reason of a fact after which a partition of the same name is another one."""
 
 
 class Fact(NamedTuple):
@@ -63,7 +68,7 @@ class State:
         self.sessions = Sessions(limits, incarnation)
         self.delays = Delays()
         self.generations = GenerationClock(first_generation)
-        self.space = Space(limits.memory_bytes)
+        self.space: AnySpace = Regions() if limits.cluster else Space(limits.memory_bytes)
         self.bookkeeping = Bookkeeping(limits.bookkeeping_bytes)
         self.partitions: dict[str, Partition] = {}
         self.changes = Changes()

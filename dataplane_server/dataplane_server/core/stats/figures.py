@@ -33,6 +33,7 @@ class PartitionFigures(NamedTuple):
     removed_stale: int
     removed_evicted: int
     removed_filtered: int
+    removed_lost: int
     puts: int
     put_rows: int
     put_bytes: int
@@ -144,6 +145,7 @@ def compute_figures(partition: Partition) -> tuple[float | None, ...]:
         removed["stale"],
         removed["evicted"],
         removed["filtered"],
+        removed["lost"],
         counters.puts,
         counters.put_rows,
         counters.put_bytes,

@@ -16,10 +16,12 @@ forty million has such a pair.
 
 from __future__ import annotations
 
+import math
 import sys
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -30,7 +32,7 @@ from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.rows.bookkeeping import text_bytes
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
-from dataplane_server.core.state.state import Fact
+from dataplane_server.core.state.state import PARTITION_DROPPED, Fact
 from dataplane_server.core.tasks.task import Task
 
 _LEAST_CELLS = 8
@@ -39,7 +41,7 @@ _MOST_EVENTS = 1024
 _MOST_TOPIC_BYTES = 64 << 20
 """Memory of all topics; facts with the oldest ones are forgotten beyond it."""
 _BEGINNINGS = ("put", "appended", "reserved")
-_ENDS = ("cleared", "rolled_back")
+_ENDS = ("cleared", "rolled_back", "lost")
 
 
 class _Topic(NamedTuple):
@@ -53,14 +55,38 @@ class _Topic(NamedTuple):
     reason: str
 
 
-class _Known:
-    """A topic and the number of its records."""
+class Latest(NamedTuple):
+    """The last time that something happened."""
 
-    __slots__ = ("records", "size_bytes", "topic")
+    at: float
+    what: str
+    who: str
+    task: str
+    fields: tuple[str, ...]
+
+
+class Happening(NamedTuple):
+    """A fact of the history. rows: 0 for every row of the partition."""
+
+    at: float
+    rows: int
+    partition_id: str
+    what: str
+    who: str
+    task: str
+    fields: tuple[str, ...]
+    reason: str
+
+
+class _Known:
+    """A topic, the number of its records, and when the last of them was noted."""
+
+    __slots__ = ("last_at", "records", "size_bytes", "topic")
 
     def __init__(self, topic: _Topic) -> None:
         self.topic = topic._replace(fields=tuple(map(sys.intern, topic.fields)))
         self.records = 0
+        self.last_at = 0.0
         texts = (topic.partition_id, topic.who, topic.task, topic.reason, *topic.fields)
         self.size_bytes = 400 + sum(64 + text_bytes(text) for text in texts)
 
@@ -113,6 +139,22 @@ class History:
         records = [record for record in records if record.topic.partition_id == partition_id]
         return tuple(map(_event, _of_the_sample(records)))
 
+    def latest(self, partition_id: str) -> list[Latest]:
+        """What was last noted of a partition, by kind, task, fields and caller, the last first; not of one of the same
+        name that was dropped. Costs a look at each such combination that is remembered of all partitions.
+        """
+        found = [(known.last_at, topic) for topic, known in self._topics.items() if topic.partition_id == partition_id]
+        began = max((at for at, topic in found if topic.reason == PARTITION_DROPPED), default=-math.inf)
+        latest = [Latest(at, topic.what, topic.who, topic.task, topic.fields) for at, topic in found if at >= began]
+        return sorted(latest, reverse=True)
+
+    def recent(self, since: float, most: int) -> Iterator[Happening]:
+        """What was noted of all partitions after a time, the last first, at most so much."""
+        for _, rows, at, _, (partition_id, what, who, task, fields, reason) in islice(reversed(self._records), most):
+            if at <= since:
+                return
+            yield Happening(at, rows, partition_id, what, who, task, fields, reason)
+
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _append(self, hashes: Int64Array, rows: int, now: float, claim_id: str, topic: _Topic) -> None:
@@ -120,11 +162,11 @@ class History:
         begin, size = self._end, len(self._cells)
         self._write(begin % size, hashes)
         self._end = begin + max(len(hashes), _LEAST_CELLS)
-        self._records.append(_Record(begin, rows, now, claim_id, self._kept(topic)))
+        self._records.append(_Record(begin, rows, now, claim_id, self._kept(topic, now)))
         while self._records and (self._records[0].begin < self._end - size or self._topic_bytes > _MOST_TOPIC_BYTES):
             self._release(self._records.popleft().topic)
 
-    def _kept(self, topic: _Topic) -> _Topic:
+    def _kept(self, topic: _Topic, now: float) -> _Topic:
         """The topic for one more record."""
         known = self._topics.get(topic)
         if known is None:
@@ -132,6 +174,7 @@ class History:
             self._topics[known.topic] = known
             self._topic_bytes += known.size_bytes
         known.records += 1
+        known.last_at = now
         return known.topic
 
     def _release(self, topic: _Topic) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dataplane_server.core.calls.filters import filter_bytes
 from dataplane_server.core.calls.values import BatchUnit, Slots
-from dataplane_server.core.rows.space import Space
+from dataplane_server.core.rows.regions import AnySpace
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition, definition_bytes
 from dataplane_server.core.state.room import may_draw, over_budget, paced
@@ -217,7 +217,7 @@ def _check_sessions(state: State, claims: ClaimTable) -> None:
     _law(holders <= {session.session_id for session in state.sessions}, "reserved groups are held by open sessions")
 
 
-def _check_free_ranges(space: Space) -> None:
+def _check_free_ranges(space: AnySpace) -> None:
     merged = sorted(space.free_ranges())
     _law(all(a < b for (_, a), (b, _) in itertools.pairwise(merged)), "free ranges are disjoint and maximal")
     ranges = sorted([*merged, *space.pending_ranges()])
@@ -225,7 +225,7 @@ def _check_free_ranges(space: Space) -> None:
     _law(space.capacity - sum(end - start for start, end in ranges) == space.used, "used and free add up")
 
 
-def _check_bytes(space: Space, partitions: list[Partition], reserved: int) -> None:
+def _check_bytes(space: AnySpace, partitions: list[Partition], reserved: int) -> None:
     resident = sum(partition.size_bytes for partition in partitions)
     owed = sum(partition.rows.owed_bytes for partition in partitions)
     deferred = [(start, end - start) for start, end in space.deferred_ranges()]

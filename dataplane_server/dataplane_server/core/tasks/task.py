@@ -347,8 +347,9 @@ class Task:
         self._return(np.array(over, np.int64))
 
     @property
-    def delayed(self) -> int:
-        return len(self._held_until)
+    def next_return(self) -> float:
+        """When the first delay ends; inf if none does by itself. O(delayed rows)."""
+        return min(self._held_until.values(), default=math.inf)
 
     def restore(self, slots: Slots) -> None:
         """Return rows in any state, first in the queue and in the given order. Their deliveries are forgotten."""

@@ -5,19 +5,32 @@ what they have is copied there in the end. A write gets all of its space or wait
 puts do not starve a large one. There are two queues: writes that name a claim are served before all others. Only they
 let rows be consumed and then cleared; behind puts that wait for that very space, they would wait for ever. A
 reservation ends once: it is released, or redeemed when its bytes become values of rows.
+
+In a cluster a write asks for space of one node, and waits only for writes that ask for the same.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.causes import Finding
 from dataplane_server.core.calls.columns import Columns
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Copy, Int64Array
-from dataplane_server.core.rows.space import ALIGNMENT, align, column_runs
+from dataplane_server.core.rows.ranges import column_runs
+from dataplane_server.core.rows.space import ALIGNMENT, align
 from dataplane_server.core.state.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a write asks for, and on which node (0 unless there are nodes)."""
+
+    columns: Columns
+    node: int
 
 
 class Admission:
@@ -26,8 +39,8 @@ class Admission:
     def __init__(self, state: State) -> None:
         self._state = state
         self._reserved: dict[int, tuple[Int64Array, Int64Array]] = {}  # ticket -> offsets, bytes: a row a column
-        self._urgent: OrderedDict[int, Columns] = OrderedDict()
-        self._waiting: OrderedDict[int, Columns] = OrderedDict()
+        self._urgent: OrderedDict[int, _Asked] = OrderedDict()
+        self._waiting: OrderedDict[int, _Asked] = OrderedDict()
         self._since: dict[int, float] = {}  # of those in either queue, monotonic, s
 
     def __contains__(self, ticket: int) -> bool:
@@ -48,18 +61,25 @@ class Admission:
     def reserved_bytes(self) -> int:
         return sum(size_bytes for _, size_bytes in self.reserved())
 
-    def admit(self, ticket: int, columns: Columns, now: float, *, urgent: bool = False) -> Reservation | None:
+    def admit(
+        self, ticket: int, columns: Columns, now: float, *, node: int = 0, urgent: bool = False
+    ) -> Reservation | None:
         """Reserve space for columns that fit into an empty arena. Returns None if the write is queued: the effect
         `Admitted` follows. urgent: ahead of all writes that are not urgent.
         """
-        ahead = len(self._urgent) if urgent else self.waiting
-        reservation = None if ahead and columns.size_bytes > 0 else self._reserve(ticket, columns)
+        asked = _Asked(columns, node)
+        waits = columns.size_bytes > 0 and self._others_ahead(node, urgent=urgent)
+        reservation = None if waits else self._reserve(ticket, asked)
         if reservation is None:
             queue = self._urgent if urgent else self._waiting
             self._check_may_wait(queue)
-            queue[ticket] = columns
+            queue[ticket] = asked
             self._since[ticket] = now
         return reservation
+
+    def _others_ahead(self, node: int, *, urgent: bool) -> bool:
+        queues = (self._urgent,) if urgent else (self._urgent, self._waiting)
+        return any(asked.node == node for queue in queues for asked in queue.values())
 
     def check_may_come(self, columns: Columns, *, urgent: bool = False) -> None:
         """Refuse a write that would have to wait where no more may."""
@@ -84,7 +104,7 @@ class Admission:
             )
             raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
 
-    def _check_may_wait(self, queue: OrderedDict[int, Columns]) -> None:
+    def _check_may_wait(self, queue: OrderedDict[int, _Asked]) -> None:
         limit = self._state.limits.max_waiting_puts
         if len(queue) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} puts wait for space already", max_waiting_puts=limit)
@@ -93,17 +113,28 @@ class Admission:
         """The ticket and the bytes of each reservation."""
         return ((ticket, int(sizes.sum())) for ticket, (_, sizes) in self._reserved.items())
 
+    def finding(self, ticket: int) -> Finding:
+        """Why a write waits for its space."""
+        asked, space = self._urgent.get(ticket) or self._waiting.get(ticket), self._state.space
+        columns = None if asked is None else asked.columns
+        node, needed = (0, 0) if asked is None else (asked.node, asked.columns.size_bytes)
+        free, budget = space.free_of(node), space.capacity_of(node)
+        text = (
+            f"the {_what(columns)} holds {size_text(needed)} of values, {size_text(free)} of the memory budget "
+            f"of {size_text(budget)} {f'of node {node} ' if node else ''}are free, {self.waiting - 1} other puts wait"
+        )
+        numbers = {"size_bytes": needed, "free_bytes": free, "memory_budget_bytes": budget}
+        return Finding("memory_budget", text, numbers)
+
     def no_space(self, ticket: int, held: str) -> Refusal:
         """The refusal of a write that did not get its space in time. held: who has it, and what to do."""
-        columns = self._urgent.get(ticket) or self._waiting.get(ticket)
-        needed = columns.size_bytes if columns is not None else 0
-        space = self._state.space
-        message = (
-            f"the {_what(columns)} holds {size_text(needed)} of values, {size_text(space.free)} of the memory budget "
-            f"of {size_text(space.capacity)} are free, {self.waiting - 1} other puts wait{held}"
-        )
-        metadata = {"size_bytes": needed, "free_bytes": space.free, "memory_budget_bytes": space.capacity}
-        return Refusal(Reason.NO_SPACE, message, **metadata)
+        found = self.finding(ticket)
+        metadata = {name: int(number) for name, number in found.numbers.items()}
+        return Refusal(Reason.NO_SPACE, f"{found.text}{held}", **metadata)
+
+    def since(self, ticket: int) -> float:
+        """When a write began to wait for its space."""
+        return self._since[ticket]
 
     def layout(self, ticket: int) -> tuple[Int64Array, Int64Array] | None:
         """Offsets and bytes of the values of a reservation, an array row for each column. None for unknown tickets."""
@@ -127,26 +158,34 @@ class Admission:
 
     def admit_waiting(self) -> list[Reservation]:
         """Serve the queues from their heads while there is space."""
-        admitted = []
-        while queue := self._urgent or self._waiting:
-            ticket, columns = next(iter(queue.items()))
-            reservation = self._reserve(ticket, columns)
-            if reservation is None:
-                break
-            del queue[ticket], self._since[ticket]
-            admitted.append(reservation)
+        admitted, full = [], set[int]()
+        for queue in (self._urgent, self._waiting):
+            for ticket, asked in list(queue.items()) if len(full) < self._state.space.nodes else ():
+                reservation = None if asked.node in full else self._reserve(ticket, asked)
+                if reservation is not None:
+                    del queue[ticket], self._since[ticket]
+                    admitted.append(reservation)
+                    continue
+                full.add(asked.node)
+                if len(full) == self._state.space.nodes:
+                    break
         return admitted
+
+    def tickets_of(self, node: int) -> list[int]:
+        """Writes that wait for space of a node."""
+        return [ticket for queue in (self._urgent, self._waiting) for ticket, one in queue.items() if one.node == node]
 
     def waiting_tickets(self) -> list[int]:
         """Tickets in both queues, in the order in which they are served."""
         return [*self._urgent, *self._waiting]
 
-    def _reserve(self, ticket: int, columns: Columns) -> Reservation | None:
+    def _reserve(self, ticket: int, asked: _Asked) -> Reservation | None:
+        columns, node = asked.columns, asked.node
         size = columns.size_bytes
-        if size > self._state.space.free:
+        if size > self._state.space.free_of(node):
             return None
         row_bytes = columns.row_bytes
-        placed = self._state.space.allocate_columns(row_bytes)
+        placed = self._state.space.allocate_columns(row_bytes, node)
         if placed is None:
             return None
         offsets, runs = placed

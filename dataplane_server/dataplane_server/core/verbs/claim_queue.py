@@ -16,13 +16,13 @@ from dataplane_server.core.calls.policies import check_order
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import ClaimCall, ClaimSamples, ClaimShard, unit_of
 from dataplane_server.core.calls.values import Slots
-from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task import AnyView, Task
 from dataplane_server.core.tasks.task_states import Amount, Waiter
-from dataplane_server.core.verbs.unserved import claim_timeout, end_of_data
+from dataplane_server.core.tasks.view import View
+from dataplane_server.core.verbs.locality import pop_near
 
 _NEW_VIEW = -1
 """No mask of fields."""
@@ -47,9 +47,8 @@ class QueuedClaim:
 class ClaimQueue:
     """All queued claims of a server."""
 
-    def __init__(self, state: State, table: ClaimTable) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._table = table
         self._queued: dict[int, QueuedClaim] = {}  # by number
         self._of_ticket: dict[int, QueuedClaim] = {}
         self._ticket_of: dict[str, int] = {}  # by request_id
@@ -108,7 +107,7 @@ class ClaimQueue:
             return None  # no row has produced what an open partition has yet to declare
         task, amount = partition.task(call.task), _amount(call)
         view = task.view(_kind(call, task, partition.mask(call.required_fields)))
-        return None if view.waiters or not view.has(amount) else view.pop(amount)
+        return None if view.waiters or not view.has(amount) else _pop(view, amount, partition, call)
 
     def wait(self, partition: Partition, call: ClaimCall, now: float) -> int:
         """Queue a call, beside the others of its step if there are any. Returns its ticket. Declares the fields that it
@@ -157,18 +156,14 @@ class ClaimQueue:
         for ticket in queued.callers:
             self._forget(ticket)
         self._remove(queued)
-        return queued, view.pop(waiter.amount)
+        partition = self._state.partition(queued.wanted.partition_id)
+        return queued, _pop(view, waiter.amount, partition, queued.wanted)
 
     # -- waits that end ------------------------------------------------------------------------------------------------
 
-    def give_up(self, ticket: int, now: float) -> Refusal | None:
-        """End a wait at its deadline. Returns what to tell the caller; None for an unknown ticket."""
-        queued = self._of_ticket.get(ticket)
-        if queued is None:
-            return None
-        call = queued.callers[ticket]
-        self.leave(ticket)
-        return claim_timeout(self._state, self._table, call, now)
+    def place_of(self, ticket: int) -> QueuedClaim | None:
+        """Where a call is queued; None for an unknown ticket."""
+        return self._of_ticket.get(ticket)
 
     def leave(self, ticket: int) -> QueuedClaim | None:
         """A caller stops waiting. Returns where it was queued; None for an unknown ticket."""
@@ -262,6 +257,11 @@ class ClaimQueue:
         queued.task.remove_waiter(queued.view, queued.number)
 
 
+def _pop(view: AnyView, amount: Amount, partition: Partition, call: ClaimCall) -> Slots:
+    near = call.node if isinstance(call, ClaimSamples) else 0
+    return pop_near(view, amount, partition.rows, near) if near and isinstance(view, View) else view.pop(amount)
+
+
 def _amount(call: ClaimCall) -> Amount:
     counts_rows = call.whole_groups and unit_of(call) == "rows"
     return Amount(call.min_size, call.batch_size, call.max_tokens, counts_rows)
@@ -275,3 +275,17 @@ def _kind(call: ClaimCall, task: Task, mask: int) -> Kind:
 
 def _step_key(call: ClaimShard) -> StepKey:
     return call.partition_id, call.task, call.step
+
+
+def end_of_data(task: Task, call: ClaimCall) -> Refusal:
+    """Refusal END_OF_DATA for a claim on a closed partition, with what would get the rows that are left."""
+    left, what = task.left(call.whole_groups, unit_of(call)), unit_of(call).removesuffix("s")
+    count = f"{left or 'no'} {what}{' is' if left < 2 else 's are'} left"
+    message = f"partition {call.partition_id!r} is closed and {count} for task {call.task!r}"
+    if left:
+        kind = "plain claim" if isinstance(call, ClaimShard) and left < call.dp_world else "claim"
+        message += f", fewer than min_size {call.min_size}; a {kind} with min_size={left} gets {what}s that are left"
+    if call.whole_groups and (broken := task.untaken_in_broken_groups()):
+        message += f"; without whole_groups a claim gets the {broken} rows of groups of which other rows were taken"
+    of_call = {"partition_id": call.partition_id, "task": call.task, "cause": "end_of_data"}
+    return Refusal(Reason.END_OF_DATA, message, left=left, **of_call)

@@ -91,6 +91,10 @@ class Claims:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
+    def client_of(self, claim_id: str) -> str:
+        """See `ClaimTable.client_of`."""
+        return self._table.client_of(claim_id)
+
     def size(self, claim_id: str) -> int:
         """The number of rows granted with an open claim."""
         return len(self._table.find(claim_id).slots)

@@ -51,11 +51,11 @@ class Expiry:
             if not session.claims and session.silent_s(now) > most_s and session.session_id not in busy
         ]
         for session in heapq.nlargest(_EXPIRED_TOGETHER, idle, key=lambda session: session.silent_s(now)):
-            self._state.sessions.expire(session)
+            self._state.sessions.expire(session, now)
             self.expire(session, now)
 
-    def close(self, call: CloseSession) -> None:
-        session = self._state.sessions.close(call.session_id)
+    def close(self, call: CloseSession, now: float) -> None:
+        session = self._state.sessions.close(call.session_id, now)
         if session is not None:
             self._fail_calls(session)
             self._release(session, expired=False)

@@ -130,7 +130,7 @@ class Flow:
     def _first_ready(self) -> tuple[int, Enters] | None:
         """The longest waiting one of those that are first at an entrance and may go on."""
         heads: list[tuple[int, Partition]] = []
-        for partition in dict.fromkeys(self._partition_of.values()):
+        for partition in self.entrances:
             lines = (partition.entrance.waiting, partition.entrance.draws)
             heads += [(next(iter(line)), partition) for line in lines if line]
         for ticket, partition in sorted(heads, key=itemgetter(0)):
@@ -150,13 +150,23 @@ class Flow:
     def hopeless(self) -> list[tuple[int, Refusal]]:
         """Those that wait and can never go on, since a policy has changed or a partition was closed."""
         found = []
-        for partition in dict.fromkeys(self._partition_of.values()):
+        for partition in self.entrances:
             entrance = partition.entrance
             if entrance.changed:
                 why = [(ticket, why_never(partition, e.rows, e.size_bytes)) for ticket, e in entrance.waiting.items()]
                 found += [(ticket, refusal) for ticket, refusal in why if refusal is not None]
                 entrance.changed = False
         return sorted(found, key=itemgetter(0))
+
+    @property
+    def entrances(self) -> list[Partition]:
+        """The partitions with calls that wait or come."""
+        return list(dict.fromkeys(self._partition_of.values()))
+
+    def waits_at(self, ticket: int) -> Partition | None:
+        """The partition at whose entrance a call waits; None if it does not wait."""
+        partition = self._partition_of.get(ticket)
+        return None if partition is None or ticket in partition.entrance.coming else partition
 
     # -- leave ---------------------------------------------------------------------------------------------------------
 
@@ -173,8 +183,8 @@ class Flow:
 
     def give_up(self, ticket: int) -> Refusal | None:
         """End a wait at its deadline. Returns what to tell the caller; None if it does not wait."""
-        partition = self._partition_of.get(ticket)
-        if partition is None or ticket in partition.entrance.coming:
+        partition = self.waits_at(ticket)
+        if partition is None:
             return None
         entry = partition.entrance.waiting.get(ticket)
         if entry is None:

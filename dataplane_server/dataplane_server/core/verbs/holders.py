@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from dataplane_server.core.calls.causes import Finding
 from dataplane_server.core.calls.listings import Holder
 from dataplane_server.core.calls.requests import CommitClaim, PutSamples
 from dataplane_server.core.state.claim_table import ClaimTable
@@ -43,19 +44,29 @@ class Holders:
         found = sorted(_by_name([*self._lent(), *self._reads.held()]), key=_rank)
         return _by_name([*found[:most], *(replace(holder, name=_OTHERS) for holder in found[most:])])
 
-    def told(self) -> str:
-        """The end of a refusal: what no clear frees and who holds it, and what to do. Leases of rows that are there do
-        not count: a clear would free the other rows, and a log has not all of them.
+    def finding(self) -> Finding | None:
+        """What no clear frees and who holds it; None if that is nothing. Leases of rows that are there do not count: a
+        clear would free the other rows, and a log has not all of them.
         """
         lent, owed = self._admission.reserved_bytes, self._owed_bytes
-        parts = [f"; {size_text(lent)} are lent to puts under way ({_names(self._lent())})"] if lent else []
+        parts = [f"{size_text(lent)} are lent to puts under way ({_names(self._lent())})"] if lent else []
         if owed:
             held = [holder for holder in self._reads.held() if holder.owed_bytes]
-            parts.append(f"; {size_text(owed)} belong to cleared rows that clients still read or view ({_names(held)})")
+            parts.append(f"{size_text(owed)} belong to cleared rows that clients still read or view ({_names(held)})")
+        return Finding("memory_held", "; ".join(parts), {"lent_bytes": lent, "owed_bytes": owed}) if parts else None
+
+    @property
+    def hold_most(self) -> bool:
+        """Whether clients hold more of the budget than clears could free."""
+        return 2 * self.held_bytes > self._state.limits.memory_bytes
+
+    def told(self) -> str:
+        """The end of a refusal: `finding`, and what to do."""
         advice = "clear consumed rows or raise the budget"
-        if 2 * (lent + owed) > self._state.limits.memory_bytes:
+        if self.hold_most:
             advice = "most of it is freed by no clear: end the clients that hold it, or raise the budget"
-        return f"{''.join(parts)}; {advice}"
+        found = self.finding()
+        return f"; {advice}" if found is None else f"; {found.text}; {advice}"
 
     @property
     def _owed_bytes(self) -> int:
@@ -65,13 +76,13 @@ class Holders:
 
     def _lent(self) -> Iterator[Holder]:
         for ticket, size_bytes in self._admission.reserved():
-            yield Holder(self._writer(self._writes.call_of(ticket)), lent_bytes=size_bytes)
+            yield Holder(self.writer(self._writes.call_of(ticket)), lent_bytes=size_bytes)
 
-    def _writer(self, call: PutSamples | CommitClaim | None) -> str:
+    def writer(self, call: PutSamples | CommitClaim | None) -> str:
+        """The name of the client that puts or commits; empty if it is not known."""
         if isinstance(call, PutSamples):
             return call.caller
-        claim = None if call is None else self._table.get(call.claim_id)
-        return next(map(self._state.sessions.name, () if claim is None else claim.sessions), "")
+        return "" if call is None else self._table.client_of(call.claim_id)
 
 
 def _by_name(holders: Iterable[Holder]) -> list[Holder]:

@@ -35,7 +35,7 @@ from dataplane_server.core.rows.fields import check_may_replace
 from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.state.descriptions import describe_partition
 from dataplane_server.core.state.partition import Partition, definition_bytes
-from dataplane_server.core.state.state import Fact, State
+from dataplane_server.core.state.state import PARTITION_DROPPED, Fact, State
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CLAIMED, CONSUMED, DELAYED, UNTAKEN
 from dataplane_server.core.verbs.claim_queue import ClaimQueue
@@ -143,7 +143,7 @@ class Partitions:
         partition.clear(partition.rows.all_slots())
         for group in list(partition.groups.reserved.values()):  # those without rows
             partition.roll_back(group)
-        self._state.report(Fact("cleared", call.partition_id, None, reason="the partition was dropped"))
+        self._state.report(Fact("cleared", call.partition_id, None, reason=PARTITION_DROPPED))
         partition.rows.close()
         del self._state.partitions[call.partition_id]
         gone = Refusal(

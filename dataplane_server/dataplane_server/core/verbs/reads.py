@@ -11,8 +11,7 @@ from dataplane_server.core.calls.listings import Holder
 from dataplane_server.core.calls.names import check_caller, check_distinct, check_generations, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import BeginRead
-from dataplane_server.core.calls.values import Int64Array, Slots
-from dataplane_server.core.rows.space import runs_of
+from dataplane_server.core.calls.values import Int64Array, Runs, Slots
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 
@@ -60,7 +59,7 @@ class Reads:
         size_bytes = int(pieces[1].sum())
         self._readers[ticket] = (call.caller, size_bytes)
         partition.count_read(len(slots), size_bytes)
-        return ReadPlan(ticket, columns, lengths, tuple(runs_of(*pieces)), size_bytes)
+        return ReadPlan(ticket, columns, lengths, Runs(*pieces), size_bytes)
 
     def end(self, ticket: int) -> None:
         """Unpin the rows. Unknown tickets are ignored."""

@@ -13,6 +13,7 @@ from dataplane_server.core.verbs.flow import Flow
 from dataplane_server.core.verbs.freshness import Freshness
 from dataplane_server.core.verbs.groups import Groups
 from dataplane_server.core.verbs.holders import Holders
+from dataplane_server.core.verbs.nodes import Nodes
 from dataplane_server.core.verbs.partitions import Partitions
 from dataplane_server.core.verbs.reads import Reads
 from dataplane_server.core.verbs.steps import Steps
@@ -24,7 +25,7 @@ class Verbs:
 
     def __init__(self, state: State) -> None:
         self.table = ClaimTable(state)
-        self.queue = ClaimQueue(state, self.table)
+        self.queue = ClaimQueue(state)
         self.admission = Admission(state)
         self.claims = Claims(state, self.queue, self.table)
         self.steps = Steps(state, self.queue, self.table, self.claims)
@@ -35,5 +36,6 @@ class Verbs:
         self.reads = Reads(state)
         self.holders = Holders(state, self.table, self.admission, self.writes, self.reads)
         self.groups = Groups(state, self.flow)
+        self.nodes = Nodes(state, self.admission, self.writes)
         self.partitions = Partitions(state, self.queue, self.claims, self.steps, self.writes)
         self.expiry = Expiry(state, self.queue, self.claims, self.groups, self.flow)

@@ -107,7 +107,7 @@ class Writes:
         self._state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
         ticket, reservation = self._state.ticket(), None
         if self._enters(ticket, begun, new_rows, now):
-            reservation = self._admission.admit(ticket, begun.columns, now, urgent=urgent)
+            reservation = self._admission.admit(ticket, begun.columns, now, node=begun.call.node, urgent=urgent)
             if reservation is None and self._state.draining:
                 self.abort(ticket)
                 raise draining()
@@ -126,7 +126,8 @@ class Writes:
     def let_in(self, ticket: int, now: float) -> None:
         """A put that waited has room in its partition, and now asks for space."""
         try:
-            reservation = self._admission.admit(ticket, self._under_way[ticket].columns, now)
+            begun = self._under_way[ticket]
+            reservation = self._admission.admit(ticket, begun.columns, now, node=begun.call.node)
         except Refusal as refusal:
             self.fail(ticket, refusal)
             return
@@ -139,6 +140,10 @@ class Writes:
         """The call that began a write which is under way; None for an unknown ticket."""
         under_way = self._under_way.get(ticket)
         return None if under_way is None else under_way.call
+
+    def partition_of(self, ticket: int) -> str:
+        """The partition of a write that is under way."""
+        return self._under_way[ticket].partition_id
 
     def once_layout(self, ticket: int) -> tuple[Int64Array, Int64Array] | None:
         """As `Admission.layout`, of the columns that are put once; None if there is none."""
@@ -198,9 +203,11 @@ class Writes:
         return CommitResult(self._claims.commit(commit.claim_id, columns.size_bytes))
 
     def _report(self, call: PutSamples | CommitClaim, partition: Partition, sample_ids: Sequence[str]) -> None:
-        what, who = "wrote_back" if call.claim_id else "put", ""
+        what = "wrote_back" if call.claim_id else "put"
         if isinstance(call, PutSamples):
             what, who = "appended" if call.append else what, call.caller
+        else:
+            who = self._claims.client_of(call.claim_id)
         fields = tuple([column.name for column in call.columns])
         self._state.report(Fact(what, partition.partition_id, sample_ids, who, "", call.claim_id, fields))
 

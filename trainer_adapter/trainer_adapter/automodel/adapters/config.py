@@ -67,10 +67,12 @@ def peft_config(dtensor_cfg: Mapping[str, Any], tp_size: int, device: str) -> Pe
     if lora_cfg is None:
         return None
     config = PeftConfig.from_dict(lora_cfg)
-    if config.dropout > 0 and tp_size > 1 and device == "cpu":
+    repeats = bool(dtensor_cfg.get("activation_checkpointing", False))
+    if config.dropout > 0 and tp_size > 1 and (device == "cpu" or repeats):
         raise NotImplementedError(
-            "dtensor_cfg.lora_cfg.dropout with tensor_parallel_size > 1 needs device=cuda: on the CPU the ranks would "
-            "drop different elements of replicated tensors"
+            "dtensor_cfg.lora_cfg.dropout with tensor_parallel_size > 1 needs device=cuda, because on the CPU ranks "
+            "would drop different elements of replicated tensors, and activation_checkpointing=false, because a "
+            "repeated forward pass might drop others than the first"
         )
     return config
 

@@ -14,8 +14,11 @@ from typing import Any
 import msgpack
 import torch
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+
+from trainer_adapter.automodel.adapters.layers import adapter_weights
 
 
 def write_plain(path: Path, state: Any) -> None:
@@ -38,6 +41,15 @@ def _restore_types(value: Any, like: Any) -> Any:
         items_ = [_restore_types(item, old) for item, old in zip(value, like, strict=True)]
         return tuple(items_) if isinstance(like, tuple) else items_
     return value
+
+
+def own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """This rank's part of the state dict without adapters; a tensor with several names (tied embeddings) has its first
+    one.
+    """
+    first_names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())} - adapter_weights(model)
+    state: dict[str, Any] = get_model_state_dict(model)
+    return {name: value for name, value in state.items() if name in first_names}
 
 
 def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], consolidated: bool) -> None:

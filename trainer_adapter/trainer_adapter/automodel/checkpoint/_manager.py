@@ -1,7 +1,7 @@
 """CheckpointManager, and the folders of a checkpoint.
 
     <weights_path>/model        the weights (with adapters, only theirs) and the model's configuration
-    <optimizer_path>/optim      the state of the optimizer and of the learning-rate schedule
+    <optimizer_path>/optim      the state of the optimizer, of the learning-rate schedule and of the random numbers
     <tokenizer_path>            the tokenizer
 
 Every file is safetensors, MessagePack or JSON, so loading a checkpoint never runs code. Checkpoints in torch's pickled
@@ -15,21 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer_adapter.automodel.adapters.files import read_adapters, write_adapters
-from trainer_adapter.automodel.adapters.layers import adapted_layers, adapter_weights
+from trainer_adapter.automodel.adapters.layers import adapted_layers
 from trainer_adapter.automodel.checkpoint._files import (
     _infer_checkpoint_root,
     detect_checkpoint_format,
+    own_weights,
     read_plain,
     read_tensors,
     write_plain,
     write_tensors,
 )
 from trainer_adapter.automodel.checkpoint._optimizer import read_optimizer, write_optimizer
+from trainer_adapter.automodel.checkpoint._random import read_random_state, write_random_state
 from trainer_adapter.automodel.rank import fail_together, report
 
 _SCHEDULER = "scheduler.msgpack"
@@ -51,9 +52,9 @@ class CheckpointManager:
     ) -> None:
         """Write a checkpoint; returns when every rank has written its part.
 
-        With adapters the base weights are not written, because training does not change them. Optimizer and scheduler
-        are saved if `optimizer` and `optimizer_path` are given; the tokenizer, by rank 0, if `tokenizer` and
-        `tokenizer_path` are given.
+        With adapters the base weights are not written, because training does not change them. Optimizer, scheduler and
+        random state are saved if `optimizer` and `optimizer_path` are given; the tokenizer, by rank 0, if `tokenizer`
+        and `tokenizer_path` are given.
 
         checkpointing_cfg: `model_save_format` ("safetensors" or None) and `save_consolidated` (also write whole
         weights, for from_pretrained, beside the ranks' files; adapters are always whole).
@@ -70,11 +71,12 @@ class CheckpointManager:
         if adapted_layers(model):
             write_adapters(folder, model)
         else:
-            write_tensors(folder, _weights(model), bool(checkpointing_cfg.get("save_consolidated", False)))
+            write_tensors(folder, own_weights(model), bool(checkpointing_cfg.get("save_consolidated", False)))
         if optimizer is not None and optimizer_path is not None:
             optim = _make_folder(Path(optimizer_path) / "optim")
             write_optimizer(optim, model, optimizer)
             _write_schedule(optim, scheduler)
+            write_random_state(optim, model)
         with fail_together("writing the model's configuration and the tokenizer"):
             if torch.distributed.get_rank() == 0:
                 model.config.save_pretrained(folder)
@@ -93,8 +95,8 @@ class CheckpointManager:
         """Load a checkpoint in place. The ranks that wrote it may have been arranged differently.
 
         weights_path: as for save_checkpoint, or the folder of the weights itself, also of a Hugging Face model. Loading
-        adapters, or a base model, leaves the model's other weights unchanged. Without optimizer_path, optimizer and
-        scheduler are unchanged.
+        adapters, or a base model, leaves the model's other weights unchanged. Without optimizer_path, optimizer,
+        scheduler and random state are unchanged; so is the random state if the ranks were arranged differently.
 
         Raises AssertionError before setup_distributed, FileNotFoundError if there are no weights, ValueError for
         pickled weights, adapters that the model does not have or the state of another optimizer, and RuntimeError if
@@ -108,6 +110,7 @@ class CheckpointManager:
         read_optimizer(optim, model, optimizer)
         if scheduler is not None:
             scheduler.load_state_dict(read_plain(optim / _SCHEDULER, like=scheduler.state_dict()))
+        read_random_state(optim, model)
 
 
 def _require_process_group() -> None:
@@ -118,15 +121,6 @@ def _require_process_group() -> None:
 def _check_format(save_format: str | None) -> None:
     if save_format not in (None, "safetensors"):
         raise ValueError(f"checkpointing_cfg.model_save_format must be safetensors, not {save_format!r}")
-
-
-def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """This rank's part of the state dict without adapters; a tensor with several names (tied embeddings) has its first
-    one.
-    """
-    first_names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())} - adapter_weights(model)
-    state: dict[str, Any] = get_model_state_dict(model)
-    return {name: value for name, value in state.items() if name in first_names}
 
 
 def _make_folder(folder: Path) -> Path:
@@ -166,4 +160,4 @@ def _read_weights(path: str, model: torch.nn.Module) -> None:
     if is_adapter:
         read_adapters(folder, model)
     else:
-        read_tensors(folder, _weights(model))
+        read_tensors(folder, own_weights(model))

@@ -107,7 +107,7 @@ def process_microbatch(
     """
     input_ids = to_compute_device(mb["input_ids"])
     if enable_seq_packing:
-        inputs = _pack_rows(input_ids, to_compute_device(mb["input_lengths"]), tokenizer, cfg, cp_size)
+        inputs = _pack_rows(input_ids, mb["input_lengths"].cpu(), tokenizer, cfg, cp_size)
     else:
         inputs = _pad_rows(input_ids)
     inputs.vlm_kwargs = mb.get_multimodal_dict(as_tensors=True, device=input_ids.device)
@@ -141,6 +141,8 @@ def _pack_rows(
 ) -> ProcessedInputs:
     """Inputs of one packed row, without a mask: kernels separate sequences by position ids or bounds, and any mask
     would override that.
+
+    input_lengths: on the CPU, so that the host waits for the device once at most.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("sequence packing needs the tokenizer's eos_token_id as padding; set it")
@@ -157,7 +159,7 @@ def _pack_rows(
         input_ids=packed_ids,
         seq_len=packed_ids.shape[1],
         position_ids=position_ids,
-        flash_attn_kwargs=get_flash_attention_kwargs(input_lengths=input_lengths),
+        flash_attn_kwargs=get_flash_attention_kwargs(input_lengths, input_ids.device),
     )
 
 

@@ -73,12 +73,12 @@ def _causal_mask(row_lengths: list[int], ids: torch.Tensor) -> torch.Tensor:
     return (columns <= columns[:, None]) & real[:, None, :] & real[:, :, None]
 
 
-def get_flash_attention_kwargs(input_lengths: torch.Tensor) -> FlashAttentionKwargs:
-    """Return the bounds of sequences of input_lengths [N] tokens that are concatenated, on the same device.
+def get_flash_attention_kwargs(input_lengths: torch.Tensor, device: torch.device | None = None) -> FlashAttentionKwargs:
+    """Return the bounds of sequences of input_lengths [N] tokens that are concatenated, on the device (None: theirs).
 
-    Padding after the last sequence belongs to no sequence. Copies one number to the host.
+    Padding after the last sequence belongs to no sequence.
     """
-    cu_seqlens = torch.nn.functional.pad(input_lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    cu_seqlens = torch.nn.functional.pad(input_lengths.cumsum(0, dtype=torch.int32), (1, 0)).to(device)
     longest = int(input_lengths.max()) if input_lengths.numel() else 0
     return FlashAttentionKwargs(cu_seqlens, cu_seqlens.clone(), longest, longest)
 

@@ -147,12 +147,7 @@ def _config_kwargs(runtime_config: RuntimeConfig) -> dict[str, Any]:
 
 
 def _sdpa_method(activation_checkpointing: bool) -> list[SDPBackend] | None:
-    """Attention kernels to choose from; None: all.
-
-    With activation checkpointing cuDNN's kernel is excluded: the repeated forward pass may choose another kernel than
-    the first.
-    """
+    """Attention kernels to choose from, see setup_model_and_optimizer; None: all."""
     if not activation_checkpointing:
         return None
-    torch.backends.cuda.enable_cudnn_sdp(False)
     return [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

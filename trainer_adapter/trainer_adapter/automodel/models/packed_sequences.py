@@ -1,9 +1,9 @@
 """How a model keeps the sequences of a packed row apart.
 
-Models of transformers go by position ids, which start anew with each sequence, or by bounds. NeMo Automodel's own
-models read no such bounds, and most ignore position ids in attention: their sequences would attend to each other
-without an error. The own models listed here are proved to keep sequences apart, in the way that the package's own data
-loader does. All others are refused.
+Models of transformers go by position ids, which start anew with each sequence, or by bounds (FlashAttention). NeMo
+Automodel's own models read no such bounds, and most ignore position ids in attention: their sequences would attend to
+each other without an error. The own models listed here are proved to keep sequences apart, in the way that the
+package's own data loader does. All others are refused.
 """
 
 from __future__ import annotations
@@ -44,12 +44,26 @@ def check_own_packing(model_config: Any, backend: Any) -> None:
 
 def packing_arguments(model: torch.nn.Module, inputs: ProcessedInputs) -> dict[str, Any]:
     """The model's arguments, beside position ids, for packed inputs."""
+    packed = inputs.flash_attn_kwargs
+    if not isinstance(packed, FlashAttentionKwargs):
+        return {}
     own = _own_class(model)
     if own is None:
-        return {"flash_attn_kwargs": inputs.flash_attn_kwargs}
-    if own in _BY_MASK and isinstance(inputs.flash_attn_kwargs, FlashAttentionKwargs):
-        return _masks(inputs.flash_attn_kwargs.cu_seqlens_q, inputs.seq_len)
-    return {}
+        return _bounds(packed, inputs.seq_len)
+    return _masks(packed.cu_seqlens_q, inputs.seq_len) if own in _BY_MASK else {}
+
+
+def _bounds(packed: FlashAttentionKwargs, width: int) -> dict[str, Any]:
+    """The bounds by the names that transformers reads; without them FlashAttention derives them from the position ids
+    in every layer, which makes the host wait for the device.
+
+    The padding at the end is a sequence too: kernels write no output for tokens of no sequence, and a NaN in memory
+    that was never written would reach the weights.
+    """
+    end = int(packed.cu_seqlens_q[-1])
+    ends = packed.cu_seqlens_q if end == width else torch.nn.functional.pad(packed.cu_seqlens_q, (0, 1), value=width)
+    longest = max(packed.max_seqlen_q, width - end)
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 
 
 def _own_class(model: torch.nn.Module) -> str | None:

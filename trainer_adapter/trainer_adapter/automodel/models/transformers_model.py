@@ -1,8 +1,8 @@
-"""Loading a pretrained model of transformers; only rank 0 ever holds all its weights.
+"""Loading a pretrained model of transformers.
 
-Every rank makes the model without memory (on the meta device) and shards it. Rank 0 reads the files, in any layout that
-transformers supports, and sends each rank its part. Buffers that are not in a state dict, such as the frequencies of
-rotary embeddings, are sent too: on the meta device they have no values.
+Every rank makes the model without memory (on the meta device), shards it, and reads its own part of the files. If only
+transformers can read the files, rank 0 reads the whole model and sends each rank its part. Buffers that are not in a
+state dict, such as the frequencies of rotary embeddings, are sent in any case: on the meta device they have no values.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from trainer_adapter.automodel.adapters.config import PeftConfig
 from trainer_adapter.automodel.adapters.layers import add_adapters, initial_adapters
+from trainer_adapter.automodel.checkpoint._files import own_weights, read_tensors
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
+from trainer_adapter.automodel.models.weight_files import folder_of_parts
 from trainer_adapter.automodel.parallel.context import check_attention
 from trainer_adapter.automodel.parallel.fsdp import FSDP2Config, shard_weights
 from trainer_adapter.automodel.parallel.mesh import weight_mesh
@@ -35,7 +38,9 @@ def load_transformers_model(
 
     A collective call of all ranks. Rank 0 raises its errors of reading the files; other ranks raise RuntimeError.
     """
-    model = _empty_model(runtime_config)
+    with torch.device("meta"):
+        model = _new_model(runtime_config)
+    folder = folder_of_parts(model_name, model)
     if context.cp_size > 1:
         check_attention(model)
     config: FSDP2Config = context.fsdp2_config
@@ -52,7 +57,15 @@ def load_transformers_model(
     device = rank_device(context.device_mesh.device_type)
     model.to_empty(device=torch.device("cpu") if runtime_config.cpu_offload else device)
     model.tie_weights()  # so does to_empty
-    _send_weights(model, _read_on_rank_0(model_name, runtime_config), device)
+    if folder is None:
+        source = _read_on_rank_0(model_name, runtime_config)
+        _send_weights(model, {} if source is None else source.state_dict() | initial_adapters(model))
+    else:
+        source = _without_values(runtime_config)
+        read_tensors(folder, own_weights(model))
+        if adapters is not None:
+            _send_weights(model, {} if source is None else initial_adapters(model), strict=False)
+    _send_buffers(model, source, device)
     loaded: torch.nn.Module = model
     return loaded
 
@@ -63,9 +76,20 @@ def _model_arguments(runtime_config: RuntimeConfig) -> dict[str, Any]:
     return arguments | {"attn_implementation": runtime_config.attn_impl, "trust_remote_code": True}
 
 
-def _empty_model(runtime_config: RuntimeConfig) -> Any:
-    with torch.device("meta"):
-        return runtime_config.model_class.from_config(**_model_arguments(runtime_config))
+def _new_model(runtime_config: RuntimeConfig) -> Any:
+    return runtime_config.model_class.from_config(**_model_arguments(runtime_config))
+
+
+def _without_values(runtime_config: RuntimeConfig) -> Any:
+    """On rank 0 a model on the CPU whose weights are not initialised, so that their memory is never touched; None
+    elsewhere.
+    """
+    if torch.distributed.get_rank() != 0:
+        return None
+    from transformers.initialization import no_init_weights  # transformers may not be installed
+
+    with no_init_weights():
+        return _new_model(runtime_config)
 
 
 def _read_on_rank_0(model_name: str, runtime_config: RuntimeConfig) -> Any:
@@ -79,12 +103,18 @@ def _read_on_rank_0(model_name: str, runtime_config: RuntimeConfig) -> Any:
     return None
 
 
-@torch.no_grad()
-def _send_weights(model: torch.nn.Module, source: torch.nn.Module | None, device: torch.device) -> None:
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    state = {} if source is None else source.state_dict() | initial_adapters(model)
+def _send_weights(model: torch.nn.Module, state: dict[str, Any], strict: bool = True) -> None:
+    """Send rank 0's weights. strict: they are all of the model's."""
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
     set_model_state_dict(model, state, options=options)
+
+
+@torch.no_grad()
+def _send_buffers(model: torch.nn.Module, source: torch.nn.Module | None, device: torch.device) -> None:
+    sent_already = model.state_dict().keys()
     for name, buffer in model.named_buffers():
-        sent = torch.empty_like(buffer, device=device) if source is None else source.get_buffer(name).to(device)
-        torch.distributed.broadcast(sent, src=0)
-        buffer.copy_(sent)
+        if name not in sent_already:
+            own = buffer.to_local() if isinstance(buffer, DTensor) else buffer  # whole on every rank
+            sent = torch.empty_like(own, device=device) if source is None else source.get_buffer(name).to(device)
+            torch.distributed.broadcast(sent, src=0)
+            own.copy_(sent)

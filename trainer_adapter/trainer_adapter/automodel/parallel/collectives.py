@@ -1,4 +1,4 @@
-"""Collectives inside a forward pass whose result every rank of the group uses in the same way.
+"""A collective inside a forward pass whose result every rank of the group uses in the same way.
 
 All ranks compute a loss over sharded logits from the same numbers, and the loss counts once. So the gradient of a
 rank's part is the gradient that all ranks hold, cut to this part: the backward pass communicates nothing. Torch's own
@@ -15,35 +15,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 
-def sum_over(part: Tensor, group: ProcessGroup) -> Tensor:
-    """Sum all ranks' parts, which have the same shape. Differentiable."""
-    total: Tensor = _Sum.apply(part, group)  # type: ignore[no-untyped-call]
-    return total
-
-
 def concat_over(part: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Concatenate all ranks' parts, which have the same shape, along dim in rank order. Differentiable."""
     whole: Tensor = _Concatenation.apply(part, dim, group)  # type: ignore[no-untyped-call]
     return whole
-
-
-def max_over(part: Tensor, group: ProcessGroup) -> Tensor:
-    """The elementwise maximum of all ranks' parts. Not differentiable: a constant."""
-    peak = part.detach().clone(memory_format=torch.contiguous_format)
-    torch.distributed.all_reduce(peak, op=torch.distributed.ReduceOp.MAX, group=group)
-    return peak
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: ProcessGroup) -> Tensor:
-        total = part.clone(memory_format=torch.contiguous_format)
-        torch.distributed.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
 
 
 class _Concatenation(torch.autograd.Function):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer_adapter.automodel.data import ProcessedInputs
@@ -27,6 +28,7 @@ def attend_in_ring(inputs: ProcessedInputs, mesh: DeviceMesh) -> Iterator[Tensor
     """Torch shards a copy of seq_index; yield this rank's part [S_own] of it."""
     if inputs.seq_index is None:
         raise ValueError("the microbatch has no seq_index: process it with cp_size > 1")
+    set_rotate_method("alltoall")  # by default torch gathers the keys and values of all ranks at once
     index = inputs.seq_index.clone()
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]  # torch has no ring for the others
     with context_parallel(mesh, buffers=[index], buffer_seq_dims=[1]), sdpa_kernel(kernels):

@@ -3,10 +3,6 @@
 A rank holds a consecutive range of the vocabulary: ceil(V / ranks) entries on every rank, fewer or none on the last
 ones, as DTensor shards it. Short ranges are padded with -inf, which has probability 0, so all ranks send tensors of one
 shape.
-
-With m the largest logit and Z the sum of exp(logit - m), both over all ranks, the log-probability of token t is
-logit[t] - m - log Z. Only the rank that holds t knows the first term. So log-softmax costs one MAX and one SUM of two
-numbers for each position instead of V.
 """
 
 from __future__ import annotations
@@ -18,7 +14,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, Replicate
 
-from trainer_adapter.automodel.parallel.collectives import concat_over, max_over, sum_over
+from trainer_adapter.automodel.parallel.collectives import concat_over
+from trainer_adapter.losses._token_logprobs import POSITIONS_AT_ONCE, chosen_logprobs
 
 
 @dataclass(frozen=True)
@@ -44,18 +41,14 @@ class VocabShard:
             return self.own
         return concat_over(self.own, self.own.ndim - 1, self.group)[..., : self.vocab_size]
 
-    def logprobs(self, tokens: Tensor) -> Tensor:
-        """Log-probabilities [...], float32, of tokens [...] int64 in [0, V). Differentiable."""
-        logits = self.own.float()
+    def logprobs(self, tokens: Tensor, at_once: int = POSITIONS_AT_ONCE) -> Tensor:
+        """Log-probabilities [B,S], float32, of tokens [B,S] int64 in [0, V), from own [B,S,V_own]. Differentiable.
+
+        at_once: positions that are normalised at the same time.
+        """
         if self.group is None:
-            return torch.log_softmax(logits, dim=-1).gather(-1, tokens[..., None]).squeeze(-1)
-        shifted = logits - max_over(logits.amax(dim=-1), self.group)[..., None]
-        here = tokens - self._first()
-        is_here = (here >= 0) & (here < shifted.shape[-1])
-        chosen = shifted.gather(-1, here.where(is_here, 0)[..., None]).squeeze(-1)
-        normaliser = shifted.exp().sum(dim=-1)
-        sums = sum_over(torch.stack([normaliser, chosen.where(is_here, 0.0)]), self.group)
-        return sums[1] - sums[0].log()
+            return chosen_logprobs(self.own, tokens, None, at_once)
+        return chosen_logprobs(self.own, tokens - self._first(), self.group, at_once)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The min(k, V) largest logits, float32, largest first, and their int64 vocabulary ids; both [..., min(k, V)].

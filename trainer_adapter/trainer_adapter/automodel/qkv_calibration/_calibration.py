@@ -5,11 +5,9 @@ sample for each tensor: the largest absolute value at its real tokens, because p
 percentile over the samples excludes outlier microbatches; a margin allows for values that the batch did not show. Ranks
 that hold parts of one sample (heads, stretches of a sequence) take the largest.
 
-Values are cached as projected. Queries and keys are sampled before their rotary embedding, because models rotate inside
-attention, where no module ends. A rotation mixes elements in pairs: cos * a - sin * b is at most sqrt(a^2 + b^2), so at
-most sqrt(2) times the larger element. Scales of queries and keys have that factor, and the embedding's factor for
-stretched contexts (attention_scaling). This costs half a bit of the exponent's range, which is better than a saturated
-key. Norms of heads precede the rotation, and samples are taken after them.
+Samples are what layers hand to their attention function, and so what a cache holds: keys behind their norm and their
+rotary embedding. Models find this function by a name registered with transformers. Inside the block the name stands for
+a function that samples first and then calls the registered one.
 """
 
 from __future__ import annotations
@@ -22,16 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from trainer_adapter.automodel.data import FlashAttentionKwargs, ProcessedMicrobatch
-from trainer_adapter.automodel.qkv_calibration._projections import KINDS, qkv_sources
 from trainer_adapter.automodel.qkv_calibration._samples import gather_samples
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.utils.hooks import RemovableHandle
 
+KINDS = ("q", "k", "v")
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 _LEFT_OUT = -1.0
 
@@ -63,7 +59,7 @@ class QkvCalibration:
     margin: a positive factor.
     include_q: sample queries too.
 
-    Raises ValueError for other values, and for a model whose keys and values cannot be located.
+    Raises ValueError for other values, and for a model whose attention is not registered with transformers.
     """
 
     def __init__(
@@ -75,27 +71,25 @@ class QkvCalibration:
             raise ValueError(f"margin must be positive and finite, got {margin}")
         self._percentile, self._margin = percentile, margin
         self._kinds = KINDS if include_q else KINDS[1:]
-        self._sources = qkv_sources(model)
-        self._tensors = [(layer, kind) for layer in self._sources for kind in self._kinds]
-        self._rotation = _max_rotation_growth(model)
+        self._layers = _attention_layers(model)
+        self._tensors = [(layer, kind) for layer in self._layers.values() for kind in self._kinds]
         self._samples: list[dict[tuple[str, str], Tensor]] = []
         self._current: _Current | None = None
-        self._hooks: list[RemovableHandle] = []
+        self._names = {_attention_name(module) for module in self._layers}
 
     def __enter__(self) -> QkvCalibration:
-        for layer, sources in self._sources.items():
-            for source in sources:
-                columns = {kind: part for kind, part in source.columns.items() if kind in self._kinds}
-                if columns:
-                    self._hooks.append(source.module.register_forward_hook(partial(self._watch, layer, columns)))
+        functions = _attention_functions()
+        for name in self._names:
+            functions[name] = partial(self._watch, functions[name])
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._current = None
-        while self._hooks:
-            self._hooks.pop().remove()
+        functions = _attention_functions()
+        for name in self._names:
+            del functions[name]  # which brings the registered one back
 
     def watched(
         self, microbatches: Iterable[ProcessedMicrobatch], num_valid_microbatches: int | None = None
@@ -134,9 +128,9 @@ class QkvCalibration:
         self._check(samples == _LEFT_OUT, "was not part of a forward pass")
         self._check(~samples.isfinite(), "is not finite")
         percentiles = samples.double().quantile(self._percentile / 100, dim=0).tolist()
-        layers: dict[str, dict[str, float]] = {layer: {} for layer in self._sources}
+        layers: dict[str, dict[str, float]] = {layer: {} for layer in self._layers.values()}
         for (layer, kind), largest in zip(self._tensors, percentiles, strict=True):
-            layers[layer][f"{kind}_scale"] = self._scale(kind, largest)
+            layers[layer][f"{kind}_scale"] = largest * self._margin / _LARGEST if largest else 1.0
         return {
             "format": "fp8_e4m3",
             "percentile": self._percentile,
@@ -147,24 +141,18 @@ class QkvCalibration:
         }
 
     def _watch(
-        self, layer: str, columns: dict[str, slice], module: nn.Module, _inputs: tuple[Any, ...], output: Tensor
-    ) -> None:
-        if self._current is None:
-            return
-        values = (output.to_local() if isinstance(output, DTensor) else output).detach()
-        is_real = self._current.real_here()
-        if values.shape[:2] != is_real.shape:
-            raise ValueError(
-                f"calibration: {type(module).__name__} of {layer} outputs shape {tuple(values.shape)} for inputs of "
-                f"shape {tuple(is_real.shape)}; the first two dimensions must be rows and positions"
-            )
-        sample = self._current.sample
-        if sample is None:
-            return
-        for kind, part in columns.items():
-            largest = values[..., part].abs().flatten(2).amax(2).float()  # [B,S]
-            largest = torch.where(is_real, largest, 0).max()
-            sample[layer, kind] = torch.maximum(sample.get((layer, kind), largest), largest)
+        self, attend: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *others: Any, **arguments: Any
+    ) -> Any:
+        """An attention function of transformers: query [B,H,S,D], key and value [B,H_kv,S,D]."""
+        layer, current = self._layers.get(module), self._current
+        if layer is not None and current is not None and current.sample is not None:
+            for kind, values in zip(KINDS, (query, key, value), strict=True):
+                if kind in self._kinds:
+                    largest = values.detach().abs().amax((1, 3)).float()  # [B,S]
+                    largest = torch.where(current.real_here(), largest, 0).max()
+                    before = current.sample.get((layer, kind), largest)  # of a layer that a model uses twice
+                    current.sample[layer, kind] = torch.maximum(before, largest)
+        return attend(module, query, key, value, *others, **arguments)
 
     def _stack_samples(self) -> Tensor:
         """[samples, tensors] float32 of this rank."""
@@ -178,11 +166,6 @@ class QkvCalibration:
         for (layer, kind), is_bad in zip(self._tensors, is_wrong.any(0).tolist(), strict=True):
             if is_bad:
                 raise ValueError(f"calibration: the {kind} of {layer} {what}")
-
-    def _scale(self, kind: str, largest: float) -> float:
-        if largest == 0:
-            return 1.0
-        return largest * (1.0 if kind == "v" else self._rotation) * self._margin / _LARGEST
 
 
 def real_tokens(microbatch: ProcessedMicrobatch) -> Tensor:
@@ -198,8 +181,29 @@ def real_tokens(microbatch: ProcessedMicrobatch) -> Tensor:
     return columns < lengths.to(columns.device)[:, None]
 
 
-def _max_rotation_growth(model: nn.Module) -> float:
-    """The largest factor by which a rotary embedding can increase an element."""
-    settings = [setting for module in model.modules() for setting in vars(module).items()]
-    scalings = [float(value) for name, value in settings if name.endswith("attention_scaling")]
-    return math.sqrt(2) * max(scalings, default=1.0)
+def _attention_layers(model: Any) -> dict[Any, str]:
+    """The names of the decoder's attention layers; those of an image encoder have no cache."""
+    decoder = set((model.get_decoder() if hasattr(model, "get_decoder") else model).modules())
+    layers = {
+        module: name
+        for name, module in model.named_modules()
+        if module in decoder and type(module).__name__.endswith("Attention") and hasattr(module, "layer_idx")
+    }
+    is_registered = all(_attention_name(module) in _attention_functions() for module in layers)
+    if not (layers and is_registered and getattr(model, "_supports_attention_backend", False)):
+        raise ValueError(
+            f"cannot calibrate keys and values of {type(model).__name__}: its layers do not use an attention function "
+            "that is registered with transformers"
+        )
+    return layers
+
+
+def _attention_name(module: Any) -> Any:
+    return getattr(getattr(module, "config", None), "_attn_implementation", None)
+
+
+def _attention_functions() -> Any:
+    """The functions by name. An entry that is set here hides the registered one until it is deleted."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # transformers may not be installed
+
+    return ALL_ATTENTION_FUNCTIONS

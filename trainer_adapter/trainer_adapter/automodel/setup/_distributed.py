@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 
 from trainer_adapter.automodel.choices import device_type
 from trainer_adapter.automodel.config import DistributedContext, PolicyConfig, RuntimeConfig, required
@@ -20,14 +24,16 @@ def setup_distributed(config: PolicyConfig, runtime_config: RuntimeConfig) -> Di
 
     Collectives use NCCL, and gloo for tensors on the CPU if weights are offloaded; with dtensor_cfg.device=cpu they use
     gloo only. Rank and world size come from the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). The GPU is
-    number LOCAL_RANK of the visible ones.
+    number LOCAL_RANK of the visible ones, or the only one. A rank that waits in a collective for longer than
+    dtensor_cfg.collective_timeout_s fails; with NCCL its process ends.
 
-    Raises ValueError if the ranks cannot be divided as configured, NotImplementedError for offloading on a single rank,
-    RuntimeError if GPUs are configured and there is none.
+    Raises ValueError if the ranks cannot be divided as configured or a LOCAL_RANK has no GPU, NotImplementedError for
+    offloading on a single rank, RuntimeError if GPUs are configured and there is none.
     """
     device = device_type(config)
     backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo" if runtime_config.cpu_offload else "nccl"
-    _start_process_group(device, backend)
+    timeout = _timeout(config["dtensor_cfg"])
+    _start_process_group(device, backend, timeout)
     world_size = torch.distributed.get_world_size()
     required(config, "dtensor_cfg.sequence_parallel")
     sizes = parallel_sizes(config["dtensor_cfg"], world_size)
@@ -41,16 +47,34 @@ def setup_distributed(config: PolicyConfig, runtime_config: RuntimeConfig) -> Di
         context = DistributedContext(mesh, None, layout, None, sizes.dp, sizes.tp, sizes.cp)
     choose_device(rank_device(device))
     layout_text = f"dp {context.dp_size}, tp {context.tp_size}, cp {context.cp_size}"
-    report(f"[Rank {torch.distributed.get_rank()}] {device}, {backend}: {layout_text}")
+    waits = f"collectives wait {timeout.total_seconds():g} s"
+    report(f"[Rank {torch.distributed.get_rank()}] {device}, {backend}: {layout_text}; {waits}")
     return context
 
 
-def _start_process_group(device: str, backend: str) -> None:
+def _timeout(dtensor_cfg: Mapping[str, Any]) -> timedelta:
+    seconds = dtensor_cfg.get("collective_timeout_s", 1800)
+    if isinstance(seconds, int | float) and seconds > 0:
+        return timedelta(seconds=seconds)
+    raise ValueError(f"dtensor_cfg.collective_timeout_s must be positive, not {seconds!r}")
+
+
+def _start_process_group(device: str, backend: str, timeout: timedelta) -> None:
     if device == "cuda" and torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(choose_gpu(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
+    # The groups of meshes get torch's default, not the timeout of the group of all ranks.
+    distributed_c10d.default_pg_timeout = timeout
+    distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]  # torch's own code reads it there
     try:
-        torch.distributed.init_process_group(backend=backend)
+        torch.distributed.init_process_group(backend=backend, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         if device == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("no CUDA device found; set dtensor_cfg.device=cpu to train without one") from error
         raise
+
+
+def choose_gpu(local_rank: int, visible: int) -> int:
+    """Return the GPU of this rank. A launcher shows a process all GPUs of its host, or only its own."""
+    if visible > 1 and local_rank >= visible:
+        raise ValueError(f"LOCAL_RANK={local_rank}, but this process sees {visible} GPUs: start one rank for each GPU")
+    return local_rank if visible > 1 else 0

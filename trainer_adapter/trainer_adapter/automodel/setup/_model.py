@@ -67,7 +67,10 @@ def setup_model_and_optimizer(
     if another rank failed to read the model's files.
     """
     backend = require_model_backend(config)
-    _check_layout(config, runtime_config, distributed_context, is_vlm)
+    _check_layout(config, runtime_config, distributed_context, is_vlm, init_optimizer)
+    if distributed_context.fsdp2_config.activation_checkpointing:
+        # The repeated forward pass may choose cuDNN's attention where the first one did not.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     load = load_automodel if backend == "automodel" else _load_transformers
     model, adapters, is_hf_model = load(config, runtime_config, distributed_context)
     report(f"[Rank {torch.distributed.get_rank()}] {type(model).__name__} of {backend}, sharded by FSDP2 and DTensor")
@@ -113,10 +116,14 @@ def _load_transformers(
     return load_transformers_model(config["model_name"], runtime, context, replicas, adapters), adapters, True
 
 
-def _check_layout(config: PolicyConfig, runtime: RuntimeConfig, context: DistributedContext, is_vlm: bool) -> None:
+def _check_layout(
+    config: PolicyConfig, runtime: RuntimeConfig, context: DistributedContext, is_vlm: bool, trains: bool
+) -> None:
     if context.cp_size > 1:
         sequence_parallel = context.tp_size > 1 and context.fsdp2_config.sequence_parallel
         _check_context_parallel(runtime, sequence_parallel, is_vlm)
+    if runtime.dtype == torch.float16 and trains:
+        raise ValueError("precision=float16: losses are not scaled, so small gradients become 0. Train in bfloat16")
     if runtime.is_reward_model and is_enabled(config["dtensor_cfg"], "lora_cfg"):
         raise NotImplementedError(
             "dtensor_cfg.lora_cfg: adapters are not supported for reward models, whose head would be neither trained "

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainer_adapter.automodel.choices import context_parallel_attention, device_type
+from trainer_adapter.automodel.choices import context_parallel_attention, packed_attention
 from trainer_adapter.automodel.config import PolicyConfig, RuntimeConfig, TrainingSamplingParams, is_enabled, required
 from trainer_adapter.automodel.models.backend import require_model_backend, resolve_model_class, reward_model_class
 from trainer_adapter.automodel.models.force_hf import architecture_of
@@ -41,7 +41,7 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
     overrides = _check_overrides(config.get("hf_config_overrides"))
     _check_backend_settings(config, require_model_backend(config))
     context_parallel_attention(config)
-    attn_impl = _choose_attention(config, packing)
+    attn_impl = _choose_attention(config, packing, rank)
     model_config = _read_model_config(config["model_name"], attn_impl if packing else None, overrides)
     reward = is_enabled(config, "reward_model_cfg")
     model_class = _choose_model_class(config, model_config, packing, reward)
@@ -82,8 +82,6 @@ def _disable_shared_autotuning() -> None:
 def _check_precision(name: str) -> None:
     if name not in STRING_TO_DTYPE:
         raise ValueError(f"Unknown precision: {name}; it must be one of {', '.join(STRING_TO_DTYPE)}")
-    if name == "float16":
-        report("WARNING: precision=float16 scales no losses, so small gradients become 0; bfloat16 needs no scaling")
 
 
 def _check_max_grad_norm(limit: object) -> float | None:
@@ -98,9 +96,7 @@ def _check_packing(config: PolicyConfig, packing: bool, is_vlm: bool, rank: int)
         return
     if is_vlm:
         raise ValueError("Sequence packing is not supported for VLM models: set sequence_packing.enabled=false")
-    kernels = "FlashAttention2" if device_type(config) == "cuda" else "SDPA"
     report(f"[Rank {rank}] Sequence packing is enabled for model {required(config, 'model_name')}")
-    report(f"[Rank {rank}] Using {kernels} for sequence packing")
 
 
 def _check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -131,12 +127,16 @@ def _check_backend_settings(config: PolicyConfig, backend: str) -> None:
         )
 
 
-def _choose_attention(config: PolicyConfig, packing: bool) -> str | None:
-    """FlashAttention needs a GPU; on the CPU, SDPA also separates packed sequences."""
-    packed = "flash_attention_2" if device_type(config) == "cuda" else "sdpa"
+def _choose_attention(config: PolicyConfig, packing: bool, rank: int) -> str | None:
     if required(config, "dtensor_cfg.context_parallel_size") > 1:
+        if packing and config["sequence_packing"].get("attention", "sdpa") != "sdpa":
+            raise ValueError("sequence_packing.attention must be sdpa with context_parallel_size > 1; remove it")
         return "sdpa"
-    return packed if packing else None
+    if not packing:
+        return None
+    attention = packed_attention(config)
+    report(f"[Rank {rank}] Using {attention} for sequence packing")
+    return attention
 
 
 def _read_model_config(name: str, attention: str | None, overrides: Mapping[str, Any]) -> Any:

@@ -41,6 +41,6 @@ def _group_by_layout(gradients: Iterable[Tensor]) -> list[list[Tensor]]:
 
 def _norm_of_group(gradients: list[Tensor]) -> Tensor:
     """The norm of one group on the CPU, computed in float32."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients]))
+    norm = torch.nn.utils.get_total_norm([gradient.float() for gradient in gradients])
     whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return whole.cpu()

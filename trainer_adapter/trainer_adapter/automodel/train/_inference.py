@@ -29,7 +29,7 @@ _log = logging.getLogger("trainer_adapter")
 class LogprobsPostProcessor:
     """From logits to the log-probability of every token given those before it.
 
-    cfg: `logprob_chunk_size` is the number of positions that are normalised at once (None or absent: all); it changes
+    cfg: `logprob_chunk_size` is the number of positions that are normalised at once (None or absent: 1024); it changes
     memory, not results.
     cp_mesh: as for LossPostProcessor.
     enable_seq_packing: microbatches are packed.

@@ -13,6 +13,7 @@ from trainer_adapter.automodel.config import TrainingSamplingParams
 from trainer_adapter.automodel.parallel.sequence import SequenceShard
 from trainer_adapter.automodel.parallel.vocab import VocabShard, vocab_shard
 from trainer_adapter.automodel.train import _sampling_filter
+from trainer_adapter.losses._token_logprobs import POSITIONS_AT_ONCE
 
 
 def next_token_logprobs(
@@ -28,32 +29,29 @@ def next_token_logprobs(
     be sharded along V.
     input_ids: [B,S] int64, always whole.
     sampling_params: only top_k and top_p are used; a token that they exclude has log-probability -inf.
-    chunk_size: positions at a time; None: all.
+    chunk_size: positions at a time; None: a default number.
     """
-    if sequence is not None:
-        own = _logprobs(vocab_shard(logits), sequence.next_tokens(input_ids), sampling_params, chunk_size)
-        return sequence.gather(own)[:, :-1]
     shard = vocab_shard(logits)
-    return _logprobs(shard.piece(0, input_ids.shape[1] - 1), input_ids[:, 1:], sampling_params, chunk_size)
+    if sequence is not None:
+        own = _logprobs(shard, sequence.next_tokens(input_ids), sampling_params, chunk_size)
+        return sequence.gather(own)[:, :-1]
+    # The last position predicts no given token; slicing it off would copy the logits.
+    last = max(input_ids.shape[1] - 1, 0)
+    tokens = torch.nn.functional.pad(input_ids[:, 1:], (0, logits.shape[1] - last))
+    return _logprobs(shard, tokens, sampling_params, chunk_size)[:, :last]
 
 
 def _logprobs(
     shard: VocabShard, tokens: Tensor, params: TrainingSamplingParams | None, chunk_size: int | None
 ) -> Tensor:
     """[B,P] float32: the log-probability of each of tokens [B,P] at its position of the shard."""
-    positions = tokens.shape[1]
-    if positions == 0:
-        return shard.own.new_zeros(tokens.shape, dtype=torch.float32)
-    if _sampling_filter.is_filtering(params):
-        chunk_size = min(chunk_size or _sampling_filter.CHUNK, _sampling_filter.CHUNK)
-    step = chunk_size or positions
-    parts = [(start, min(start + step, positions)) for start in range(0, positions, step)]
-    return torch.cat([_part(shard.piece(*part), tokens[:, slice(*part)], params) for part in parts], dim=1)
+    if params is None or not _sampling_filter.is_filtering(params):
+        return shard.logprobs(tokens, chunk_size or POSITIONS_AT_ONCE)
+    step = min(chunk_size or _sampling_filter.CHUNK, _sampling_filter.CHUNK)
+    parts = [(start, start + step) for start in range(0, tokens.shape[1], step)]
+    return torch.cat([_filtered(shard.piece(*part), tokens[:, slice(*part)], params) for part in parts], dim=1)
 
 
-def _part(shard: VocabShard, tokens: Tensor, params: TrainingSamplingParams | None) -> Tensor:
-    if params is not None and _sampling_filter.is_filtering(params):
-        # The filter needs the whole vocabulary.
-        logits = _sampling_filter.filter_logits(shard.gather().float(), params)
-        shard = VocabShard(logits, shard.vocab_size, None)
-    return shard.logprobs(tokens)
+def _filtered(shard: VocabShard, tokens: Tensor, params: TrainingSamplingParams) -> Tensor:
+    logits = _sampling_filter.filter_logits(shard.gather(), params)  # the filter needs the whole vocabulary
+    return VocabShard(logits, shard.vocab_size, None).logprobs(tokens)

@@ -38,7 +38,7 @@ def aggregate_training_statistics(
         "global_loss": global_loss.cpu(),
         "grad_norm": grad_norm,
         "rank": torch.distributed.get_rank() if torch.distributed.is_initialized() else 0,
-        "gpu_name": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "gpu_name": torch.cuda.get_device_name(device) if device is not None and device.type == "cuda" else "cpu",
         "model_dtype": dtype,
         "all_mb_metrics": _collect_lists(all_mb_metrics),
     }

@@ -1,0 +1,253 @@
+"""`dataplane peek`, `export` and `import`: the values of rows. These commands load torch, unlike the others.
+
+A file has one row a line, as JSON: its id, its tags, and for each field either "values", numbers in nested lists, with
+their "dtype", or "object". So what was exported can be imported with the same types.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from dataplane_client._sync.client import DataPlaneClient
+from dataplane_client.cli._options import Format
+from dataplane_client.cli._output import fail, print_json, print_text
+from dataplane_client.cli._text import plural, tags_text
+from dataplane_client.client import connect
+from dataplane_client.dtypes import dtype_name, torch_dtype
+from dataplane_client.errors import DataPlaneError
+from dataplane_client.meta import KVBatchMeta, Tag
+
+_PAGE_ROWS = 256
+_SHOWN = 8
+"""Entries of a value that a line shows, at its beginning and at its end."""
+_TEXT_FIELDS = ("input_ids", "output_ids", "prompt_ids", "response_ids", "completion_ids")
+Decode = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row, with those of the fields that it has."""
+
+    sample_id: str
+    tags: Mapping[str, Tag]
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which rows: these, or those that fit a filter, at most `most`. fields: none for all."""
+
+    partition_id: str
+    sample_ids: Sequence[str] = ()
+    where: str | None = None
+    fields: Sequence[str] = ()
+    most: int | None = None
+
+
+def peek(chosen: Chosen, tokenizer: str | None, address: str, output: Format, timeout_s: float) -> None:
+    """Print rows with their values, shortened."""
+    decode = None if tokenizer is None else _decoder(tokenizer)
+    with _client(address, timeout_s) as client:
+        rows = list(_rows(client, chosen))
+    if output == "json":
+        print_json([{"sample_id": row.sample_id, "tags": row.tags, "fields": _shown(row, decode)} for row in rows])
+        return
+    for row in rows:
+        tags = f"  {tags_text(row.tags)}" if row.tags else ""
+        print_text(f"{row.sample_id}{tags}", *(f"  {name}  {text}" for name, text in _shown(row, decode).items()), "")
+    if not rows:
+        print_text("no samples")
+
+
+def export(chosen: Chosen, path: str, address: str, timeout_s: float) -> None:
+    """Write rows to a file; "-" for stdout."""
+    written = 0
+    with _client(address, timeout_s) as client, _opened(path, "w") as file:
+        for row in _rows(client, chosen):
+            file.write(f"{_line(row)}\n")
+            written += 1
+    print(f"{plural(written, 'row')} exported", file=sys.stderr)  # noqa: T201  # stdout may be the file
+
+
+def import_rows(partition_id: str, path: str, address: str, timeout_s: float) -> None:
+    """Put the rows of a file, a page at a time: an error leaves the pages before it."""
+    put = 0
+    with _client(address, timeout_s) as client, _opened(path, "r") as file:
+        for rows in _pages_of(file):
+            for alike in _with_equal_fields(rows):
+                columns = {name: [row.fields[name] for row in alike] for name in alike[0].fields}
+                tags = [dict(row.tags) for row in alike]
+                client.put_samples([row.sample_id for row in alike], partition_id, columns, tags)
+                put += len(alike)
+    print_text(f"{plural(put, 'row')} imported")
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _client(address: str, timeout_s: float) -> Iterator[DataPlaneClient]:
+    """A client; an error of the data plane ends the command with exit code 1."""
+    try:
+        with connect(address, timeout_s=timeout_s, client_name="dataplane-command") as client:
+            yield client
+    except (DataPlaneError, OSError) as error:
+        fail(str(error))
+
+
+def _rows(client: DataPlaneClient, chosen: Chosen) -> Iterator[Row]:
+    wanted = set(chosen.fields)
+    for meta in _metas(client, chosen):
+        described = client.partition(chosen.partition_id)
+        names = [one.name for one in described.fields if not wanted or one.name in wanted]
+        common = all(one.rows == described.rows for one in described.fields if one.name in names)
+        pieces = [meta] if common else [meta.subset([place]) for place in range(len(meta.sample_ids))]
+        for piece in pieces:
+            yield from _read(client, piece, names, common=common)
+
+
+def _metas(client: DataPlaneClient, chosen: Chosen) -> Iterator[KVBatchMeta]:
+    """The chosen rows, a page at a time."""
+    if chosen.sample_ids:
+        yield KVBatchMeta(chosen.partition_id, None, list(chosen.sample_ids))
+        return
+    page: int | None = None
+    left = chosen.most
+    while left is None or left:
+        size = _PAGE_ROWS if left is None else min(_PAGE_ROWS, left)
+        listed = client.list_samples(chosen.partition_id, where=chosen.where, page_size=size, page=page)
+        if listed.meta.sample_ids:
+            yield listed.meta
+        left = None if left is None else left - len(listed.meta.sample_ids)
+        page = listed.next_page
+        if page is None:
+            return
+
+
+def _read(client: DataPlaneClient, meta: KVBatchMeta, names: list[str], *, common: bool) -> Iterator[Row]:
+    if not common or meta.tags is None:
+        described = [client.sample(meta.partition_id, sample_id) for sample_id in meta.sample_ids]
+        gone = [sample_id for sample_id, one in zip(meta.sample_ids, described, strict=True) if not one.resident]
+        if gone:
+            fail(f"partition {meta.partition_id!r} has no sample {gone[0]!r}")
+        names = [name for name in names if all(name in one.fields for one in described)]
+        tags: Sequence[Mapping[str, Tag]] = [one.tags for one in described]
+    else:
+        tags = meta.tags
+    batch = client.read_columns(meta, names, layout="jagged") if names else {}
+    columns = {name: _split(batch[name]) for name in names}
+    for place, sample_id in enumerate(meta.sample_ids):
+        yield Row(sample_id, tags[place], {name: column[place] for name, column in columns.items()})
+
+
+def _split(column: Any) -> Sequence[Any]:
+    return column.unbind() if isinstance(column, torch.Tensor) else column
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def _shown(row: Row, decode: Decode | None) -> dict[str, str]:
+    shown = {}
+    for name, value in row.fields.items():
+        shown[name] = _value_text(value)
+        if decode is not None and name in _TEXT_FIELDS and isinstance(value, torch.Tensor) and value.dim() == 1:
+            shown[f"{name} as text"] = repr(decode(value.tolist()))
+    return shown
+
+
+def _value_text(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        text = repr(value)
+        return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
+    kind = f"{dtype_name(value.dtype)}{list(value.shape)}"
+    flat = value.flatten()
+    if len(flat) <= 2 * _SHOWN:
+        return f"{kind}  {_numbers(flat)}"
+    return f"{kind}  {_numbers(flat[:_SHOWN])} ... {_numbers(flat[-_SHOWN:])}"
+
+
+def _numbers(flat: torch.Tensor) -> str:
+    return " ".join(f"{number:.4g}" if isinstance(number, float) else str(number) for number in flat.tolist())
+
+
+def _decoder(folder: str) -> Decode:
+    """Of the tokenizer in a folder, as transformers save it."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        fail("--decode needs the package tokenizers")
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        fail(f"there is no tokenizer.json in {folder}")
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _opened(path: str, mode: str) -> Iterator[IO[str]]:
+    if path == "-":
+        yield sys.stdin if mode == "r" else sys.stdout
+        return
+    with Path(path).open(mode, encoding="utf-8") as file:
+        yield file
+
+
+def _line(row: Row) -> str:
+    fields = {name: _written(value) for name, value in row.fields.items()}
+    try:
+        return json.dumps({"sample_id": row.sample_id, "tags": dict(row.tags), "fields": fields})
+    except TypeError as error:
+        fail(f"sample {row.sample_id!r} has a value that JSON cannot hold ({error}): choose fields with --field")
+
+
+def _written(value: Any) -> dict[str, Any]:
+    if isinstance(value, torch.Tensor):
+        return {"dtype": dtype_name(value.dtype), "values": value.tolist()}
+    return {"object": value}
+
+
+def _pages_of(file: IO[str]) -> Iterator[list[Row]]:
+    rows: list[Row] = []
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            rows.append(_row_of(line, number))
+        if len(rows) == _PAGE_ROWS:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+def _row_of(line: str, number: int) -> Row:
+    try:
+        read = json.loads(line)
+        fields = {name: _value_of(written) for name, written in read["fields"].items()}
+        return Row(str(read["sample_id"]), read.get("tags", {}), fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        fail(f"line {number} is not a row as `dataplane export` writes it: {error!r}")
+
+
+def _value_of(written: Mapping[str, Any]) -> Any:
+    if "object" in written:
+        return written["object"]
+    return torch.tensor(written["values"], dtype=torch_dtype(written["dtype"]))
+
+
+def _with_equal_fields(rows: list[Row]) -> list[list[Row]]:
+    """The rows, those with the same fields together."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.fields), []).append(row)
+    return list(groups.values())

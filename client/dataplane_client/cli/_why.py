@@ -1,0 +1,56 @@
+"""`dataplane why`: why calls wait, the evidence, and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dataplane_client.cli._options import Format
+from dataplane_client.cli._output import print_json, print_text
+from dataplane_client.cli._server import Server, server_or_exit
+from dataplane_client.cli._table import Labelled
+from dataplane_client.cli._text import plural
+from dataplane_client.listings import ExplainedWait, Explanation, WaitCause, explanation
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_MOST_PARTITIONS = 32
+"""That are asked for tasks which take no rows, if nothing waits."""
+
+
+def show_waits(partition_id: str | None, task: str | None, address: str, output: Format, timeout_s: float) -> None:
+    with server_or_exit(address, timeout_s) as server:
+        explained = _explained(server, partition_id or "", task or "")
+        if not partition_id and not explained.waits:
+            idle = (_explained(server, one.partition_id, "") for one in server.partitions()[:_MOST_PARTITIONS])
+            explained = replace(explained, waits=[wait for one in idle for wait in one.waits])
+    if output == "json":
+        print_json(explained)
+        return
+    if not any(wait.waiting for wait in explained.waits):
+        print_text("nothing waits")
+    for wait in explained.waits:
+        print_text(*_lines(wait))
+    if explained.unexamined:
+        print_text(
+            f"{plural(explained.unexamined, 'more wait was', 'more waits were')} not looked at: name a partition"
+        )
+
+
+def _explained(server: Server, partition_id: str, task: str) -> Explanation:
+    request = pb.ExplainWaitsRequest(partition_id=partition_id, task=task)
+    return explanation(server.call("ExplainWaits", request))
+
+
+def _lines(wait: ExplainedWait) -> Iterator[Labelled]:
+    main, *others = wait.causes
+    where = ", ".join(name for name in (wait.partition_id, wait.task_name) if name) or "server"
+    calls = f" ({plural(wait.calls, wait.waiting)} alike)" if wait.calls > 1 else ""
+    yield Labelled(where, f"  {main.cause}{calls}", style="bold")
+    yield Labelled("  ", wait.summary, indent=2)
+    yield Labelled("  next: ", main.next_step, indent=8)
+    for cause in others:
+        yield from _also(cause)
+
+
+def _also(cause: WaitCause) -> Iterator[Labelled]:
+    yield Labelled("  also: ", cause.text, indent=8)

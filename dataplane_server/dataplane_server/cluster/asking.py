@@ -1,0 +1,41 @@
+"""Calls of other actors, with a deadline and errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from dataplane_server.core.calls.refusal import Reason, Refusal
+
+A = TypeVar("A")
+
+_ANSWER_S = 30.0
+
+
+async def answer_of(call: Awaitable[Any], node: int) -> Any:
+    """What a node's actor answers. Refusal NODE_LOST if it does not, within 30 s."""
+    from ray.exceptions import RayError
+
+    try:
+        return await asyncio.wait_for(awaited(call), _ANSWER_S)
+    except asyncio.TimeoutError:
+        raise Refusal(Reason.NODE_LOST, f"node {node} did not answer in {_ANSWER_S:g} s", node=node) from None
+    except RayError as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise Refusal(Reason.NODE_LOST, f"node {node} does not answer: {lines[-1]}", node=node) from None
+
+
+async def to_its_end(call: Awaitable[A]) -> A:
+    """Await a call. If its caller is cancelled, it goes on to its end, so that nothing is written after that."""
+    task = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def awaited(reference: Awaitable[A]) -> A:
+    """What an actor's method answers; Ray's references are no coroutines."""
+    return await reference

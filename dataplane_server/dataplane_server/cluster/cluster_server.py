@@ -1,0 +1,185 @@
+"""The server of a cluster: the same core, log and fronts as for one machine, with values on nodes.
+
+`recover`, then nodes register, then `start` once the coordinator's own node has. Snapshots are refused: a snapshot is
+of the values of one machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from dataplane_server.access.gate import Gate
+from dataplane_server.cluster.home_arena import HomeArena
+from dataplane_server.cluster.members import Member, Members
+from dataplane_server.cluster.messages import Beat, Registration
+from dataplane_server.cluster.placing import PlacingShell
+from dataplane_server.cluster.relay_calls import RelayCalls, on_its_node
+from dataplane_server.cluster.relay_endpoint import RelayEndpoint
+from dataplane_server.cluster.values import ClusterValues
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.node_calls import AddNode, LoseNode
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.rows.regions import NODE_SHIFT, Region
+from dataplane_server.durability.group_commit import GroupCommit
+from dataplane_server.durability.life import Life
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service.local_methods import local_methods
+from dataplane_server.service.server import Server
+from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.shell import Shell
+from dataplane_server.service.values import Values
+from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_GRACE_S = 2.0
+
+
+class ClusterServer(Server):
+    """The coordinator's server. home: its arena, which a life was begun with, if there is one."""
+
+    _keeps_snapshots = False
+
+    def __init__(self, config: ServerConfig, home: HomeArena, life: Life | None = None) -> None:
+        self._home = home
+        super().__init__(config, life)
+        if life is not None:
+            home.holders = self._holders
+        methods = local_methods(
+            RelayCalls(self._shell, self._cluster_values, self._metrics, self.members),
+            self._servicer,
+            self._gate,
+        )
+        methods = {number: on_its_node(method) for number, method in methods.items()}
+        self._relays = RelayEndpoint(self._shell, self._metrics, self.members, methods, self._tracing)
+        self._recovered = False
+
+    # -- its parts -----------------------------------------------------------------------------------------------------
+
+    def _new_arena(self) -> Arena:
+        return self._home
+
+    def _new_shell(self, now: Callable[[], float], commits: GroupCommit | None) -> Shell:
+        return PlacingShell(self.plane, self._metrics, now, commits)
+
+    def _new_values(self) -> Values:
+        self.members = Members(self.plane)
+        self._cluster_values = ClusterValues(self.plane, self.members, self._home)
+        return self._cluster_values
+
+    def _new_servicer(self, values: Values) -> DataPlaneServicer:
+        return ClusterServicer(self._shell, values, self._metrics, self._gate, self.members)
+
+    def _holders(self) -> list[int]:
+        return self.members.holders
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    def recover(self, host: str) -> int:
+        """Let nodes relay that have registered. Returns the relay port."""
+        return self._relays.start(host)
+
+    def _resume(self) -> None:
+        """Go on where the former coordinator ended. The grace of sessions begins now, so this comes as late as it can:
+        with the first node.
+        """
+        if not self._recovered:
+            self._recovered = True
+            super()._resume()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        self._relays.draining = True
+        await asyncio.gather(super().stop(_GRACE_S if grace_s is None else grace_s), self._relays.close())
+        await self._cluster_values.close()
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def knows(self, registration: Registration) -> bool:
+        """Whether the core may have placed values in this arena, perhaps for a former coordinator."""
+        return _name_of(registration) in [region.name for region in self.plane.nodes()]
+
+    def add_node(self, registration: Registration, actor: object) -> Member:
+        """A node's actor has its arena. Its number is that which the arena had, if the core knows it."""
+        self._resume()
+        for region in self.plane.nodes():
+            if ray_node_of(region) == registration.ray_node and region.name != _name_of(registration):
+                self.lose_node(region.number, "its arena is gone")
+        member = Member(self._shell.apply(AddNode(_name_of(registration))), registration, actor)
+        self.members.add(member)
+        self._log.info("node_added", node=member.number, host=registration.host, former_clients=registration.former)
+        return member
+
+    def make_home(self, member: Member) -> None:
+        """Values of calls over gRPC go to this node, which is on this machine. OSError if its arena is not here."""
+        registration = member.registration
+        path = Path(registration.folder) / "arena"
+        self._home.map(path, member.number << NODE_SHIFT, registration.file_bytes)
+        cast("PlacingShell", self._shell).home = member.number
+
+    def heard(self, beat: Beat) -> Member | None:
+        """A sign of life of a node; None if it has not registered here."""
+        member = self.members.of_arena(beat.arena_id)
+        if member is not None:
+            member.hear(beat)
+            self._relays.release(beat.gone)
+        return member
+
+    def orphans(self, member: Member) -> tuple[bytes, ...]:
+        """As in BeatAnswer."""
+        return self._relays.orphans(member.number)
+
+    def lose_node(self, number: int, why: str) -> None:
+        """A node is gone, and the rows with it of which it had a value."""
+        self.members.remove(number)
+        self._relays.lose(number)
+        rows = self._shell.apply(LoseNode(number))
+        self._log.warning("node_lost", node=number, rows=rows, why=why)
+
+
+def ray_node_of(region: Region) -> str:
+    """The node of Ray where an arena is or was; it never moves."""
+    return region.name.partition("@")[2]
+
+
+def _name_of(registration: Registration) -> str:
+    return f"{registration.arena_id}@{registration.ray_node}"
+
+
+class ClusterServicer(DataPlaneServicer):
+    """As for one machine, and tells of the nodes."""
+
+    def __init__(self, shell: Shell, values: Values, metrics: Metrics, gate: Gate, members: Members) -> None:
+        super().__init__(shell, values, metrics, gate)
+        self._members = members
+
+    async def GetServerStatus(  # noqa: N802
+        self, request: pb.GetServerStatusRequest, context: object
+    ) -> pb.GetServerStatusResponse:
+        response = await super().GetServerStatus(request, context)
+        members = {member.number: member for member in self._members}
+        for region in self._plane.nodes():
+            node = response.nodes.add(number=region.number, memory_used_bytes=region.used)
+            node.written_bytes = self._members.written_bytes[region.number]
+            node.local_read_bytes = self._members.local_read_bytes[region.number]
+            if (member := members.get(region.number)) is not None:
+                _describe(node, member)
+        return response
+
+    async def CreateSnapshot(  # noqa: N802
+        self, request: pb.CreateSnapshotRequest, context: object
+    ) -> pb.CreateSnapshotResponse:
+        raise Refusal(Reason.INVALID_REQUEST, "a cluster keeps no snapshots: its values are on many machines")
+
+    async def RestoreSnapshot(  # noqa: N802
+        self, request: pb.RestoreSnapshotRequest, context: object
+    ) -> pb.RestoreSnapshotResponse:
+        raise Refusal(Reason.INVALID_REQUEST, "a cluster restores no snapshots: its values are on many machines")
+
+
+def _describe(node: pb.Node, member: Member) -> None:
+    node.name, node.host, node.up = member.registration.ray_node, member.registration.host, member.is_up
+    if (beat := member.beat) is not None:
+        node.clients, node.fetched_bytes = beat.clients, beat.fetched_bytes
+        node.cache_hit_bytes, node.cache_used_bytes = beat.cache_hit_bytes, beat.cache_used_bytes

@@ -1,0 +1,67 @@
+"""What `dataplane-server --cluster ray` does: it starts the coordinator, and ends the cluster when it is told to end.
+
+The command itself serves nothing. If it is killed, the actors go on, and the command finds them when it runs again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+
+from dataplane_server.cluster.starting import Cluster, start
+from dataplane_server.config import ServerConfig
+from dataplane_server.observe.log import now_text
+
+_CONNECT_S = 5.0
+
+
+def serve_cluster(config: ServerConfig, name: str, ray_address: str, cache_bytes: int | None) -> None:
+    """Run a cluster until SIGTERM or SIGINT. Raises OSError if there is no Ray, or the cluster cannot start there."""
+    import ray
+
+    stopping = threading.Event()
+    try:
+        if not ray.is_initialized():
+            _check_reachable(ray_address)
+            ray.init(ray_address, namespace=None, log_to_driver=False, logging_level=logging.WARNING)
+        for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which has handlers of its own
+            signal.signal(number, lambda *_: stopping.set())
+        cluster = start(config, name=name, cache_bytes=cache_bytes)
+    except (OSError, ray.exceptions.RayError) as error:
+        raise OSError(f"the cluster cannot start: {error}") from error
+    with cluster:
+        print(_banner(cluster) if sys.stdout.isatty() else _event(cluster), flush=True)  # noqa: T201  # a command's output
+        stopping.wait()
+    ray.shutdown()
+
+
+def _check_reachable(ray_address: str) -> None:
+    """OSError if nothing answers there. Ray itself finds that out after a minute."""
+    host, separator, port = ray_address.rpartition(":")
+    if separator and port.isdecimal():
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+
+
+def _event(cluster: Cluster) -> str:
+    told = {"event": "serving", "cluster": cluster.address, **cluster.addresses}
+    return json.dumps({**told, "level": "info", "at": now_text(time.time())})
+
+
+def _banner(cluster: Cluster) -> str:
+    return "\n".join(
+        [
+            f"RL Data Plane serves {cluster.address} in this Ray cluster, and gRPC on {cluster.addresses['listen'][0]}",
+            "",
+            "    from dataplane_client import connect",
+            "",
+            f'    with connect("{cluster.address}") as client:  # in a program that is connected to Ray',
+            "        # registering again is safe",
+            '        client.register_partition("train", fields=["input_ids"], num_samples=0, consumer_tasks=["train"])',
+            "",
+        ]
+    )

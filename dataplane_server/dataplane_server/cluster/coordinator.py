@@ -1,0 +1,318 @@
+"""The coordinator: the actor that runs the server of a cluster, and has an actor on each of Ray's nodes.
+
+It serves once the actor of its own node has registered. A node whose actor is silent is lost as soon as Ray calls the
+node dead; an actor that only died is restarted by Ray and finds its arena, so it is waited for. A coordinator that is
+restarted goes on from its log, and its nodes register again.
+
+With a data directory, a coordinator never begins anew beside nodes that have rows of a former one: it does not serve,
+and every call says what is gone (`LostLogError`), unless it was told to accept the loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dataplane_server.cluster.asking import awaited
+from dataplane_server.cluster.cluster_server import ClusterServer, ray_node_of
+from dataplane_server.cluster.home_arena import HomeArena
+from dataplane_server.cluster.members import Member
+from dataplane_server.cluster.messages import Beat, BeatAnswer, Registered, Registration
+from dataplane_server.cluster.node_actor import NodeActor, NodeOptions
+from dataplane_server.cluster.ray_nodes import RayNodes, this_node
+from dataplane_server.config import ServerConfig, host_and_port, with_port
+from dataplane_server.core.rows.regions import Region
+from dataplane_server.durability.log_reader import segments
+from dataplane_server.observe.log import get_log
+from dataplane_server.service.lives import next_life
+
+NAMESPACE = "rl-dataplane"
+_LOOK_S = 0.5
+_NODE_S = 8.0
+_SEE_S = 0.05
+RETURN_S = 30.0
+"""How long the restarted actor of a living node may take to register."""
+
+
+class LostLogError(Exception):
+    """Nodes have rows that the coordinator's log does not know."""
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """name: of the coordinator's actor. host: the address of its machine, at which nodes reach it. cache_bytes: of each
+    node, for bytes of other nodes, beside its budget (limits.memory_bytes). folder: of the nodes' arenas and sockets;
+    None for one in shared memory, named after the coordinator and the node.
+    """
+
+    name: str
+    host: str
+    cache_bytes: int
+    folder: str | None = None
+
+
+class Coordinator:
+    """An asyncio actor; the caller applies `ray.remote`."""
+
+    def __init__(self, config: ServerConfig, options: ClusterOptions) -> None:
+        self._config = replace(config, limits=replace(config.limits, cluster=True), share_memory=False)
+        self._options = options
+        self._log = get_log()
+        self._server: ClusterServer | None = None
+        self._failure: LostLogError | None = None
+        self._unseen: set[str] = set()  # nodes of Ray that may have rows of another log
+        self._relay_port = 0
+        self._nodes = RayNodes()
+        self._actors: dict[str, Any] = {}  # of nodes, by their ids in Ray
+        self._silent_since: dict[int, float] = {}  # nodes of the core, without an actor that is heard
+        self._relaying, self._serving = asyncio.Event(), asyncio.Event()
+        self._locked: int | None = None
+        self._ray_node = this_node()
+        self._life = asyncio.get_running_loop().create_task(self._live())
+
+    # -- calls of clients ----------------------------------------------------------------------------------------------
+
+    async def where(self, ray_node: str) -> dict[str, Any]:
+        """Where a client on a node of Ray finds this cluster: "grpc", the address, and "socket" and "nonce" of its
+        node, empty if the node has no arena. Waits until the cluster serves, and some seconds for a node whose actor is
+        starting.
+        """
+        await self._until_serving()
+        assert self._server is not None  # noqa: S101  # it serves
+        found = {"grpc": self._grpc_address(), "socket": "", "nonce": b""}
+        deadline = time.monotonic() + _NODE_S
+        while (member := self._server.members.on(ray_node)) is None and time.monotonic() < deadline:
+            if ray_node not in self._actors:
+                break
+            await asyncio.sleep(_LOOK_S / 5)
+        if member is not None:
+            found |= {"socket": member.registration.socket, "nonce": member.registration.nonce}
+        return found
+
+    async def addresses(self) -> dict[str, Any]:
+        """The addresses at which it serves: "listen", "http", "http_door". Waits until it does."""
+        await self._until_serving()
+        assert self._server is not None  # noqa: S101  # it serves
+        server = self._server
+        return {"listen": server.addresses, "http": server.http_address, "http_door": server.http_door_address}
+
+    async def _until_serving(self) -> None:
+        await self._until(self._serving)
+
+    async def _until(self, event: asyncio.Event) -> None:
+        """Raises what ended the coordinator, if that comes first."""
+        waiting = asyncio.ensure_future(event.wait())
+        await asyncio.wait([waiting, self._life], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._failure is not None:
+            raise self._failure
+        if self._life.done():
+            self._life.result()
+
+    def _grpc_address(self) -> str:
+        """The first TCP address, as other machines reach it."""
+        assert self._server is not None  # noqa: S101  # it serves
+        tcp = [address for address in self._server.addresses if not address.startswith("unix:")]
+        if not tcp:
+            return self._server.addresses[0]
+        host, port = host_and_port("listen", tcp[0])
+        return with_port(f"{self._options.host}:0", port) if host in ("0.0.0.0", "::") else tcp[0]  # noqa: S104
+
+    # -- calls of node actors ------------------------------------------------------------------------------------------
+
+    async def register(self, registration: Registration) -> Registered | None:
+        """A node's actor has its arena. None if it must take another one, because clients use this one for rows that
+        are not known here. The node of the coordinator is the first; then it serves, and others follow.
+        """
+        server = await self._recovered()
+        await self._check_rows(registration, server)
+        if registration.ray_node != self._ray_node:
+            await self._until_serving()
+        elif self._unseen:
+            await self._see_others()
+        if registration.former and not server.knows(registration):
+            return None
+        member = server.add_node(registration, self._actors.get(registration.ray_node) or self._actor_of(registration))
+        if registration.ray_node == self._ray_node:
+            server.make_home(member)
+            await self._start(server)
+        host, port, members = self._options.host, self._relay_port, server.members
+        others, told = members.added_since(0), members.added
+        return Registered(member.number, member.secret, host, port, others, server.plane.incarnation, told)
+
+    async def _check_rows(self, registration: Registration, server: ClusterServer) -> None:
+        """Serve no more, if a node has rows of a former coordinator whose log is not here. LostLogError."""
+        folder, strict = self._config.data_dir, not self._config.accept_loss
+        if folder is not None and strict and registration.incarnation not in ("", server.plane.incarnation):
+            self._failure = LostLogError(
+                f"{folder} has no log of the rows in {registration.folder} on {registration.host}: put the log back, "
+                "or start with --accept-loss, which gives up all rows"
+            )
+            self._log.error("log_lost", folder=str(folder), node=registration.ray_node)
+            self._life.cancel()
+            await server.stop()
+        if self._failure is not None:
+            raise self._failure
+        self._unseen.discard(registration.ray_node)
+
+    async def _see_others(self) -> None:
+        """Wait for the nodes that may have rows of another log, as long as they may take to come."""
+        deadline = time.monotonic() + RETURN_S
+        while self._unseen and time.monotonic() < deadline:  # noqa: ASYNC110  # it ends by itself
+            await asyncio.sleep(_SEE_S)
+        self._unseen.clear()
+
+    async def beat(self, beat: Beat) -> BeatAnswer:
+        """A sign of life of a node."""
+        server = await self._recovered()
+        member = server.heard(beat)
+        if member is None:
+            return BeatAnswer(False)
+        members = server.members
+        return BeatAnswer(True, members.added_since(beat.told), server.orphans(member), members.added)
+
+    async def _recovered(self) -> ClusterServer:
+        await self._until(self._relaying)
+        assert self._server is not None  # noqa: S101  # it relays
+        return self._server
+
+    async def stop(self) -> None:
+        """Serve no more, and end the actors of all nodes. Their arenas stay if there is a log that knows the rows."""
+        self._life.cancel()
+        await asyncio.gather(self._life, return_exceptions=True)
+        if self._server is not None and self._failure is None:
+            await self._server.stop()
+        await asyncio.gather(
+            *(_done(actor.stop.remote(keep=self._config.data_dir is not None)) for actor in self._actors.values()),
+            return_exceptions=True,
+        )
+        ending = (asyncio.to_thread(end_actor, one, self._actor_name(node)) for node, one in self._actors.items())
+        await asyncio.gather(*ending)
+        if self._locked is not None:
+            os.close(self._locked)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        """Recover, then look after the nodes until the actor ends."""
+        folder = self._config.data_dir
+        known = False
+        if folder is not None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._locked = await _lock(folder / "coordinator.lock")
+            known = bool(segments(folder))
+        home = HomeArena(known=known)
+        life = await next_life(self._config, threading.Event(), home)
+        self._server = ClusterServer(self._config, home, life)
+        self._relay_port = self._server.recover(self._options.host)
+        if life is not None and life.recovery is None and not self._config.accept_loss:
+            await self._look_after_nodes(self._server)
+            self._unseen = set(self._actors)
+        self._relaying.set()
+        while True:
+            await self._look_after_nodes(self._server)
+            await asyncio.sleep(_LOOK_S)
+
+    async def _start(self, server: ClusterServer) -> None:
+        if not self._serving.is_set():
+            await server.start()
+            self._serving.set()
+
+    async def _look_after_nodes(self, server: ClusterServer) -> None:
+        members = {member.number: member for member in server.members}
+        silent = [region for region in server.plane.nodes() if not _is_up(members.get(region.number))]
+        alive = await asyncio.to_thread(self._nodes.alive, set(map(ray_node_of, silent)))
+        up = {member.registration.ray_node for member in members.values() if member.is_up}
+        for ray_node in alive:
+            if ray_node not in self._actors or ray_node not in up:  # it may be dead for good
+                self._actors[ray_node] = await asyncio.to_thread(self._create_actor, ray_node)
+        for ray_node in set(self._actors) - set(alive):
+            del self._actors[ray_node]
+            self._unseen.discard(ray_node)
+        if not self._serving.is_set():
+            return
+        now = time.monotonic()
+        self._silent_since = {one.number: self._silent_since.get(one.number, now) for one in silent}
+        for region in silent:
+            self._judge(server, region, now - self._silent_since[region.number], alive)
+
+    def _judge(self, server: ClusterServer, region: Region, silent_s: float, alive: list[str]) -> None:
+        """Lose a node that does not come back."""
+        number = region.number
+        if _is_up(server.members.find(number)):
+            return  # by now
+        if ray_node_of(region) not in alive:
+            server.lose_node(number, "the node has ended")
+        elif silent_s > RETURN_S:
+            server.lose_node(number, f"its actor was not heard for {silent_s:.0f} s")
+
+    def _create_actor(self, ray_node: str) -> Any:
+        """The actor of a node, on that node; the one that is there, if this coordinator was restarted."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options = NodeOptions(
+            self._options.name,
+            self._config.limits.memory_bytes,
+            self._options.cache_bytes,
+            NAMESPACE,
+            self._folder(ray_node),
+        )
+        actor = ray.remote(NodeActor).options(
+            name=self._actor_name(ray_node),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=1000,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray_node, soft=False),
+        )
+        return actor.remote(options)
+
+    def _actor_of(self, registration: Registration) -> Any:
+        import ray
+
+        return ray.get_actor(self._actor_name(registration.ray_node), NAMESPACE)
+
+    def _actor_name(self, ray_node: str) -> str:
+        return f"{self._options.name}-node-{ray_node}"
+
+    def _folder(self, ray_node: str) -> str | None:
+        return None if self._options.folder is None else f"{self._options.folder}/{ray_node[:16]}"
+
+
+async def _lock(path: Any) -> int:
+    """Lock the data directory for this coordinator; waits for a former one that is about to end."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _done(call: Any) -> None:
+    await asyncio.wait_for(awaited(call), 5.0)
+
+
+def end_actor(actor: Any, name: str) -> None:
+    """End it, and wait until its name is free, for a few seconds at most."""
+    import ray
+
+    with contextlib.suppress(Exception):  # it may be dead, or its node
+        ray.kill(actor, no_restart=True)
+    with contextlib.suppress(ValueError):  # there is no such actor any more
+        for _ in range(100):
+            ray.get_actor(name, NAMESPACE)
+            time.sleep(_SEE_S)
+
+
+def _is_up(member: Member | None) -> bool:
+    return member is not None and member.is_up

@@ -1,0 +1,111 @@
+"""The nodes of a cluster as the coordinator knows them: their actors, their last signs of life, their secrets.
+
+The core knows which arenas there are (AddNode, LoseNode). What is here is of this life of the coordinator only: a node
+that the core knows from a former life is away until its actor registers.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataplane_server.cluster.messages import Beat, BytePlace, Registration
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.plane import DataPlane
+from rl_dataplane.v1 import local_pb2 as pb
+
+SILENT_S = 2.0
+"""A node whose actor has not been heard for so long is not up."""
+
+
+@dataclass
+class Member:
+    """A node whose actor has registered. actor: its handle. secret: that its relays know. heard_at: monotonic, s."""
+
+    number: int
+    registration: Registration
+    actor: Any
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    heard_at: float = field(default_factory=time.monotonic)
+    beat: Beat | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return time.monotonic() - self.heard_at < SILENT_S
+
+    def hear(self, beat: Beat) -> None:
+        """A sign of life."""
+        self.beat, self.heard_at = beat, time.monotonic()
+
+    @property
+    def former(self) -> int:
+        """Clients of former lives that may still use its arena."""
+        return self.registration.former if self.beat is None else self.beat.former
+
+
+class Members:
+    """All registered nodes, by number. written_bytes, local_read_bytes: by the attached clients of each node, and read
+    from its own memory, also before its actor was restarted.
+    """
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+        self._members: dict[int, Member] = {}
+        self._added: list[int] = []
+        self.written_bytes: Counter[int] = Counter()
+        self.local_read_bytes: Counter[int] = Counter()
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    def add(self, member: Member) -> None:
+        """Know a node, in place of what was known of it."""
+        self._members[member.number] = member
+        self._added.append(member.number)
+
+    @property
+    def added(self) -> int:
+        """How many were added so far, also those that are lost."""
+        return len(self._added)
+
+    def added_since(self, added: int) -> dict[int, BytePlace]:
+        """Where the nodes give bytes that were added after the first `added`."""
+        there = (self._members.get(number) for number in self._added[added:])
+        return {member.number: member.registration.bytes_at for member in there if member is not None}
+
+    def remove(self, number: int) -> None:
+        """Forget a node that is lost."""
+        self._members.pop(number, None)
+
+    def of_arena(self, arena_id: str) -> Member | None:
+        return next((member for member in self if member.registration.arena_id == arena_id), None)
+
+    def find(self, number: int) -> Member | None:
+        return self._members.get(number)
+
+    def get(self, number: int) -> Member:
+        """Refusal NODE_LOST if its actor has not registered."""
+        found = self.find(number)
+        if found is None:
+            raise Refusal(Reason.NODE_LOST, f"node {number} is not there", node=number)
+        return found
+
+    def on(self, ray_node: str) -> Member | None:
+        """The node of this name in Ray, if it is up."""
+        return next((one for one in self if one.registration.ray_node == ray_node and one.is_up), None)
+
+    def will_read(self, ray_node: str, lease_for: Callable[[int], pb.ArenaRuns]) -> None:
+        """Have a node fetch what its clients will read, if it is there and some of it is elsewhere."""
+        member = self.on(ray_node)
+        if member is not None and (lease := lease_for(member.number)).nodes:
+            member.actor.prefetch.remote(lease.SerializeToString())
+
+    @property
+    def holders(self) -> list[int]:
+        """Nodes with clients of a former life, or of which nothing is known yet."""
+        known = [region.number for region in self._plane.nodes()]
+        return [number for number in known if number not in self._members or self._members[number].former]

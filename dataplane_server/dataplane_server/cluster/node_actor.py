@@ -1,0 +1,243 @@
+"""The actor of a node: it owns the node's arena, serves the node's clients, and gives and takes bytes of other nodes.
+
+An actor that is restarted on its node finds the arena's file as its former life left it. It beats as long as it lives;
+what the coordinator makes of that is in `cluster.messages`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from dataplane_server.cluster.arena_bytes import ByteArray, gather, in_thread_if_long, scatter, touch
+from dataplane_server.cluster.asking import awaited
+from dataplane_server.cluster.byte_lines import ByteLines
+from dataplane_server.cluster.byte_port import BytePort
+from dataplane_server.cluster.cache import Cache
+from dataplane_server.cluster.fetching import Fetching
+from dataplane_server.cluster.gateway import Gateway
+from dataplane_server.cluster.messages import BEAT_S, Beat, BeatAnswer, BytePlace, Registered, Registration
+from dataplane_server.cluster.node_folder import NodeFolder, default_folder, sweep
+from dataplane_server.cluster.ray_nodes import this_address, this_node
+from dataplane_server.cluster.relay import Relay
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Copy, Int64Array, Run, Runs
+from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE
+from dataplane_server.service.values import digests_of
+from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1 import local_pb2 as pb
+
+_WARM_BYTES = 64 << 20
+_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """coordinator, namespace: where Ray finds the coordinator. memory_bytes: budget of the node; cache_bytes: for bytes
+    of other nodes, beside it. folder: None for one in shared memory. socket_mode: of the socket's file; None: the umask
+    decides.
+    """
+
+    coordinator: str
+    memory_bytes: int
+    cache_bytes: int
+    namespace: str = "rl-dataplane"
+    folder: str | None = None
+    socket_mode: int | None = None
+
+
+class NodeActor:
+    """An asyncio actor; the caller applies `ray.remote`, with max_restarts=-1. Creating it takes about a second for
+    10 GiB, and fails if the arena or the socket cannot be had. Offsets in its methods are global, or of this node.
+    """
+
+    def __init__(self, options: NodeOptions) -> None:
+        self._options = options
+        self._ray_node = this_node()
+        self._folder = NodeFolder(Path(options.folder or default_folder(options.coordinator, self._ray_node)))
+        cache_at = -(-options.memory_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._arena = Arena(cache_at + options.cache_bytes, shared=True, file=self._folder.arena)
+        self._arena_id = self._folder.arena_id(self._arena)
+        self._cache = Cache(cache_at, options.cache_bytes)
+        self._cache.closed = bool(self._arena.holders())
+        self._fetching = Fetching(self._arena, self._cache, self._take)
+        self._gateway = Gateway(self._arena, self._cache, self._fetching)
+        self._gateway.listen(self._folder.socket, options.socket_mode)
+        self._port = BytePort(self._arena, lambda: self._number)
+        self._bytes_at = self._port.listen(this_address())
+        self._lines = ByteLines()
+        self._others: dict[int, BytePlace] = {}
+        self._told = 0  # how many of them
+        self._orphans: tuple[bytes, ...] = ()  # of which the coordinator has asked
+        self._scattering: set[asyncio.Task[None]] = set()  # for the coordinator
+        self._life = asyncio.get_running_loop().create_task(self._live())
+        self._life.add_done_callback(_end_of)
+        self._warming = asyncio.get_running_loop().create_task(self._warm(cache_at))
+
+    # -- bytes ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _number(self) -> int:
+        """Of this node; 0 while no coordinator knows it."""
+        return 0 if self._gateway.relay is None else self._gateway.relay.node
+
+    async def prefetch(self, lease: bytes) -> None:
+        """Bring bytes of other nodes here, before a client asks for them. Does nothing if that fails."""
+        with contextlib.suppress(Refusal):
+            self._cache.release(await self._fetching.place(pb.ArenaRuns.FromString(lease), self._number))
+
+    async def copy(self, secret: bytes, copies: Sequence[Copy]) -> None:
+        """Copy bytes of any nodes to places in this arena. Sources are global. secret: that the coordinator gave to
+        this node last; what another one wants written may be the place of other rows by now. Refusal if it is not, or
+        if a node does not answer.
+        """
+        table = np.array(copies, np.int64).reshape(-1, 3)
+        nodes = table[:, 0] >> NODE_SHIFT
+        for node in np.unique(nodes).tolist():
+            sources, targets, sizes = table[nodes == node].T
+            runs = Runs(sources & WITHIN_NODE, sizes)
+            data = await (gather(self._arena, runs.offsets, sizes) if node == self._number else self._taken(node, runs))
+            if self._gateway.relay is None or self._gateway.relay.secret != secret:
+                raise Refusal(Reason.NODE_LOST, "this node has another coordinator now", node=node)
+            task = asyncio.ensure_future(scatter(self._arena, data, targets & WITHIN_NODE, sizes))
+            self._scattering.add(task)
+            task.add_done_callback(self._scattering.discard)
+            await task
+
+    async def digests(self, offsets: Int64Array, sizes: Int64Array) -> bytes:
+        """The XXH3-128 of each run in this arena, as `service.values` has them."""
+        hashed = partial(digests_of, self._arena.memory, offsets & WITHIN_NODE, sizes)
+        return await in_thread_if_long(hashed, int(sizes.sum()))
+
+    async def _taken(self, node: int, runs: Runs) -> ByteArray:
+        """Refusal NODE_LOST if the node does not answer."""
+        data = np.empty(runs.sizes.sum(), np.uint8)
+        await self._take(node, runs, [data.data])
+        return data
+
+    async def _take(self, node: int, runs: Runs, into: Sequence[memoryview]) -> None:
+        """As `Take` of fetching."""
+        place = self._others.get(node)
+        if place is None:
+            raise Refusal(Reason.NODE_LOST, f"node {node} is not known here", node=node)
+        await self._lines.read(place, node, runs, into)
+
+    async def _warm(self, cache_at: int) -> None:
+        """Touch the cache, so that no read waits for the system to clear its pages."""
+        for offset in range(cache_at, self._arena.file_bytes, _WARM_BYTES):
+            await asyncio.to_thread(touch, self._arena, Run(offset, _WARM_BYTES))
+
+    # -- the coordinator -----------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        """Beat, and register where the coordinator does not know this arena, until the actor ends."""
+        from ray.exceptions import RayError
+
+        await asyncio.to_thread(_sweep, self._options.coordinator)
+        coordinator: Any = None
+        known = False
+        while True:
+            try:
+                coordinator = coordinator or await asyncio.to_thread(self._find_coordinator)
+                if not known:
+                    await self._register(coordinator)
+                known = await self._beat(coordinator)
+                pause_s = BEAT_S if known else _AGAIN_S
+            except (RayError, ValueError):  # it has ended for good, is not there yet, or takes no node
+                coordinator, known, pause_s = None, False, BEAT_S
+            await asyncio.sleep(pause_s)
+
+    def _find_coordinator(self) -> Any:
+        import ray
+
+        return ray.get_actor(self._options.coordinator, self._options.namespace)
+
+    async def _register(self, coordinator: Any) -> None:
+        self._gateway.lose_relay()  # before former clients are counted
+        await asyncio.gather(*self._scattering, return_exceptions=True)
+        registration = Registration(
+            arena_id=self._arena_id,
+            ray_node=self._ray_node,
+            host=socket.gethostname(),
+            folder=str(self._folder.path),
+            socket=str(self._folder.socket),
+            proof=self._arena.proof,
+            nonce=self._arena.nonce,
+            memory_bytes=self._options.memory_bytes,
+            file_bytes=self._arena.file_bytes,
+            former=self._former_clients,
+            bytes_at=self._bytes_at,
+            incarnation=self._folder.incarnation,
+        )
+        registered: Registered | None = await awaited(coordinator.register.remote(registration))
+        if registered is None:
+            self._begin_anew()
+        self._others, self._told = dict(registered.others), registered.told
+        self._folder.incarnation = registered.incarnation
+        host, port = registered.relay_host, registered.relay_port
+        self._gateway.use(Relay(host, port, registered.secret, registered.number))
+
+    def _begin_anew(self) -> NoReturn:
+        """End the process, so that Ray starts it with another arena. Clients keep the mapping of this one."""
+        self._folder.remove()
+        os._exit(1)
+
+    async def _beat(self, coordinator: Any) -> bool:
+        """Whether the coordinator knows this arena."""
+        former = self._former_clients
+        self._cache.closed = self._cache.closed and former > 0
+        beat = Beat(
+            arena_id=self._arena_id,
+            former=former,
+            gone=() if former else tuple(token for token in self._orphans if not self._gateway.has(token)),
+            clients=self._gateway.clients,
+            fetched_bytes=self._fetching.fetched_bytes,
+            fetches=self._fetching.fetches,
+            cache_used_bytes=self._cache.used_bytes,
+            cache_hit_bytes=self._fetching.hit_bytes,
+            told=self._told,
+        )
+        answer: BeatAnswer = await awaited(coordinator.beat.remote(beat))
+        self._others.update(answer.others or {})
+        self._told = answer.told
+        self._orphans = answer.orphans
+        return answer.known
+
+    @property
+    def _former_clients(self) -> int:
+        """Of former coordinators, and the former lives of the arena that have some."""
+        return self._gateway.former_clients + len(self._arena.holders())
+
+    async def stop(self, keep: bool = False) -> None:
+        """Serve no more. Removes the arena's file, unless its values are to be kept for another actor of the node."""
+        for task in (self._life, self._warming):
+            task.cancel()
+        await asyncio.gather(self._life, self._warming, return_exceptions=True)
+        await self._gateway.close()
+        await asyncio.gather(self._fetching.close(), self._lines.close(), self._port.close())
+        self._arena.close()
+        if not keep:
+            self._folder.remove()
+
+
+def _end_of(life: asyncio.Task[None]) -> None:
+    """End the process of an actor that beats no more, by a defect; Ray starts it again."""
+    if not life.cancelled():
+        life.print_stack()
+        os._exit(1)
+
+
+def _sweep(name: str) -> None:
+    import ray
+
+    sweep(name, [node["NodeID"] for node in ray.nodes()])  # type: ignore[no-untyped-call]

@@ -1,0 +1,58 @@
+"""The nodes of Ray that live, found out sooner than Ray tells.
+
+Ray calls a node dead when it has not answered for some ten seconds. But when nothing listens at the address of its
+raylet, then the raylet has ended, and with it the node: Ray never starts a raylet again under the same id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Collection
+from typing import Any
+
+_CONNECT_S = 1.0
+
+
+class RayNodes:
+    """Asks Ray. From one thread at a time."""
+
+    def __init__(self) -> None:
+        self._ended: set[str] = set()  # which Ray still calls alive
+
+    def alive(self, silent: Collection[str]) -> list[str]:
+        """The ids of those that live. silent: ids whose raylets are asked, too, which blocks for a second at most for
+        each that does not answer.
+        """
+        import ray
+
+        found = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
+        self._ended &= found.keys()
+        self._ended |= {one for one in found.keys() & silent if _has_ended(found[one])}
+        return [one for one in found if one not in self._ended]
+
+
+def _has_ended(node: dict[str, Any]) -> bool:
+    """Whether nothing listens where the raylet of a node did."""
+    with contextlib.suppress(OSError):
+        try:
+            socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _CONNECT_S).close()
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+def this_address() -> str:
+    """The address of this machine, as other nodes reach it."""
+    import ray
+
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+def this_node() -> str:
+    """The id of the node of Ray on which this process runs."""
+    import ray
+
+    node: str = ray.get_runtime_context().get_node_id()
+    return node

@@ -1,0 +1,177 @@
+"""The port where node actors relay the frames of their clients, and the sessions of these clients.
+
+A connection that says that its client is gone ends what the client holds. One that ends without a word tells that the
+node actor has gone: its clients still map the arena, and may read and write there. So what they hold stays until the
+node has been asked for these clients and knows that they are gone, or is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+from dataplane_server.accepting import accepting
+from dataplane_server.cluster.members import Members
+from dataplane_server.cluster.relay_calls import RelaySession
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.observe.tracing import Tracing
+from dataplane_server.service.call_scope import CallScope
+from dataplane_server.service.local_buffers import LocalBuffers
+from dataplane_server.service.local_connection import LocalConnection
+from dataplane_server.service.local_methods import LocalMethod
+from dataplane_server.service.local_session import LocalSession
+from dataplane_server.service.messages import Messages
+from dataplane_server.service.shell import Shell
+from rl_dataplane.v1 import local_pb2 as pb
+
+
+class RelayEndpoint:
+    """Serves the relays of all nodes: `start`, later `close` once."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        metrics: Metrics,
+        members: Members,
+        methods: Mapping[int, LocalMethod],
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.methods = methods
+        self.begin_call: Callable[[str, str], CallScope] = partial(CallScope, metrics, tracing, "shm")
+        self.connections: set[LocalConnection] = set()
+        self.buffers = LocalBuffers()
+        self.messages = Messages(shell.plane.limits)
+        self.draining = False
+        self.unstable = shell.unstable
+        self.traces = tracing is not None
+        self._shell = shell
+        self._metrics = metrics
+        self._members = members
+        self._sessions: dict[bytes, RelaySession] = {}
+        self._orphans: list[RelaySession] = []  # of node actors that have gone
+        self._accepting: asyncio.Task[None] | None = None
+
+    def start(self, host: str) -> int:
+        """Listen on a port that the system chooses. Returns it. OSError."""
+        listener = socket.create_server((host, 0), backlog=1024)
+        listener.setblocking(False)
+        self._accepting = accepting(listener, "relay", self._serve)
+        return int(listener.getsockname()[1])
+
+    async def _serve(self, peer: socket.socket) -> None:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: RelayedConnection(self, peer), peer)
+
+    async def close(self) -> None:
+        """End every session and all that clients hold."""
+        self.draining = True
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+        for connection in list(self.connections):
+            connection.close()
+        for session in [*self._sessions.values(), *self._orphans]:
+            session.end()
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    def attach(self, peer: socket.socket) -> LocalSession:
+        raise Refusal(Reason.INVALID_REQUEST, "only node actors connect here, and they begin with RELAY")
+
+    def admit(self, request: pb.RelayRequest) -> RelaySession | None:
+        """A connection of a node's actor: a session if a client attaches by it. Refusal UNAUTHENTICATED."""
+        try:
+            secret = self._members.get(request.node).secret
+        except Refusal:
+            secret = b""
+        if not secret or not hmac.compare_digest(request.secret, secret):
+            raise Refusal(Reason.UNAUTHENTICATED, f"this is not the secret of node {request.node}")
+        if not request.attaches:
+            return None
+        session = RelaySession(self._shell, request.node)
+        self._sessions[session.token] = session
+        self._metrics.attached_clients += 1
+        return session
+
+    def session(self, token: bytes) -> LocalSession:
+        session = self._sessions.get(token)
+        if session is None:
+            raise Refusal(Reason.INVALID_REQUEST, "unknown session: its client must attach first")
+        return session
+
+    def end(self, session: LocalSession) -> None:
+        """End a session whose client is gone, and the client's calls."""
+        if self._forget(session):
+            session.end()
+
+    def orphan(self, session: LocalSession) -> None:
+        """Keep what a client holds whose node actor is gone."""
+        found = self._forget(session)
+        if found is not None:
+            self._orphans.append(found)
+
+    def _forget(self, session: LocalSession) -> RelaySession | None:
+        found = self._sessions.pop(session.token, None)
+        if found is not None:
+            self._metrics.attached_clients -= 1
+            for connection in [one for one in self.connections if one.session is session]:
+                connection.close()
+        return found
+
+    def orphans(self, node: int) -> tuple[bytes, ...]:
+        """Tokens of the sessions whose clients may still use the arena of this node."""
+        return tuple(session.token for session in self._orphans if session.node == node)
+
+    def release(self, tokens: Collection[bytes]) -> None:
+        """The clients of these orphans use the arena no more."""
+        gone = [session for session in self._orphans if session.token in tokens]
+        self._orphans = [session for session in self._orphans if session.token not in tokens]
+        for session in gone:
+            session.end()
+
+    def lose(self, node: int) -> None:
+        """End all sessions of a node that is lost."""
+        for session in [one for one in self._sessions.values() if one.node == node]:
+            self.end(session)
+        self.release(self.orphans(node))
+
+
+class RelayedConnection(LocalConnection):
+    """A connection of a node actor for one of a client."""
+
+    def __init__(self, endpoint: RelayEndpoint, peer: socket.socket) -> None:
+        super().__init__(endpoint, peer)
+        self._relays = endpoint
+        self._is_relay = False
+        self._is_gone = False  # the client, for certain
+
+    def _open(self, method: int, body: bytes) -> None:
+        if self._is_relay or method != pb.LOCAL_METHOD_RELAY:
+            return super()._open(method, body) if self._is_relay else self.close()
+        try:
+            request = self._relays.messages.parse(pb.RelayRequest, body, "frame body")
+            self.session = self._relays.admit(request)
+        except Refusal as refusal:
+            return self._send_refusal(refusal)
+        self._is_relay, self._attached = True, self.session is not None
+        token = b"" if self.session is None else self.session.token
+        response = pb.RelayResponse(session=token, traces=self._relays.traces)
+        self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
+        return None
+
+    def _take(self, method: int, body: bytes) -> None:
+        if method == pb.LOCAL_METHOD_CLIENT_GONE and self._is_relay:
+            self._is_gone = True
+            self.close()
+        else:
+            super()._take(method, body)
+
+    def _end_session(self, session: LocalSession) -> None:
+        if self._is_gone:
+            self._relays.end(session)
+        else:
+            self._relays.orphan(session)

@@ -1,0 +1,92 @@
+"""Starts the coordinator of a cluster as a detached actor, from a program that uses Ray or from the command."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from dataplane_server.cluster.coordinator import NAMESPACE, ClusterOptions, Coordinator, end_actor
+from dataplane_server.cluster.ray_nodes import this_address
+from dataplane_server.config import ServerConfig
+
+DEFAULT_NAME = "dataplane"
+_START_S = 120.0
+_STOP_S = 30.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A data plane that runs on Ray. address: for `connect` in programs of the Ray cluster. addresses: for others, as
+    the event `serving` has them. `stop`, or the end of a `with` block, ends it and forgets its rows.
+    """
+
+    name: str
+    addresses: dict[str, Any]
+    coordinator: Any
+
+    @property
+    def address(self) -> str:
+        return f"ray://{self.name}"
+
+    def stop(self) -> None:
+        """End all actors. Blocks for some seconds at most."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self.coordinator.stop.remote(), timeout=_STOP_S)
+        end_actor(self.coordinator, self.name)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def start(
+    config: ServerConfig | None = None,
+    *,
+    name: str = DEFAULT_NAME,
+    ray_address: str | None = None,
+    cache_bytes: int | None = None,
+    folder: str | None = None,
+) -> Cluster:
+    """Run a data plane on the nodes of a Ray cluster; if one of this name runs already, find it.
+
+    config: as of a server; limits.memory_bytes is each node's. The coordinator runs on this node, and Ray restarts it
+    there or, if the node is gone, elsewhere. ray_address: where Ray is, unless this program is connected already; None
+    for the cluster of this machine, or a new one of this machine alone. cache_bytes: of each node, for bytes of others
+    (default: a quarter of its memory). folder: of the nodes' arenas (default: in shared memory).
+
+    Blocks until the cluster serves, for some seconds. Raises ray.exceptions.RayError if it cannot start, ValueError for
+    settings that cannot be.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if not ray.is_initialized():
+        ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False)
+    config = config or ServerConfig(listen=("127.0.0.1:0",), http=None)
+    config.validate()
+    options = ClusterOptions(
+        name, this_address(), config.limits.memory_bytes // 4 if cache_bytes is None else cache_bytes, folder
+    )
+    actor: Any = ray.remote(Coordinator)
+    coordinator = actor.options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        memory=1,  # Ray places an actor without any resource at random, whatever node it is to prefer
+        max_restarts=-1,
+        max_task_retries=-1,  # calls that its end interrupts wait for the next life
+        max_concurrency=10_000,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
+    ).remote(config, options)
+    addresses: Any = ray.get(coordinator.addresses.remote(), timeout=_START_S)
+    return Cluster(name, addresses, coordinator)

@@ -1,0 +1,111 @@
+"""Values of a cluster, for calls that the coordinator serves: some are on its own node, others are fetched.
+
+A node actor does what needs the bytes of a write: it copies what rows have already and takes digests. So what happens
+to the rows meanwhile is found out when the write is finished: the core refuses an append whose rows have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+
+import numpy as np
+from xxhash import xxh3_128_digest
+
+from dataplane_server.cluster.asking import answer_of, to_its_end
+from dataplane_server.cluster.byte_lines import ByteLines
+from dataplane_server.cluster.home_arena import HomeArena
+from dataplane_server.cluster.members import Members
+from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.values import Int64Array, Run, Runs
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE, node_of
+from dataplane_server.service.frames import SENT_CHUNK_BYTES
+from dataplane_server.storage.arena import RunWriter, in_chunks
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.frames import frame_prefix
+
+_WINDOW_BYTES = 64 << 20
+"""That are fetched at once for one read over gRPC."""
+
+
+class ClusterValues:
+    """The values of all nodes."""
+
+    def __init__(self, plane: DataPlane, members: Members, home: HomeArena) -> None:
+        self._plane = plane
+        self._members = members
+        self._home = home
+        self._lines = ByteLines()
+
+    def view(self, run: Run) -> memoryview:
+        return self._home.view(run)
+
+    def pieces(self, runs: Runs) -> list[memoryview]:
+        return [self._home.view(run) for run in runs]
+
+    def writer(self, runs: Sequence[Run]) -> RunWriter:
+        return RunWriter(self._home, runs)
+
+    def digests(self, reservation: Reservation) -> bytes | Awaitable[bytes]:
+        layout = self._plane.once_layout(reservation.ticket)
+        if layout is None and not reservation.copies:
+            return b""
+        return self._by_node(reservation, layout)
+
+    async def _by_node(self, reservation: Reservation, layout: tuple[Int64Array, Int64Array] | None) -> bytes:
+        """Have the node of a write copy what its rows have, and take the digests of what is put once."""
+        offsets = [copy.target for copy in reservation.copies] + [run.offset for run in reservation.runs]
+        if not offsets:
+            return b"" if layout is None else _of_nothing(layout[1].size)
+        node = node_of(offsets[0])
+        member = self._members.get(node)
+        if reservation.copies:
+            await to_its_end(answer_of(member.actor.copy.remote(member.secret, reservation.copies), node))
+        if layout is None:
+            return b""
+        base = node << NODE_SHIFT
+        digests: bytes = await answer_of(member.actor.digests.remote(layout[0].ravel() - base, layout[1].ravel()), node)
+        return digests
+
+    def complete(self, reservation: Reservation) -> None:
+        """The node has done it."""
+
+    async def frames(self, header: pb.ReadColumnsHeader, runs: Runs) -> AsyncIterator[bytes]:
+        head: bytes | None = header.SerializeToString()
+        offset = 0
+        for window in in_chunks(runs, _WINDOW_BYTES):
+            for piece in await self._bytes_of(window):
+                for start in range(0, len(piece), SENT_CHUNK_BYTES):
+                    chunk = piece[start : start + SENT_CHUNK_BYTES]
+                    yield b"".join((frame_prefix(head, offset, len(chunk)), chunk))
+                    offset, head = offset + len(chunk), None
+        if head is not None:
+            yield pb.ReadColumnsResponse(header=header).SerializeToString()
+
+    async def _bytes_of(self, runs: Runs) -> list[memoryview]:
+        """The bytes of each run."""
+        by_node: dict[int, list[Run]] = {}
+        for run in runs:
+            if not self._home.has(run):
+                by_node.setdefault(node_of(run.offset), []).append(run)
+        taken = await asyncio.gather(*(self._taken(node, of_node) for node, of_node in by_node.items()))
+        pieces = {run: piece for found in taken for run, piece in found.items()}
+        return [pieces[run] if run in pieces else self._home.view(run) for run in runs]
+
+    async def _taken(self, node: int, runs: list[Run]) -> dict[Run, memoryview]:
+        wanted, place = Runs.of(runs), self._members.get(node).registration.bytes_at
+        data = np.empty(wanted.sizes.sum(), np.uint8).data
+        within = Runs(wanted.offsets & WITHIN_NODE, wanted.sizes)
+        await self._lines.read(place, node, within, [data])
+        ends = np.cumsum(wanted.sizes).tolist()
+        return {run: data[end - run.size_bytes : end] for run, end in zip(runs, ends, strict=True)}
+
+    async def close(self) -> None:
+        """End reads of other nodes."""
+        await self._lines.close()
+
+
+def _of_nothing(number: int) -> bytes:
+    """Digests of values without bytes."""
+    return xxh3_128_digest(b"") * number

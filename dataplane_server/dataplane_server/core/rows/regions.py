@@ -1,0 +1,189 @@
+"""The memory of a cluster: a region for each node's arena, side by side in one range of offsets.
+
+An offset has the node's number in its upper bits, so whatever keeps offsets keeps the node with them: tables of places,
+runs, copies. Numbers of nodes ascend and are never used again. A node that is lost keeps its region until the last of
+its bytes is released; nothing is placed there any more.
+
+Other nodes keep copies of bytes that they have read. A copy of a run is good for as long as no byte of the run was
+released, since only then other values may be there. `versions` tells that: it counts releases by blocks of the region,
+so a release nearby makes a copy count as old, never the other way round.
+
+`Space` has the laws of one region. What it does for one arena, this does for all; see there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Int64Array, Run
+from dataplane_server.core.rows.releases import Releases
+from dataplane_server.core.rows.space import Space
+
+NODE_SHIFT = 44
+"""Bits of an offset within its node: 16 TiB."""
+WITHIN_NODE = (1 << NODE_SHIFT) - 1
+"""Mask of the bits of an offset within its node."""
+MAX_NODES = 1 << 14
+_BLOCKS = 1 << 14
+"""In which the releases of a region are counted."""
+
+
+def node_of(offset: int) -> int:
+    """The node in whose arena a global offset is."""
+    return offset >> NODE_SHIFT
+
+
+class Region(Space):
+    """The space of one node. base: what its offsets begin with. name: of the arena. lost: nothing is placed here."""
+
+    def __init__(self, number: int, name: str, capacity: int) -> None:
+        super().__init__(capacity)
+        self.number = number
+        self.name = name
+        self.base = number << NODE_SHIFT
+        self.lost = False
+        self._block_bytes = -(-capacity // _BLOCKS)
+        self._released: npt.NDArray[np.int64] = np.zeros(_BLOCKS, np.int64)  # how often bytes of each block were
+
+    def count_releases(self, starts: Int64Array, ends: Int64Array) -> None:
+        """Note that bytes at these offsets of the region may be replaced from now on."""
+        if len(starts):
+            change = np.zeros(_BLOCKS + 1, np.int64)
+            np.add.at(change, starts // self._block_bytes, 1)
+            np.add.at(change, (ends - 1) // self._block_bytes + 1, -1)
+            self._released += np.cumsum(change[:-1])
+
+    def versions(self, starts: Int64Array, ends: Int64Array) -> Int64Array:
+        """A number for each range of the region that grows when a byte of it is released."""
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._released)])
+        found: Int64Array = before[(ends - 1) // self._block_bytes + 1] - before[starts // self._block_bytes]
+        return found
+
+
+class Regions(Releases):
+    """The spaces of all nodes, by number."""
+
+    span = MAX_NODES << NODE_SHIFT
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nodes: dict[int, Region] = {}
+        self._next = 1
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, capacity: int) -> int:
+        """A region for the arena of this name, which may be known already. Returns its number."""
+        known = next((region for region in self._nodes.values() if region.name == name and not region.lost), None)
+        if known is not None:
+            if known.capacity != capacity:
+                message = f"node {known.number} has {known.capacity} bytes of memory, and comes back with {capacity}"
+                raise Refusal(Reason.INVALID_REQUEST, message)
+            return known.number
+        if self._next >= MAX_NODES:
+            raise Refusal(Reason.LIMIT_REACHED, f"{MAX_NODES} nodes have come and gone; start another cluster")
+        self._nodes[self._next] = Region(self._next, name, capacity)
+        self._next += 1
+        self.freed = True  # calls may wait for space of any node
+        return self._next - 1
+
+    def lose(self, number: int) -> None:
+        """Place nothing there any more."""
+        self.region(number).lost = True
+        self._forget_empty(number)
+
+    def region(self, number: int) -> Region:
+        """A node that is there. Refusal NODE_LOST."""
+        found = self._nodes.get(number)
+        if found is None or found.lost:
+            raise Refusal(Reason.NODE_LOST, f"node {number} has left the cluster", node=number)
+        return found
+
+    def __iter__(self) -> Iterator[Region]:
+        """All nodes that are there."""
+        return (region for region in self._nodes.values() if not region.lost)
+
+    def _forget_empty(self, number: int) -> None:
+        region = self._nodes[number]
+        if region.lost and not region.used and not self._deferred:
+            del self._nodes[number]
+
+    # -- as Space ------------------------------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        return sum(region.capacity for region in self._nodes.values())
+
+    @property
+    def used(self) -> int:
+        return sum(region.used for region in self._nodes.values())
+
+    @property
+    def free(self) -> int:
+        return sum(region.free for region in self)
+
+    def capacity_of(self, node: int) -> int:
+        return self.region(node).capacity
+
+    def free_of(self, node: int) -> int:
+        return self.region(node).free
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self._nodes)
+
+    def allocate_columns(self, row_bytes: Int64Array, node: int = 0) -> tuple[Int64Array, tuple[Run, ...]] | None:
+        """As of Space, on one node."""
+        region = self.region(node)
+        placed = region.allocate_columns(row_bytes)
+        if placed is None:
+            return None
+        offsets, runs = placed
+        return offsets + region.base, tuple(Run(run.offset + region.base, run.size_bytes) for run in runs)
+
+    def release(self, offset: int, size: int) -> None:
+        """As of Space."""
+        self.release_rows(np.array([offset]), np.array([size]))
+
+    def release_ranges(self, starts: Int64Array, ends: Int64Array) -> None:
+        self.freed = True
+        numbers = starts >> NODE_SHIFT
+        for number in np.unique(numbers).tolist():
+            region, here = self._nodes[number], numbers == number
+            own = starts[here] - region.base, ends[here] - region.base
+            region.count_releases(*own)
+            region.release_ranges(*own)
+            self._forget_empty(number)
+
+    @property
+    def free_pieces(self) -> int:
+        return sum(region.free_pieces for region in self)
+
+    @property
+    def largest_free(self) -> int:
+        return max((region.largest_free for region in self), default=0)
+
+    def free_ranges(self) -> Iterator[tuple[int, int]]:
+        for region in self._nodes.values():
+            yield from ((start + region.base, end + region.base) for start, end in region.free_ranges())
+
+    def pending_ranges(self) -> Iterator[tuple[int, int]]:
+        for region in self._nodes.values():
+            yield from ((start + region.base, end + region.base) for start, end in region.pending_ranges())
+
+    @property
+    def pending_frees(self) -> int:
+        return sum(region.pending_frees for region in self._nodes.values())
+
+    def merge_pending(self, count: int) -> None:
+        for region in self._nodes.values():
+            region.merge_pending(count)
+
+
+AnySpace = Space | Regions
+"""The memory of one arena, or of a cluster's."""

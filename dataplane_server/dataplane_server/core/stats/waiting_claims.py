@@ -1,0 +1,217 @@
+"""Why a queued claim is not served: which resident rows it cannot get and why, and why no others come.
+
+Rows first, producers second, if the rows that something keeps from the claim would do for it; else the other way round.
+Rows in open claims and dead letters are there in a healthy flow as well, so while puts come they are told last. What
+the waiting client itself holds is told last in any case: a trainer claims its next batch before it commits the last.
+
+Each explanation costs some twenty array operations over the rows of the partition, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from dataplane_server.core.calls.causes import ExplainedWait, Finding, seconds_text
+from dataplane_server.core.calls.requests import ClaimCall, unit_of
+from dataplane_server.core.calls.values import BoolArray, Slots
+from dataplane_server.core.rows.row_table import UNKNOWN_VERSION
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.stats.evidence import NEW_ROWS, WRITES, Evidence, WaitingCall
+from dataplane_server.core.tasks.eligibility import all_stale
+from dataplane_server.core.tasks.task_states import DEAD, DELAYED, UNTAKEN
+from dataplane_server.core.verbs.claim_queue import QueuedClaim
+
+_OF_HEALTHY_FLOWS = ("claims_held", "dead_letters")
+
+
+class _Kept(NamedTuple):
+    """Rows that something keeps from the claim. amount: in what the claim counts, rows or groups."""
+
+    amount: int
+    finding: Finding
+
+
+def wait_of_claim(
+    queued: QueuedClaim, partition: Partition, calls: int, blocked: ExplainedWait | None, evidence: Evidence
+) -> ExplainedWait:
+    """Why a claim waits. calls: that wait alike. blocked: why a put into the partition waits. O(rows)."""
+    wanted, since = queued.wanted, queued.view.waiters[queued.number].since
+    aim = f"for {wanted.min_size} {unit_of(wanted)}"
+    client = evidence.name(wanted.session_id)
+    call = WaitingCall(partition.partition_id, wanted.task, "claim", client, calls, since, wanted.min_size, aim)
+    return call.explained(_Diagnosis(queued, partition, evidence).findings(blocked), evidence.now)
+
+
+def wanted_and_untaken(partition: Partition, call: ClaimCall) -> str:
+    """How much a claim wants, and how many rows its task has not taken."""
+    untaken = partition.task(call.task).counts()[UNTAKEN]
+    return (
+        f"partition {call.partition_id!r}, task {call.task!r}: {call.min_size} ready {unit_of(call)} wanted; "
+        f"{untaken} of {len(partition.rows)} resident rows are untaken"
+    )
+
+
+class _Diagnosis:
+    """The rows of one task, as one queued claim sees them."""
+
+    def __init__(self, queued: QueuedClaim, partition: Partition, evidence: Evidence) -> None:
+        self._queued, self._call, self._view = queued, queued.wanted, queued.view
+        self._partition, self._rows, self._task = partition, partition.rows, queued.task
+        self._evidence = evidence
+        self._since = self._view.waiters[queued.number].since
+        self._counts_groups = self._call.whole_groups and unit_of(self._call) == "groups"
+        self._untaken = self._rows["alive"] & (self._task.states == UNTAKEN)
+        self._total = int(np.count_nonzero(self._untaken))
+
+    def findings(self, blocked: ExplainedWait | None) -> list[Finding]:
+        view, call = self._view, self._call
+        ready = view.ready_rows if call.whole_groups and not self._counts_groups else view.ready
+        need = call.min_size - ready
+        producers = list(self._producers(blocked))
+        comes = producers[0].cause == "slow_producer"
+        others, own = self._evidence.held(self._partition, self._task, call.session_id)
+        kept = [*self._kept_rows(), *(_Kept(int(finding.numbers["rows"]), finding) for finding in others)]
+        late = [one.finding for one in kept if comes and one.finding.cause in _OF_HEALTHY_FLOWS]
+        early = [one for one in kept if one.finding not in late]
+        first = [one.finding for one in sorted(early, key=lambda one: (one.amount < need, -one.amount))]
+        queue = self._queue_order(ready, need)
+        if need <= 0:
+            return [*queue, *first, *late, *own]
+        if sum(one.amount for one in early) >= need:
+            return [*first, *producers, *late, *own, *queue]
+        return [*producers, *first, *late, *own, *queue]
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def _kept_rows(self) -> Iterator[_Kept]:
+        """Rows that are resident and not ready. Of equal amounts the first one is the main cause."""
+        rows, task, untaken = self._rows, self._task, self._untaken
+        hidden = untaken & rows["hidden"]
+        yield from self._some(hidden, "incomplete_groups", f"belong to groups that are still reserved{self._filler()}")
+        stale = all_stale(rows, task.policy) & untaken
+        unknown = stale & (rows["weight_version"] == UNKNOWN_VERSION)
+        bound, version = task.policy.bound, rows.weight_version
+        if stale.any() and not (stale & ~unknown).any():
+            yield from self._some(unknown, "unknown_version", f"name no weight version, and max_staleness is {bound}")
+        else:
+            text = f"are staler than max_staleness {bound} (the weight version is {version})"
+            text += ", or of an unknown version" if unknown.any() else ""
+            yield from self._some(stale, "stale_rows", text, {"weight_version": version or 0})
+        usable = untaken & ~hidden & ~stale & ~self._view.readiness.marked
+        if task.policy.where:
+            yield from self._excluded(usable)
+        for name in self._call.required_fields:
+            field = self._partition.field(name)
+            lacking = untaken & ~hidden & ((rows["produced"] & field.bit) == 0)
+            usable &= ~lacking
+            yield from self._some(lacking, "missing_field", f"lack field {name!r}{self._writer(name)}", field_name=name)
+        if self._call.where:
+            yield from self._some(usable, "claim_filter", "do not fit the filter of the claim (where)")
+        if self._call.whole_groups:
+            numbers = rows["group"]
+            broken = untaken & (numbers > 0) & np.isin(numbers, numbers[rows["alive"] & ~untaken])
+            text = "belong to groups of which other rows are taken, so they are no whole groups"
+            yield from self._some(broken, "broken_groups", text)
+        yield from self._withheld()
+
+    def _withheld(self) -> Iterator[_Kept]:
+        """Rows that the task gave back for a while, or gave up."""
+        task, alive = self._task, self._rows["alive"]
+        if delayed := task.counts()[DELAYED]:
+            ends = task.next_return
+            first = "" if math.isinf(ends) else f", the first for {seconds_text(ends - self._evidence.now)} more"
+            text = f"{delayed} rows are delayed by a release{first}"
+            yield _Kept(
+                self._amount(alive & (task.states == DELAYED)), Finding("delayed_rows", text, {"rows": delayed})
+            )
+        if dead := task.counts()[DEAD]:
+            reason = task.deliveries.reason(int(task.dead_slots()[-1]))
+            text = f"{dead} rows are dead letters; one of them failed for {reason!r}"
+            yield _Kept(self._amount(alive & (task.states == DEAD)), Finding("dead_letters", text, {"rows": dead}))
+
+    def _some(
+        self, mask: BoolArray, cause: str, text: str, more: dict[str, float] | None = None, field_name: str = ""
+    ) -> Iterator[_Kept]:
+        if count := int(np.count_nonzero(mask)):
+            numbers = {"rows": count, "untaken": self._total, **(more or {})}
+            told = f"{count} of {self._total} untaken rows {text}"
+            yield _Kept(self._amount(mask), Finding(cause, told, numbers, field_name))  # type: ignore[arg-type]
+
+    def _excluded(self, usable: BoolArray) -> Iterator[_Kept]:
+        """Rows that do not fit the policy's filter, which are taken out of usable."""
+        slots: Slots = np.flatnonzero(self._untaken)
+        excluded = self._task.is_excluded(slots)
+        lacking = int(np.count_nonzero(excluded)) - int(np.count_nonzero(self._task.is_rejected(slots)))
+        some = f" ({lacking} lack a tag that it names)" if lacking else ""
+        mask = np.zeros_like(usable)
+        mask[slots[excluded]] = True
+        usable &= ~mask
+        yield from self._some(mask, "task_filter", f"do not fit the filter of task {self._task.name!r}{some}")
+
+    def _amount(self, mask: BoolArray) -> int:
+        """How much the claim could have besides if these rows were ready: rows, or groups, of which each row counts."""
+        if not self._call.whole_groups:
+            return int(np.count_nonzero(mask))
+        numbers = self._rows["group"]
+        alone, groups = int(np.count_nonzero(mask & (numbers == 0))), np.unique(numbers[mask & (numbers > 0)])
+        return alone + (len(groups) if self._counts_groups else int(np.count_nonzero(np.isin(numbers, groups))))
+
+    # -- who has to do something ---------------------------------------------------------------------------------------
+
+    def _filler(self) -> str:
+        """Who fills the oldest group that has a row, and for how long."""
+        for group in self._partition.groups.reserved.values():
+            if group.size:
+                first = self._partition.groups.members(group.number)[:1]
+                age = seconds_text(float(self._rows.ages(first, self._evidence.now)[0]))
+                who = f" by client {self._evidence.name(group.session_id)!r}" if group.session_id else ""
+                return f", the oldest{who} for {age}"
+        return ""
+
+    def _writer(self, field: str) -> str:
+        """Who put a field last."""
+        last = self._evidence.last(self._partition, WRITES, field=field)
+        return "; no put of it is remembered" if last is None else f"; it was last put {self._evidence.told(last)}"
+
+    def _producers(self, blocked: ExplainedWait | None) -> Iterator[Finding]:
+        """Why no other rows come; at least one finding."""
+        partition, definition = self._partition, self._partition.definition
+        last, lost = (self._evidence.last(partition, what) for what in (NEW_ROWS, ("lost",)))
+        put = partition.rows_put_total
+        if partition.rows.closed:
+            yield Finding("end_of_data", "the partition is closed: no other rows come")
+        elif blocked is not None:
+            main = blocked.findings[0]
+            yield Finding(main.cause, f"no new rows come: {blocked.summary}", main.numbers)
+        elif not put:
+            yield Finding("never_put", "no row was ever put into the partition")
+        elif lost is not None and (last is None or lost.at > last.at):
+            rows = partition.removed["lost"]
+            text = f"{rows} rows were lost with nodes, the last {self._evidence.told(lost)}, and none has come since"
+            yield Finding("node_lost", text, {"rows": rows})
+        elif last is not None and last.at > self._since:
+            yield Finding("slow_producer", f"puts come, the last {self._evidence.told(last)}, but too few rows")
+        elif put == definition.num_samples:
+            text = f"all {put} announced rows (num_samples) were put; the last put came "
+            yield Finding("end_of_data", text + self._last_put(), {"rows": put})
+        else:
+            text = f"no put has come meanwhile; the last came {self._last_put()}"
+            yield Finding("silent_producer", text, {"rows_put": put})
+
+    def _last_put(self) -> str:
+        last = self._evidence.last(self._partition, NEW_ROWS)
+        return "longer ago than the server remembers" if last is None else self._evidence.told(last)
+
+    def _queue_order(self, ready: int, need: int) -> list[Finding]:
+        """Other claims of the task, which may come first."""
+        others = self._task.waiting() - 1
+        if not others:
+            return []
+        text = f"{others} other claim{'s are' if others > 1 else ' is'} queued for the task, first come first served"
+        if need <= 0:
+            text = f"{ready} ready {unit_of(self._call)} would do, but {text}"
+        return [Finding("queue_order", text, {"claims": others, "ready": ready})]

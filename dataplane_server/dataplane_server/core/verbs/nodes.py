@@ -1,0 +1,81 @@
+"""Nodes that come and go. A row is on the nodes where its values are, and is lost with any of them.
+
+A lost row is removed, claimed or not: its claim goes on without it, as after a clear. A group of which a row is lost
+is of no use, so the others go as well; one that is still reserved is rolled back, and its producer is told when it
+finishes the group.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dataplane_server.core.calls.node_calls import AddNode, LoseNode
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Int64Array
+from dataplane_server.core.rows.group_table import Group, with_groups
+from dataplane_server.core.rows.regions import NODE_SHIFT, Region, Regions, node_of
+from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.state import Fact, State
+from dataplane_server.core.verbs.admission import Admission
+from dataplane_server.core.verbs.writes import Writes
+
+
+class Nodes:
+    """Adds and loses nodes."""
+
+    def __init__(self, state: State, admission: Admission, writes: Writes) -> None:
+        self._state = state
+        self._admission = admission
+        self._writes = writes
+
+    def add(self, call: AddNode) -> int:
+        return self._regions.add(call.name, self._state.limits.memory_bytes)
+
+    def lose(self, call: LoseNode) -> int:
+        if call.number not in [region.number for region in self._regions]:
+            return 0
+        gone = Refusal(Reason.NODE_LOST, f"node {call.number} left the cluster", node=call.number)
+        for ticket in self._admission.tickets_of(call.number):
+            self._writes.fail(ticket, gone)
+        self._regions.lose(call.number)
+        return sum(_lose_rows(self._state, partition, call.number) for partition in self._state.partitions.values())
+
+    def up(self) -> list[Region]:
+        """The nodes that are there; none unless this is a cluster."""
+        return list(self._regions) if isinstance(self._state.space, Regions) else []
+
+    def versions(self, offsets: Int64Array, sizes: Int64Array) -> Int64Array:
+        """For each range of bytes (none empty), a number that grows once a byte of it may have been replaced."""
+        found, numbers = np.zeros(len(offsets), np.int64), offsets >> NODE_SHIFT
+        for number in np.unique(numbers).tolist():
+            here, region = numbers == number, self._regions.region(number)
+            starts = offsets[here] - region.base
+            found[here] = region.versions(starts, starts + sizes[here])
+        return found
+
+    @property
+    def _regions(self) -> Regions:
+        if not isinstance(self._state.space, Regions):
+            raise Refusal(Reason.INVALID_REQUEST, "this server has no nodes: it is no cluster")
+        return self._state.space
+
+
+def _lose_rows(state: State, partition: Partition, number: int) -> int:
+    rows, alive, before = partition.rows, partition.rows.all_slots(), len(partition.rows)
+    touched = rows.places.touch(alive, number << NODE_SHIFT, number + 1 << NODE_SHIFT)
+    lost = alive[with_groups(rows["group"][alive], touched)]
+    groups = [group for group in partition.groups.reserved.values() if _is_lost(partition, group, lost, number)]
+    if len(lost):
+        reason = f"node {number} left the cluster"
+        state.report(Fact("lost", partition.partition_id, rows.ids(lost), reason=reason))
+        partition.clear(lost, "lost")
+    for group in groups:
+        if group.reservation_id:  # rows are left, or it never had one
+            partition.roll_back(group)
+    return before - len(rows)
+
+
+def _is_lost(partition: Partition, group: Group, lost: Int64Array, number: int) -> bool:
+    """Whether a reserved group has lost a row, or a value that its rows share."""
+    shared = any(entries and node_of(offset) == number for offset, entries in group.shared.values())
+    return shared or bool(np.isin(partition.groups.members(group.number), lost).any())

@@ -1,0 +1,58 @@
+"""What a client of shared memory holds, by handles: numbers of its choice.
+
+A hold lasts until the client releases its handle, or is gone; there are no timeouts. A client may release a handle
+before the call that gives it a hold is served: then that hold ends at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from dataplane_server.core.calls.refusal import Reason, Refusal
+
+H = TypeVar("H")
+
+_REMEMBERED_HANDLES = 4096
+
+
+class Handles(ABC, Generic[H]):
+    """The holds of one client."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, H] = {}
+        self._released: OrderedDict[int, None] = OrderedDict()  # before the calls that create them
+        self._ended = False
+
+    @abstractmethod
+    def _end(self, held: H) -> None:
+        """Give back what was held."""
+
+    def hold(self, handle: int, held: H) -> None:
+        """Give a handle to a hold. If the handle is in use or was released, end the hold and refuse."""
+        unwanted = self._ended or handle in self._released
+        if not unwanted and handle not in self._held:
+            self._held[handle] = held
+            return
+        self._released.pop(handle, None)
+        self._end(held)
+        message = f"handle {handle} {'was released' if unwanted else 'is in use already'}"
+        raise Refusal(Reason.INVALID_REQUEST, message, handle=handle)
+
+    def release(self, handles: Iterable[int]) -> None:
+        """End the holds of handles. Unknown handles are remembered, so that a later `hold` of them is refused."""
+        for handle in handles:
+            held = self._held.pop(handle, None)
+            if held is not None:
+                self._end(held)
+            else:
+                self._released[handle] = None
+        while len(self._released) > _REMEMBERED_HANDLES:
+            self._released.popitem(last=False)
+
+    def end(self) -> None:
+        """End every hold, when the client is gone."""
+        self._ended = True
+        self.release(list(self._held))

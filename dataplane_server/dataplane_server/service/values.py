@@ -1,0 +1,83 @@
+"""The bytes of values, for calls that write and read them.
+
+Values that are put once are known by their digests: XXH3-128 of their bytes, taken right before FinishWrite. The core
+takes equal digests for equal bytes. XXH3 does not resist forgers, who gain nothing: every client may replace any row.
+Hashing takes 0.1 to 0.2 s a GB. Many bytes are hashed in a thread, while other calls go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Protocol
+
+from xxhash import xxh3_128_digest
+
+from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.values import Int64Array, Run, Runs
+from dataplane_server.core.plane import DataPlane
+from dataplane_server.service.frames import SENT_CHUNK_BYTES, read_frames
+from dataplane_server.storage.arena import Arena, RunWriter, cut, pieces
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_LONG_BYTES = 4 << 20
+
+
+class Values(Protocol):
+    """Where the core has placed values."""
+
+    def view(self, run: Run) -> memoryview:
+        """The bytes of a run of this process's arena."""
+
+    def pieces(self, runs: Runs) -> list[memoryview]:
+        """The bytes of runs of this process's arena, one after another."""
+
+    def writer(self, runs: Sequence[Run]) -> RunWriter:
+        """Writes a stream of bytes to a reservation's runs."""
+
+    def digests(self, reservation: Reservation) -> bytes | Awaitable[bytes]:
+        """What FinishWrite needs for a write whose bytes are in place. If the write ends meanwhile, any bytes."""
+
+    def complete(self, reservation: Reservation) -> None:
+        """Copy what the rows have already, right before FinishWrite."""
+
+    def frames(self, header: pb.ReadColumnsHeader, runs: Runs) -> AsyncIterator[bytes]:
+        """The frames of a read's response."""
+
+
+class ArenaValues:
+    """Values in the arena of this process."""
+
+    def __init__(self, plane: DataPlane, arena: Arena) -> None:
+        self._plane = plane
+        self._arena = arena
+
+    def writer(self, runs: Sequence[Run]) -> RunWriter:
+        return RunWriter(self._arena, runs)
+
+    def view(self, run: Run) -> memoryview:
+        return self._arena.view(run)
+
+    def pieces(self, runs: Runs) -> list[memoryview]:
+        return pieces(self._arena, runs)
+
+    def digests(self, reservation: Reservation) -> bytes | asyncio.Future[bytes]:
+        layout = self._plane.once_layout(reservation.ticket)
+        if layout is None:
+            return b""
+        if int(layout[1].sum()) <= _LONG_BYTES:
+            return digests_of(self._arena.memory, *layout)
+        return asyncio.get_running_loop().run_in_executor(None, digests_of, self._arena.memory, *layout)
+
+    def complete(self, reservation: Reservation) -> None:
+        self._arena.copy(reservation.copies)
+
+    async def frames(self, header: pb.ReadColumnsHeader, runs: Runs) -> AsyncIterator[bytes]:
+        for frame in read_frames(header, cut(self._arena, runs, SENT_CHUNK_BYTES)):
+            yield frame
+
+
+def digests_of(memory: memoryview, offsets: Int64Array, sizes: Int64Array) -> bytes:
+    """The digests of values, one after the other."""
+    places = zip(offsets.ravel().tolist(), sizes.ravel().tolist(), strict=True)
+    return b"".join([xxh3_128_digest(memory[offset : offset + size]) for offset, size in places])

@@ -1,0 +1,148 @@
+"""`dataplane peek`, `tail`, `export`, `import`, `set-version` and `drop`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.client.cli.reading import DATAPLANE, run, run_json
+
+from dataplane_client import DataPlaneClient, connect
+from dataplane_server.testing import running_server
+
+
+@pytest.fixture
+def client() -> Iterator[DataPlaneClient]:
+    """Partition p: rows a and b with all fields, c without texts."""
+    with running_server(memory_bytes=1 << 20) as address, connect(address) as client:
+        client.register_partition("p", ["input_ids", "logprobs", "texts"], 0, ["train"])
+        rows = {
+            "input_ids": [torch.arange(40), torch.tensor([7, 8])],
+            "logprobs": torch.tensor([0.5, -1.25], dtype=torch.bfloat16),
+            "texts": [{"prompt": "one"}, {"prompt": "two"}],
+        }
+        client.put_samples(["a", "b"], "p", rows, [{"std": 0.5, "weight_version": 1}, {"weight_version": 2}])
+        rest = {"input_ids": [torch.tensor([1])], "logprobs": torch.zeros(1, dtype=torch.bfloat16)}
+        client.put_samples(["c"], "p", rest)
+        yield client
+
+
+def address_of(client: DataPlaneClient) -> str:
+    return client.target
+
+
+def test_peek_shows_rows_with_their_values_shortened(client: DataPlaneClient) -> None:
+    code, text = run("peek", "p", "-s", address_of(client))
+    assert code == 0
+    assert text.splitlines()[:5] == [
+        "a  std=0.5, weight_version=1",
+        "  input_ids  int64[40]  0 1 2 3 4 5 6 7 ... 32 33 34 35 36 37 38 39",
+        "  logprobs  bfloat16[]  0.5",
+        "  texts  {'prompt': 'one'}",
+        "",
+    ]
+    assert "texts" not in text[text.index("\nc\n") :]
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (["b"], ["b"]),
+        (["-n", "2"], ["a", "b"]),
+        (["--where", "weight_version == 2"], ["b"]),
+        (["--where", "weight_version == 9"], []),
+    ],
+)
+def test_peek_shows_the_rows_that_are_asked_for(client: DataPlaneClient, flags: list[str], shown: list[str]) -> None:
+    assert [row["sample_id"] for row in run_json("peek", "p", *flags, "-s", address_of(client))] == shown
+
+
+def test_peek_shows_only_chosen_fields(client: DataPlaneClient) -> None:
+    (row,) = run_json("peek", "p", "b", "--field", "input_ids", "-s", address_of(client))
+    assert row["fields"] == {"input_ids": "int64[2]  7 8"}
+
+
+def test_peek_decodes_token_ids(client: DataPlaneClient, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = {f"w{n}": n for n in range(50)}
+    Tokenizer(WordLevel(words, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))  # noqa: S106
+    (row,) = run_json("peek", "p", "b", "--decode", str(tmp_path), "-s", address_of(client))
+    assert row["fields"]["input_ids as text"] == "'w7 w8'"
+
+
+def test_without_a_tokenizer_peek_says_what_is_missing(client: DataPlaneClient, tmp_path: Path) -> None:
+    code, text = run("peek", "p", "--decode", str(tmp_path), "-s", address_of(client))
+    assert code == 1
+    assert f"there is no tokenizer.json in {tmp_path}" in text
+
+
+def test_an_unknown_sample_ends_peek_with_its_name(client: DataPlaneClient) -> None:
+    code, text = run("peek", "p", "nobody", "-s", address_of(client))
+    assert code == 1
+    assert "nobody" in text
+
+
+def test_what_was_exported_can_be_imported_with_the_same_types(client: DataPlaneClient, tmp_path: Path) -> None:
+    file = str(tmp_path / "rows.jsonl")
+    assert run("export", "p", file, "-s", address_of(client))[0] == 0
+    client.register_partition("copy", ["input_ids", "logprobs", "texts"], 0, ["train"])
+    code, text = run("import", "copy", file, "-s", address_of(client))
+    assert (code, text.strip()) == (0, "3 rows imported")
+    for partition_id in ("p", "copy"):
+        meta = client.list_samples(partition_id, where="weight_version > 0").meta
+        batch = client.read_columns(meta, ["input_ids", "logprobs", "texts"], layout="jagged")
+        assert [row.tolist() for row in batch["input_ids"].unbind()] == [list(range(40)), [7, 8]]
+        assert batch["logprobs"].dtype is torch.bfloat16
+        assert batch["logprobs"].tolist() == [0.5, -1.25]
+        assert list(batch["texts"]) == [{"prompt": "one"}, {"prompt": "two"}]
+        assert meta.tags == [{"std": 0.5, "weight_version": 1}, {"weight_version": 2}]
+
+
+def test_a_value_that_json_cannot_hold_is_named(client: DataPlaneClient, tmp_path: Path) -> None:
+    client.put_samples(["bytes"], "p", {"texts": [b"\x00"]})
+    code, text = run("export", "p", str(tmp_path / "rows.jsonl"), "-s", address_of(client))
+    assert code == 1
+    assert "sample 'bytes' has a value that JSON cannot hold" in text
+
+
+@pytest.mark.parametrize("line", ["{", '{"fields": {}}', '{"sample_id": "a", "fields": {"x": {"values": [1]}}}', "[]"])
+def test_a_line_that_is_no_row_is_named(client: DataPlaneClient, tmp_path: Path, line: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"sample_id": "a", "fields": {{}}}}\n{line}\n')
+    code, text = run("import", "p", str(file), "-s", address_of(client))
+    assert code == 1
+    assert "line 2 is not a row" in text
+
+
+def test_tail_shows_the_last_rows(client: DataPlaneClient) -> None:
+    code, text = run("tail", "p", "-n", "2", "-s", address_of(client))
+    assert (code, text.splitlines()) == (0, ["b  weight_version=2", "c"])
+
+
+def test_tail_follows_what_arrives(client: DataPlaneClient) -> None:
+    command = [DATAPLANE, "tail", "p", "-f", "-n", "1", "-o", "json", "-s", address_of(client)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["sample_id"] == "c"
+        client.put_samples(["d"], "p", {"logprobs": torch.zeros(1, dtype=torch.bfloat16)}, [{"std": 2.0}])
+        assert json.loads(process.stdout.readline()) == {"sample_id": "d", "tags": "std=2.0"}
+        process.terminate()
+
+
+def test_drop_asks_first_and_tells_what_it_removed(client: DataPlaneClient) -> None:
+    code, text = run("drop", "p", "-s", address_of(client), typed="n\n")
+    assert (code, "Remove partition p and all of its rows?" in text, client.partition("p").rows) == (1, True, 3)
+    code, text = run("drop", "p", "--yes", "-s", address_of(client))
+    assert (code, text.strip(), client.partitions()) == (0, "rows removed: 3", [])
+
+
+def test_set_version_tells_what_it_retired(client: DataPlaneClient) -> None:
+    code, text = run("set-version", "p", "3", "--retire-below", "2", "-s", address_of(client))
+    assert (code, text.strip()) == (0, "rows retired: 1, groups aborted: 0")
+    assert client.partition("p").weight_version == 3

@@ -1,0 +1,32 @@
+"""A data plane of their own for tests that kill parts of it, on the Ray cluster of the other tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.cluster.failures.local_cluster import MIB, LocalCluster
+from tests.cluster.three_nodes import ThreeNodes
+
+
+@pytest.fixture
+def start_plane(three_nodes: ThreeNodes, tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
+    """Start a data plane, whose rows are kept in the folder `data` of the test's, if they are to be."""
+    with ExitStack() as ending:
+
+        def begin(*, durable: bool = True, memory_bytes: int = 4 * MIB) -> LocalCluster:
+            data = tmp_path / "data" if durable else None
+            plane = LocalCluster(three_nodes.machine, f"failures-{os.getpid()}", data, memory_bytes)
+            ending.enter_context(plane)
+            plane.wait_for_nodes()
+            return plane
+
+        yield begin
+
+
+@pytest.fixture
+def plane(start_plane: Callable[..., LocalCluster]) -> LocalCluster:
+    return start_plane()

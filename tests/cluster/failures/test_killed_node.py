@@ -1,0 +1,77 @@
+"""A node dies: the rows that had values there are lost, by name and number, and no other; all others go on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cluster.failures.local_cluster import LocalCluster
+from tests.cluster.three_nodes import on_node, ray
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import NotFoundError
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+
+_ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def trainer(plane: LocalCluster) -> Iterator[DataPlaneClient]:
+    """On the node of this process."""
+    with connect(plane.address, transport="shm") as client:
+        client.register_partition("p", ["x", "y"], 0, ["train"])
+        yield client
+
+
+def test_exactly_the_rows_with_values_on_a_dead_node_are_lost(plane: LocalCluster, trainer: DataPlaneClient) -> None:
+    node = plane.add_node()
+    trainer.put_samples(["here", "written there", "both"], "p", {"x": torch.ones(3, 4)})
+    held = trainer.claim("p", "train", ["x"], 2)  # "here" and "written there"
+    _on(node, plane.address, "x", "there")
+    _on(node, plane.address, "y", "written there")
+    _on(node, plane.address, "x", "of a", "group", group="g")
+    plane.kill_node(node)
+    rows = ["here", "written there", "both", "there", "of a", "group"]
+    events = {row: trainer.sample("p", row).events for row in rows}
+    lost = {row: event.reason for row, told in events.items() for event in told if event.what == "lost"}
+    assert set(lost) == {"written there", "there", "of a", "group"}
+    assert all(reason.startswith("node ") for reason in lost.values())
+    assert trainer.partition("p").removed_rows["lost"] == 4
+    with pytest.raises(NotFoundError):
+        trainer.get_samples(["there"], "p", ["x"])
+    assert held.commit() == 1
+    assert trainer.get_samples(["here", "both"], "p", ["x"])["x"].tolist() == [[1.0] * 4] * 2
+    trainer.put_samples(["later"], "p", {"x": torch.ones(1, 4)})
+    claim = trainer.claim("p", "train", ["x"], 2)
+    assert sorted(claim.meta.sample_ids) == ["both", "later"]
+    assert claim.commit() == 2
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kills", ["--coordinator-kills", "--node-kills"])
+def test_histories_of_clients_hold_whatever_part_of_the_cluster_is_killed(kills: str) -> None:
+    command = [sys.executable, "-m", "tests.cluster.failures", kills, "50"]
+    ended = subprocess.run(command, cwd=_ROOT, capture_output=True, encoding="utf-8", check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def _on(ray_node: str, address: str, field: str, *rows: str, group: str = "") -> None:
+    """Have a process on a node put values of rows."""
+    ray.get(ray.remote(_put).options(**on_node(ray_node)).remote(address, field, rows, group), timeout=60)
+
+
+def _put(address: str, field: str, rows: tuple[str, ...], group: str) -> None:
+    values = {field: torch.zeros(len(rows), 4)}
+    with connect(address, transport="shm") as client:
+        if group:
+            reserved = client.reserve_group("p", group, rows)
+            reserved.put(rows, values)
+            reserved.commit()
+        else:
+            client.put_samples(rows, "p", values)

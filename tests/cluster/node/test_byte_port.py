@@ -1,0 +1,167 @@
+"""Bytes of one arena for another node, over real sockets: whole or not at all, and only for those with the secret."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.cluster.node.conftest import eventually
+
+from dataplane_server.cluster.byte_lines import ByteLines
+from dataplane_server.cluster.byte_port import REQUEST, BytePort
+from dataplane_server.cluster.messages import BytePlace
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Run, Runs
+from dataplane_server.storage.arena import Arena
+
+MIB = 1 << 20
+SIZE = 48 * MIB
+NODE = 7
+DRAW = np.random.default_rng(0)
+
+
+class Other:
+    """Another node and the lines to it. number: what it is known by."""
+
+    number = NODE
+
+    def __init__(self, arena: Arena, lines: ByteLines) -> None:
+        self.arena = arena
+        self.lines = lines
+        self.begin()
+
+    def begin(self) -> None:
+        """Its actor listens, at a new place."""
+        self.port = BytePort(self.arena, lambda: self.number)
+        self.place = self.port.listen("127.0.0.1")
+
+    async def read(self, runs: Runs, *sizes: int) -> bytes:
+        """sizes: of the buffers; by default one takes all."""
+        into = [bytearray(size) for size in sizes or (int(runs.sizes.sum()),)]
+        await self.lines.read(self.place, NODE, runs, [memoryview(buffer) for buffer in into])
+        return b"".join(into)
+
+    def expected(self, runs: Runs) -> bytes:
+        return b"".join(map(self.arena.view, runs))
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[Other]:
+    arena, lines = Arena(SIZE), ByteLines()
+    arena.view(Run(0, SIZE))[:] = DRAW.bytes(SIZE)
+    other = Other(arena, lines)
+    yield other
+    await lines.close()
+    await other.port.close()
+    arena.close()  # a view that anything has kept raises here
+
+
+@pytest.mark.parametrize(
+    ("count", "most_bytes"), [(1, 1), (3, 100), (5000, 8), (5000, 3000), (2, 20 * MIB), (1, 0)], ids=str
+)
+async def test_the_bytes_of_runs_come_in_their_order(other: Other, count: int, most_bytes: int) -> None:
+    runs = Runs(DRAW.integers(0, SIZE - most_bytes, count), DRAW.integers(most_bytes // 2, most_bytes + 1, count))
+    assert await other.read(runs) == other.expected(runs)
+    assert await other.read(runs, *runs.sizes.tolist()) == other.expected(runs)
+
+
+async def test_no_runs_are_no_bytes(other: Other) -> None:
+    assert await other.read(Runs.of([])) == b""
+
+
+async def test_reads_at_the_same_time_do_not_mix(other: Other) -> None:
+    reads = [Runs(DRAW.integers(0, MIB, 40), DRAW.integers(1, 9000, 40)) for _ in range(64)]
+    found = await asyncio.gather(*map(other.read, reads))
+    assert list(found) == list(map(other.expected, reads))
+
+
+@pytest.mark.parametrize(
+    "run", [Run(SIZE - 1, 2), Run(-1, 1), Run(0, SIZE + 1), Run(1 << 62, 1), Run(1 << 62, 1 << 62)]
+)
+async def test_a_run_outside_the_arena_is_refused(other: Other, run: Run) -> None:
+    with pytest.raises(Refusal, match="OUTSIDE"):
+        await other.lines.read(other.place, NODE, Runs.of([run]), [memoryview(bytearray(1))])
+
+
+async def test_an_arena_that_is_another_node_now_gives_nothing(other: Other) -> None:
+    runs = Runs.of([Run(0, 8)])
+    await other.read(runs)
+    other.number = 0
+    with pytest.raises(Refusal, match="OTHER_NODE") as caught:
+        await other.read(runs)
+    assert caught.value.reason is Reason.NODE_LOST
+    other.number = NODE
+    assert await other.read(runs) == other.expected(runs)
+
+
+async def test_who_does_not_know_the_secret_gets_nothing(other: Other) -> None:
+    stranger = replace(other.place, secret=bytes(16))
+    with pytest.raises(Refusal, match="does not answer"):
+        await other.lines.read(stranger, NODE, Runs.of([Run(0, 8)]), [memoryview(bytearray(8))])
+
+
+async def test_a_line_that_ended_is_replaced(other: Other) -> None:
+    runs, place = Runs.of([Run(5, 3 * MIB)]), other.place
+    await other.read(runs)
+    await other.port.close()
+    with pytest.raises(Refusal, match="does not answer"):
+        await other.read(runs)
+    other.begin()
+    assert other.place != place
+    assert await other.read(runs) == other.expected(runs)
+
+
+async def test_what_is_no_request_ends_its_line_alone(other: Other) -> None:
+    too_many = other.place.secret + REQUEST.pack(NODE, (1 << 20) + 1)
+    for sent in (bytes(100), too_many, b""):
+        reader, writer = await asyncio.open_connection(other.place.host, other.place.port)
+        writer.write(sent)
+        writer.write_eof()
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        with contextlib.suppress(ConnectionResetError):
+            await writer.wait_closed()
+    runs = Runs.of([Run(0, 8)])
+    assert await other.read(runs) == other.expected(runs)
+
+
+async def test_a_reader_that_goes_away_halfway_holds_nothing(other: Other) -> None:
+    _, writer = await asyncio.open_connection(other.place.host, other.place.port)
+    request = REQUEST.pack(NODE, 1) + struct.pack("<qq", 0, SIZE)
+    writer.write(other.place.secret + request)
+    await eventually(lambda: bool(other.port._lines))
+    peer: socket.socket = writer.get_extra_info("socket")
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.close()
+    await eventually(lambda: not other.port._lines)
+
+
+async def test_a_read_that_is_cancelled_writes_nothing_afterwards(other: Other) -> None:
+    into = bytearray(SIZE)
+    read = asyncio.create_task(other.lines.read(other.place, NODE, Runs.of([Run(0, SIZE)]), [memoryview(into)]))
+    await asyncio.sleep(0)
+    read.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await read
+    into[:] = bytes(SIZE)
+    await other.read(Runs.of([Run(0, 8)]))
+    assert not any(into)
+
+
+async def test_closing_ends_reads_under_way(other: Other) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent:
+        place = BytePlace("127.0.0.1", silent.getsockname()[1], bytes(16))
+        lines = ByteLines()
+        read = asyncio.create_task(lines.read(place, NODE, Runs.of([Run(0, 8)]), [memoryview(bytearray(8))]))
+        await eventually(lambda: bool(lines._used))
+        await lines.close()
+        with pytest.raises(Refusal, match="does not answer"):
+            await read

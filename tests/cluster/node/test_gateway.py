@@ -1,0 +1,339 @@
+"""Clients of a node: their calls reach the coordinator, and their reads end in the node's own memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import tempfile
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.as_user import user
+from tests.cluster.node.conftest import MIB, Node, eventually, read, rows
+from tests.cluster.node.relay_server import next_frame
+from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim
+
+from dataplane_client._async.local_calls import AsyncLocalCalls
+from dataplane_client._shared_arena import SharedArena
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import OutOfSpaceError, UnavailableError
+from dataplane_server.access.peers import AllowedPeers
+from dataplane_server.cluster.gateway import Gateway
+from dataplane_server.cluster.relay import Relay, frame_of
+from dataplane_server.cluster.relayed import RelayedConnection
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.testing import ServerThread
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
+from rl_dataplane.v1 import local_pb2 as pb
+
+STATUS = plane_pb.GetServerStatusRequest()
+
+
+async def joined(client: AsyncLocalCalls) -> Peer:
+    """A connection of a client for calls, as a peer that says what it likes."""
+    peer = await asyncio.to_thread(Peer, client._arena.address)
+    request = pb.JoinRequest(session=client._arena.token)
+    await asyncio.to_thread(peer.call, pb.LOCAL_METHOD_JOIN, request, pb.JoinResponse)
+    return peer
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_gets_the_memory_of_its_node_and_sends_no_values(node: Node) -> None:
+    arena = (await node.attach())._arena
+    assert (arena.inline_bytes, arena.can_write) == (0, True)
+    arena.writable[5] = 77
+    assert node.arena.memory[5] == 77
+    assert node.gateway.clients == 1
+
+
+async def test_calls_reach_the_coordinator(node: Node) -> None:
+    client = await node.attach()
+    statuses = await asyncio.gather(*(client.unary("GetServerStatus", STATUS, 20.0) for _ in range(8)))
+    assert {status.memory_budget_bytes for status in statuses} == {16 << 20}
+
+
+async def test_the_coordinator_learns_that_a_client_is_gone(node: Node, server: ServerThread) -> None:
+    client = await node.attach()
+    await client.unary("GetServerStatus", STATUS, 20.0)
+    await client.close()
+    client._arena._lifeline.close()
+    await node.relay.until(lambda: node.relay.gone == 2)
+    assert (node.relay.lost, node.gateway.clients, node.gateway.former_clients) == (0, 0, 0)
+
+
+async def test_a_call_ends_when_its_client_leaves_it(node: Node) -> None:
+    client = await node.attach()
+    call = asyncio.create_task(client.unary("ClaimSamples", claim(99), 60.0))
+    await eventually(lambda: pb.LOCAL_METHOD_CLAIM_SAMPLES in node.relay.methods)
+    call.cancel()
+    await node.relay.until(lambda: node.relay.gone == 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "message"),
+    [
+        (pb.LOCAL_METHOD_READ, b"", "must be ATTACH or JOIN"),
+        (pb.LOCAL_METHOD_RELAY, b"", "must be ATTACH or JOIN"),
+        (pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=b"other").SerializeToString(), "unknown session"),
+        (pb.LOCAL_METHOD_JOIN, b"\xff", "not a valid JoinRequest"),
+    ],
+    ids=["a call", "RELAY", "no session", "malformed"],
+)
+async def test_a_connection_begins_with_a_session(node: Node, method: int, body: bytes, message: str) -> None:
+    with closing(await asyncio.to_thread(Peer, str(node.path))) as peer:
+        reason, said = await asyncio.to_thread(peer.refused, method, body)
+    assert reason == "INVALID_REQUEST"
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        HEAD.pack((20 << 20) + 1, pb.LOCAL_METHOD_READ),
+        HEAD.pack(0, pb.LOCAL_METHOD_CLIENT_GONE),
+        HEAD.pack(0, pb.LOCAL_METHOD_RELAY),
+        HEAD.pack(1, pb.LOCAL_METHOD_LET_GO) + b"\xff",
+        HEAD.pack(0, pb.LOCAL_METHOD_GET_SERVER_STATUS) * 2,
+    ],
+    ids=["too large", "not of clients", "a second RELAY", "malformed", "two calls at once"],
+)
+async def test_a_client_that_breaks_the_protocol_loses_its_connection(node: Node, frame: bytes) -> None:
+    client = await node.attach()
+    with closing(await joined(client)) as peer:
+        peer.socket.sendall(frame)
+        assert await asyncio.to_thread(lambda: peer.ended)
+    assert await client.unary("GetServerStatus", STATUS, 20.0)
+
+
+async def test_a_first_frame_is_short(node: Node) -> None:
+    with closing(await asyncio.to_thread(Peer, str(node.path))) as peer:
+        peer.socket.sendall(HEAD.pack(65, pb.LOCAL_METHOD_JOIN))
+        assert await asyncio.to_thread(lambda: peer.ended)
+
+
+async def test_half_a_request_counts_against_the_bound_of_all_connections(node: Node) -> None:
+    node.gateway.buffers._most_bytes = 1 << 20
+    client = await node.attach()
+    with closing(await joined(client)) as first, closing(await joined(client)) as second:
+        for peer in (first, second):
+            half = HEAD.pack(19 << 20, pb.LOCAL_METHOD_PUT) + bytes(600 << 10)
+            await asyncio.to_thread(peer.socket.sendall, half)
+        assert await asyncio.to_thread(lambda: first.ended)
+        await eventually(lambda: node.gateway.buffers.held_bytes == HEAD.size + (600 << 10))
+
+
+async def test_frames_pass_whole_whatever_their_pieces(node: Node) -> None:
+    client = await node.attach()
+    with closing(await joined(client)) as peer:
+        *most, last = HEAD.pack(0, pb.LOCAL_METHOD_GET_SERVER_STATUS)
+        for held, byte in enumerate(most, 1):
+            peer.socket.sendall(bytes([byte]))
+            await eventually(lambda held=held: node.gateway.buffers.held_bytes == held)  # type: ignore[misc]
+        peer.socket.sendall(bytes([last]))
+        outcome, body = await asyncio.to_thread(peer.receive)
+    assert outcome == pb.LOCAL_OUTCOME_UNSPECIFIED
+    assert plane_pb.GetServerStatusResponse.FromString(body).memory_budget_bytes == 16 << 20
+
+
+async def test_a_client_without_a_session_or_half_way_through_a_request_is_closed_after_a_while(node: Node) -> None:
+    loop = asyncio.get_running_loop()
+    for part in (b"", HEAD.pack(8, pb.LOCAL_METHOD_JOIN)):
+        here, there = socket.socketpair()
+        with here:
+            here.sendall(part)
+            await loop.connect_accepted_socket(partial(RelayedConnection, node.gateway, there, 0.02), there)
+            assert await asyncio.to_thread(here.recv, 1) == b""
+
+
+async def test_a_client_sends_no_faster_than_the_coordinator_reads(node: Node) -> None:
+    reads, ended, got = asyncio.Event(), asyncio.Event(), bytearray()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await next_frame(reader)
+        writer.write(frame_of(pb.LOCAL_OUTCOME_UNSPECIFIED, pb.RelayResponse(session=b"s").SerializeToString()))
+        await reads.wait()
+        while data := await reader.read(1 << 20):
+            got.extend(data)
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(slow, "127.0.0.1", 0, limit=1 << 16)
+    node.gateway.use(Relay("127.0.0.1", server.sockets[0].getsockname()[1], b"", 1))
+    peer = await asyncio.to_thread(Lifeline, str(node.path))
+    sent = frame_of(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=range(500)).SerializeToString()) * 20_000
+    sending = asyncio.create_task(asyncio.to_thread(peer.socket.sendall, sent))
+    await eventually(lambda: any(connection._full for connection in node.gateway.connections))
+    assert node.gateway.buffers.held_bytes < 2 * MIB
+    reads.set()
+    await sending
+    peer.close()
+    await ended.wait()
+    assert got == sent + frame_of(pb.LOCAL_METHOD_CLIENT_GONE, b"")
+    server.close()
+
+
+# -- reads -------------------------------------------------------------------------------------------------------------
+
+
+async def test_values_of_another_node_are_read_from_the_own_one(node: Node) -> None:
+    client = await node.attach()
+    values = await read(client, 1, 4)
+    assert np.array_equal(values, rows()[[1, 4]].numpy().ravel())
+    assert [call[0] for call in node.elsewhere.calls] == [2]
+    assert node.fetching.fetched_bytes == 16_000
+
+
+async def test_a_second_read_fetches_nothing(node: Node) -> None:
+    first, second = await node.attach(), await node.attach()
+    for client in (first, second, first):
+        await read(client, 2)
+    assert len(node.elsewhere.calls) == 1
+    assert node.fetching.hit_bytes == 2 * 8000
+
+
+async def test_bytes_that_may_have_been_replaced_are_fetched_anew(node: Node, producer: DataPlaneClient) -> None:
+    client = await node.attach()
+    await read(client, 3)
+    await asyncio.to_thread(producer.put_samples, ["s3"], "p", {"x": rows()[:1]})
+    node.relay.version += 1
+    assert np.array_equal(await read(client, 3), rows()[0].numpy())
+
+
+async def test_readers_at_the_same_time_wait_for_one_fetch(node: Node) -> None:
+    clients = [await node.attach() for _ in range(3)]
+    node.elsewhere.go.clear()
+    reads = [asyncio.create_task(read(client, 5)) for client in clients]
+    await eventually(lambda: node.fetching.hit_bytes == 2 * 8000)
+    reads[0].cancel()  # the one that began the fetch
+    node.elsewhere.go.set()
+    for other in reads[1:]:
+        assert np.array_equal(await other, rows()[5].numpy())
+    assert len(node.elsewhere.calls) == 1
+
+
+async def test_a_node_that_is_gone_makes_the_read_fail_and_the_next_one_try_again(node: Node) -> None:
+    client = await node.attach()
+    node.elsewhere.error = Refusal(Reason.NODE_LOST, "node 2 is gone")
+    with pytest.raises(UnavailableError, match="node 2 is gone") as caught:
+        await read(client, 0)
+    assert caught.value.reason == "NODE_LOST"
+    assert node.cache.used_bytes == 0
+    node.elsewhere.error = None
+    assert np.array_equal(await read(client, 0), rows()[0].numpy())
+
+
+async def test_a_read_that_does_not_fit_into_the_cache_is_refused(node: Node, producer: DataPlaneClient) -> None:
+    large = np.zeros((1, 5 << 17), np.int64)
+    await asyncio.to_thread(producer.put_samples, ["s0"], "p", {"x": large})
+    with pytest.raises(OutOfSpaceError, match="do not fit into the node's cache of 4194304 bytes") as caught:
+        await read(await node.attach(), 0)
+    assert caught.value.reason == "LIMIT_REACHED"
+
+
+async def test_what_a_client_reads_stays_until_it_lets_it_go(node: Node, producer: DataPlaneClient) -> None:
+    client = await node.attach()
+    view = await read(client, 0, views=True)
+    for number in range(1, 8):  # more than the cache holds, one after the other
+        large = np.full((1, 1 << 18), number, np.int64)
+        await asyncio.to_thread(producer.put_samples, [f"s{number}"], "p", {"x": large})
+        assert (await read(client, number) == number).all()
+    assert np.array_equal(view, rows()[0].numpy())
+    del view
+    node.elsewhere.calls.clear()
+    await eventually(lambda: not any(copy.users for copy in node.cache._known.values()))
+
+
+async def test_a_client_that_dies_holds_nothing(node: Node) -> None:
+    client = await node.attach()
+    view = await read(client, 0, views=True)
+    client._arena._lifeline.close()
+    await eventually(lambda: not any(copy.users for copy in node.cache._known.values()))
+    assert len(view)
+
+
+# -- the coordinator's end ---------------------------------------------------------------------------------------------
+
+
+async def test_attached_clients_outlive_the_coordinator_as_former_ones(node: Node) -> None:
+    client, other = await node.attach(), await node.attach()
+    view = await read(client, 0, views=True)
+    await node.relay.kill()
+    await eventually(lambda: node.gateway.former_clients == 2)
+    assert node.gateway.clients == 0
+    with pytest.raises(UnavailableError):
+        await client.unary("GetServerStatus", STATUS, 20.0)
+    assert np.array_equal(view, rows()[0].numpy())
+    other._arena._lifeline.close()
+    await eventually(lambda: node.gateway.former_clients == 1)
+    del view  # a former client lets go of what it read
+    await eventually(lambda: not any(copy.users for copy in node.cache._known.values()))
+
+
+async def test_without_a_coordinator_clients_are_told_to_come_back(node: Node) -> None:
+    node.gateway.lose_relay()
+    with pytest.raises(ConnectionResetError):
+        await node.attach()
+    await node.relay.kill()
+    node.gateway.use(await node.relay.start())
+    client = await node.attach()
+    assert np.array_equal(await read(client, 6), rows()[6].numpy())
+
+
+async def test_a_new_coordinator_makes_all_copies_old(node: Node) -> None:
+    await read(await node.attach(), 0)
+    assert node.gateway.relay is not None
+    node.gateway.use(replace(node.gateway.relay))
+    await read(await node.attach(), 0)
+    assert len(node.elsewhere.calls) == 2
+
+
+async def test_the_coordinator_is_not_told_that_clients_are_gone_when_the_node_ends(node: Node) -> None:
+    client = await node.attach()
+    await client.unary("GetServerStatus", STATUS, 20.0)
+    await node.gateway.close()
+    await node.relay.until(lambda: node.relay.lost == 2)
+    assert node.relay.gone == 0
+    assert not node.path.exists()
+
+
+# -- who may connect ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_socket_has_its_mode_and_takes_the_place_of_a_dead_one(node: Node) -> None:
+    path = node.path.with_name("other.sock")
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    gateway = Gateway(node.arena, node.cache, node.fetching)
+    gateway.listen(path, 0o640)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    await gateway.close()
+    assert not path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
+async def test_another_user_is_refused_if_the_gateway_does_not_admit_it(node: Node) -> None:
+    gateway = Gateway(node.arena, node.cache, node.fetching, AllowedPeers(frozenset({2000})))
+    gateway.relay = node.gateway.relay
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # noqa: PTH101, S103  # others come in; paths are not for asynchronous functions
+        path = Path(folder) / "node.sock"
+        gateway.listen(path, 0o666)
+        ends = [await asyncio.to_thread(user(uid).run, attach, str(path), node.arena.nonce) for uid in (2000, 3000)]
+        await gateway.close()
+    assert ends == ["attached", "this socket serves only certain users and groups, not user 3000"]
+
+
+def attach(path: str, nonce: bytes) -> str:
+    try:
+        SharedArena(path, nonce)
+    except OSError as error:
+        return str(error)
+    return "attached"

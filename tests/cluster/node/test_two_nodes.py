@@ -1,0 +1,156 @@
+"""Two nodes and the coordinator's server on one event loop: clients of each node read what those of the other put."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cluster.node.conftest import MIB, eventually
+
+from dataplane_client import aio
+from dataplane_client._locator import NodePlace
+from dataplane_client.meta import KVBatchMeta
+from dataplane_server.cluster.byte_lines import ByteLines
+from dataplane_server.cluster.byte_port import BytePort
+from dataplane_server.cluster.cache import Cache
+from dataplane_server.cluster.cluster_server import ClusterServer
+from dataplane_server.cluster.fetching import Fetching
+from dataplane_server.cluster.gateway import Gateway
+from dataplane_server.cluster.home_arena import HomeArena
+from dataplane_server.cluster.messages import Registration
+from dataplane_server.cluster.relay import Relay
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.values import Runs
+from dataplane_server.storage.arena import Arena
+
+CLUSTER = Limits(memory_bytes=MIB, cluster=True)
+
+
+class Node:
+    """What a node actor has, but for Ray. number: 0 until it has registered."""
+
+    number = 0
+
+    def __init__(self, folder: Path, others: dict[int, Node]) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.others = others
+        self.arena = Arena(2 * MIB, shared=True, file=folder / "arena")
+        cache = Cache(MIB, MIB)
+        self.fetching = Fetching(self.arena, cache, self._take)
+        self.gateway = Gateway(self.arena, cache, self.fetching)
+        self.gateway.listen(folder / "socket")
+        self.port, self.lines = BytePort(self.arena, lambda: self.number), ByteLines()
+        self.bytes_at = self.port.listen("127.0.0.1")
+
+    async def _take(self, node: int, runs: Runs, into: Sequence[memoryview]) -> None:
+        await self.lines.read(self.others[node].bytes_at, node, runs, into)
+
+    def register(self, server: ClusterServer, port: int) -> None:
+        arena, folder = self.arena, str(self.folder)
+        registration = Registration(
+            arena_id=folder,
+            ray_node=folder,
+            host="here",
+            folder=folder,
+            socket=f"{folder}/socket",
+            proof=arena.proof,
+            nonce=arena.nonce,
+            memory_bytes=MIB,
+            file_bytes=arena.file_bytes,
+            former=self.gateway.former_clients,
+            bytes_at=self.bytes_at,
+            incarnation="",
+        )
+        member = server.add_node(registration, None)
+        self.number, self.others[member.number] = member.number, self
+        self.gateway.use(Relay("127.0.0.1", port, member.secret, member.number))
+
+    async def connect(self, server: ClusterServer) -> aio.AsyncDataPlaneClient:
+        """A client on this node."""
+        client = await aio.connect(server.addresses[0], timeout_s=20.0)
+        client._transport._locator.place = NodePlace(server.addresses[0], f"{self.folder}/socket", self.arena.nonce)
+        client._transport._is_chosen = False
+        return client
+
+    async def close(self) -> None:
+        await self.gateway.close()
+        await asyncio.gather(self.fetching.close(), self.lines.close(), self.port.close())
+        self.arena.close()
+
+
+class Cluster:
+    def __init__(self, server: ClusterServer, nodes: list[Node], clients: list[aio.AsyncDataPlaneClient]) -> None:
+        self.server = server
+        self.nodes = nodes
+        self.clients = clients
+
+    async def put(self, node: int, sample_id: str, first: int) -> None:
+        """Put a row with 1000 numbers from first on, on a node."""
+        values = torch.arange(first, first + 1000)[None]
+        await self.clients[node].put_samples([sample_id], "p", {"x": values})
+
+    async def claimed(self) -> KVBatchMeta:
+        """All rows."""
+        claim = await self.clients[1].claim("p", "train", ["x"], 1)
+        return claim.meta
+
+    async def read(self, node: int, *sample_ids: str) -> list[int]:
+        """The first number of each row."""
+        values = (await self.clients[node].get_samples(list(sample_ids), "p", ["x"], layout="auto"))["x"]
+        assert torch.equal(values, values[:, :1] + torch.arange(1000))
+        return [int(row[0]) for row in values]
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with contextlib.AsyncExitStack() as closing:
+        config = ServerConfig(listen=(f"unix://{tmp_path}/grpc.sock",), limits=CLUSTER, share_memory=False, http=None)
+        server = ClusterServer(config, HomeArena(known=False))
+        port = server.recover("127.0.0.1")
+        closing.push_async_callback(server.stop, 0.5)
+        others: dict[int, Node] = {}
+        nodes = [Node(tmp_path / name, others) for name in ("a", "b")]
+        for node in nodes:
+            closing.push_async_callback(node.close)
+            node.register(server, port)
+        server.make_home(next(iter(server.members)))
+        await server.start()
+        clients = [await closing.enter_async_context(await node.connect(server)) for node in nodes]
+        await clients[0].register_partition("p", ["x"], 0, ["train"])
+        yield Cluster(server, nodes, clients)
+        server.plane.check_invariants()
+
+
+async def test_rows_are_read_from_wherever_they_are(cluster: Cluster) -> None:
+    await asyncio.gather(*(cluster.put(i % 2, f"s{i}", 10 * i) for i in range(6)))
+    for reader in (0, 1, 1):
+        assert await cluster.read(reader, *(f"s{i}" for i in range(6))) == [10 * i for i in range(6)]
+    assert [node.fetching.fetched_bytes for node in cluster.nodes] == [3 * 8000] * 2
+    assert [node.fetching.fetches for node in cluster.nodes] == [1, 1]
+
+
+async def test_values_lie_on_the_node_of_the_client_that_puts_them(cluster: Cluster) -> None:
+    await cluster.put(1, "s", 5)
+    assert [region.used for region in cluster.server.plane.nodes()] == [0, 8000]
+
+
+async def test_a_row_that_was_replaced_is_read_anew(cluster: Cluster) -> None:
+    for first in (100, 200, 300):
+        await cluster.put(0, "s", first)
+        assert await cluster.read(1, "s") == [first]
+
+
+async def test_a_lease_ends_with_the_last_view(cluster: Cluster) -> None:
+    await cluster.put(0, "s", 1)
+    views = await cluster.clients[1].read_columns(await cluster.claimed(), ["x"], layout="auto")
+    await cluster.clients[0].clear_samples(None, "p")
+    assert cluster.server.plane.totals().memory_used_bytes == 8000
+    assert views["x"][0, 0] == 1
+    del views
+    await eventually(lambda: not cluster.server.plane.totals().memory_used_bytes)

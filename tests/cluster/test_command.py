@@ -1,0 +1,95 @@
+"""`dataplane-server --cluster ray`: a cluster from the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ray.cluster_utils import Cluster as RayCluster
+
+from dataplane_client import connect
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+NAME = "dp-command"
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """A Ray cluster of two nodes, to which this process is not connected."""
+    cluster = RayCluster()
+    usual: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster.add_node(**usual, dashboard_port=None)  # Ray's default leaves a socket open where another cluster is
+    cluster.add_node(**usual)
+    yield cluster.address
+    cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+def command(ray_address: str, *flags: str) -> subprocess.Popen[str]:
+    server = [sys.executable, "-m", "dataplane_server", "--cluster", "ray", "--ray-address", ray_address]
+    server += ["--cluster-name", NAME, "--listen", "127.0.0.1:0", "--http", "", "--memory", "4MiB", *flags]
+    return subprocess.Popen(server, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def serving(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.stderr.read() if process.stderr is not None else ""
+    told: dict[str, Any] = json.loads(line)
+    return told
+
+
+def ended(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    return process.returncode
+
+
+def folders() -> list[Path]:
+    return list(Path("/dev/shm").glob(f"rl-dataplane-{NAME}-*"))  # noqa: S108  # where nodes have their arenas
+
+
+@pytest.mark.timeout(90)
+def test_the_command_runs_a_cluster_until_it_is_told_to_end(ray_address: str) -> None:
+    process = command(ray_address)
+    told = serving(process)
+    assert (told["event"], told["cluster"]) == ("serving", f"ray://{NAME}")
+    with connect(told["listen"][0]) as client:
+        client.register_partition("p", ["x"], 0, ["train"])
+        client.put_samples(["a"], "p", {"x": [torch.arange(3)]})
+        assert client.transport == "grpc"
+    assert len(folders()) in (1, 2), "the second node may be on its way"
+    assert ended(process) == 0
+    assert folders() == []
+
+
+@pytest.mark.timeout(90)
+def test_rows_of_a_cluster_with_a_data_directory_are_there_when_it_runs_again(ray_address: str, tmp_path: Path) -> None:
+    for life in range(2):
+        process = command(ray_address, "--data-dir", str(tmp_path))
+        with connect(serving(process)["listen"][0]) as client:
+            if life == 0:
+                client.register_partition("p", ["x"], 0, ["train"])
+                meta = client.put_samples(["a"], "p", {"x": [torch.arange(3)]})
+            else:
+                assert client.read_columns(meta, ["x"])["x"].tolist() == [[0, 1, 2]]
+        assert ended(process) == 0
+    for folder in folders():
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+
+
+@pytest.mark.timeout(60)
+def test_where_there_is_no_ray_the_command_says_so() -> None:
+    process = command("127.0.0.1:1")
+    _, errors = process.communicate(timeout=50)
+    assert process.returncode == 1
+    assert "the cluster cannot start" in errors

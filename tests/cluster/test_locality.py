@@ -1,0 +1,307 @@
+"""Where bytes are: on the node that put them, and on each node that reads them once, however they come and go."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.cluster.three_nodes import CACHE_BYTES, MIB, ThreeNodes, on_node, ray
+
+from dataplane_client.client import DataPlaneClient, connect
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray")]
+
+Rows = dict[str, torch.Tensor]
+ROW = 25_000  # numbers
+ROW_BYTES = 8 * ROW
+
+
+class User:
+    """An actor with a client."""
+
+    def __init__(self, address: str) -> None:
+        self._client = connect(address)
+
+    def do(self, function: Callable[..., Any], *args: object) -> Any:
+        return function(self._client, *args)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@dataclass
+class Users:
+    """Of nodes A, B and C. here: on node B too, of this process."""
+
+    a: Any
+    b: list[Any]
+    c: Any
+    here: DataPlaneClient
+
+    def do(self, node: int, function: Callable[..., Any], *args: object) -> Any:
+        """Call function(client, *args) on node 0, 1 or 2."""
+        if node == 1:
+            return function(self.here, *args)
+        return ray.get((self.a if node == 0 else self.c).do.remote(function, *args), timeout=60)
+
+
+@pytest.fixture(scope="module")
+def actors(three_nodes: ThreeNodes) -> Iterator[list[Any]]:
+    """One on A, three on B, one on C."""
+    nodes = [three_nodes.nodes[i] for i in (0, 1, 1, 1, 2)]
+    actors = [ray.remote(User).options(**on_node(node)).remote(three_nodes.address) for node in nodes]
+    ray.get([actor.do.remote(DataPlaneClient.server_status) for actor in actors], timeout=100)
+    yield actors
+    ray.get([actor.close.remote() for actor in actors])
+    for actor in actors:
+        ray.kill(actor)
+
+
+@pytest.fixture
+def users(three_nodes: ThreeNodes, actors: list[Any]) -> Iterator[Users]:
+    """Partition p is empty, with jagged tokens, images, and objects."""
+    with three_nodes.emptied() as address, connect(address, transport="shm") as here:
+        here.register_partition("p", ["x", "tokens", "image", "note"], 0, ["train"], per_token_fields=["tokens"])
+        yield Users(actors[0], actors[1:4], actors[4], here)
+
+
+def numbers(seed: int, size: int = ROW) -> torch.Tensor:
+    return torch.arange(size) + seed * 1_000_003
+
+
+def put(client: DataPlaneClient, rows: Rows) -> None:
+    client.put_samples(list(rows), "p", {"x": list(rows.values())})
+
+
+def clear(client: DataPlaneClient, ids: list[str]) -> int:
+    return client.clear_samples(ids, "p")
+
+
+def read(client: DataPlaneClient, ids: list[str]) -> list[torch.Tensor]:
+    return [row.clone() for row in client.get_samples(ids, "p", ["x"])["x"].unbind()]
+
+
+def assert_rows(got: list[torch.Tensor], *expected: torch.Tensor) -> None:
+    assert [torch.equal(row, wanted) for row, wanted in zip(got, expected, strict=True)] == [True] * len(expected)
+
+
+# -- what travels ------------------------------------------------------------------------------------------------------
+
+
+def test_each_client_uses_the_memory_of_its_node(users: Users, three_nodes: ThreeNodes) -> None:
+    rows = {f"s{i}": numbers(i) for i in range(6)}
+    for node, ids in enumerate((["s0"], ["s1", "s2"], ["s3", "s4", "s5"])):
+        users.do(node, put, {name: rows[name] for name in ids})
+    used = [three_nodes.figures(node).memory_used_bytes for node in range(3)]
+    assert used == [ROW_BYTES, 2 * ROW_BYTES, 3 * ROW_BYTES]
+    assert users.here.server_status().memory_used_bytes == 6 * ROW_BYTES
+
+
+def test_a_read_on_the_node_of_the_put_fetches_nothing(users: Users, three_nodes: ThreeNodes) -> None:
+    before = [three_nodes.figures(node) for node in range(3)]
+    rows = {f"s{i}": numbers(i) for i in range(4)}
+    users.do(0, put, rows)
+    for _ in range(2):
+        assert_rows(users.do(0, read, list(rows)), *rows.values())
+    after = [three_nodes.figures(node) for node in range(3)]
+    assert [(one.fetched_bytes, one.cache_hit_bytes) for one in after] == [
+        (one.fetched_bytes, one.cache_hit_bytes) for one in before
+    ]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one after another"])
+def test_four_processes_of_another_node_fetch_once(users: Users, three_nodes: ThreeNodes, at_once: bool) -> None:
+    before = three_nodes.figures(1)
+    rows = {f"s{i}": numbers(i) for i in range(4)}
+    users.do(0, put, rows)
+    if at_once:
+        reading = [actor.do.remote(read, list(rows)) for actor in users.b]
+        found = [read(users.here, list(rows)), *ray.get(reading)]
+    else:
+        found = [read(users.here, list(rows)), *(ray.get(actor.do.remote(read, list(rows))) for actor in users.b)]
+    for got in found:
+        assert_rows(got, *rows.values())
+    after = three_nodes.figures(1)
+    assert after.fetched_bytes - before.fetched_bytes == 4 * ROW_BYTES
+    assert after.cache_hit_bytes - before.cache_hit_bytes == 3 * 4 * ROW_BYTES
+
+
+def test_of_rows_of_all_nodes_only_those_of_others_are_fetched(users: Users, three_nodes: ThreeNodes) -> None:
+    rows = {f"s{i}": numbers(i) for i in range(9)}
+    for node in range(3):
+        users.do(node, put, {name: rows[name] for name in list(rows)[node::3]})
+    before = three_nodes.figures(1).fetched_bytes
+    assert_rows(read(users.here, list(rows)), *rows.values())
+    assert three_nodes.figures(1).fetched_bytes - before == 6 * ROW_BYTES
+    with three_nodes.outside() as outside:
+        assert_rows(read(outside, list(rows)), *rows.values())
+        assert outside.transport == "grpc"
+
+
+# -- what is read is what is there -------------------------------------------------------------------------------------
+
+
+def test_rows_that_take_the_places_of_others_are_fetched_anew(users: Users, three_nodes: ThreeNodes) -> None:
+    for turn in range(4):
+        rows = {f"s{i}": numbers(10 * turn + i) for i in range(4)}
+        users.do(0, put, rows)
+        before = three_nodes.figures(1).fetched_bytes
+        assert_rows(read(users.here, list(rows)), *rows.values())
+        assert three_nodes.figures(1).fetched_bytes - before == 4 * ROW_BYTES
+        if turn % 2:  # otherwise they are replaced
+            users.do(0, clear, list(rows))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_put_cleared_and_replaced_on_any_node_is_read_on_all(users: Users, seed: int) -> None:
+    """Rows of up to 2 MiB: more than the caches keep. Some reads are views, which stay as they were."""
+    random = np.random.default_rng(seed)
+    there: Rows = {}
+    views: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for turn in range(120):
+        node, kind = int(random.integers(3)), random.random()
+        chosen = [name for name in there if random.random() < 0.4]
+        if kind < 0.4 or not chosen:
+            names = random.choice(24, size=random.integers(1, 5), replace=False).tolist()
+            sizes = random.choice([1, 1000, 9000, 9000, 40_000, 250_000], size=len(names)).tolist()
+            rows = {f"s{name}": numbers(1000 * turn + name, size) for name, size in zip(names, sizes, strict=True)}
+            users.do(node, put, rows)
+            there |= rows
+        elif kind < 0.5:
+            assert users.do(node, clear, chosen) == len(chosen)
+            there = {name: row for name, row in there.items() if name not in chosen}
+        elif kind < 0.6:
+            column = users.here.get_samples(chosen[:1], "p", ["x"])["x"]
+            views = [*views[-5:], (column.unbind()[0], there[chosen[0]])]
+        else:
+            assert_rows(users.do(node, read, chosen), *(there[name] for name in chosen))
+        for view, wanted in views:
+            assert torch.equal(view, wanted)
+
+
+def test_a_view_of_another_nodes_rows_stays_right_whatever_comes_after(users: Users, three_nodes: ThreeNodes) -> None:
+    rows = {f"s{i}": numbers(i) for i in range(4)}
+    users.do(0, put, rows)
+    meta = users.here.claim("p", "train", ["x"], 4).meta
+    view = users.here.read_columns(meta, ["x"], layout="jagged")["x"]
+    users.do(0, clear, list(rows))
+    for turn in range(2 * CACHE_BYTES // (20 * ROW_BYTES)):  # more than fits into the cache beside the view
+        others = {f"t{i}": numbers(100 * turn + i) for i in range(20)}
+        users.do(0, put, others)
+        assert_rows(read(users.here, list(others)), *others.values())
+    assert_rows(list(view.unbind()), *rows.values())
+    assert three_nodes.figures(0).memory_used_bytes == 24 * ROW_BYTES, "the bytes under the view"
+    del view
+    with contextlib.suppress(Exception):
+        users.here.partition("p")
+    assert three_nodes.figures(0).memory_used_bytes == 20 * ROW_BYTES
+
+
+def test_a_read_larger_than_the_cache_comes_over_grpc(users: Users, three_nodes: ThreeNodes) -> None:
+    size = CACHE_BYTES // 8 // 4
+    rows = {f"s{i}": numbers(i, size) for i in range(5)}
+    users.do(0, put, rows)
+    before = three_nodes.figures(1)
+    assert_rows(read(users.here, list(rows)), *rows.values())
+    assert three_nodes.figures(1).fetched_bytes == before.fetched_bytes
+    assert_rows(read(users.here, list(rows)[:4]), *list(rows.values())[:4])
+    assert three_nodes.figures(1).fetched_bytes == before.fetched_bytes + CACHE_BYTES
+
+
+def test_reads_of_more_than_the_cache_at_once_are_all_right(users: Users) -> None:
+    rows = {f"s{i}": numbers(i, 5 * MIB // 8) for i in range(6)}
+    users.do(0, put, rows)
+    chosen = [list(rows)[i : i + 2] for i in (0, 2, 4)] * 3
+    with ThreadPoolExecutor(9) as threads:
+        for ids, got in zip(chosen, threads.map(lambda ids: read(users.here, ids), chosen), strict=True):
+            assert_rows(got, *(rows[name] for name in ids))
+
+
+# -- verbs whose rows are of several nodes -----------------------------------------------------------------------------
+
+
+def append(client: DataPlaneClient, ids: list[str], tokens: torch.Tensor) -> None:
+    client.append_tokens(ids, "p", {"tokens": [tokens] * len(ids)})
+
+
+def tokens_of(client: DataPlaneClient, ids: list[str]) -> list[list[int]]:
+    return [row.tolist() for row in client.get_samples(ids, "p", ["tokens"])["tokens"].unbind()]
+
+
+@pytest.mark.parametrize("step", [3, 20_000], ids=["small", "large"])
+def test_rows_grow_on_any_node(users: Users, step: int) -> None:
+    ids, whole = ["a", "b"], torch.arange(6 * step)
+    for turn in range(6):
+        users.do(turn % 3, append, ids, whole[turn * step : (turn + 1) * step])
+        for node in range(3):
+            assert users.do(node, tokens_of, ids) == [whole[: (turn + 1) * step].tolist()] * 2
+
+
+def put_once(client: DataPlaneClient, ids: list[str], images: torch.Tensor) -> None:
+    client.put_samples(ids, "p", {"image": images}, once=["image"])
+
+
+def images_of(client: DataPlaneClient, ids: list[str]) -> torch.Tensor:
+    return torch.stack(client.get_samples(ids, "p", ["image"])["image"].unbind())
+
+
+@pytest.mark.parametrize("pixels", [4, 500_000], ids=["small", "large"])
+def test_values_put_once_are_kept_once_in_the_whole_cluster(users: Users, pixels: int) -> None:
+    images = torch.arange(2 * pixels).view(2, pixels)
+    for node, name in enumerate("abc"):
+        users.do(node, put_once, [f"{name}0", f"{name}1", f"{name}2"], images[[0, 1, 0]])
+    assert users.here.server_status().memory_used_bytes == images.nbytes
+    users.do(0, clear, ["a0", "a1", "a2"])
+    users.do(1, clear, ["b0", "b2"])
+    for node in range(3):
+        assert torch.equal(users.do(node, images_of, ["b1", "c0", "c1", "c2"]), images[[1, 0, 1, 0]])
+    users.do(2, clear, ["c0", "c1", "c2", "b1"])
+    assert users.here.server_status().memory_used_bytes == 0
+
+
+def put_notes(client: DataPlaneClient, ids: list[str], notes: list[object]) -> None:
+    column = np.empty(len(notes), object)
+    column[:] = notes
+    client.put_samples(ids, "p", {"note": column, "tokens": [torch.arange(3)] * len(ids)})
+
+
+def notes_of(client: DataPlaneClient, ids: list[str]) -> list[object]:
+    return list(client.get_samples(ids, "p", ["note"])["note"])
+
+
+def test_objects_of_rows_of_all_nodes_are_read_together(users: Users) -> None:
+    notes = {f"s{i}": {"row": i, "text": "x" * (1 << i)} for i in range(15)}
+    for node in range(3):
+        ids = list(notes)[node::3]
+        users.do(node, put_notes, ids, [notes[name] for name in ids])
+    for node in range(3):
+        assert users.do(node, notes_of, list(notes)) == list(notes.values())
+
+
+def put_group(client: DataPlaneClient, name: str) -> None:
+    with client.reserve_group("p", name, [f"{name}0", f"{name}1"]) as group:
+        for row, sample in enumerate(group.meta.sample_ids):
+            group.put([sample], {"x": [numbers(row, 7)]})
+        group.put_shared({"image": torch.ones(1, 5)})
+
+
+def claim_group(client: DataPlaneClient) -> tuple[list[str], list[torch.Tensor]]:
+    with client.claim("p", "train", ["x", "image"], 1, whole_groups=True) as claim:
+        assert torch.equal(client.get_data(claim.meta, ["image"])["image"], torch.ones(2, 5))
+        rows = read(client, claim.meta.sample_ids)
+        claim.commit({"tokens": [torch.arange(2), torch.arange(4)]})
+        return claim.meta.sample_ids, rows
+
+
+def test_groups_of_one_node_are_claimed_on_another_and_have_what_it_writes_back(users: Users) -> None:
+    users.do(0, put_group, "g")
+    ids, rows = users.do(2, claim_group)
+    assert ids == ["g0", "g1"]
+    assert_rows(rows, numbers(0, 7), numbers(1, 7))
+    assert tokens_of(users.here, ids) == [[0, 1], [0, 1, 2, 3]]

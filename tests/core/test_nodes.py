@@ -1,0 +1,252 @@
+"""Nodes of a cluster: each has its budget, its rows go with it, and claims prefer the rows of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.caller import Caller
+
+from dataplane_server.core.calls.answers import Admitted, Failed, Grant, Reservation, Waiting
+from dataplane_server.core.calls.node_calls import AddNode, LoseNode
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.rows.regions import NODE_SHIFT, Regions, node_of
+
+BUDGET = 1024
+
+
+@pytest.fixture
+def cluster(new_caller: Callable[..., Caller]) -> Caller:
+    """Nodes 1 and 2, of 1 KiB each, and partition p."""
+    caller = new_caller(memory_bytes=BUDGET, cluster=True)
+    assert [caller.apply(AddNode(name)) for name in ("north", "south")] == [1, 2]
+    caller.register(tasks=("train", "score"))
+    return caller
+
+
+def put(caller: Caller, sample_ids: list[str], node: int, size: int = 8, **more: object) -> None:
+    lengths: Mapping[str, list[int]] = {"a": [size] * len(sample_ids)}
+    caller.put(caller.put_call(sample_ids, lengths, node=node, **more))  # type: ignore[arg-type]
+
+
+def test_values_lie_on_the_node_that_the_put_names(cluster: Caller) -> None:
+    for node in (1, 2):
+        begun = cluster.apply(cluster.put_call([f"s{node}"], {"a": [100]}, node=node))
+        assert isinstance(begun, Reservation)
+        assert [node_of(run.offset) for run in begun.runs] == [node]
+
+
+def test_a_full_node_makes_only_its_own_puts_wait(cluster: Caller) -> None:
+    put(cluster, ["big"], 1, BUDGET)
+    waiting = cluster.apply(cluster.put_call(["s1"], {"a": [8]}, node=1))
+    assert isinstance(waiting, Waiting)
+    put(cluster, ["s2"], 2)
+    cluster.clear(["big"])
+    (effect,) = cluster.plane.take_effects()
+    assert isinstance(effect, Admitted)
+    assert effect.ticket == waiting.ticket
+
+
+def test_a_put_that_waits_longest_is_served_first_on_each_node(cluster: Caller) -> None:
+    for node in (1, 2):
+        put(cluster, [f"big{node}"], node, BUDGET)
+    order = [(f"s{n}", 1 + n % 2) for n in range(6)]
+    tickets = {}
+    for name, node in order:
+        begun = cluster.apply(cluster.put_call([name], {"a": [BUDGET // 2]}, node=node))
+        assert isinstance(begun, Waiting)
+        tickets[begun.ticket] = name
+    cluster.clear(["big2"])
+    admitted = [tickets[effect.ticket] for effect in cluster.plane.take_effects() if isinstance(effect, Admitted)]
+    assert admitted == ["s1", "s3"]
+
+
+def test_a_put_on_a_node_that_is_unknown_or_gone_is_refused(cluster: Caller) -> None:
+    cluster.apply(LoseNode(2))
+    for node in (0, 2, 3):
+        with cluster.refuses(Reason.NODE_LOST, f"node {node}"):
+            cluster.apply(cluster.put_call(["s"], {"a": [8]}, node=node))
+
+
+def test_a_lost_node_takes_its_rows_and_no_others(cluster: Caller) -> None:
+    put(cluster, ["n1", "n2"], 1)
+    put(cluster, ["s1", "s2", "s3"], 2)
+    assert cluster.apply(LoseNode(2)) == 3
+    assert cluster.plane.partition_info("p").removed_rows["lost"] == 3
+    assert list(cluster.take("a", batch_size=5, min_size=1).sample_ids) == ["n1", "n2"]
+    story = cluster.plane.sample("p", "s1")
+    assert (story.events[-1].what, story.events[-1].reason) == ("lost", "node 2 left the cluster")
+
+
+def test_a_row_is_lost_with_any_node_that_has_a_value_of_it(cluster: Caller) -> None:
+    put(cluster, ["mixed"], 1)
+    cluster.put(cluster.put_call(["mixed"], {"b": [8]}, node=2))
+    assert cluster.apply(LoseNode(2)) == 1
+
+
+def test_a_row_without_bytes_on_a_node_survives_it(cluster: Caller) -> None:
+    put(cluster, ["empty"], 2, size=0)
+    assert cluster.apply(LoseNode(2)) == 0
+
+
+def test_losing_a_node_twice_loses_nothing_more(cluster: Caller) -> None:
+    put(cluster, ["s1"], 2)
+    assert [cluster.apply(LoseNode(number)) for number in (2, 2, 7)] == [1, 0, 0]
+
+
+def test_claimed_rows_are_lost_too_and_the_claim_goes_on_without_them(cluster: Caller) -> None:
+    put(cluster, ["n1"], 1)
+    put(cluster, ["s1"], 2)
+    grant = cluster.take("a", batch_size=2)
+    cluster.apply(LoseNode(2))
+    assert cluster.commit(grant.claim_id).consumed_rows == 1
+
+
+def test_a_finished_group_goes_with_one_of_its_rows(cluster: Caller) -> None:
+    reserved = cluster.reserve("g", ["g1", "g2"])
+    for sample_id, node in (("g1", 1), ("g2", 2)):
+        put(cluster, [sample_id], node, reservation_id=reserved.reservation_id)
+    cluster.finish_group(reserved.reservation_id)
+    put(cluster, ["alone"], 1)
+    assert cluster.apply(LoseNode(2)) == 2
+    assert list(cluster.take("a", batch_size=5, min_size=1).sample_ids) == ["alone"]
+
+
+def test_the_producer_of_a_reserved_group_learns_that_a_row_is_lost(cluster: Caller) -> None:
+    reserved = cluster.reserve("g", ["g1", "g2"])
+    put(cluster, ["g1"], 2, reservation_id=reserved.reservation_id)
+    cluster.apply(LoseNode(2))
+    with cluster.refuses(Reason.GROUP_FENCED):
+        cluster.finish_group(reserved.reservation_id)
+
+
+def test_writes_that_wait_for_a_lost_node_end(cluster: Caller) -> None:
+    put(cluster, ["big"], 2, BUDGET)
+    waiting = cluster.apply(cluster.put_call(["s1"], {"a": [8]}, node=2))
+    assert isinstance(waiting, Waiting)
+    cluster.apply(LoseNode(2))
+    (effect,) = cluster.plane.take_effects()
+    assert isinstance(effect, Failed)
+    assert effect.refusal.reason is Reason.NODE_LOST
+
+
+def test_an_arena_that_comes_back_has_its_number_and_rows(cluster: Caller) -> None:
+    put(cluster, ["s1"], 2)
+    assert cluster.apply(AddNode("south")) == 2
+    assert len(cluster.take("a").sample_ids) == 1
+
+
+def test_an_arena_that_was_lost_comes_back_as_a_new_node(cluster: Caller) -> None:
+    cluster.apply(LoseNode(2))
+    assert cluster.apply(AddNode("south")) == 3
+    put(cluster, ["s1"], 3)
+
+
+def test_a_reader_of_a_lost_row_keeps_its_bytes_from_nothing(cluster: Caller) -> None:
+    put(cluster, ["s1"], 2)
+    plan = cluster.read(["s1"], "a")
+    cluster.apply(LoseNode(2))
+    assert node_of(plan.runs[0].offset) == 2
+    assert cluster.used == 8, "until the read ends"
+
+
+# -- locality ----------------------------------------------------------------------------------------------------------
+
+
+def claim(caller: Caller, node: int, size: int, **more: object) -> list[str]:
+    grant = caller.apply(caller.claim_call("a", batch_size=size, min_size=1, node=node, **more))  # type: ignore[arg-type]
+    assert isinstance(grant, Grant)
+    return list(grant.sample_ids)
+
+
+def test_a_claim_takes_the_first_row_and_then_those_of_its_node(cluster: Caller) -> None:
+    for n in range(8):
+        put(cluster, [f"s{n}"], 1 + n % 2)
+    assert claim(cluster, 2, 3) == ["s0", "s1", "s3"]
+    assert claim(cluster, 1, 3) == ["s2", "s4", "s6"]
+    assert claim(cluster, 1, 3) == ["s5", "s7"]
+
+
+def test_a_claim_looks_at_four_times_its_size(cluster: Caller) -> None:
+    put(cluster, [f"far{n}" for n in range(8)], 1)
+    put(cluster, ["near"], 2)
+    assert claim(cluster, 2, 2) == ["far0", "far1"], "the near row is beyond the first eight"
+    assert claim(cluster, 2, 2) == ["far2", "near"]
+
+
+def test_a_claim_that_prefers_rows_keeps_to_its_tokens(cluster: Caller) -> None:
+    for n in range(4):
+        put(cluster, [f"s{n}"], 1 + n % 2, sequence_lengths=[10])
+    assert claim(cluster, 2, 4, max_tokens=20) == ["s0", "s1"]
+    assert claim(cluster, 2, 4, max_tokens=20) == ["s2", "s3"]
+
+
+@settings(settings.get_profile("quick"))
+@given(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40), st.data())
+def test_each_row_is_claimed_once_and_none_is_passed_over_for_ever(nodes: list[int], data: st.DataObject) -> None:
+    from dataplane_server.core.calls.limits import Limits
+
+    caller = Caller(Limits(memory_bytes=BUDGET, cluster=True))
+    for name in ("north", "south"):
+        caller.apply(AddNode(name))
+    caller.register()
+    for n, node in enumerate(nodes):
+        put(caller, [f"s{n}"], node)
+    taken: list[str] = []
+    for claims in range(len(nodes)):
+        if len(taken) == len(nodes):
+            break
+        taken += claim(caller, data.draw(st.sampled_from([1, 2])), data.draw(st.integers(1, 4)))
+        assert {f"s{n}" for n in range(claims + 1)} <= set(taken), "the nth row, by the nth claim at the latest"
+    assert sorted(taken) == sorted(f"s{n}" for n in range(len(nodes)))
+    caller.plane.check_invariants()
+    caller.plane.check_replay()
+
+
+# -- versions of runs --------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 255), unique=True, min_size=1), st.integers(0, (1 << 20) - 1), st.integers(1, 1 << 16))
+@settings(settings.get_profile("quick"))
+def test_the_version_of_a_range_changes_when_any_of_its_bytes_is_released(
+    pieces: list[int], start: int, size: int
+) -> None:
+    regions = Regions()
+    regions.add("one", 1 << 20)
+    assert regions.allocate_columns(np.array([[1 << 20]]), 1) is not None
+    end = min(start + size, 1 << 20)
+    watched = np.array([start]), np.array([end])
+    for piece in pieces:
+        before = regions.region(1).versions(*watched)
+        regions.release_rows(np.array([(1 << NODE_SHIFT) + piece * 4096]), np.array([4096]))
+        if piece * 4096 < end and start < (piece + 1) * 4096:
+            assert (regions.region(1).versions(*watched) > before).all()
+
+
+def test_versions_far_from_a_release_stay() -> None:
+    regions = Regions()
+    regions.add("one", 1 << 30)
+    assert regions.allocate_columns(np.array([[1 << 30]]), 1) is not None
+    far = np.array([1 << 29]), np.array([(1 << 29) + 4096])
+    before = regions.region(1).versions(*far)
+    regions.release_rows(np.array([1 << NODE_SHIFT]), np.array([1 << 20]))
+    assert (regions.region(1).versions(*far) == before).all()
+
+
+def test_a_claim_that_waits_for_rows_of_a_dead_node_is_told_so_until_others_come(cluster: Caller) -> None:
+    put(cluster, ["s1", "s2"], 2)
+    cluster.now += 1
+    cluster.apply(LoseNode(2))
+    cluster.now += 5
+    claim = cluster.claim_call("a", batch_size=2)
+    cluster.apply(claim)
+    (wait,) = cluster.plane.explain_waits("p", "train", cluster.now).waits
+    text = "2 rows were lost with nodes, the last 5.0 s ago, and none has come since"
+    assert (wait.findings[0].cause, wait.findings[0].text) == ("node_lost", text)
+    cluster.now += 1
+    put(cluster, ["s3"], 1)
+    (wait,) = cluster.plane.explain_waits("p", "train", cluster.now).waits
+    assert "node_lost" not in [finding.cause for finding in wait.findings]

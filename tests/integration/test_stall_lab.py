@@ -1,0 +1,333 @@
+"""The stall lab: flows that wait, each for another cause, which the call, the command and the metric name.
+
+Real servers and clients. The calls that wait end when their clients are closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+from tests.client.cli.reading import run, run_json
+
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import ClaimTimeoutError, NotFoundError, PartitionFullError
+from dataplane_client.flow import DrawBand, FlowPolicy
+from dataplane_client.policies import TaskPolicy
+from dataplane_server.testing import ServerThread
+
+Eventually = Callable[[Callable[[], object]], None]
+KIB = 1 << 10
+
+
+@dataclass
+class Lab:
+    """A server with partition p (fields x and y, task train), and clients by name."""
+
+    server: ServerThread
+    threads: ThreadPoolExecutor
+    running: contextlib.ExitStack
+    kept: list[object] = field(default_factory=list)
+
+    def client(self, name: str) -> DataPlaneClient:
+        return self.running.enter_context(connect(self.server.addresses[0], client_name=name, timeout_s=30.0))
+
+    def put(self, ids: str, *fields: str, who: str = "rollout", tags: dict[str, int] | None = None) -> None:
+        """A row for each letter, by a client that stays."""
+        columns = {name: [torch.zeros(1) for _ in ids] for name in fields or ("x",)}
+        self.client(who).put_samples(list(ids), "p", columns, [dict(tags) for _ in ids] if tags else None)
+
+    def holds(self, who: str, rows: int) -> None:
+        """A claim that stays open."""
+        self.kept.append(self.client(who).claim("p", "train", ["x"], rows))
+
+    def claims(self, rows: int, *fields: str, who: str = "trainer", **more: object) -> None:
+        """A claim that is to wait."""
+        claim = self.client(who).claim
+        self.threads.submit(claim, "p", "train", fields or ("x",), rows, **more)  # type: ignore[arg-type]
+
+    def puts(self, *ids: str, size: int = 1) -> None:
+        """A put that is to wait."""
+        put, columns = self.client("rollout").put_samples, {"x": [torch.zeros(size) for _ in ids]}
+        self.threads.submit(put, list(ids), "p", columns)
+
+
+@pytest.fixture
+def lab(start_server: Callable[..., ServerThread], threads: ThreadPoolExecutor) -> Iterator[Lab]:
+    with contextlib.ExitStack() as running:
+        server = start_server(http="127.0.0.1:0", memory_bytes=64 * KIB)
+        lab = Lab(server, threads, running)
+        lab.client("driver").register_partition("p", ["x", "y"], 100, ["train"], max_deliveries=1)
+        yield lab
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+def nothing_was_ever_put(lab: Lab) -> None:
+    lab.claims(8)
+
+
+def a_field_is_missing_and_its_producer_has_gone(lab: Lab) -> None:
+    lab.put("abcdefgh", "x")
+    with connect(lab.server.addresses[0], client_name="ref-policy-1") as policy:
+        policy.claim("p", "train", ["x"], 1).commit({"y": torch.zeros(1)})
+    lab.claims(7, "x", "y")
+
+
+def producers_fell_silent(lab: Lab) -> None:
+    lab.put("ab")
+    lab.claims(8)
+
+
+def rows_are_too_stale(lab: Lab) -> None:
+    driver = lab.client("driver")
+    lab.put("abcd", tags={"weight_version": 1})
+    driver.set_policies("p", {"train": TaskPolicy(max_staleness=1)})
+    driver.set_weight_version("p", 5)
+    lab.claims(4)
+
+
+def rows_name_no_version(lab: Lab) -> None:
+    lab.client("driver").set_policies("p", {"train": TaskPolicy(max_staleness=1)})
+    lab.put("ab")
+    lab.claims(2)
+
+
+def groups_are_not_finished(lab: Lab) -> None:
+    lab.kept.append(lab.client("agent-7").reserve_group("p", "g", ["a", "b"]))
+    lab.claims(1, whole_groups=True)
+
+
+def groups_were_broken(lab: Lab) -> None:
+    with lab.client("agent-7").reserve_group("p", "g", ["a", "b"]) as group:
+        group.put(["a", "b"], {"x": [torch.zeros(1)] * 2})
+    lab.client("eval").claim("p", "train", ["x"], 1).commit()
+    lab.claims(1, whole_groups=True)
+
+
+def the_filter_of_the_claim_matches_nothing(lab: Lab) -> None:
+    lab.put("abcd", tags={"std": 0})
+    lab.claims(2, where="std > 0")
+
+
+def the_filter_of_the_task_matches_nothing(lab: Lab) -> None:
+    lab.client("driver").set_policies("p", {"train": TaskPolicy(where="std > 0")})
+    lab.put("abcd", tags={"std": 0})
+    lab.claims(2)
+
+
+def another_client_holds_the_rows(lab: Lab) -> None:
+    lab.put("abcd")
+    lab.holds("eval", 4)
+    lab.claims(4)
+
+
+def rows_are_delayed(lab: Lab) -> None:
+    lab.put("ab")
+    lab.client("eval").claim("p", "train", ["x"], 2).release(delay_s=600.0)
+    lab.claims(2)
+
+
+def rows_are_dead_letters(lab: Lab) -> None:
+    lab.put("ab")
+    lab.client("eval").claim("p", "train", ["x"], 2).release(reason="NaN in the loss")
+    lab.claims(2)
+
+
+def all_announced_rows_came(lab: Lab) -> None:
+    lab.client("driver").register_partition("p", ["x"], 2, ["train"], replace=True)
+    lab.put("ab")
+    lab.client("eval").claim("p", "train", ["x"], 2).commit()
+    lab.claims(1)
+
+
+def a_closed_partition_has_rows_that_lack_a_field(lab: Lab) -> None:
+    lab.put("ab")
+    lab.client("driver").close_partition("p")
+    lab.claims(2, "x", "y")
+
+
+# -- puts, groups and draws --------------------------------------------------------------------------------------------
+
+
+def the_partition_is_full_of_rows(lab: Lab) -> None:
+    lab.client("driver").set_policies("p", flow=FlowPolicy(max_rows=2))
+    lab.put("ab")
+    lab.holds("trainer", 1)
+    lab.puts("c")
+
+
+def the_partition_is_full_of_bytes(lab: Lab) -> None:
+    lab.client("driver").set_policies("p", flow=FlowPolicy(max_bytes=8))
+    lab.put("ab")
+    lab.holds("trainer", 1)
+    lab.puts("c")
+
+
+def the_memory_is_full(lab: Lab) -> None:
+    lab.client("rollout").put_samples(["a"], "p", {"x": [torch.zeros(15 * 1024)]})
+    lab.holds("trainer", 1)
+    lab.puts("c", size=2048)
+
+
+def consumed_rows_are_not_cleared(lab: Lab) -> None:
+    lab.client("driver").set_policies("p", flow=FlowPolicy(max_rows=2))
+    lab.put("ab")
+    lab.client("trainer").claim("p", "train", ["x"], 2).commit()
+    lab.puts("c")
+
+
+def the_consumer_has_gone(lab: Lab) -> None:
+    lab.client("driver").set_policies("p", flow=FlowPolicy(max_rows=2))
+    lab.put("ab")
+    with connect(lab.server.addresses[0], client_name="trainer") as trainer:
+        trainer.claim("p", "train", ["x"], 1).release()
+    lab.puts("c")
+
+
+def the_weight_version_paces(lab: Lab) -> None:
+    lab.client("driver").set_policies("p", {"train": TaskPolicy(max_staleness=0, rows_per_version=2)})
+    lab.put("ab", tags={"weight_version": 1})
+    lab.holds("trainer", 1)
+    lab.puts("c")
+
+
+def the_weight_version_never_advances(lab: Lab) -> None:
+    lab.client("driver").set_policies("p", {"train": TaskPolicy(max_staleness=0, rows_per_version=2)})
+    lab.put("ab", tags={"weight_version": 1})
+    lab.client("trainer").claim("p", "train", ["x"], 2).commit()
+    lab.puts("c")
+
+
+def draws_are_ahead_of_puts(lab: Lab) -> None:
+    lab.client("driver").set_policies("p", flow=FlowPolicy(band=DrawBand(1.0, 0.0, 4.0)))
+    lab.threads.submit(lab.client("learner").draw_samples, "p", ["x"], 1)
+
+
+STALLS: list[tuple[Callable[[Lab], None], str, str]] = [
+    (nothing_was_ever_put, "never_put", "'trainer' waits"),
+    (
+        a_field_is_missing_and_its_producer_has_gone,
+        "missing_field",
+        "7 of 7 untaken rows lack field 'y'; it was last put 0.",
+    ),
+    (producers_fell_silent, "silent_producer", "by 'rollout'"),
+    (rows_are_too_stale, "stale_rows", "4 of 4 untaken rows are staler than max_staleness 1"),
+    (rows_name_no_version, "unknown_version", "2 of 2 untaken rows name no weight version"),
+    (groups_are_not_finished, "incomplete_groups", "the oldest by client 'agent-7'"),
+    (groups_were_broken, "broken_groups", "1 of 1 untaken rows belong to groups of which other rows are taken"),
+    (the_filter_of_the_claim_matches_nothing, "claim_filter", "4 of 4 untaken rows do not fit"),
+    (the_filter_of_the_task_matches_nothing, "task_filter", "4 of 4 untaken rows do not fit"),
+    (another_client_holds_the_rows, "claims_held", "4 rows are held by client 'eval'"),
+    (rows_are_delayed, "delayed_rows", "2 rows are delayed by a release"),
+    (rows_are_dead_letters, "dead_letters", "failed for 'NaN in the loss'"),
+    (all_announced_rows_came, "end_of_data", "all 2 announced rows (num_samples) were put"),
+    (a_closed_partition_has_rows_that_lack_a_field, "missing_field", "2 of 2 untaken rows lack field 'y'"),
+    (the_partition_is_full_of_rows, "rows_budget", "2 of max_rows 2 rows are here"),
+    (the_partition_is_full_of_bytes, "bytes_budget", "8 of max_bytes 8 bytes are here"),
+    (the_memory_is_full, "memory_budget", "the put holds 8 KiB of values, 4 KiB of the memory budget"),
+    (consumed_rows_are_not_cleared, "not_cleared", "2 rows are done with by every task"),
+    (the_consumer_has_gone, "consumer_gone", "by 'trainer', whose session ended 0."),
+    (the_weight_version_paces, "weight_version_pace", "task 'train' has 2 rows before it"),
+    (the_weight_version_never_advances, "version_not_advanced", "more may come when the trainer sets"),
+    (draws_are_ahead_of_puts, "draw_band", "would be below the band's 0"),
+]
+
+
+@pytest.mark.parametrize(("stall", "cause", "words"), STALLS, ids=[row[0].__name__ for row in STALLS])
+def test_the_cause_of_a_stall_is_named_by_call_command_and_metric(
+    lab: Lab, eventually: Eventually, stall: Callable[[Lab], None], cause: str, words: str
+) -> None:
+    engineer = lab.client("engineer")
+    stall(lab)
+    eventually(lambda: any(wait.waiting for wait in engineer.why().waits))
+    (wait,) = engineer.why().waits
+    assert (wait.partition_id, wait.calls, wait.causes[0].cause) == ("p", 1, cause)
+    assert words in wait.summary
+    assert engineer.why("p").waits[0].summary.partition(" waits")[2] != ""
+
+    code, text = run("why", "p", "-s", engineer.target, COLUMNS="80")
+    lines = text.splitlines()
+    assert (code, cause in lines[0]) == (0, True)
+    assert [line for line in lines if len(line) > 80] == []
+    assert "  next: " + wait.causes[0].next_step.split()[0] in text
+    (told,) = run_json("why", "-s", engineer.target)["waits"]
+    assert told["causes"][0]["cause"] == cause
+
+    assert waiting_causes(lab.server) == {("p", wait.task_name, cause): 1.0}
+
+
+def waiting_causes(server: ServerThread) -> dict[tuple[str, str, str], float]:
+    with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=20) as response:
+        families = text_string_to_metric_families(response.read().decode())
+        family = next(family for family in families if family.name == "dataplane_waiting_cause")
+    return {(one.labels["partition"], one.labels["task"], one.labels["cause"]): one.value for one in family.samples}
+
+
+def test_rows_that_come_too_slowly_are_told_while_puts_come(lab: Lab, eventually: Eventually) -> None:
+    engineer = lab.client("engineer")
+    lab.claims(8)
+    eventually(lambda: engineer.why().waits)
+    lab.put("ab", who="rollout-3")
+    (wait,) = engineer.why().waits
+    assert wait.causes[0].cause == "slow_producer"
+    assert "by 'rollout-3'" in wait.summary
+
+
+def test_a_trainer_learns_that_producers_wait_for_its_own_step(lab: Lab, eventually: Eventually) -> None:
+    engineer = lab.client("engineer")
+    the_weight_version_never_advances(lab)
+    eventually(lambda: engineer.why().waits)
+    lab.claims(2)
+    eventually(lambda: engineer.why("p", "train").waits)
+    (wait,) = engineer.why("p", "train").waits
+    assert wait.causes[0].cause == "version_not_advanced"
+    assert "no new rows come: 'rollout' waits" in wait.summary
+
+
+def test_a_healthy_flow_has_nothing_that_waits(lab: Lab) -> None:
+    trainer = lab.client("trainer")
+    for ids in ("ab", "cd"):
+        lab.put(ids)
+        trainer.claim("p", "train", ["x"], 2).commit()
+    lab.put("ef")
+    assert trainer.why().waits == trainer.why("p").waits == trainer.why("p", "train").waits == []
+    assert run("why", "-s", trainer.target) == run("why", "p", "train", "-s", trainer.target) == (0, "nothing waits\n")
+    assert waiting_causes(lab.server) == {}
+
+
+def test_a_task_without_a_consumer_is_told_where_it_is_named(lab: Lab) -> None:
+    lab.put("ab")
+    with connect(lab.server.addresses[0], client_name="trainer") as trainer:
+        trainer.claim("p", "train", ["x"], 1).release()
+    engineer = lab.client("engineer")
+    (wait,) = engineer.why("p").waits
+    assert (wait.waiting, wait.task_name, wait.causes[0].cause) == ("", "train", "consumer_gone")
+    for named in (["p"], []):
+        code, text = run("why", *named, "-s", engineer.target)
+        assert (code, text.splitlines()[:2]) == (0, ["nothing waits", "p, train  consumer_gone"])
+
+
+def test_an_error_names_the_cause_that_the_call_named(lab: Lab) -> None:
+    lab.put("abcd")
+    with pytest.raises(ClaimTimeoutError, match="4 of 4 untaken rows lack field 'y'; no put of it") as timeout:
+        lab.client("trainer").claim("p", "train", ["x", "y"], 4, timeout_s=0.2)
+    assert timeout.value.details["cause"] == "missing_field"
+    lab.client("driver").set_policies("p", flow=FlowPolicy(max_rows=4))
+    with pytest.raises(PartitionFullError, match=r"4 of max_rows 4 .* task 'train' has 4 rows before it") as full:
+        lab.client("rollout").put_samples(["e"], "p", {"x": [torch.zeros(1)]}, timeout_s=0.2)
+    assert full.value.details["cause"] == "consumer_gone"
+
+
+def test_a_partition_that_is_not_there_is_an_error(lab: Lab) -> None:
+    with pytest.raises(NotFoundError, match="'q'"):
+        lab.client("engineer").why("q")
+    code, text = run("why", "p", "q", "-s", lab.server.addresses[0])
+    assert (code, "no task 'q'" in text) == (1, True)

@@ -1,0 +1,257 @@
+"""The page in a real browser, beside a flow that goes on: what it shows, how it follows, keys, search, a phone.
+
+Every request of the browser is watched: none leaves the server. With PAGE_SHOTS=DIR the pictures of docs/page.md are
+drawn there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.page.chromium import chromium
+from tests.page.lively_flow import LivelyFlow
+
+from dataplane_client.client import connect
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.testing import ServerThread
+
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
+SHOTS = os.environ.get("PAGE_SHOTS")
+DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+HEIGHTS = {"desktop": 1080, "phone": 1500}
+"""Of the pictures."""
+TOO_WIDE = """[...document.querySelectorAll("main :is(table, .meter, .head)")].filter((one) => {
+  const parent = one.parentElement, padding = parseFloat(getComputedStyle(parent).paddingRight);
+  return one.getBoundingClientRect().right > parent.getBoundingClientRect().right - padding + 1;
+}).map((one) => one.ariaLabel || one.innerText)"""
+WITHIN_MS = 20_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server(browser: object) -> Iterator[ServerThread]:
+    limits = Limits(memory_bytes=4 << 20)
+    server = ServerThread(ServerConfig(listen=("127.0.0.1:0",), http="127.0.0.1:0", limits=limits))
+    with LivelyFlow(server.addresses[0]).running():
+        yield server
+    server.stop()
+
+
+class Opened:
+    """The page, and what went wrong in it. requests: their addresses."""
+
+    def __init__(self, browser: Any, server: ServerThread, viewport: dict[str, int], scheme: str) -> None:
+        self.origin = f"http://{server.http_address}"
+        self.context = browser.new_context(viewport=viewport, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(WITHIN_MS)
+        self.requests: list[str] = []
+        self.problems: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", self._note)
+        self.page.goto(self.origin)
+        self.page.wait_for_selector("#flow tbody")
+
+    def _note(self, message: Any) -> None:
+        if message.type == "error":
+            self.problems.append(message.text)
+
+    def text(self, selector: str) -> str:
+        return str(self.page.inner_text(selector))
+
+    def chosen(self) -> list[str]:
+        return list(self.page.locator('[aria-pressed="true"]').all_inner_texts())
+
+    def becomes(self, expression: str, *values: object) -> None:
+        """Wait until a JavaScript expression holds."""
+        self.page.wait_for_function(expression, arg=list(values))
+
+
+@pytest.fixture
+def open_page(browser: Any, server: ServerThread) -> Iterator[Any]:
+    opened: list[Opened] = []
+
+    def open_one(viewport: dict[str, int] = DESKTOP, scheme: str = "light") -> Opened:
+        opened.append(Opened(browser, server, viewport, scheme))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.context.close()
+        assert one.problems == []
+        assert [url for url in one.requests if not url.startswith(f"{one.origin}/")] == []
+
+
+def test_the_page_shows_the_flow_what_waits_and_why_and_follows_it(open_page: Any) -> None:
+    one = open_page()
+    assert one.page.locator(".choose").all_inner_texts() == ["eval", "judged", "rollouts", "tool-calls"]
+    one.becomes("() => document.querySelectorAll('#waits li').length >= 3")  # a wait of two seconds is told
+    waits = one.text("#waits")
+    for words in (
+        "judged \u203a train",
+        "missing field",
+        "56 of 64 untaken rows lack field 'verdict'",
+        "claims held",
+        "Next:",
+    ):
+        assert words in waits
+    assert one.text("#status").startswith("serving")
+    first = one.text('[data-key="rollouts"] .amount b')
+    one.becomes("([before]) => document.querySelector('[data-key=rollouts] .amount b').innerText !== before", first)
+    one.becomes("() => parseFloat(document.querySelector('#figures b').innerText) > 0")
+
+
+def test_keys_choose_partitions_search_and_help(open_page: Any) -> None:
+    one = open_page()
+    keys = one.page.keyboard
+    for key, chosen in (
+        ("j", "eval"),
+        ("j", "judged"),
+        ("k", "eval"),
+        ("k", "eval"),
+        ("Escape", None),
+        ("k", "tool-calls"),
+    ):
+        keys.press(key)
+        assert one.chosen() == ([] if chosen is None else [chosen])
+    assert one.page.evaluate("document.activeElement.dataset.partition") == "tool-calls"
+    assert "call" in one.text("#details")
+    keys.press("/")
+    keys.type("prev")
+    assert one.page.locator(".choose").all_inner_texts() == ["rollouts"]
+    keys.press("Escape")
+    keys.press("?")
+    assert one.page.is_visible("#keys")
+    keys.press("Escape")
+    before = one.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    keys.press("t")
+    assert one.page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    keys.press("Tab")
+    assert one.page.evaluate("document.activeElement !== document.body")
+
+
+def test_a_sample_is_found_by_its_id_and_dead_letters_by_a_click(open_page: Any, server: ServerThread) -> None:
+    one = open_page()
+    one.page.keyboard.press("/")
+    one.page.keyboard.type("j5")
+    one.page.keyboard.press("Enter")
+    one.page.wait_for_selector("#inspector td")
+    story = one.text("#inspector")
+    assert "grade: consumed" in story
+    assert "judge-2" in story
+    one.page.keyboard.press("Escape")
+    one.page.click("text=3 dead")
+    one.page.wait_for_selector("#inspector td")
+    assert "the sandbox did not start: out of memory" in one.text("#inspector")
+    one.page.click("#inspector td button")
+    one.becomes("() => document.querySelector('#inspector').innerText.includes('dead letter')")
+
+
+def test_names_from_clients_are_shown_as_text(open_page: Any, server: ServerThread) -> None:
+    name = '<img src=x onerror="document.title=1">'
+    with connect(server.addresses[0], client_name=name) as client:
+        client.register_partition(name, ["x"], 0, [name])
+        one = open_page()
+        one.page.locator(".choose", has_text="<img").wait_for()
+        assert one.page.title() == "RL Data Plane"
+        client.drop_partition(name)
+        one.page.locator(".choose", has_text="<img").wait_for(state="detached")
+
+
+def test_a_server_without_partitions_says_what_to_do_first(browser: Any) -> None:
+    server = ServerThread(
+        ServerConfig(listen=("127.0.0.1:0",), http="127.0.0.1:0", limits=Limits(memory_bytes=1 << 20))
+    )
+    context = browser.new_context(viewport=DESKTOP)
+    page = context.new_page()
+    page.goto(f"http://{server.http_address}")
+    page.wait_for_selector("#flow code")
+    assert "No partition yet. A program registers one: client.register_partition(" in page.inner_text("#flow")
+    server.stop()
+    page.wait_for_selector("#status.offline")
+    assert "cannot be reached" in page.inner_text("#notice")
+    context.close()
+
+
+def test_beside_an_access_file_the_page_asks_for_a_token_once(browser: Any, tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"secret").hexdigest()
+    callers = [{"name": "engineer", "tokens": [f"sha256:{digest}"], "roles": {"reader": [""]}}]
+    access = tmp_path / "access.json"
+    access.write_text(json.dumps({"callers": callers}))
+    local, limits = "127.0.0.1:0", Limits(memory_bytes=1 << 20)
+    server = ServerThread(ServerConfig(listen=(local,), http=local, limits=limits, access=access))
+    context = browser.new_context(viewport=PHONE)
+    page = context.new_page()
+    page.goto(f"http://{server.http_address}")
+    for token, becomes in (("wrong", "#token[open]"), ("secret", "#status.serving")):
+        page.wait_for_selector("#token[open]")
+        page.keyboard.type(token)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(becomes)
+    page.reload()
+    page.wait_for_selector("#flow code")
+    assert not page.is_visible("#token")
+    context.close()
+    server.stop()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("name", "viewport"), [("desktop", DESKTOP), ("phone", PHONE)])
+def test_nothing_is_cut_off_at_the_width_of_a_desktop_or_a_phone(
+    open_page: Any, name: str, viewport: dict[str, int], scheme: str
+) -> None:
+    one = open_page(viewport, scheme)
+    one.page.click("text=rollouts")
+    one.becomes("() => document.querySelectorAll('#details .meter').length > 5")
+    assert one.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    assert one.page.evaluate(TOO_WIDE) == []
+
+
+def test_a_rollout_is_shown_with_its_tokens_and_log_probabilities(open_page: Any) -> None:
+    one = open_page()
+    one.page.click("text=rollouts")
+    _open_a_rollout(one)
+
+
+def _open_a_rollout(one: Opened) -> None:
+    """One that is still there, with both log-probabilities: the flow goes on."""
+    text = ""
+    while "ratio prev_logprobs" not in text:
+        one.page.keyboard.press("r")
+        one.page.locator("#inspector td button").nth(8).click()
+        one.page.wait_for_selector("#inspector h3, #inspector [role=alert]")
+        if "ratio prev_logprobs" not in (text := one.text("#inspector")):
+            one.page.keyboard.press("Escape")
+    assert one.page.locator(".tokens .in").count() > 0
+
+
+@pytest.mark.skipif(not SHOTS, reason="PAGE_SHOTS=DIR draws the pictures of docs/page.md")
+def test_pictures_for_the_documentation(open_page: Any) -> None:
+    one = open_page()
+    page = one.page
+    page.click("text=rollouts")
+    page.wait_for_timeout(60_000)  # lines of a whole minute
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for name, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
+            page.set_viewport_size({**viewport, "height": HEIGHTS[name]})
+            page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
+            page.wait_for_timeout(1500)
+            page.screenshot(path=Path(str(SHOTS)) / f"page-{name}-{scheme}.png")
+        page.set_viewport_size(DESKTOP)
+        _open_a_rollout(one)
+        page.screenshot(path=Path(str(SHOTS)) / f"page-sample-{scheme}.png")
+        page.keyboard.press("Escape")

@@ -1,0 +1,53 @@
+"""What libraries log: callers can make gRPC log a line for each of their calls, and that must not fill a disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dataplane_server.observe.log import FewOfLibraries, JsonLines
+
+Log = Callable[[str, float], None]
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def log(stream: io.StringIO) -> Iterator[Log]:
+    """Log a message of 100,000 characters by a logger, at a time in seconds."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines())
+    handler.addFilter(FewOfLibraries())
+
+    def write(name: str, at_s: float) -> None:
+        message = json.dumps({"event": "x" * 100_000})
+        record = logging.LogRecord(name, logging.ERROR, "", 0, message, None, None)
+        record.created = at_s
+        handler.handle(record)
+
+    yield write
+    handler.close()
+
+
+def test_a_minute_has_60_short_messages_of_libraries_and_the_next_tells_how_many_were_dropped(
+    log: Log, stream: io.StringIO
+) -> None:
+    for number in range(100):
+        log("grpc", 1000.0 + number / 10)
+    log("grpc", 1060.0)
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event.get("dropped") for event in events] == [None] * 60 + [40]
+    assert len(stream.getvalue()) < 61 * 2200
+
+
+def test_events_of_the_server_are_all_written_whole(log: Log, stream: io.StringIO) -> None:
+    for number in range(100):
+        log("dataplane_server", 1000.0 + number / 10)
+    assert [len(json.loads(line)["event"]) for line in stream.getvalue().splitlines()] == [100_000] * 100

@@ -1,0 +1,160 @@
+"""What a worker's calls set: precision, the mode of the model, and where its tensors lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.trainer_adapter.worker import worker_cases
+from tests.trainer_adapter.worker.conftest import MakeWorker
+from tests.trainer_adapter.worker.plain_policy import logits_alone, logprobs_of, model_alone
+from tests.trainer_adapter.worker.weights import weights
+from tests.trainer_adapter.worker.worker_cases import ADAM, batch
+
+from trainer_adapter.automodel.setup import STRING_TO_DTYPE
+from trainer_adapter.losses import ClippedPolicyGradientLoss
+from trainer_adapter.worker import AutomodelPolicyWorker
+from trainer_adapter.worker._weights import move_model, move_optimizer
+
+# --- where things lie ---
+
+
+def test_offloaded_and_brought_back_it_goes_on_as_before(make_worker: MakeWorker) -> None:
+    steady = make_worker(changes={"optimizer": ADAM})
+    expected = [steady.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(3)]
+    worker = make_worker(changes={"optimizer": ADAM, "offload_optimizer_for_logprob": True})
+    losses = []
+    for _ in range(3):
+        worker.prepare_for_lp_inference()
+        worker.get_logprobs(batch())
+        worker.prepare_for_training()
+        losses.append(worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item())
+        worker.finish_training()
+        worker.offload_before_refit()
+        worker.offload_after_refit()
+    assert losses == expected
+
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+def test_on_a_gpu_an_offloaded_worker_frees_the_device(make_worker: MakeWorker) -> None:
+    worker = make_worker(changes={"optimizer": ADAM}, device="cuda")
+    worker.train(batch(), ClippedPolicyGradientLoss())
+    held = torch.cuda.memory_allocated()
+    worker.offload_after_refit()
+    assert torch.cuda.memory_allocated() < held / 4
+    worker.prepare_for_training()
+    assert worker.train(batch(), ClippedPolicyGradientLoss())["grad_norm"].isfinite()
+
+
+# --- precision ---
+
+
+@pytest.mark.parametrize(("precision", "least", "most"), [("float32", 0.0, 1e-5), ("bfloat16", 1e-3, 0.25)])
+@pytest.mark.parametrize("packing", worker_cases.PACKINGS)
+def test_a_policy_computes_in_its_precision_and_keeps_weights_in_float32(
+    make_worker: MakeWorker, model: Path, packing: str, precision: str, least: float, most: float
+) -> None:
+    worker = make_worker(packing, {"precision": precision})
+    under: set[torch.dtype | None] = set()
+    worker._policy.model.register_forward_pre_hook(lambda *_: under.add(autocast_dtype()))
+    with torch.no_grad():
+        expected = logprobs_of(logits_alone(model_alone(model), worker_cases.TEMPERATURE))
+    error = (worker.get_logprobs(batch())["logprobs"] - expected).abs()
+    assert least <= error.max().item() <= most
+    assert error.mean().item() <= most / 10
+    report = worker.train(batch(), ClippedPolicyGradientLoss())
+    assert report["model_dtype"] == STRING_TO_DTYPE[precision]
+    assert under == {None if precision == "float32" else torch.bfloat16}
+    assert {value.dtype for value in weights(worker).values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("device", "attention"),
+    [
+        ("cpu", "sdpa"),
+        *(pytest.param("cuda", kind, marks=[pytest.mark.gpu, NEEDS_GPU]) for kind in ("sdpa", "flash", "flex")),
+    ],
+)
+def test_packed_rows_are_rows_by_themselves_whatever_keeps_them_apart(
+    make_worker: MakeWorker, tmp_path: Path, device: str, attention: str
+) -> None:
+    worker_cases.save_model(tmp_path, head_dim=16)  # the least that kernels on GPUs take
+    changes = {"model_name": str(tmp_path), "tokenizer": {"name": str(tmp_path)}, "precision": "bfloat16"}
+    alone = make_worker(changes=changes, device=device)
+    expected = alone.get_logprobs(batch(), micro_batch_size=1)["logprobs"]
+    loss = alone.train(batch(), ClippedPolicyGradientLoss())["global_loss"]
+    packing = worker_cases.config(tmp_path, worker_cases.Layout(), "sequence")["sequence_packing"]
+    packed = make_worker(changes={**changes, "sequence_packing": {**packing, "attention": attention}}, device=device)
+    assert (packed.get_logprobs(batch())["logprobs"] - expected).abs().mean().item() < 0.025
+    trained = packed.train(batch(), ClippedPolicyGradientLoss())
+    torch.testing.assert_close(trained["global_loss"], loss, rtol=0.05, atol=0)
+
+
+def autocast_dtype() -> torch.dtype | None:
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+# --- modes ---
+
+
+def test_only_training_drops_out(make_worker: MakeWorker, model: Path) -> None:
+    worker = make_worker(changes={"hf_config_overrides": {"attention_dropout": 0.5}})
+    with torch.no_grad():
+        expected = logprobs_of(logits_alone(model_alone(model), worker_cases.TEMPERATURE))
+    worker.prepare_for_training()
+    losses = [worker.train(batch(), ClippedPolicyGradientLoss(), eval_mode=True)["global_loss"] for _ in range(2)]
+    assert torch.equal(*losses)
+    worker.prepare_for_training()
+    torch.testing.assert_close(worker.get_logprobs(batch())["logprobs"], expected, rtol=1e-5, atol=1e-5)
+    trained = worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"]
+    assert not torch.allclose(trained, losses[0], rtol=1e-3)
+
+
+def test_a_resumed_run_drops_out_what_the_first_one_did(make_worker: MakeWorker, tmp_path: Path) -> None:
+    def steps(worker: AutomodelPolicyWorker) -> list[float]:
+        return [worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(2)]
+
+    changes = {"hf_config_overrides": {"attention_dropout": 0.5}, "optimizer": ADAM}
+    paths = {"weights_path": str(tmp_path / "weights"), "optimizer_path": str(tmp_path / "optimizer")}
+    worker = make_worker(changes=changes)
+    steps(worker)
+    worker.save_checkpoint(**paths, checkpointing_cfg={})
+    expected = steps(worker)
+    torch.manual_seed(99)
+    assert steps(make_worker(changes=changes, **paths)) == expected
+
+
+# --- clipping ---
+
+
+def test_a_step_is_as_long_as_its_limit_allows(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    before = weights(worker)
+    report = worker.train(batch(), ClippedPolicyGradientLoss())
+    assert report["grad_norm"] > 2 * worker_cases.MAX_GRAD_NORM
+    after = weights(worker)
+    del after["lm_head.weight"]  # tied
+    moved = [(value - before[name]).norm() for name, value in after.items()]
+    limit = worker_cases.LEARNING_RATE * worker_cases.MAX_GRAD_NORM
+    assert torch.stack(moved).norm().item() == pytest.approx(limit, rel=1e-5)
+
+
+# --- devices ---
+
+
+def test_a_model_and_its_optimizer_move_to_another_device_as_a_whole(make_worker: MakeWorker) -> None:
+    """The meta device is one that every machine has. Step counts stay where optimizers expect them."""
+    worker, elsewhere = make_worker(changes={"optimizer": ADAM}), torch.device("meta")
+    worker.train(batch(), ClippedPolicyGradientLoss())
+    model, optimizer = worker._policy.model, worker._policy.state.optimizer
+    assert optimizer is not None
+    move_model(model, elsewhere)
+    move_optimizer(optimizer, elsewhere)
+    assert {value.device for value in (*model.parameters(), *model.buffers())} == {elsewhere}
+    devices = {(name, value.device.type) for state in optimizer.state.values() for name, value in state.items()}
+    assert devices == {("step", "cpu"), ("exp_avg", "meta"), ("exp_avg_sq", "meta")}
