@@ -140,7 +140,7 @@ def main() -> None:
     args = parser.parse_args()
     end_with_parent()
     torch.set_num_threads(1)
-    with connect(args.server, session_grace_s=_GRACE_S) as client:
+    with connect(args.server, client_name=args.name, session_grace_s=_GRACE_S) as client:
         generator = AsyncGenerator(client, args)
         generator.run()
         client.put_samples([f"{args.name}-{os.getpid()}"], GENERATORS, tags=[dict(generator.spent)])

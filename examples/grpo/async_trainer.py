@@ -160,7 +160,7 @@ def main() -> None:
     group = TorchrunWorkerGroup(Worker, arguments)
     policy = DataPlanePolicy(config, group)
     try:
-        with connect(args.server) as client:
+        with connect(args.server, client_name="trainer") as client:
             trainer = AsyncTrainer(client, group, policy, settings, _TRUNCATED_RATIO)
             if not args.no_warmup:
                 known_questions = {problem.question for problem in load_problems(args.prompts)}

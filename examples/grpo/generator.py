@@ -90,9 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--temperature", type=float, required=True)
     parser.add_argument("--max-new-tokens", type=int, required=True)
+    parser.add_argument("--name", required=True)
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    with connect(args.server, session_grace_s=_GRACE_S) as client:
+    with connect(args.server, client_name=args.name, session_grace_s=_GRACE_S) as client:
         Generator(client, args).run()
 
 

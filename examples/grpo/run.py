@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None, kind: Callable[[Path, dict[str,
         address = _address(run_dir, args)
         keeps = ["--data-dir", run_dir / "data"] if args.checkpoint_every else []
         start_server(processes, address, args.http, keeps)
-        console.print(f"server on {address}, metrics on {metrics_url(processes)}, logs and results in {run_dir}")
-        with connect(address) as client:
+        console.print(f"server on {address}, its page at {http_url(processes)}, logs and results in {run_dir}")
+        with connect(address, client_name="driver") as client:
             if step is None:
                 flow.register(client)
             return Run(client, processes, run_dir, model_dir, problems, args, console).play(step)
@@ -202,7 +202,7 @@ class Run:
 
     def _moved_bytes(self) -> float:
         """Bytes of values put to and read from the server's life so far, by its metrics, as far as it answers."""
-        url = metrics_url(self._processes)
+        url = f"{http_url(self._processes)}/metrics"
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310  # ours
             families = text_string_to_metric_families(response.read().decode())
             wanted = {f"dataplane_{verb}_bytes_total" for verb in ("put", "commit", "read")}
@@ -211,7 +211,7 @@ class Run:
 
 
 def start_server(processes: Processes, address: str, http: str, keeps: Sequence[object] = ()) -> None:
-    """Start the server on a Unix socket or in a Ray cluster, and on TCP. http: host:port of its metrics. keeps: its
+    """Start the server on a Unix socket or in a Ray cluster, and on TCP. http: host:port of its page. keeps: its
     options for durability; with some it is started again when it fails.
     """
     scheme, _, name = address.partition("://")
@@ -220,12 +220,12 @@ def start_server(processes: Processes, address: str, http: str, keeps: Sequence[
     processes.start("server", ["-m", "dataplane_server", *listen, *keeps], again=bool(keeps))
 
 
-def metrics_url(processes: Processes) -> str:
-    """Where the server's newest life has its metrics."""
+def http_url(processes: Processes) -> str:
+    """Where the server's newest life has its page, and its metrics under /metrics."""
     mark = '"event": "serving"'
     log = processes.first_lines("server", mark, timeout_s=60)
     *_, serving = (json.loads(line) for line in log.splitlines() if mark in line)
-    return f"http://{serving['http']}/metrics"
+    return f"http://{serving['http']}"
 
 
 def _start_workers(
@@ -245,7 +245,7 @@ def _start_workers(
         sampling = ["--group-size", settings.group_size, "--temperature", settings.temperature]
         batch = 1 if args.reproducible else settings.prompts_per_step // GENERATORS
         limits = ["--max-new-tokens", settings.max_new_tokens, "--batch", batch, "--seed", args.seed]
-        command = [HERE / "generator.py", *common, *sampling, *limits]
+        command = [HERE / "generator.py", *common, *sampling, *limits, "--name", f"generator{index}"]
         processes.start(f"generator{index}", command, again=bool(args.checkpoint_every))
 
 
@@ -265,7 +265,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--packing", choices=("none", "dynamic", "sequence"), default="dynamic", help="of microbatches")
     parser.add_argument("--tp", type=int, choices=(1, 2, 4), default=1, help="ranks that divide the weights")
     parser.add_argument("--dp", type=int, choices=(1, 2, 4), default=2, help="ranks that divide the rollouts")
-    parser.add_argument("--http", default="127.0.0.1:0", help="host:port of the server's metrics (port 0: any)")
+    parser.add_argument("--http", default="127.0.0.1:0", help="host:port of the server's page (port 0: any)")
     parser.add_argument("--out", type=Path, default=Path("runs/grpo"), help="folder for logs, weights and pictures")
     parser.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0 (default): no checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on in --out instead of beginning anew there")

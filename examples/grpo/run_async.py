@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None, kind: Callable[[Path, dict[str,
     model = args.model or run.make_model(run_dir / "model", load_problems(args.prompts), args.seed)
     with kind(run_dir, run.environment()) as processes:
         address = f"unix://{run_dir}/dataplane.sock"
-        run.start_server(processes, address, "127.0.0.1:0")
-        console.print(f"server on {address}, metrics on {run.metrics_url(processes)}, logs in {run_dir}")
-        with connect(address) as client:
+        run.start_server(processes, address, args.http)
+        console.print(f"server on {address}, its page at {run.http_url(processes)}, logs in {run_dir}")
+        with connect(address, client_name="driver") as client:
             async_flow.register(client)
             _start_workers(processes, run_dir, model, args)
             played = AsyncRun(client, processes, args.steps, run_dir / run.SUMMARY, console)
@@ -255,6 +255,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, default=HERE / "problems.jsonl", help="JSONL with question and answer")
     parser.add_argument("--model", type=Path, help="a local causal language model with its tokenizer; not warmed up")
     parser.add_argument("--dp", type=int, choices=(1, 2), default=2, help="ranks of the trainer")
+    parser.add_argument("--http", default="127.0.0.1:0", help="host:port of the server's page (port 0: any)")
     parser.add_argument("--compare", action="store_true", help="run the synchronous example, too")
     parser.add_argument("--out", type=Path, default=Path("runs/grpo_async"), help="folder for logs and results")
     return parser.parse_args(arguments)

@@ -181,7 +181,7 @@ def main() -> None:
     group = _workers(args, config)
     policy = DataPlanePolicy(config, group)
     try:
-        with connect(args.server) as client:
+        with connect(args.server, client_name="trainer") as client:
             trainer = Trainer(client, group, policy, args.weights, args.checkpoints, settings)
             if args.resume is not None:
                 trainer.resume(args.resume)

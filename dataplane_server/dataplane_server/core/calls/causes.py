@@ -219,6 +219,11 @@ class Explanation:
     unexamined: int = 0
 
 
+def counted(number: int, unit: str) -> str:
+    """1 row, 2 rows."""
+    return f"{number} {unit.removesuffix('s') if number == 1 else unit}"
+
+
 def seconds_text(seconds: float) -> str:
     """A time for people, with tenths below ten seconds."""
     return f"{max(seconds, 0.0):.1f} s" if seconds < 10 else f"{seconds:.0f} s"

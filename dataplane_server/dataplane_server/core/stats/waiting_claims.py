@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataplane_server.core.calls.causes import ExplainedWait, Finding, seconds_text
+from dataplane_server.core.calls.causes import ExplainedWait, Finding, counted, seconds_text
 from dataplane_server.core.calls.requests import ClaimCall, unit_of
 from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.row_table import UNKNOWN_VERSION
@@ -40,7 +40,7 @@ def wait_of_claim(
 ) -> ExplainedWait:
     """Why a claim waits. calls: that wait alike. blocked: why a put into the partition waits. O(rows)."""
     wanted, since = queued.wanted, queued.view.waiters[queued.number].since
-    aim = f"for {wanted.min_size} {unit_of(wanted)}"
+    aim = f"for {counted(wanted.min_size, unit_of(wanted))}"
     client = evidence.name(wanted.session_id)
     call = WaitingCall(partition.partition_id, wanted.task, "claim", client, calls, since, wanted.min_size, aim)
     return call.explained(_Diagnosis(queued, partition, evidence).findings(blocked), evidence.now)

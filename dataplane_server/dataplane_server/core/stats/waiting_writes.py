@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dataplane_server.core.calls.causes import ExplainedWait, Finding, Waiting
+from dataplane_server.core.calls.causes import ExplainedWait, Finding, Waiting, counted
 from dataplane_server.core.calls.requests import DrawSamples, PutSamples, ReserveGroup
 from dataplane_server.core.state.entrance import Entry
 from dataplane_server.core.state.partition import Partition
@@ -27,7 +27,7 @@ def wait_at_entrance(partition: Partition, entry: Entry | DrawSamples, evidence:
     partition_id, entrance = partition.partition_id, partition.entrance
     if isinstance(entry, DrawSamples):
         rows, line = entry.batch_size, len(entrance.draws)
-        call = WaitingCall(partition_id, entry.task, "draw", "", line, None, rows, f"to draw {rows} rows")
+        call = WaitingCall(partition_id, entry.task, "draw", "", line, None, rows, f"to draw {counted(rows, 'rows')}")
         return call.explained([why_out_of_band(partition, entry)], evidence.now)
     head = next(iter(entrance.waiting.values()))
     findings = why_full(partition, head.rows, head.size_bytes)
@@ -38,7 +38,7 @@ def wait_at_entrance(partition: Partition, entry: Entry | DrawSamples, evidence:
     of_group = isinstance(entry.call, ReserveGroup)
     client = evidence.name(entry.call.session_id) if isinstance(entry.call, ReserveGroup) else entry.call.caller
     what: Waiting = "group" if of_group else "put"
-    aim = f"to {'reserve' if of_group else 'put'} {entry.rows} rows"
+    aim = f"to {'reserve' if of_group else 'put'} {counted(entry.rows, 'rows')}"
     line = len(entrance.waiting)
     return WaitingCall(partition_id, "", what, client, line, entry.since, entry.rows, aim).explained(
         findings, evidence.now
