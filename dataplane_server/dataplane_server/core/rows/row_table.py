@@ -11,8 +11,7 @@ or a view of one, over `create`: it would point to freed memory. Only `Partition
 
 The tag "weight_version" (an int) is special: the weight-version lag of a row is computed from it.
 
-Reads pin slots. A pinned row that is removed leaves its slot in limbo: the last unpin frees bytes and slot. No call
-waits for that.
+Reads pin slots. A pinned row that is removed keeps bytes and slot until the last unpin; no call waits for that.
 """
 
 from __future__ import annotations

@@ -8,10 +8,8 @@ For one task a row is untaken, claimed, consumed, delayed (released, but held ba
        │                 └──delay────────────────> delayed
        └──end_delay, restore──  delayed, consumed, dead
 
-Every change of that state is in this file, with its entry in `deliveries`, so the two cannot disagree. Rows are counted
-by state as they move. Which untaken rows are ready for a claim is decided by views; see `tasks.view`.
-
-A method that changes something adds the task to `changed`, for `core.turn`.
+Every change of that state is in this file, with its entry in `deliveries`, so the two cannot disagree. A method that
+changes something adds the task to `changed`, for `core.turn`. Which untaken rows are ready, `tasks.view` decides.
 """
 
 from __future__ import annotations
