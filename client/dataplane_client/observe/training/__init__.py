@@ -1,0 +1,21 @@
+"""Figures of training data, and of the time that steps spend on it, to look at beside the loss.
+
+Figures of several data-parallel ranks, or steps, are added with `+`. See "Figures beside the loss" in
+docs/observability.md.
+"""
+
+from dataplane_client.observe.training._distribution import Distribution
+from dataplane_client.observe.training._figures import FIELDS, BatchFigures, figures_of
+from dataplane_client.observe.training._sinks import TrainingGauges, log_metrics
+from dataplane_client.observe.training._step_clock import StepClock, StepTime
+
+__all__ = [
+    "FIELDS",
+    "BatchFigures",
+    "Distribution",
+    "StepClock",
+    "StepTime",
+    "TrainingGauges",
+    "figures_of",
+    "log_metrics",
+]

@@ -1,0 +1,104 @@
+"""A clock divides a step's time among the calls of its thread, and no moment counts twice."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from functools import reduce
+from threading import Thread
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane_client.observe import training
+from dataplane_client.observe._call import begin_call
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+VERBS = {
+    "ClaimSamples": "claim",
+    "ClaimShard": "claim",
+    "ReadColumns": "read",
+    "PutSamples": "write",
+    "CommitClaim": "commit",
+    "ListPartitions": "other_calls",
+}
+
+
+class Time:
+    """Seconds that pass as the test says."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_call(verb: str, time: Time, seconds: float) -> None:
+    with begin_call(verb, "127.0.0.1:1", pb.ListPartitionsRequest()):
+        time.now += seconds
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from([*VERBS, "", "lap", "loader"]), st.integers(0, 9)))
+
+
+@given(EVENTS)
+def test_each_second_is_spent_on_one_thing(events: list[tuple[str, int]]) -> None:
+    time, expected, laps = Time(), Counter[str](), []
+    with training.StepClock(time) as clock:
+        for verb, seconds in events:
+            if verb == "lap":
+                laps.append(clock.lap())
+            elif verb == "loader":
+                with clock.waiting():
+                    time.now += seconds
+            elif verb:
+                make_call(verb, time, seconds)
+            else:
+                time.now += seconds
+            expected[VERBS.get(verb, "claim" if verb == "loader" else "rest")] += seconds if verb != "lap" else 0
+        total = reduce(operator.add, [*laps, clock.lap()])
+    assert (total.steps, total.seconds) == (len(laps) + 1, {kind: expected[kind] for kind in total.seconds})
+
+
+def test_shares_are_those_of_the_step_and_the_seconds_their_mean() -> None:
+    time = Time()
+    with training.StepClock(time) as clock:
+        time.now += 6
+        make_call("ClaimSamples", time, 3)
+        make_call("CommitClaim", time, 1)
+        steps = clock.lap() + clock.lap()
+    assert {name.removeprefix("dataplane/p/step/"): value for name, value in steps.as_metrics("p").items()} == {
+        "seconds": 5.0,
+        "data_plane_share": 0.4,
+        "claim_share": 0.3,
+        "read_share": 0.0,
+        "write_share": 0.0,
+        "commit_share": 0.1,
+        "other_calls_share": 0.0,
+        "rest_share": 0.6,
+    }
+
+
+def test_of_calls_at_the_same_time_the_first_counts_and_a_lap_divides_a_call() -> None:
+    time = Time()
+    with training.StepClock(time) as clock, begin_call("ClaimSamples", "127.0.0.1:1", None):
+        make_call("ReadColumns", time, 3)
+        first = clock.lap()
+        time.now += 2
+        assert (first.seconds["claim"], clock.lap().seconds["claim"], first.seconds["read"]) == (3, 2, 0)
+
+
+def test_calls_of_other_threads_are_not_the_steps() -> None:
+    time = Time()
+    with training.StepClock(time) as clock:
+        thread = Thread(target=make_call, args=("ReadColumns", time, 3))
+        thread.start()
+        thread.join()
+        assert clock.lap().seconds["rest"] == 3
+
+
+def test_a_clock_runs_in_its_block() -> None:
+    clock = training.StepClock()
+    with pytest.raises(RuntimeError, match="must be used in its `with` block"):
+        clock.lap()
