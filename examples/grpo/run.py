@@ -237,6 +237,7 @@ def _start_workers(
     layout = ["--backend", args.backend, "--packing", args.packing, "--tp", args.tp, "--dp", args.dp]
     extent = ["--steps", args.steps, *(["--no-warmup"] if args.model is not None else [])]
     saved = ["--checkpoints", run_dir / "checkpoints", *([] if step is None else ["--resume", step])]
+    saved += ["--figures", run_dir / "figures.jsonl"] if args.figures else []
     ranks = args.tp * args.dp
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
     launcher = torchrun if args.backend == "torchrun" else []
@@ -269,6 +270,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/grpo"), help="folder for logs, weights and pictures")
     parser.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0 (default): no checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on in --out instead of beginning anew there")
+    parser.add_argument("--figures", action="store_true", help="write figures of each step to figures.jsonl in --out")
     parser.add_argument("--reproducible", action="store_true", help="sample each prompt alone, whatever else is there")
     parser.add_argument("--cluster", action="store_true", help="on three nodes of a Ray cluster on this machine")
     parser.add_argument("--ray-address", metavar="ADDRESS", help="the same on the nodes of this Ray cluster")

@@ -9,7 +9,8 @@ recompute the log-probabilities of their tokens under the current weights, and w
 driver claims rollouts that have that column for the task "train". The tokens of dropped rollouts, which teach nothing,
 still count in the divisor of the loss. Otherwise a step would be larger the fewer groups teach something.
 
-A checkpoint has the ledger of the run: which prompts each step has used.
+A checkpoint has the ledger of the run: which prompts each step has used. With --figures the driver writes the figures
+of each step's rollouts, and of its time, to a file.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from checkpoints import RESUMED
 from dataplane_client import DataPlaneClient, KVBatchMeta, connect
 from dataplane_client.client import Claim
 from dataplane_client.errors import NotFoundError
+from dataplane_client.observe import training
 from flow import PREV_LP_FIELDS, REPORT, ROLLOUTS, SAMPLE_FIELDS, STEPS, TRAIN_FIELDS, WARMUP, one_object
 from policy_steps import PolicySteps, known
 from processes import end_with_parent
@@ -48,8 +50,19 @@ _KEPT = 3
 """Versions of weights that are kept; more if a checkpoint needs them."""
 
 
+class JsonLines:
+    """A tracker that writes a line for each step, where others pass a run of Weights & Biases."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
+        with self._path.open("a") as lines:
+            lines.write(json.dumps({"step": step, **metrics}) + "\n")
+
+
 class Trainer(PolicySteps):
-    """The loop over steps. client: used by the driver only."""
+    """The loop over steps. client: used by the driver only. tracker: of figures; None for no figures."""
 
     def __init__(
         self,
@@ -59,8 +72,12 @@ class Trainer(PolicySteps):
         weights: Path,
         checkpoints: Path,
         settings: GrpoSettings,
+        clock: training.StepClock,
+        tracker: JsonLines | None,
     ) -> None:
         super().__init__(client, group, policy, settings)
+        self._clock = clock
+        self._tracker = tracker
         self._weights = weights
         self._checkpoints = checkpoints
         self._saved: int | None = None
@@ -104,8 +121,9 @@ class Trainer(PolicySteps):
             self._save(step)
         elif order["kind"] == "warmup":
             metrics = self._warm_up(rows, tokens)
+            self._clock.lap()
         elif rows:
-            metrics, used = self._learn(rows, tokens)
+            metrics, used = self._learn(rows, tokens, step)
         if order["publish"]:
             self._ledger.append({"step": step, "rows": used, "dropped": order["dropped"], **metrics})
             oldest = 1 + step - _KEPT if self._saved is None else min(1 + step - _KEPT, self._saved - 1)
@@ -116,13 +134,17 @@ class Trainer(PolicySteps):
         with self._claimed(WARMUP, "train", SAMPLE_FIELDS, rows) as meta:
             return self._update(meta, NLLLoss(), tokens)
 
-    def _learn(self, rows: int, tokens: float) -> tuple[dict[str, float], Counter[str]]:
+    def _learn(self, rows: int, tokens: float, step: int) -> tuple[dict[str, float], Counter[str]]:
         """Returns the metrics, and how many rows of each prompt were trained."""
         with self._claimed(ROLLOUTS, "prev_lp", PREV_LP_FIELDS, rows) as meta:
             self._policy.prepare_for_lp_inference()
             self._policy.get_logprobs_from_meta(meta)
         with self._claimed(ROLLOUTS, "train", TRAIN_FIELDS, rows) as meta:
             metrics = self._learn_in_parts(meta, tokens)
+            if self._tracker is not None and self._group.is_driver:
+                batch = self._client.read_columns(meta, training.FIELDS)
+                figures = training.figures_of(batch, longest=self._settings.max_new_tokens).as_metrics()
+                training.log_metrics(self._tracker, {**figures, **self._clock.lap().as_metrics()}, step)
         return metrics, Counter(sample_id.partition("_")[0] for sample_id in meta.sample_ids)
 
     def _save(self, step: int) -> None:
@@ -173,6 +195,7 @@ def main() -> None:
     parser.add_argument("--dp", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--no-warmup", action="store_true")
+    parser.add_argument("--figures", type=JsonLines, metavar="FILE", help="append figures of each step")
     args = parser.parse_args()
     end_with_parent()
     torch.set_num_threads(1)
@@ -181,8 +204,8 @@ def main() -> None:
     group = _workers(args, config)
     policy = DataPlanePolicy(config, group)
     try:
-        with connect(args.server, client_name="trainer") as client:
-            trainer = Trainer(client, group, policy, args.weights, args.checkpoints, settings)
+        with connect(args.server, client_name="trainer") as client, training.StepClock() as clock:
+            trainer = Trainer(client, group, policy, args.weights, args.checkpoints, settings, clock, args.figures)
             if args.resume is not None:
                 trainer.resume(args.resume)
             trainer.run()

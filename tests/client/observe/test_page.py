@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from dataplane_client import observe
+from dataplane_client.observe import training
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "observability.md").read_text()
@@ -38,6 +40,14 @@ def test_the_table_of_metrics_matches_the_list() -> None:
     assert table("metric") == {
         metric.name: [metric.kind, ", ".join(metric.labels), metric.text] for metric in observe.CLIENT_METRICS
     }
+
+
+def test_the_table_of_figures_matches_what_is_computed() -> None:
+    ones = dict.fromkeys(training.FIELDS, torch.ones(1, 1)) | {"reward": torch.ones(1)}
+    with training.StepClock() as clock:
+        metrics = training.figures_of(ones, longest=1).as_metrics() | clock.lap().as_metrics()
+    listed = re.findall(r"`([\w/]+)`", " ".join(f"`{cell}`" for cell in table("figures, after `dataplane/`")))
+    assert sorted(f"dataplane/{name}" for name in listed) == sorted(metrics)
 
 
 @pytest.mark.parametrize(

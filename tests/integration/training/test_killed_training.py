@@ -33,7 +33,7 @@ Ledger = list[dict[str, Any]]
 def task(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     torch.set_num_threads(1)
     model, problems = make_task(tmp_path_factory.mktemp("task"))
-    return ["--model", model, "--prompts", problems, "--dp", 1, "--reproducible", "--checkpoint-every", 2]
+    return ["--model", model, "--prompts", problems, "--dp", 1, "--reproducible", "--checkpoint-every", 2, "--figures"]
 
 
 def trained(folder: Path, task: Sequence[object], steps: int, victims: Sequence[str] = (), *, seed: int = 0) -> Ledger:
@@ -71,6 +71,9 @@ def test_two_kills_change_nothing(tmp_path: Path, task: list[object]) -> None:
     assert lost_or_doubled(killed) == []
     assert killed == plain
     assert any(entry["rows"] for entry in plain)
+    figures = [json.loads(line) for line in (tmp_path / "plain" / "figures.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in figures] == [entry["step"] for entry in plain if entry["rows"]]
+    assert all(line["dataplane/logprobs/count"] > 0 for line in figures)
 
 
 @pytest.mark.soak
