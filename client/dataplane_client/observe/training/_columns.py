@@ -29,10 +29,7 @@ def flat_column(batch: Mapping[str, Any], name: str, dims: int, *, floating: boo
 
 def require_same_sizes(columns: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """ValueError unless these fields have the device, and numbers of rows and of values, that the first one has."""
-    texts = {
-        name: f"{len(values)} values in {len(offsets) - 1} rows on {values.device}"
-        for name, (values, offsets) in columns.items()
-    }
+    texts = {name: f"{len(flat)} values in {len(at) - 1} rows on {flat.device}" for name, (flat, at) in columns.items()}
     first, *_ = texts
     for name, text in texts.items():
         if text != texts[first]:

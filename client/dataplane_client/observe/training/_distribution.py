@@ -45,8 +45,7 @@ class Distribution:
 
     def means(self) -> list[float]:
         """The sums by number; NaN without numbers."""
-        means: list[float] = (self.sums / (self.counts[0] or math.nan)).tolist()
-        return means
+        return [float(total / (self.counts[0] or math.nan)) for total in self.sums]
 
     def quantile(self, q: float, *, absolute: bool = False) -> float:
         """The smallest number that a share q of them does not exceed, rounded as above; NaN without numbers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from dataplane_client.observe._catalog import TRAINING_FIGURES
+from dataplane_client.observe._catalog import TRAINING_FIGURES as FIGURES
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -50,8 +50,7 @@ class TrainingGauges:
             from prometheus_client import REGISTRY, Gauge
         except ImportError as error:
             raise ImportError("training gauges need prometheus-client: pip install 'rl-dataplane[metrics]'") from error
-        spec = TRAINING_FIGURES
-        self._gauge = Gauge(spec.name, spec.text, spec.labels, registry=registry or REGISTRY)
+        self._gauge = Gauge(FIGURES.name, FIGURES.text, FIGURES.labels, registry=registry or REGISTRY)
         self._partitions: list[str] = []
 
     def set(self, metrics: Mapping[str, float], partition: str = "") -> None:

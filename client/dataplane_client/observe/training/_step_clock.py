@@ -79,18 +79,15 @@ class StepClock(Observer):
         try:
             yield
         finally:
-            self._end(mark)
+            self.ended(mark)
 
     def began(self, call: Call) -> None:
         if self._advance():
             self._open[call] = _KINDS.get(call.verb, "other_calls")
 
-    def ended(self, call: Call) -> None:
-        self._end(call)
-
-    def _end(self, key: object) -> None:
+    def ended(self, call: object) -> None:
         if self._advance():
-            self._open.pop(key, None)
+            self._open.pop(call, None)
 
     def _advance(self) -> bool:
         """Count the time since the last event; False in another thread."""
