@@ -39,10 +39,7 @@ COLOCATED: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize(
     ("kind", "methods"),
-    [
-        (interfaces.PolicyInterface, POLICY),
-        (interfaces.ColocatablePolicyInterface, {**POLICY, **COLOCATED}),
-    ],
+    [(interfaces.PolicyInterface, POLICY), (interfaces.ColocatablePolicyInterface, {**POLICY, **COLOCATED})],
     ids=["policy", "colocatable policy"],
 )
 def test_abstract_methods_and_their_parameters(kind: type, methods: dict[str, list[Any]]) -> None:

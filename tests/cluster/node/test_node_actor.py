@@ -86,11 +86,7 @@ class Nodes:
         self.actors: list[Any] = []
         for number, ray_node in enumerate(ray_nodes, 1):
             chosen = NodeOptions("coordinator", MIB, 4 * MIB, folder=f"{folder}/{number}")
-            actor = ray.remote(NodeActor).options(
-                name=f"node-{number}",
-                max_restarts=-1,
-                **on_node(ray_node),
-            )
+            actor = ray.remote(NodeActor).options(name=f"node-{number}", max_restarts=-1, **on_node(ray_node))
             self.actors.append(actor.remote(chosen))
             self.registered(number)
 

@@ -43,8 +43,7 @@ def test_logits_and_one_step_are_those_of_a_single_process(
 
 
 @pytest.mark.parametrize(
-    ("case", "projections", "norms"),
-    [("llama_dp", 0.5, 0.5), ("llama_tp", 0.5, 1.0), ("qwen3moe_tp", 0.5, 1.0)],
+    ("case", "projections", "norms"), [("llama_dp", 0.5, 0.5), ("llama_tp", 0.5, 1.0), ("qwen3moe_tp", 0.5, 1.0)]
 )
 def test_each_rank_holds_its_part_of_the_weights(
     ranks: list[dict[str, Any]], case: str, projections: float, norms: float

@@ -51,10 +51,7 @@ def test_the_mask_is_one_triangle_over_all_tokens_of_a_row() -> None:
     _, _, mask = pack_sequences(IDS, torch.tensor([2, 1, 0]), [2, 1], min_seq_len=4)
     assert mask is not None
     assert mask.dtype == torch.bool
-    assert mask.int().tolist() == [
-        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
-        [[0, 0, 0, 0]] * 4,
-    ]
+    assert mask.int().tolist() == [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]], [[0, 0, 0, 0]] * 4]
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -96,12 +93,7 @@ def test_lengths_and_sizes_that_do_not_fit_are_refused(lengths: list[int], sizes
 
 @pytest.mark.parametrize(
     ("lengths", "bounds", "longest"),
-    [
-        ([3, 2, 4], [0, 3, 5, 9], 4),
-        ([5], [0, 5], 5),
-        ([0, 2, 0], [0, 0, 2, 2], 2),
-        ([], [0], 0),
-    ],
+    [([3, 2, 4], [0, 3, 5, 9], 4), ([5], [0, 5], 5), ([0, 2, 0], [0, 0, 2, 2], 2), ([], [0], 0)],
 )
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_bounds_are_int32_and_those_of_queries_and_keys_are_apart(

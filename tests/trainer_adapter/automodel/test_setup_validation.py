@@ -176,11 +176,7 @@ def test_an_unknown_precision_wins_over_everything_that_is_checked_later(model: 
 
 @pytest.mark.parametrize(
     ("generation", "colocated", "variable"),
-    [
-        (GENERATION, True, None),
-        ({**GENERATION, "colocated": {"enabled": False}}, False, "1"),
-        (None, None, "1"),
-    ],
+    [(GENERATION, True, None), ({**GENERATION, "colocated": {"enabled": False}}, False, "1"), (None, None, "1")],
 )
 def test_nccl_uses_cumem_unless_generation_is_colocated(
     model: Path, generation: dict[str, Any] | None, colocated: bool | None, variable: str | None
@@ -238,11 +234,7 @@ def test_flash_attention_is_asked_for_before_anything_is_loaded(model: Path) -> 
     ],
 )
 def test_what_was_chosen_is_written_to_standard_output(
-    model: Path,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
-    dtensor_cfg: dict[str, Any],
-    notice: str,
+    model: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], dtensor_cfg: dict[str, Any], notice: str
 ) -> None:
     validate_and_prepare_config(config(model, changes, **dtensor_cfg), None, 3)
     assert notice in capsys.readouterr().out

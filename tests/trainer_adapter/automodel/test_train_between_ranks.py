@@ -11,9 +11,7 @@ from tests.trainer_adapter.automodel import rank_processes, tiny_policy, train_w
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
 from torch import Tensor
 
-pytestmark = [
-    pytest.mark.xdist_group("ranks"),
-]
+pytestmark = [pytest.mark.xdist_group("ranks")]
 Ranks = list[dict[str, Any]]
 
 

@@ -94,9 +94,7 @@ def test_what_all_ranks_refuse_is_raised_as_it_is_and_the_group_goes_on(pair: Ra
     assert pair.run_everywhere("sum_of_ranks") == 1.0
 
 
-def test_a_rank_that_fails_alone_is_named_and_the_group_is_broken(
-    pair: RayWorkerGroup,
-) -> None:
+def test_a_rank_that_fails_alone_is_named_and_the_group_is_broken(pair: RayWorkerGroup) -> None:
     began = time.monotonic()
     with pytest.raises(
         WorkerFailed, match=r"rank 1 failed: KeyError: .*lost it.* \(rank\(s\) 0 did not finish\)"
