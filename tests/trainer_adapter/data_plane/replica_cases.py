@@ -32,7 +32,6 @@ from trainer_adapter.pad_target import with_pad_target
 
 CPU = torch.device("cpu")
 PAD = 9
-MULTIPLE = 4
 LENGTHS = [3, 1, 2, 3, 7, 1, 6, 2]
 IDS = [f"s{row}" for row in range(len(LENGTHS))]
 ORDERS = [[2, 0, 3, 1], [5, 7, 4, 6]]
@@ -52,14 +51,8 @@ def first_batch() -> dict[str, Any]:
         ids[row, :length], mask[row, :length] = torch.tensor(tokens(row)), True
     notes = np.empty(8, object)
     notes[:] = [{"row": row, "tools": ["x"] * row} for row in range(8)]
-    lengths = torch.tensor(LENGTHS)
-    return {
-        "input_ids": ids,
-        "token_mask": mask,
-        "sample_mask": torch.ones(8),
-        "input_lengths": lengths,
-        "notes": notes,
-    }
+    given = {"sample_mask": torch.ones(8), "input_lengths": torch.tensor(LENGTHS), "notes": notes}
+    return {"input_ids": ids, "token_mask": mask, **given}
 
 
 def meta_of(partition: str, rows: list[int], known: bool = True) -> KVBatchMeta:
@@ -90,14 +83,12 @@ class Rank:
         return self.rank // 2
 
     def side(self, client: DataPlaneClient | None = None) -> ReplicaDataPlane:
-        return ReplicaDataPlane(
-            client or self.client,
-            replica=self.replica,
-            dp_group=self.dp_group,
-            device=CPU,
-            pad_token_id=PAD,
-            pad_multiple=MULTIPLE,
-        )
+        groups: dict[str, Any] = {"replica": self.replica, "dp_group": self.dp_group}
+        return ReplicaDataPlane(client or self.client, **groups, device=CPU, pad_token_id=PAD, pad_multiple=4)
+
+    def fetch(self, partition: str, *fields: str, known: bool = True, **how: Any) -> BatchedDataDict[Any]:
+        """The rows of this replica."""
+        return self.side().fetch(meta_of(partition, ORDERS[self.dp_rank], known), fields or None, **how)
 
     def claim(self, partition: str, size: int = 8, **options: Any) -> Any:
         how: dict[str, Any] = {"step": 0, "dp_rank": self.dp_rank, "dp_world": 2, "timeout_s": 10, **options}
@@ -121,11 +112,11 @@ def raised(call: Callable[[], Any]) -> str:
 
 
 def fetched(here: Rank, name: str) -> Any:
-    return shown(here.side().fetch(meta_of(name, ORDERS[here.dp_rank])))
+    return shown(here.fetch(name))
 
 
 def some_fields(here: Rank, name: str) -> Any:
-    return shown(here.side().fetch(meta_of(name, ORDERS[here.dp_rank]), ("notes", "token_mask")))
+    return shown(here.fetch(name, "notes", "token_mask"))
 
 
 def minted(here: Rank, name: str) -> Any:
@@ -134,15 +125,12 @@ def minted(here: Rank, name: str) -> Any:
 
 
 def unknown_lengths(here: Rank, name: str) -> Any:
-    return shown(here.side().fetch(meta_of(name, ORDERS[here.dp_rank], known=False)))
+    return shown(here.fetch(name, known=False))
 
 
 def unaligned(here: Rank, name: str) -> Any:
-    widths = []
-    for known in (True, False):
-        batch = here.side().fetch(meta_of(name, ORDERS[here.dp_rank], known), dp_aligned_seq_len=False)
-        widths.append(batch["input_ids"].shape[1])
-    return widths
+    batches = [here.fetch(name, known=known, dp_aligned_seq_len=False) for known in (True, False)]
+    return [batch["input_ids"].shape[1] for batch in batches]
 
 
 def independent(here: Rank, name: str) -> Any:
@@ -151,7 +139,7 @@ def independent(here: Rank, name: str) -> Any:
 
 
 def jagged(here: Rank, name: str) -> Any:
-    batch = here.side().fetch(meta_of(name, ORDERS[here.dp_rank]), layout="jagged")
+    batch = here.fetch(name, layout="jagged")
     together = batch["input_ids"] * batch["token_mask"]  # the same offsets
     return {"rows": [row.tolist() for row in together.unbind()], "notes": batch["notes"].tolist()}
 
@@ -163,19 +151,19 @@ def preprocessed(here: Rank, name: str) -> Any:
         calls.append(here.rank)
         return BatchedDataDict({**batch, "doubled": batch["input_ids"] * 2})
 
-    return {**shown(here.side().fetch(meta_of(name, ORDERS[here.dp_rank]), preprocess=doubled)), "calls": calls}
+    return {**shown(here.fetch(name, preprocess=doubled)), "calls": calls}
+
+
+PLAN = {"micro_batch_indices": [[[0, 1], [1, 4]]], "micro_batch_lengths": [[4, 8]], "elem_counts_per_gb": [4]}
 
 
 def planned(here: Rank, name: str) -> Any:
-    plan = {"micro_batch_indices": [[[0, 1], [1, 4]]], "micro_batch_lengths": [[4, 8]], "elem_counts_per_gb": [4]}
-    meta = replace(meta_of(name, ORDERS[here.dp_rank]), extra_info=plan)
-    batch = here.side().fetch(meta)
-    return [batch.micro_batch_indices, batch.micro_batch_lengths, batch.elem_counts_per_gb]
+    batch = here.side().fetch(replace(meta_of(name, ORDERS[here.dp_rank]), extra_info=PLAN))
+    return {key: getattr(batch, key) for key in PLAN}
 
 
 def plan_of_other_rows(here: Rank, name: str) -> Any:
-    plan = {"micro_batch_indices": [[[0, 1], [1, 4]]], "micro_batch_lengths": [[4, 8]]}
-    meta = replace(meta_of(name, ORDERS[here.dp_rank][:3]), extra_info=plan)
+    meta = replace(meta_of(name, ORDERS[here.dp_rank][:3]), extra_info={**PLAN, "elem_counts_per_gb": None})
     return raised(lambda: here.side().fetch(meta))
 
 
@@ -200,10 +188,7 @@ def preprocess_fails(here: Rank, name: str) -> Any:
     def fails(batch: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
         raise KeyError("no such prompt")
 
-    meta = meta_of(name, ORDERS[here.dp_rank])
-    return [
-        raised(partial(here.side().fetch, meta, preprocess=step)) for step in (fails, lambda batch: batch.slice(0, 3))
-    ]
+    return [raised(partial(here.fetch, name, preprocess=step)) for step in (fails, lambda batch: batch.slice(0, 3))]
 
 
 # --- write_back ---
@@ -234,11 +219,8 @@ def written_by_input_lengths(here: Rank, name: str) -> Any:
 def unwritable(here: Rank, name: str) -> Any:
     """The leader's result lacks the key."""
     rows = ORDERS[here.dp_rank]
-    return raised(
-        lambda: here.side().write_back(
-            meta_of(name, rows), wait_for_results(here, rows), result_key="scores", field="prev_logprobs"
-        )
-    )
+    write = partial(here.side().write_back, meta_of(name, rows), wait_for_results(here, rows))
+    return raised(partial(write, result_key="scores", field="prev_logprobs"))
 
 
 # --- claims ---
@@ -330,20 +312,18 @@ def end_of_data(here: Rank, name: str) -> Any:
 
 def exchanged(here: Rank, _name: str) -> Any:
     """How many mappings came to the other rank of the replica as they were, in either direction."""
-    group, ranks = here.replica.group, [here.rank // 2 * 2, here.rank // 2 * 2 + 1]
+    group, seen = here.replica.group, 0
     assert group is not None
-    seen = 0
     for seed in range(60):
-        source, values = ranks[seed % 2], mapping_of(random.Random(seed))
+        source, values = here.rank // 2 * 2 + seed % 2, mapping_of(random.Random(seed))
         got = broadcast_values(values if here.rank == source else None, source=source, group=group, device=CPU)
         seen += equal(got, values)
     return seen
 
 
 def gathered(here: Rank, _name: str) -> Any:
-    group = torch.distributed.group.WORLD
+    group, seen = torch.distributed.group.WORLD, 0
     assert group is not None
-    seen = 0
     for seed in range(15):
         values = [mapping_of(random.Random(1000 * rank + seed)) for rank in range(WORLD)]
         got = gather_values(values[here.rank], group=group, device=CPU)

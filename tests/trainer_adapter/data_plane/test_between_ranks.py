@@ -108,10 +108,6 @@ def test_the_leader_preprocesses_once_for_all(played: Played) -> None:
         assert seen["doubled"] == (2 * torch.tensor(seen["input_ids"])).tolist()
 
 
-def test_every_rank_gets_the_drivers_plan(played: Played) -> None:
-    assert played.seen("planned") == [[[[[0, 1], [1, 4]]], [[4, 8]], [4]]] * WORLD
-
-
 def test_a_plan_of_other_rows_is_refused_on_every_rank(played: Played) -> None:
     for text in played.seen("plan_of_other_rows"):
         assert text.startswith("ValueError: partition 'plan_of_other_rows': the plan of microbatches does not fit")
@@ -192,11 +188,6 @@ def test_columns_of_a_commit_are_stored_without_padding(played: Played) -> None:
         assert note == {"by": leader}
 
 
-def test_a_claim_that_all_leave_in_order_is_committed(played: Played) -> None:
-    assert played.seen("left_clean") == ["committed"] * WORLD
-    assert played.counts["dataplane_commits_total", "left_clean"] == 2
-
-
 def test_a_claim_that_one_rank_leaves_with_an_error_is_released_for_all(played: Played) -> None:
     for rank, (left, committed, again) in enumerate(played.seen("one_rank_fails")):
         for text, state in (left, committed):
@@ -210,38 +201,29 @@ def test_a_claim_that_one_rank_leaves_with_an_error_is_released_for_all(played: 
     assert played.counts["dataplane_commits_total", "one_rank_fails"] == 0
 
 
-def test_ranks_that_would_end_a_claim_differently_raise_and_keep_it(played: Played) -> None:
-    refusal = "RuntimeError: the ranks of the replica end claim ID in different ways: ['commit', 'release']"
-    for seen in played.seen("ranks_disagree"):
-        assert seen == [refusal, "open", 4, "released"]
+DISAGREE = "RuntimeError: the ranks of the replica end claim ID in different ways: ['commit', 'release']"
 
 
-def test_a_fenced_claim_is_fenced_on_all_ranks(played: Played) -> None:
-    assert played.seen("fenced") == [["ClaimFencedError", "fenced"]] * WORLD
-
-
-def test_a_commit_that_lacks_a_row_leaves_the_claim_open_on_all_ranks(played: Played) -> None:
-    for left, commit, state in played.seen("cleared"):
-        assert (left, commit, state) == ("ZeroDivisionError: ", "NotFoundError", "released")
-
-
-def test_a_claim_that_times_out_does_so_on_all_ranks(played: Played) -> None:
-    assert played.seen("too_few_rows") == ["ClaimTimeoutError"] * WORLD
-
-
-def test_the_end_of_data_is_told_to_all_ranks(played: Played) -> None:
-    assert played.seen("end_of_data") == ["EndOfDataError"] * WORLD
+@pytest.mark.parametrize(
+    ("case", "seen", "commits"),
+    [
+        pytest.param("planned", replica_cases.PLAN, 0, id="every rank gets the driver's plan"),
+        pytest.param("left_clean", "committed", 2, id="a claim that all leave in order is committed"),
+        pytest.param("ranks_disagree", [DISAGREE, "open", 4, "released"], 0, id="disagreeing ranks keep the claim"),
+        pytest.param("fenced", ["ClaimFencedError", "fenced"], 0, id="a fenced claim"),
+        pytest.param("cleared", ["ZeroDivisionError: ", "NotFoundError", "released"], 0, id="a commit lacks a row"),
+        pytest.param("too_few_rows", "ClaimTimeoutError", 0, id="a claim that times out"),
+        pytest.param("end_of_data", "EndOfDataError", 0, id="the end of data"),
+        pytest.param("exchanged", 60, 0, id="whatever is broadcast comes as it was"),
+        pytest.param("gathered", 15, 0, id="whatever is gathered comes as it was, in the order of ranks"),
+    ],
+)
+def test_all_ranks_see_the_same(played: Played, case: str, seen: Any, commits: int) -> None:
+    assert played.seen(case) == [seen] * WORLD
+    assert played.counts.get(("dataplane_commits_total", case), 0) == commits
 
 
 # --- exchange ---
-
-
-def test_whatever_is_broadcast_comes_as_it_was(played: Played) -> None:
-    assert played.seen("exchanged") == [60] * WORLD
-
-
-def test_whatever_is_gathered_comes_as_it_was_in_the_order_of_ranks(played: Played) -> None:
-    assert played.seen("gathered") == [15] * WORLD
 
 
 def test_an_unsupported_value_is_refused_by_name_on_all_ranks(played: Played) -> None:
