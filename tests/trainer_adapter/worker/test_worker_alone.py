@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tests.ranks import free_port
+from tests.trainer_adapter.automodel.setup_cases import REWARD
 from tests.trainer_adapter.refit.streams import take
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.conftest import MakeWorker
@@ -17,9 +17,9 @@ from tests.trainer_adapter.worker.plain_policy import logits_alone, logprobs_of,
 from tests.trainer_adapter.worker.weights import assert_equal, weights
 from tests.trainer_adapter.worker.worker_cases import ADAM, batch
 from torch import Tensor
+from transformers import AutoModelForSequenceClassification
 
 from dataplane_client import KVBatchMeta, connect, kv_first_write, read_columns
-from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_server.testing import running_server
 from trainer_adapter.losses import ClippedPolicyGradientLoss, NLLLoss
 from trainer_adapter.refit import WeightCollective, receive_streamed_weights, stream_endpoint
@@ -253,11 +253,6 @@ def test_microbatches_need_not_divide_the_rows_of_inference(make_worker: MakeWor
     torch.testing.assert_close(worker.get_logprobs(batch(), micro_batch_size=mbs)["logprobs"], expected)
 
 
-def test_microbatches_of_training_must_divide_the_rows(make_worker: MakeWorker) -> None:
-    with pytest.raises(AssertionError, match="is not a multiple of the provided microbatch size"):
-        make_worker().train(batch(), NLLLoss(), mbs=3)
-
-
 @pytest.mark.parametrize("mbs", [0, -2])
 def test_a_microbatch_is_at_least_one_sample(make_worker: MakeWorker, mbs: int) -> None:
     with pytest.raises(ValueError, match=f"mbs must be at least 1 sample, got {mbs}"):
@@ -284,17 +279,15 @@ def test_without_a_data_plane_metas_are_refused(make_worker: MakeWorker) -> None
 
 
 def test_a_worker_claims_its_own_shard_where_there_is_no_driver(make_worker: MakeWorker) -> None:
-    fields = ["input_ids", "input_lengths"]
     rows = batch()
     rows.truncate_tensors(dim=1, truncated_len=30)
     kept = {name: rows[name] for name in ("input_ids", "input_lengths", "sample_mask")}
-    per_token = ["input_ids", "prev_logprobs"]
+    per_token, ids = ["input_ids", "prev_logprobs"], [f"s{row}" for row in range(8)]
     with running_server() as address, connect(address) as client:
         client.register_partition("train", [*kept, "prev_logprobs"], 8, ["prev_lp"], per_token_fields=per_token)
-        ids = [f"s{row}" for row in range(8)]
         meta = kv_first_write(kept, sample_ids=ids, dp_client=client, partition_id="train")
         worker = make_worker("sequence", data_plane=address)
-        with worker.claim_shard("train", "prev_lp", fields, 8, step=0) as claim:
+        with worker.claim_shard("train", "prev_lp", ["input_ids", "input_lengths"], 8, step=0) as claim:
             worker.get_logprobs_from_meta(claim.meta)
         found = read_columns(client, meta, ["prev_logprobs"])["prev_logprobs"]
         assert client.partition("train").task("prev_lp").consumed_rows_total == 8
@@ -331,25 +324,14 @@ def test_engines_get_the_trained_weights_bit_by_bit(make_worker: MakeWorker, mon
 
 
 def test_scores_are_those_of_the_reward_model_alone(make_worker: MakeWorker, model: Path) -> None:
-    from transformers import AutoModelForSequenceClassification
-
     torch.manual_seed(3)
     reward = model.parent / "reward"
     plain = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
     plain.config.pad_token_id = worker_cases.PAD
     plain.save_pretrained(reward)
-    worker = make_worker(
-        changes={
-            "model_name": str(reward),
-            "batch_size": 4,
-            "reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"},
-        },
-        init_optimizer=False,
-    )
-    rows: BatchedDataDict[Any] = batch()
+    worker = make_worker(changes={"model_name": str(reward), "batch_size": 4, **REWARD}, init_optimizer=False)
+    rows = batch()
     with torch.no_grad():
-        alone = [
-            plain(input_ids=ids[None, :length]).logits[0, 0]
-            for ids, length in zip(rows["input_ids"], rows["input_lengths"], strict=True)
-        ]
+        one_by_one = zip(rows["input_ids"], rows["input_lengths"], strict=True)
+        alone = [plain(input_ids=ids[None, :length]).logits[0, 0] for ids, length in one_by_one]
     torch.testing.assert_close(worker.score(data=rows)["scores"], torch.stack(alone), rtol=1e-5, atol=1e-5)

@@ -50,13 +50,8 @@ class Layout(NamedTuple):
         return f"dp{self.dp}_tp{self.tp}_cp{self.cp}"
 
 
-LAYOUTS = (
-    *(Layout(), Layout(dp=2), Layout(tp=2), Layout(cp=2)),
-    *(Layout(dp=2, tp=2), Layout(dp=2, cp=2), Layout(tp=2, cp=2)),
-)
-
-
 TWO_RANKS = (Layout(dp=2), Layout(tp=2), Layout(cp=2))
+LAYOUTS = (Layout(), *TWO_RANKS, Layout(dp=2, tp=2), Layout(dp=2, cp=2), Layout(tp=2, cp=2))
 
 
 # --- a model and its rows ---
@@ -96,8 +91,7 @@ def batch() -> BatchedDataDict[Any]:
 
 def shard(rank: int, layout: Layout) -> BatchedDataDict[Any]:
     """The rows of the data-parallel rank that a global rank belongs to."""
-    dp_rank = rank // (layout.cp * layout.tp)
-    return batch().chunk(dp_rank, layout.dp)
+    return batch().chunk(rank // (layout.cp * layout.tp), layout.dp)
 
 
 def config(model: Path, layout: Layout, packing: str = "none", backend: str = "transformers", **changes: Any) -> Any:
@@ -105,7 +99,7 @@ def config(model: Path, layout: Layout, packing: str = "none", backend: str = "t
     basis = policy_config(model, model_backend=backend, context_parallel_attention="gathered", **sizes)
     # DTensor plans every operation again for every shape, which takes seconds: tensor-parallel passes get few shapes.
     few_shapes = layout.tp > 1
-    tokens = {"train_mb_tokens": 36, "logprob_mb_tokens": 36 if few_shapes else 64}
+    tokens, rounding = {"train_mb_tokens": 36, "logprob_mb_tokens": 36 if few_shapes else 64}, 16 if few_shapes else 4
     return {
         **basis,
         "tokenizer": {"name": str(model)},
@@ -114,11 +108,7 @@ def config(model: Path, layout: Layout, packing: str = "none", backend: str = "t
         "train_micro_batch_size": 2,
         "logprob_batch_size": 2 if few_shapes else 4,
         "make_sequence_length_divisible_by": 1,
-        "dynamic_batching": {
-            "enabled": packing == "dynamic",
-            "sequence_length_round": 16 if few_shapes else 4,
-            **tokens,
-        },
+        "dynamic_batching": {"enabled": packing == "dynamic", "sequence_length_round": rounding, **tokens},
         "sequence_packing": {"enabled": packing == "sequence", "algorithm": "modified_first_fit_decreasing", **tokens},
         "optimizer": {"name": "torch.optim.SGD", "kwargs": {"lr": LEARNING_RATE}},
         "generation": {"colocated": {"enabled": False}, "temperature": TEMPERATURE, "top_p": 1.0, "top_k": None},
@@ -155,12 +145,7 @@ def asked_and_trained(layout: Layout, packing: str, backend: str = "transformers
         rows = shard(rank, layout)
         given = config(folder / "model", layout, packing, backend, logprob_chunk_size=5)
         with worker(given, init_reference_model=False) as made:
-            topk = made.get_topk_logits(data=rows, k=3)
-            tensors = {
-                "logprobs": made.get_logprobs(rows)["logprobs"],
-                "topk_logits": topk["topk_logits"],
-                "topk_indices": topk["topk_indices"],
-            }
+            tensors = {**made.get_topk_logits(data=rows, k=3), **made.get_logprobs(rows)}
             trained = made.train(rows, ClippedPolicyGradientLoss())
             weights = whole_weights(made._policy.model)
             seen = {
@@ -178,9 +163,8 @@ def in_16_bits(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
     """Packed rows in bfloat16: log-probabilities, and one step."""
     layout = Layout(dp=2)
     with worker(config(folder / "model", layout, "sequence", precision="bfloat16"), init_reference_model=False) as made:
-        rows = shard(rank, layout)
-        logprobs = made.get_logprobs(rows)["logprobs"]
-        trained = made.train(rows, ClippedPolicyGradientLoss())
+        logprobs = made.get_logprobs(shard(rank, layout))["logprobs"]
+        trained = made.train(shard(rank, layout), ClippedPolicyGradientLoss())
         seen = {"loss": trained["global_loss"].item(), "grad_norm": trained["grad_norm"].item()}
         return {"logprobs": logprobs}, seen
 
@@ -195,18 +179,21 @@ class ReductionCounter(TorchDispatchMode):
         return call(*args, **(kwargs or {}))
 
 
-def communicated(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
-    """How often a step reduces gradients, by whether the sum is deferred and by the number of microbatches."""
-    layout, seen = Layout(dp=2), {}
-    for deferred in (True, False):
+def communicated(deferred: bool) -> Case:
+    """How often a step reduces gradients, by the number of microbatches."""
+
+    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+        layout, seen = Layout(dp=2), {}
         given = config(folder / "model", layout)
         given["dtensor_cfg"]["defer_fsdp_grad_sync"] = deferred
         with worker(given, init_reference_model=False) as made:
             for size in (4, 1):
                 with ReductionCounter() as reductions:  # type: ignore[no-untyped-call]  # torch has no annotation
                     made.train(shard(rank, layout), ClippedPolicyGradientLoss(), mbs=size)
-                seen[f"{'deferred' if deferred else 'at once'} {4 // size}"] = reductions.count
-    return {}, seen
+                seen[f"{4 // size}"] = reductions.count
+        return {}, seen
+
+    return play
 
 
 def trained_without_limit(layout: Layout, backend: str = "transformers") -> Case:
@@ -275,16 +262,14 @@ def train_once(made: AutomodelPolicyWorker, rank: int, layout: Layout) -> float:
 CASES: dict[str, tuple[int, Case]] = {
     "killed": (2, killed_after_a_checkpoint),
     "in_16_bits": (2, in_16_bits),
-    "communicated": (2, communicated),
+    **{f"communicated_{deferred}": (2, communicated(deferred)) for deferred in (True, False)},
     **{f"resumed_{layout}": (layout.ranks, resumed(layout)) for layout in (Layout(dp=2), Layout(tp=2), Layout())},
     **{f"{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing)) for layout, packing in EVERYWHERE},
     **{f"unlimited_{layout}": (layout.ranks, trained_without_limit(layout)) for layout in TWO_RANKS},
 }
 """Ranks that play, and the case."""
 
-
 # --- ranks ---
-
 
 OVER_AUTOMODEL = [(layout, packing) for layout, packing in EVERYWHERE if layout.ranks <= 2 and layout.cp == 1]
 CASES |= {
