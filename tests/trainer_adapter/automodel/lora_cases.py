@@ -50,11 +50,10 @@ def stepped_alone(model_folder: Path, adapters: dict[str, Tensor]) -> tuple[list
     optimizer = torch.optim.SGD(trained.values(), lr=0.5)
     losses = []
     for _ in range(2):
+        layers = {name.removesuffix(".lora_A.weight"): a for name, a in trained.items() if "lora_A" in name}
         merged = {
             f"{layer}.weight": base[f"{layer}.weight"] + trained[f"{layer}.lora_B.weight"] @ a * SCALE
-            for layer, a in (
-                (name.removesuffix(".lora_A.weight"), a) for name, a in trained.items() if "lora_A" in name
-            )
+            for layer, a in layers.items()
         }
         loss = mean_nll(functional_call(model, merged, kwargs={"input_ids": BATCH, "use_cache": False}).logits, BATCH)
         optimizer.zero_grad()
@@ -137,9 +136,5 @@ STEPPED = {
     "llama_tp": stepped("llama_tp", tensor_parallel_size=2),
     "qwen2_tp": stepped("qwen2_tp", SOME, tensor_parallel_size=2, activation_checkpointing=True),
 }
-CASES: dict[str, rank_processes.Case] = {
-    **STEPPED,
-    "checkpointed": checkpointed,
-    "resumed": resumed,
-    "unreadable": unreadable,
-}
+OTHERS: list[rank_processes.Case] = [checkpointed, resumed, unreadable]
+CASES = STEPPED | dict(zip(("checkpointed", "resumed", "unreadable"), OTHERS, strict=True))

@@ -46,6 +46,7 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 32,
     "initializer_range": 0.3,  # far from uniform, so that a wrong token has a very different log-probability
 }
+OFF = ("cpu_offload", "sequence_parallel", "activation_checkpointing")
 REWARD = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
 LOGITS_ONLY: Any = {"lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
 """A plan of one's own."""
@@ -76,14 +77,7 @@ def policy_config(model: Path, **dtensor_cfg: Any) -> Any:
         "max_grad_norm": None,
         "sequence_packing": {"enabled": False},
         "optimizer": SGD,
-        "dtensor_cfg": {
-            "device": "cpu",
-            "cpu_offload": False,
-            "sequence_parallel": False,
-            "activation_checkpointing": False,
-            "context_parallel_size": 1,
-            **dtensor_cfg,
-        },
+        "dtensor_cfg": {"device": "cpu", "context_parallel_size": 1, **dict.fromkeys(OFF, False), **dtensor_cfg},
     }
 
 
@@ -189,10 +183,13 @@ def saved_in(folder: Path) -> dict[str, Any]:
     return {"weights_path": str(folder / "saved/weights"), "optimizer_path": str(folder / "saved/optimizer")}
 
 
+def scheduled(folder: Path, **dtensor_cfg: Any) -> Any:
+    return {**policy_config(folder / "qwen2", **dtensor_cfg), "optimizer": ADAM, "scheduler": SCHEDULER}
+
+
 def checkpointed(rank: int, folder: Path, **dtensor_cfg: Any) -> dict[str, Any]:
     """Two steps of Adam, a checkpoint, and two further losses."""
-    config = {**policy_config(folder / "qwen2", **dtensor_cfg), "optimizer": ADAM, "scheduler": SCHEDULER}
-    with set_up(config) as state:
+    with set_up(scheduled(folder, **dtensor_cfg)) as state:
         losses = [train_step(state, rank, 2)[0] for _ in range(2)]
         saving: dict[str, Any] = {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
         saving |= saved_in(folder)
@@ -217,8 +214,7 @@ def resumed(tensor_parallel_size: int, **dtensor_cfg: Any) -> rank_processes.Cas
 @contextmanager
 def resume(folder: Path, **dtensor_cfg: Any) -> Iterator[ModelAndOptimizerState]:
     """From the checkpoint that the case `checkpointed` wrote."""
-    config = {**policy_config(folder / "qwen2", **dtensor_cfg), "optimizer": ADAM, "scheduler": SCHEDULER}
-    with set_up(config, **saved_in(folder)) as state:
+    with set_up(scheduled(folder, **dtensor_cfg), **saved_in(folder)) as state:
         yield state
 
 

@@ -28,16 +28,13 @@ def trained(folder: Path, optimizer: dict[str, Any] = ADAM, **dtensor_cfg: Any) 
     return {**policy_config(folder / "qwen2", **dtensor_cfg), "optimizer": optimizer, "scheduler": MULTI_STEP}
 
 
+def paths_in(folder: Path) -> dict[str, Any]:
+    return {"weights_path": str(folder / "weights"), "optimizer_path": str(folder / "optimizer")}
+
+
 def save(state: ModelAndOptimizerState, where: Path, **more: Any) -> None:
-    MANAGER.save_checkpoint(
-        model=state.model,
-        weights_path=str(where / "weights"),
-        optimizer=state.optimizer,
-        optimizer_path=str(where / "optimizer"),
-        scheduler=state.scheduler,
-        checkpointing_cfg={},
-        **more,
-    )
+    parts: dict[str, Any] = {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
+    MANAGER.save_checkpoint(**parts, **paths_in(where), checkpointing_cfg={}, **more)
 
 
 def test_training_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: Path) -> None:
@@ -45,8 +42,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: Path)
         train_step(state, 0, 1)
         save(state, tmp_path)
         expected = [train_step(state, 0, 1)[0] for _ in range(3)]
-    paths = {"weights_path": str(tmp_path / "weights"), "optimizer_path": str(tmp_path / "optimizer")}
-    with set_up(trained(folder), **paths) as state:
+    with set_up(trained(folder), **paths_in(tmp_path)) as state:
         assert [train_step(state, 0, 1)[0] for _ in range(3)] == expected
         assert state.optimizer is not None
         assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
@@ -103,15 +99,14 @@ def test_weights_that_cannot_be_loaded_are_refused(
 
 def test_weights_of_another_model_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
     save_file({"model.norm.weight": torch.ones(32)}, tmp_path / "model.safetensors")
-    text = "Missing key in checkpoint"
-    assert_refused(policy_config(folder / "llama"), CheckpointException, text, weights_path=str(tmp_path))
+    config, text = policy_config(folder / "llama"), "Missing key in checkpoint"
+    assert_refused(config, CheckpointException, text, weights_path=str(tmp_path))
 
 
 def test_the_state_of_another_optimizer_is_refused(folder: Path, tmp_path: Path) -> None:
     with set_up(trained(folder)) as state:
         save(state, tmp_path)
-    paths = {"weights_path": str(tmp_path / "weights"), "optimizer_path": str(tmp_path / "optimizer")}
-    assert_refused(trained(folder, SGD), ValueError, "the state of another optimizer", **paths)
+    assert_refused(trained(folder, SGD), ValueError, "the state of another optimizer", **paths_in(tmp_path))
 
 
 def test_saving_needs_its_configuration_and_a_process_group(tmp_path: Path) -> None:

@@ -84,20 +84,18 @@ def test_adapters_of_a_reward_model_are_refused(folder: Path) -> None:
 
 # --- which layers ---
 
-BODY = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+QKV = {f"self_attn.{name}_proj" for name in "qkv"}
+BODY = QKV | {"self_attn.o_proj"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
         ({"match_all_linear": True}, BODY),
-        ({"match_all_linear": True, "exclude_modules": ("*.mlp.*", "o_proj")}, {f"self_attn.{x}_proj" for x in "qkv"}),
+        ({"match_all_linear": True, "exclude_modules": ("*.mlp.*", "o_proj")}, QKV),
         ({"match_all_linear": True, "target_modules": ("lm_head",)}, BODY | {"lm_head"}),
         ({"target_modules": ("q_proj", "*layers.0.mlp.up*")}, {"self_attn.q_proj", "mlp.up_proj"}),
-        (
-            {"target_modules": ("*_proj",), "exclude_modules": ("*[qkv]_proj",)},
-            BODY - {f"self_attn.{x}_proj" for x in "qkv"},
-        ),
+        ({"target_modules": ("*_proj",), "exclude_modules": ("*[qkv]_proj",)}, BODY - QKV),
     ],
 )
 def test_layers_are_named_by_their_last_part_or_by_patterns(settings: dict[str, Any], expected: set[str]) -> None:
@@ -131,14 +129,11 @@ def test_a_special_linear_layer_is_refused() -> None:
 # --- how they begin, and dropout ---
 
 
-@pytest.mark.parametrize(
-    ("start", "deviation"),
-    [
-        ("xavier", math.sqrt(2 / (32 + 512))),  # Glorot and Bengio 2010, normal
-        ("uniform", 1 / math.sqrt(3 * 512)),  # He et al. 2015 with a = sqrt(5): uniform up to 1 / sqrt(in)
-        ("kaiming", 1 / math.sqrt(3 * 512)),
-    ],
-)
+# Glorot and Bengio 2010, normal; He et al. 2015 with a = sqrt(5): uniform up to 1 / sqrt(in)
+DEVIATIONS = {"xavier": math.sqrt(2 / (32 + 512)), **dict.fromkeys(("uniform", "kaiming"), 1 / math.sqrt(3 * 512))}
+
+
+@pytest.mark.parametrize(("start", "deviation"), DEVIATIONS.items())
 def test_a_begins_as_configured_and_b_at_zero(start: str, deviation: float) -> None:
     model = nn.Sequential(nn.Linear(512, 64))
     add_adapters(model, PeftConfig(dim=32, target_modules=("0",), lora_A_init=start))
@@ -176,14 +171,8 @@ def test_without_enabled_there_are_no_adapters(lora_cfg: Any) -> None:
 
 
 def test_all_keys_are_read() -> None:
-    settings: dict[str, Any] = {
-        "dim": 2,
-        "alpha": 0.5,
-        "dropout": 0.25,
-        "dropout_position": "pre",
-        "match_all_linear": True,
-        "lora_A_init": "uniform",
-    }
+    settings: dict[str, Any] = {"dim": 2, "alpha": 0.5, "dropout": 0.25, "dropout_position": "pre"}
+    settings |= {"match_all_linear": True, "lora_A_init": "uniform"}
     lists = {"target_modules": ["a"], "exclude_modules": ["b"]}
     others = {"enabled": True, "use_triton": False, "lora_dtype": "torch.float32"}
     found = PeftConfig.from_dict({**settings, **lists, **others})
@@ -214,11 +203,11 @@ def test_settings_that_cannot_be_are_refused_by_key(settings: dict[str, Any], te
 
 
 def test_what_tensor_parallel_ranks_cannot_do_is_refused() -> None:
+    dropping = {"lora_cfg": {**LORA, "dropout": 0.1}}
     with pytest.raises(AssertionError, match="use_triton must be false with tensor_parallel_size > 1"):
         peft_config({"lora_cfg": {**LORA, "use_triton": True}}, 2, "cuda")
     with pytest.raises(NotImplementedError, match="dropout with tensor_parallel_size > 1 needs device=cuda"):
-        peft_config({"lora_cfg": {**LORA, "dropout": 0.1}}, 2, "cpu")
-    dropping = {"lora_cfg": {**LORA, "dropout": 0.1}}
+        peft_config(dropping, 2, "cpu")
     with pytest.raises(NotImplementedError, match=r"needs device=cuda.* and activation_checkpointing=false"):
         peft_config({**dropping, "activation_checkpointing": True}, 2, "cuda")
     assert peft_config({**dropping, "activation_checkpointing": True}, 1, "cuda") is not None
@@ -246,11 +235,8 @@ Saved = tuple[Path, dict[str, torch.Tensor]]
 
 def test_a_checkpoint_holds_the_adapters_under_the_names_that_engines_read(saved: Saved) -> None:
     where, weights = saved
-    assert {path.name for path in where.iterdir()} == {
-        "adapter_model.safetensors",
-        "adapter_config.json",
-        "config.json",
-    }
+    files = {path.name for path in where.iterdir()}
+    assert files == {"adapter_model.safetensors", "adapter_config.json", "config.json"}
     assert detect_checkpoint_format(str(where)) == ("safetensors", True)
     found = load_file(where / "adapter_model.safetensors")
     assert found.keys() == {f"base_model.model.{name}" for name in adapters_in(weights)}

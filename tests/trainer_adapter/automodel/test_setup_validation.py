@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.setup import STRING_TO_DTYPE, validate_and_prepare_config
 
 PACKED = {"sequence_packing": {"enabled": True}}
+FLOAT32 = {"precision": "float32"}
 GENERATION = {"colocated": {"enabled": True}, "top_k": None, "top_p": 0.9, "temperature": 0.7}
 ASKS = r"only NeMo Automodel can do this\. Set dtensor_cfg\.model_backend=automodel, or remove"
 PROCESSOR: Any = SimpleNamespace()
@@ -64,8 +66,7 @@ def validated(model: Path, changes: dict[str, Any] | None = None, **dtensor_cfg:
 
 
 def test_precisions_have_the_names_of_torch() -> None:
-    expected = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    assert expected == STRING_TO_DTYPE
+    assert {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")} == STRING_TO_DTYPE
 
 
 def test_a_plain_configuration_determines_everything(model: Path) -> None:
@@ -76,64 +77,45 @@ def test_a_plain_configuration_determines_everything(model: Path) -> None:
     assert runtime[2:] == ({}, True, None, torch.bfloat16, False, 1.5, False, False, None, None, False)
 
 
+def refused(text: str, *changes: dict[str, Any], error: type[Exception] = ValueError, **dtensor_cfg: Any) -> Any:
+    return pytest.param({key: value for change in changes for key, value in change.items()}, dtensor_cfg, error, text)
+
+
+ORACLE = {"reward_model_cfg": {"enabled": True, "reward_model_type": "oracle"}}
+YARN = {"hf_config_overrides": {"rope_scaling": {"rope_type": "yarn"}}}
+GATHERED: Any = {"context_parallel_size": 2, "context_parallel_attention": "gathered"}
+OF_ATTENTION = r"sequence_packing\.attention"
+OF_CONTEXT = r"context_parallel_attention"
+
+
 @pytest.mark.parametrize(
     ("changes", "dtensor_cfg", "error", "text"),
     [
-        ({"precision": "int8"}, {}, ValueError, "Unknown precision: int8"),
+        refused("Unknown precision: int8", {"precision": "int8"}),
         *(
-            ({"max_grad_norm": limit}, {}, ValueError, f"max_grad_norm must be positive or null, not {limit!r}")
+            refused(f"max_grad_norm must be positive or null, not {limit!r}", {"max_grad_norm": limit})
             for limit in (0, -1.0, float("nan"), "1e-3")
         ),
-        ({"hf_config_overrides": {"rope_scaling": {"rope_type": "yarn"}}}, {}, AssertionError, "YaRN is not supported"),
-        ({**PACKED, **REWARD}, {}, NotImplementedError, "Sequence packing is not supported for reward models"),
-        (
-            {"reward_model_cfg": {"enabled": True, "reward_model_type": "oracle"}},
-            {},
-            ValueError,
-            "Unknown reward model type: oracle",
+        refused("YaRN is not supported", YARN, error=AssertionError),
+        refused("Sequence packing is not supported for reward models", PACKED, REWARD, error=NotImplementedError),
+        refused("Unknown reward model type: oracle", ORACLE),
+        refused(
+            f"^Context parallel .* sequence packing unless .*{OF_CONTEXT}=gathered", PACKED, context_parallel_size=2
         ),
-        (
-            PACKED,
-            {"context_parallel_size": 2},
-            ValueError,
-            "^Context parallel is not supported for sequence packing unless .*context_parallel_attention=gathered",
-        ),
-        (
-            packed_by("eager"),
-            {},
-            ValueError,
-            "sequence_packing.attention must be one of sdpa, flash, flex, not 'eager'",
-        ),
+        refused(f"{OF_ATTENTION} must be one of sdpa, flash, flex, not 'eager'", packed_by("eager")),
+        refused(f"{OF_ATTENTION}=flash needs device=cuda; use sdpa", packed_by("flash")),
+        refused(f"{OF_ATTENTION}=flex needs device=cuda; use sdpa", packed_by("flex")),
+        refused(f"{OF_ATTENTION}=flash needs precision=bfloat16; for float32", PACKED, FLOAT32, device="cuda"),
+        refused(f"{OF_ATTENTION} must be sdpa with context_parallel_", packed_by("flex"), device="cuda", **GATHERED),
+        refused(f"{OF_CONTEXT} must be one of gathered, torch, not 'ulysses'", context_parallel_attention="ulysses"),
+        refused(f"{OF_CONTEXT}=torch needs device=cuda", context_parallel_attention="torch"),
+        refused(r"dtensor_cfg\.device must be one of cuda, cpu, not 'tpu'", device="tpu"),
+        refused(r"dtensor_cfg\.model_backend must be one of transformers, automodel", model_backend="jax"),
         *(
-            (packed_by(kind), {}, ValueError, f"sequence_packing.attention={kind} needs device=cuda; use sdpa")
-            for kind in ("flash", "flex")
-        ),
-        (
-            {**PACKED, "precision": "float32"},
-            {"device": "cuda"},
-            ValueError,
-            "sequence_packing.attention=flash needs precision=bfloat16; for float32 use sdpa or flex",
-        ),
-        (
-            packed_by("flex"),
-            {"device": "cuda", "context_parallel_size": 2, "context_parallel_attention": "gathered"},
-            ValueError,
-            "sequence_packing.attention must be sdpa with context_parallel_size > 1",
-        ),
-        (
-            {},
-            {"context_parallel_attention": "ulysses"},
-            ValueError,
-            "dtensor_cfg.context_parallel_attention must be one of gathered, torch, not 'ulysses'",
-        ),
-        ({}, {"context_parallel_attention": "torch"}, ValueError, "context_parallel_attention=torch needs device=cuda"),
-        ({}, {"device": "tpu"}, ValueError, "dtensor_cfg.device must be one of cuda, cpu, not 'tpu'"),
-        ({}, {"model_backend": "jax"}, ValueError, "dtensor_cfg.model_backend must be one of transformers, automodel"),
-        *(
-            ({}, {"automodel_kwargs": {key: value}}, ValueError, rf"^dtensor_cfg\.automodel_kwargs\.{key}: {ASKS}")
+            refused(rf"^dtensor_cfg\.automodel_kwargs\.{key}: {ASKS}", automodel_kwargs={key: value})
             for key, value in (("backend", {"attn": "te"}), ("force_hf", False), ("use_liger_kernel", True))
         ),
-        ({"dequantize_base_checkpoint": True}, {}, ValueError, f"^dequantize_base_checkpoint: {ASKS}"),
+        refused(f"^dequantize_base_checkpoint: {ASKS}", {"dequantize_base_checkpoint": True}),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(
@@ -153,19 +135,14 @@ def test_sequence_packing_is_refused_for_vision_language_models(model: Path) -> 
         validate_and_prepare_config(config(model, PACKED), PROCESSOR, 0)
 
 
-@pytest.mark.parametrize("path", ["max_grad_norm", "sequence_packing.enabled"])
+LAYOUT = [f"dtensor_cfg.{key}" for key in ("cpu_offload", "context_parallel_size", "sequence_parallel")]
+
+
+@pytest.mark.parametrize("path", ["max_grad_norm", "sequence_packing.enabled", *LAYOUT])
 def test_a_missing_key_is_named(model: Path, path: str) -> None:
-    incomplete = config(model)
-    del incomplete[path.partition(".")[0]]
-    with pytest.raises(KeyError, match=path):
-        validate_and_prepare_config(incomplete, None, 0)
-
-
-@pytest.mark.parametrize("key", ["cpu_offload", "context_parallel_size", "sequence_parallel"])
-def test_a_missing_key_of_the_layout_is_named(model: Path, key: str) -> None:
-    incomplete = config(model)
-    del incomplete["dtensor_cfg"][key]
-    with pytest.raises(KeyError, match=rf"dtensor_cfg\.{key}"):
+    incomplete, (block, _, key) = config(model), path.partition(".")
+    del (incomplete[block] if path in LAYOUT else incomplete)[key if path in LAYOUT else block]
+    with pytest.raises(KeyError, match=re.escape(path)):
         validate_and_prepare_config(incomplete, None, 0)
 
 
@@ -205,9 +182,9 @@ def flash_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (packed_by("flash"), {"device": "cuda"}, "flash_attention_2"),
         (packed_by("flex"), {"device": "cuda"}, "flex_attention"),
         (packed_by("sdpa"), {"device": "cuda"}, "sdpa"),
-        ({**packed_by("sdpa"), "precision": "float32"}, {"device": "cuda"}, "sdpa"),
+        ({**packed_by("sdpa"), **FLOAT32}, {"device": "cuda"}, "sdpa"),
         ({}, {"context_parallel_size": 2}, "sdpa"),
-        (PACKED, {"context_parallel_size": 2, "context_parallel_attention": "gathered"}, "sdpa"),
+        (PACKED, GATHERED, "sdpa"),
     ],
 )
 def test_attention_follows_packing_context_parallelism_and_device(

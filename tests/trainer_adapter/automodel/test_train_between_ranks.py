@@ -1,4 +1,6 @@
-"""Two real ranks on gloo compute from sharded logits what one process computes from whole ones; see train_worker.py."""
+"""Two real ranks on gloo compute from sharded logits what one process computes from whole ones, run the same number of
+passes, and count the same tokens; see train_worker.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from tests.trainer_adapter.automodel import rank_processes, tiny_policy, train_w
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
 from torch import Tensor
 
-pytestmark = [pytest.mark.xdist_group("ranks")]
+pytestmark = pytest.mark.xdist_group("ranks")
 Ranks = list[dict[str, Any]]
 
 
@@ -81,8 +83,7 @@ def test_logits_that_are_sharded_in_another_way_are_gathered(ranks: Ranks, layou
 
 
 def test_sharded_scores_are_gathered(ranks: Ranks) -> None:
-    for rank in ranks:
-        assert rank["layouts"]["scores"] == [1.0, 2.0, 3.0]
+    assert [rank["layouts"]["scores"] for rank in ranks] == [[1.0, 2.0, 3.0]] * 2
 
 
 # --- gradients and statistics ---
@@ -109,3 +110,42 @@ def test_statistics_sum_the_losses_over_ranks_and_collect_this_ranks_metrics(ran
             "model_dtype": "torch.bfloat16",
             "all_mb_metrics": {"loss": [0.25, number], "lr": [0.1]},
         }
+
+
+# --- numbers of microbatches, and counts ---
+
+
+@pytest.mark.parametrize(
+    ("case", "lengths", "own"),
+    [
+        ("unequal", [1, 3], [[[1, 2], [1, 2], [1, 2]], [[11], [12], [13]]]),
+        ("many_more", [2, 5], [[[1], [2], [1], [2], [1]], [[11], [12], [13], [14], [15]]]),
+        ("equal", [2, 2], [[[1], [2]], [[11], [12]]]),
+    ],
+)
+def test_the_rank_with_fewer_microbatches_repeats_its_own_behind_the_real_ones(
+    ranks: Ranks, case: str, lengths: list[int], own: list[list[list[int]]]
+) -> None:
+    assert [rank[case]["own"] for rank in ranks] == own
+    assert [rank[case]["length"] for rank in ranks] == lengths
+    assert ranks[0][case]["summed"] == ranks[1][case]["summed"]
+
+
+@pytest.mark.parametrize(
+    ("case", "seqs", "toks", "dtype"),
+    [
+        ("masked", 3, 5, "torch.int64"),
+        ("many_tokens", 2, 2**24 + 2, "torch.int64"),
+        ("many_tokens_float", 2, 2**24 + 2, "torch.float32"),
+    ],
+)
+def test_valid_samples_and_tokens_are_counted_exactly_over_all_ranks(
+    ranks: Ranks, case: str, seqs: int, toks: int, dtype: str
+) -> None:
+    for rank in ranks:
+        assert rank[case] == {"seqs": seqs, "toks": toks, "dtype": dtype}
+
+
+def test_a_loss_that_needs_a_missing_mask_is_refused_only_after_the_other_ranks_have_their_counts(ranks: Ranks) -> None:
+    assert "token_mask must be present" in ranks[0]["one_rank_refuses"]["error"]
+    assert ranks[1]["one_rank_refuses"]["toks"] == 2
