@@ -29,12 +29,8 @@ def make_batch(seed: int = 0) -> Batch:
     columns = torch.arange(WIDTH)
     token_mask = (columns >= torch.tensor([2, 1, 0, 5, 3, 1])[:, None]) & (columns < lengths[:, None])
     sample_mask = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 1.0])
-    per_token = {
-        "prev_logprobs": -2.5 + 0.8 * normal(ROWS, WIDTH),
-        "generation_logprobs": -2.5 + 0.8 * normal(ROWS, WIDTH),
-        "reference_policy_logprobs": -2.5 + 0.8 * normal(ROWS, WIDTH),
-        "advantages": normal(ROWS, WIDTH),
-    }
+    kinds = ("prev_logprobs", "generation_logprobs", "reference_policy_logprobs")
+    per_token = {kind: -2.5 + 0.8 * normal(ROWS, WIDTH) for kind in kinds} | {"advantages": normal(ROWS, WIDTH)}
     counts = token_mask & (sample_mask[:, None] > 0) & (columns > 0)
     hostile = torch.tensor([math.nan, math.inf, -math.inf], dtype=torch.float64).repeat(ROWS, 3)
     return {
@@ -58,13 +54,9 @@ def make_logits(seed: int = 0) -> Tensor:
 
 def valid_tokens(batch: Batch) -> list[tuple[int, int]]:
     """(row, column) of every token that counts."""
-    rows, width = batch["token_mask"].shape
-    return [
-        (row, column)
-        for row in range(rows)
-        for column in range(1, width)
-        if batch["sample_mask"][row] and batch["token_mask"][row, column]
-    ]
+    counts = batch["token_mask"].bool() & batch["sample_mask"].bool()[:, None]
+    counts[:, 0] = False
+    return [(row, column) for row, column in counts.nonzero().tolist()]
 
 
 def counts_of(batch: Batch) -> tuple[Tensor, Tensor]:

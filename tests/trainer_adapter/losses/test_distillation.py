@@ -67,14 +67,8 @@ def naive_divergence(options: DistillationOptions, scores: Tensor, teacher: Tens
 
 def naive_loss(options: DistillationOptions, logits: Tensor, batch: Batch) -> Tensor:
     places = [(row, column - 1) for row, column in valid_tokens(batch)]
-    return torch.stack(
-        [
-            naive_divergence(
-                options, logits[place], batch["teacher_topk_logits"][place], batch["teacher_topk_indices"][place]
-            )
-            for place in places
-        ]
-    ).mean()
+    columns = logits, batch["teacher_topk_logits"], batch["teacher_topk_indices"]
+    return torch.stack([naive_divergence(options, *(column[place] for column in columns)) for place in places]).mean()
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())

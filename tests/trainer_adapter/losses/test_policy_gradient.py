@@ -25,21 +25,19 @@ from trainer_adapter.losses import ClippedPolicyGradientLoss, ClippedPolicyGradi
 DAPO = ClippedPolicyGradientOptions(ratio_clip_min=0.2, ratio_clip_max=0.28)
 PER_ROW = replace(DAPO, token_level_loss=False)
 GSPO = replace(PER_ROW, sequence_level_importance_ratios=True, ratio_clip_min=0.03, ratio_clip_max=0.05)
+CORRECTED: Any = {"use_importance_sampling_correction": True}
+KL_TYPES: tuple[Any, ...] = ("k1", "k2", "k3")
 OPTIONS = {
     "defaults": ClippedPolicyGradientOptions(),
     "asymmetric clip": DAPO,
     "dual clip": replace(DAPO, ratio_clip_c=1.6),
     "mean over rows": PER_ROW,
     "sequence-level ratios": GSPO,
-    "k1": replace(DAPO, reference_policy_kl_penalty=0.1, reference_policy_kl_type="k1"),
-    "k2": replace(DAPO, reference_policy_kl_penalty=0.1, reference_policy_kl_type="k2"),
-    "k3": replace(DAPO, reference_policy_kl_penalty=0.1, reference_policy_kl_type="k3"),
+    **{kl: replace(DAPO, reference_policy_kl_penalty=0.1, reference_policy_kl_type=kl) for kl in KL_TYPES},
     "k3, mean over rows": replace(PER_ROW, reference_policy_kl_penalty=0.1),
-    "importance correction": replace(DAPO, use_importance_sampling_correction=True),
-    "truncated correction": replace(
-        DAPO, use_importance_sampling_correction=True, truncated_importance_sampling_ratio=1.1
-    ),
-    "corrected sequence-level ratios": replace(GSPO, use_importance_sampling_correction=True),
+    "importance correction": replace(DAPO, **CORRECTED),
+    "truncated correction": replace(DAPO, **CORRECTED, truncated_importance_sampling_ratio=1.1),
+    "corrected sequence-level ratios": replace(GSPO, **CORRECTED),
 }
 
 
@@ -94,12 +92,8 @@ class Naive:
 
     def kl(self, place: tuple[int, int]) -> Tensor:
         difference = self.now[place] - self.batch["reference_policy_logprobs"][place]
-        estimates: dict[str, Tensor] = {
-            "k1": difference,
-            "k2": difference**2 / 2,
-            "k3": torch.exp(-difference) - 1 + difference,
-        }
-        return estimates[self.options.reference_policy_kl_type]
+        estimates: tuple[Tensor, ...] = (difference, difference**2 / 2, torch.exp(-difference) - 1 + difference)
+        return estimates[KL_TYPES.index(self.options.reference_policy_kl_type)]
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
@@ -267,10 +261,7 @@ def test_a_column_of_another_width_is_refused_with_both_shapes() -> None:
         ({"sequence_level_importance_ratios": True}, "needs token_level_loss=False"),
         ({"reference_policy_kl_type": "k4"}, "must be k1, k2 or k3, not 'k4'"),
         ({"truncated_importance_sampling_ratio": 2.0}, "needs use_importance_sampling_correction=True"),
-        (
-            {"truncated_importance_sampling_ratio": 0.0, "use_importance_sampling_correction": True},
-            "must be positive, not 0.0",
-        ),
+        ({"truncated_importance_sampling_ratio": 0.0, **CORRECTED}, "must be positive, not 0.0"),
     ],
 )
 def test_options_that_contradict_themselves_are_refused(wrong: dict[str, Any], complaint: str) -> None:

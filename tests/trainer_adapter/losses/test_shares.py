@@ -85,9 +85,8 @@ def test_invalid_rows_and_padding_contribute_exactly_nothing(loss_fn: LossFuncti
     """The same batch with harmless values in place of NaN and infinities: equal to the last bit."""
     logits = make_logits()
     clean_logits = logits.detach().nan_to_num(0.5, 0.5, 0.5).requires_grad_()
-    clean = {
-        key: value.nan_to_num(0.5, 0.5, 0.5) if value.is_floating_point() else value for key, value in batch.items()
-    }
+    floating = {key: value for key, value in batch.items() if value.is_floating_point()}
+    clean = {**batch, **{key: value.nan_to_num(0.5, 0.5, 0.5) for key, value in floating.items()}}
     loss, metrics = run_loss(loss_fn, logits, batch)
     expected, expected_metrics = run_loss(loss_fn, clean_logits, clean)
     assert torch.equal(loss, expected)
@@ -176,9 +175,7 @@ def test_each_sequence_is_cut_to_its_length_and_its_logits_to_their_boundaries()
     )
     logits = torch.arange(12.0).view(1, 12, 1)
     recorder, counts = Recorder(), (torch.tensor(2), torch.tensor(6))
-    wrapper = SequencePackingLossWrapper(
-        recorder, cu_seqlens_q=boundaries([2, 4]), cu_seqlens_q_padded=boundaries([4, 8])
-    )
+    wrapper = SequencePackingLossWrapper(recorder, boundaries([2, 4]), cu_seqlens_q_padded=boundaries([4, 8]))
     loss, metrics = wrapper(logits, data, *counts)
     assert loss == 2
     assert metrics == {"num_valid_samples": 2, "probs_ratio_min": 2}

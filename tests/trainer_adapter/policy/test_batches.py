@@ -62,11 +62,8 @@ def test_a_batch_without_rows_is_refused() -> None:
 
 
 def test_calibration_settings_reach_the_ranks_and_the_first_one_answers() -> None:
-    policy = DataPlanePolicy(config_of(), SerialGroup(2))
-    assert policy.calibrate_qkv_fp8_scales(batch_of([3, 4, 5]), percentile=99.0) == {
-        "percentile": 99.0,
-        "layers": {"0": 2},
-    }
+    found = DataPlanePolicy(config_of(), SerialGroup(2)).calibrate_qkv_fp8_scales(batch_of([3, 4, 5]), percentile=99.0)
+    assert found == {"percentile": 99.0, "layers": {"0": 2}}
 
 
 def test_inference_and_training_have_token_budgets_of_their_own() -> None:

@@ -10,15 +10,15 @@ from tests.trainer_adapter.policy.serial_group import SerialGroup, config_of
 from trainer_adapter.interfaces import ColocatablePolicyInterface
 from trainer_adapter.policy import DataPlanePolicy
 
+COLLECTIVE = {"ip": "192.0.2.1", "port": 1, "world_size": 4, "train_world_size": 2}
+WITHOUT_ARGUMENTS = ["prepare_for_training", "prepare_for_lp_inference", "finish_training"]
+WITHOUT_ARGUMENTS += ["offload_before_refit", "offload_after_refit"]
+
 
 @pytest.mark.parametrize(
     ("method", "given", "reached"),
     [
-        ("prepare_for_training", {}, {}),
-        ("prepare_for_lp_inference", {}, {}),
-        ("finish_training", {}, {}),
-        ("offload_before_refit", {}, {}),
-        ("offload_after_refit", {}, {}),
+        *((method, {}, {}) for method in WITHOUT_ARGUMENTS),
         ("load_checkpoint", {"weights_path": "w"}, {"weights_path": "w", "optimizer_path": None}),
         (
             "save_checkpoint",
@@ -40,10 +40,7 @@ def test_every_rank_is_called_and_nothing_comes_back(
     [
         ("stream_weights_via_ipc_zmq", {}, {"buffer_size_bytes": 0, "kv_scales": None}),
         ("broadcast_weights_for_collective", {"kv_scales": {"k": 1.0}}, {"kv_scales": {"k": 1.0}}),
-        *[
-            ("init_collective", given, given)
-            for given in [{"ip": "192.0.2.1", "port": 1, "world_size": 4, "train_world_size": 2}]
-        ],
+        ("init_collective", COLLECTIVE, COLLECTIVE),
     ],
 )
 def test_what_engines_take_part_in_gives_one_future_a_rank(

@@ -63,6 +63,9 @@ def test_no_weights_are_a_transfer_too() -> None:
 
 
 ANOTHER = "RuntimeError: another rank of the group for weights failed; see that rank's error"
+VALUE, WHAT, LAST = "ValueError: the", "names, shapes or dtypes than this rank's", len(INFO) - 1
+SURPLUS = "ValueError: weight 'more' is sent but was not announced"
+OTHER = {**INFO, "steps": (torch.Size([2]), torch.int64)}
 
 
 def raising(group: WeightCollective) -> None:
@@ -90,20 +93,11 @@ def send_more(group: WeightCollective) -> None:
     ("ranks", "outcomes"),
     [
         ((send, raising, taking({})), (ANOTHER, "ValueError: no room for it", ANOTHER)),
-        (
-            (send, taking({}), stopping),
-            (ANOTHER, ANOTHER, f"ValueError: the engine stopped before the last {len(INFO) - 1} weights"),
-        ),
-        (
-            (send, taking({}), taking({}, {**INFO, "steps": (torch.Size([2]), torch.int64)})),
-            (ANOTHER, ANOTHER, "ValueError: the weights of rank 0 have other names, shapes or dtypes than this rank's"),
-        ),
+        ((send, taking({}), stopping), (ANOTHER, ANOTHER, f"{VALUE} engine stopped before the last {LAST} weights")),
+        ((send, taking({}), taking({}, OTHER)), (ANOTHER, ANOTHER, f"{VALUE} weights of rank 0 have other {WHAT}")),
         ((send_broken, send, taking({})), ("OSError: gathering failed", ANOTHER, ANOTHER)),
         ((send, send_broken, taking({})), (ANOTHER, "OSError: gathering failed", ANOTHER)),
-        (
-            (send_more, taking({}), taking({})),
-            ("ValueError: weight 'more' is sent but was not announced", ANOTHER, ANOTHER),
-        ),
+        ((send_more, taking({}), taking({})), (SURPLUS, ANOTHER, ANOTHER)),
     ],
     ids=["engine fails", "engine stops", "other weights", "rank 0 fails", "another trainer fails", "weight too many"],
 )
