@@ -94,25 +94,18 @@ def assert_rows(got: list[torch.Tensor], *expected: torch.Tensor) -> None:
 # -- what travels ------------------------------------------------------------------------------------------------------
 
 
-def test_each_client_uses_the_memory_of_its_node(users: Users, three_nodes: ThreeNodes) -> None:
-    rows = {f"s{i}": numbers(i) for i in range(6)}
-    for node, ids in enumerate((["s0"], ["s1", "s2"], ["s3", "s4", "s5"])):
-        users.do(node, put, {name: rows[name] for name in ids})
-    used = [three_nodes.figures(node).memory_used_bytes for node in range(3)]
-    assert used == [ROW_BYTES, 2 * ROW_BYTES, 3 * ROW_BYTES]
-    assert users.here.server_status().memory_used_bytes == 6 * ROW_BYTES
-
-
-def test_a_read_on_the_node_of_the_put_fetches_nothing(users: Users, three_nodes: ThreeNodes) -> None:
+def test_values_are_in_the_memory_of_the_clients_node_and_its_reads_fetch_nothing(
+    users: Users, three_nodes: ThreeNodes
+) -> None:
     before = [three_nodes.figures(node) for node in range(3)]
-    rows = {f"s{i}": numbers(i) for i in range(4)}
-    users.do(0, put, rows)
-    for _ in range(2):
-        assert_rows(users.do(0, read, list(rows)), *rows.values())
+    for node, ids in enumerate((["s0"], ["s1", "s2"], ["s3", "s4", "s5"])):
+        rows = {name: numbers(10 * node + row) for row, name in enumerate(ids)}
+        users.do(node, put, rows)
+        assert_rows(users.do(node, read, ids), *rows.values())
     after = [three_nodes.figures(node) for node in range(3)]
-    assert [(one.fetched_bytes, one.cache_hit_bytes) for one in after] == [
-        (one.fetched_bytes, one.cache_hit_bytes) for one in before
-    ]
+    assert [node.memory_used_bytes for node in after] == [ROW_BYTES, 2 * ROW_BYTES, 3 * ROW_BYTES]
+    assert [node.fetched_bytes for node in after] == [node.fetched_bytes for node in before]
+    assert [node.cache_hit_bytes for node in after] == [node.cache_hit_bytes for node in before]
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one after another"])
@@ -145,17 +138,6 @@ def test_of_rows_of_all_nodes_only_those_of_others_are_fetched(users: Users, thr
 
 
 # -- what is read is what is there -------------------------------------------------------------------------------------
-
-
-def test_rows_that_take_the_places_of_others_are_fetched_anew(users: Users, three_nodes: ThreeNodes) -> None:
-    for turn in range(4):
-        rows = {f"s{i}": numbers(10 * turn + i) for i in range(4)}
-        users.do(0, put, rows)
-        before = three_nodes.figures(1).fetched_bytes
-        assert_rows(read(users.here, list(rows)), *rows.values())
-        assert three_nodes.figures(1).fetched_bytes - before == 4 * ROW_BYTES
-        if turn % 2:  # otherwise they are replaced
-            users.do(0, clear, list(rows))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -77,9 +77,8 @@ class Node:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerThread]:
-    server = ServerThread(
-        ServerConfig(listen=(f"unix://{tmp_path}/server.sock",), limits=Limits(memory_bytes=16 * MIB))
-    )
+    limits = Limits(memory_bytes=16 * MIB)
+    server = ServerThread(ServerConfig(listen=(f"unix://{tmp_path}/server.sock",), limits=limits))
     yield server
     server.stop()
 

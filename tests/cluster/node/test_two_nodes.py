@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,21 +53,10 @@ class Node:
         await self.lines.read(self.others[node].bytes_at, node, runs, into)
 
     def register(self, server: ClusterServer, port: int) -> None:
-        arena, folder = self.arena, str(self.folder)
-        registration = Registration(
-            arena_id=folder,
-            ray_node=folder,
-            host="here",
-            folder=folder,
-            socket=f"{folder}/socket",
-            proof=arena.proof,
-            nonce=arena.nonce,
-            memory_bytes=MIB,
-            file_bytes=arena.file_bytes,
-            former=self.gateway.former_clients,
-            bytes_at=self.bytes_at,
-            incarnation="",
-        )
+        arena, names = self.arena, dict.fromkeys(("arena_id", "ray_node", "folder"), str(self.folder))
+        place: dict[str, Any] = {**names, "socket": f"{self.folder}/socket", "host": "here", "incarnation": ""}
+        place |= {"proof": arena.proof, "nonce": arena.nonce, "memory_bytes": MIB, "file_bytes": arena.file_bytes}
+        registration = Registration(**place, former=self.gateway.former_clients, bytes_at=self.bytes_at)
         member = server.add_node(registration, None)
         self.number, self.others[member.number] = member.number, self
         self.gateway.use(Relay("127.0.0.1", port, member.secret, member.number))

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,12 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import DistributedContext, TrainingSamplingParams
-from trainer_adapter.automodel.data import (
-    ProcessedInputs,
-    ProcessedMicrobatch,
-    get_microbatch_iterator,
-    process_global_batch,
-)
+from trainer_adapter.automodel.data import ProcessedMicrobatch, get_microbatch_iterator, process_global_batch
 from trainer_adapter.automodel.parallel.context import context_parallel_contexts, positions_of_ranks
 from trainer_adapter.automodel.parallel.ring_attention import attend_in_ring
 from trainer_adapter.automodel.rank import rank_device
@@ -72,7 +66,6 @@ def small_older_loss(*arguments: Any) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 LOSSES: dict[str, Any] = {"nll": NLLLoss(), "older": small_older_loss}
-Contexts = Callable[[ProcessedInputs], AbstractContextManager[None]] | None
 
 
 @dataclass(frozen=True)
@@ -149,7 +142,7 @@ class Rank:
     shard: Any
 
     @property
-    def contexts(self) -> Contexts:
+    def contexts(self) -> Any:
         return context_parallel_contexts(self.context, self.config)
 
     @property
@@ -169,15 +162,8 @@ class Rank:
         """What processor gives, by kind of result: [rows, WIDTH, ...] in the order of the rows of the shard."""
         found = []
         microbatches = self.microbatches()
-        results = automodel_forward_backward(
-            self.state.model,
-            microbatches,
-            processor,
-            forward_only=True,
-            sampling_params=params,
-            train_context_fn=self.contexts,
-        )
-        for result, _ in results:
+        how: dict[str, Any] = {"sampling_params": params, "train_context_fn": self.contexts}
+        for result, _ in automodel_forward_backward(self.state.model, microbatches, processor, True, **how):
             parts = result if isinstance(result, tuple) else (result,)
             found.append([_widened(part) for part in parts])
         rows = torch.cat([microbatch.data_dict["row"] for microbatch in microbatches])
@@ -194,17 +180,11 @@ class Rank:
         """One step; the loss of all ranks' rows and the gradients' norm."""
         group = self.context.device_mesh["dp"].get_group()
         counted = process_global_batch(self.shard, loss, group, batch_idx=0, batch_size=self.shard.size)
-        results = automodel_forward_backward(
-            self.state.model,
-            self.microbatches(),
-            self.processor(LossPostProcessor, loss_fn=loss, dp_size=self.context.dp_size),
-            global_valid_seqs=counted["global_valid_seqs"],
-            global_valid_toks=counted["global_valid_toks"],
-            sampling_params=SAMPLING,
-            dp_size=self.context.dp_size,
-            cp_size=self.context.cp_size,
-            train_context_fn=self.contexts,
-        )
+        how = {key: counted[key] for key in ("global_valid_seqs", "global_valid_toks")}
+        how |= {"dp_size": self.context.dp_size, "cp_size": self.context.cp_size, "train_context_fn": self.contexts}
+        processor = self.processor(LossPostProcessor, loss_fn=loss, dp_size=self.context.dp_size)
+        model, microbatches = self.state.model, self.microbatches()
+        results = automodel_forward_backward(model, microbatches, processor, sampling_params=SAMPLING, **how)
         norm = clip_grad_norm(self.state.model.parameters(), max_norm=1e9)
         self.state.optimizer.step()
         total = torch.stack([value for value, _ in results]).sum()
@@ -240,15 +220,9 @@ def play(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], dict[str, An
     rank.state.model.train()
     loss, norm = rank.step(LOSSES[case.loss])
     tensors = {"rows": rows, "logprobs": logprobs, "filtered": filtered, "values": values, "ids": ids}
-    weights = {f"weight {key}": value for key, value in whole_weights(rank.state.model).items()}
-    intact = torch.equal(rank.shard["input_ids"], before)
-    return {**tensors, **weights}, {
-        "loss": loss,
-        "norm": norm,
-        "intact": intact,
-        "refused": refused,
-        "torch deals": rank.torch_deals() if rank.contexts else [],
-    }
+    tensors |= {f"weight {key}": value for key, value in whole_weights(rank.state.model).items()}
+    seen = {"loss": loss, "norm": norm, "intact": torch.equal(rank.shard["input_ids"], before), "refused": refused}
+    return tensors, {**seen, "torch deals": rank.torch_deals() if rank.contexts else []}
 
 
 def _refused(rank: Rank, name: str) -> Iterator[str]:

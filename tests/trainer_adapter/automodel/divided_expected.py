@@ -44,24 +44,17 @@ def expected(folder: Path, name: str) -> dict[str, Tensor]:
     return {**found, **weights, "loss": loss.detach(), "norm": norm}
 
 
-def _of_row(logits: Tensor, ids: Tensor) -> dict[str, Tensor]:
+def _of_row(logits: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     length = len(logits)
     logprobs, filtered = torch.zeros(WIDTH), torch.zeros(WIDTH)
     for place in range(1, length):
-        before, token = logits[place - 1], int(ids[place])
+        before, token = logits[place - 1], int(tokens[place])
         logprobs[place] = before.log_softmax(-1)[token]
         kept = before.topk(FILTER.top_k or 0)
         if token in kept.indices.tolist():
             filtered[place] = before[token] - kept.values.logsumexp(-1)
-    largest = logits.topk(3)
-    behind = (0, 0, 0, WIDTH - length)
-    pad = torch.nn.functional.pad
-    return {
-        "logprobs": logprobs,
-        "filtered": filtered,
-        "values": pad(largest.values, behind),
-        "ids": pad(largest.indices, behind),
-    }
+    values, ids = (torch.nn.functional.pad(part, (0, 0, 0, WIDTH - length)) for part in logits.topk(3))
+    return {"logprobs": logprobs, "filtered": filtered, "values": values, "ids": ids}
 
 
 def _nll(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:

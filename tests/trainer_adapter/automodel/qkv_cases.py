@@ -31,9 +31,8 @@ PERCENTILE, MARGIN = 60.0, 1.1
 def model_config(kind: str) -> Any:
     if kind == "gpt2":
         return AutoConfig.for_model(kind, **GPT2)
-    return AutoConfig.for_model(
-        kind, **setup_cases.SHAPE, pad_token_id=0, **({"head_dim": 8} if kind == "qwen3" else {})
-    )
+    heads = {"head_dim": 8} if kind == "qwen3" else {}
+    return AutoConfig.for_model(kind, **setup_cases.SHAPE, pad_token_id=0, **heads)
 
 
 def calibrated_model(kind: str) -> Any:
@@ -64,10 +63,8 @@ def batches() -> list[BatchedDataDict[Any]]:
 
 
 def layer_names(model: Any) -> list[str]:
-    return [
-        f"transformer.h.{i}.attn" if model.config.model_type == "gpt2" else f"model.layers.{i}.self_attn"
-        for i in (0, 1)
-    ]
+    name = "transformer.h.{}.attn" if model.config.model_type == "gpt2" else "model.layers.{}.self_attn"
+    return [name.format(layer) for layer in (0, 1)]
 
 
 Recorded = list[tuple[Tensor, Tensor, Tensor]]

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer_adapter.automodel.config import (
-    DistributedContext,
-    ModelAndOptimizerState,
-    RuntimeConfig,
-    TrainingSamplingParams,
-    required,
-)
+from trainer_adapter.automodel.config import DistributedContext, ModelAndOptimizerState, RuntimeConfig, required
 
 DISTRIBUTED = "device_mesh moe_mesh fsdp2_config moe_config dp_size tp_size cp_size"
 RUNTIME = (
@@ -31,10 +25,6 @@ STATE = (
 def test_the_results_of_setup_are_unpacked_in_this_order(kind: Any, fields: str) -> None:
     names = fields.split()
     assert [*kind(*names)] == [*kind(**{name: name for name in names})] == names
-
-
-def test_sampling_parameters_left_out_change_nothing() -> None:
-    assert TrainingSamplingParams() == TrainingSamplingParams(top_k=None, top_p=1.0, temperature=1.0)
 
 
 @pytest.mark.parametrize("value", [False, None, 0, "x"])

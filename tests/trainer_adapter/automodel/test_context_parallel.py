@@ -88,10 +88,7 @@ def test_a_microbatch_that_is_a_part_of_a_batch_leaves_the_rest_alone_also_after
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
-        (
-            inputs_of(6),
-            "rows of 6 tokens.*context_parallel_size=2.*make_sequence_length_divisible_by to a multiple of 4",
-        ),
+        (inputs_of(6), "rows of 6 tokens.*context_parallel_size=2.*length_divisible_by to a multiple of 4"),
         (inputs_of(8, cp_size=1), "not prepared for context parallelism: process it with cp_size=2"),
     ],
 )

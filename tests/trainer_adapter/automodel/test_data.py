@@ -45,20 +45,15 @@ def batch_of(lengths: list[int], width: int | None = None) -> Batch:
     return BatchedDataDict(input_ids=torch.tensor(ids), input_lengths=torch.tensor(lengths))
 
 
-def images(rows: int) -> PackedTensor:
-    return PackedTensor([torch.full((2, 3), float(row)) for row in range(rows)], dim_to_pack=0)
-
-
-def packed_plan(lengths: list[int], max_tokens: int) -> Batch:
-    """One shard of packed rows with its plan."""
-    return batch_of(lengths).shard_by_batch_size(1, sequence_packing_args=packing_args(max_tokens))[0][0]
-
-
-def dynamic_plan(lengths: list[int], max_tokens: int) -> Batch:
-    return batch_of(lengths).shard_by_batch_size(1, dynamic_batching_args=dynamic_args(max_tokens, 2))[0][0]
+def with_images(lengths: list[int]) -> Batch:
+    batch = batch_of(lengths)
+    batch["pixel_values"] = PackedTensor([torch.full((2, 3), float(row)) for row in range(len(lengths))], dim_to_pack=0)
+    return batch
 
 
 # --- names that callers rely on ---
+
+INPUT_KWARGS = "flash_attn_kwargs vlm_kwargs"
 
 
 @pytest.mark.parametrize(
@@ -80,10 +75,7 @@ def test_functions_take_their_parameters_in_this_order(function: str, parameters
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (
-            ProcessedInputs,
-            "input_ids seq_len attention_mask position_ids flash_attn_kwargs vlm_kwargs cp_buffers seq_index",
-        ),
+        (ProcessedInputs, f"input_ids seq_len attention_mask position_ids {INPUT_KWARGS} cp_buffers seq_index"),
         (ProcessedMicrobatch, "data_dict processed_inputs original_batch_size original_seq_len"),
     ],
 )
@@ -113,14 +105,11 @@ def test_inputs_tell_what_they_hold(given: dict[str, Any], seen: tuple[bool, boo
 def test_unpacked_every_position_is_seen_and_spelled_out() -> None:
     batch = batch_of([3, 1], width=4)
     inputs = process_microbatch(batch, TOKENIZER, False, {}, 1)
+    mask, positions = torch.as_tensor(inputs.attention_mask), torch.as_tensor(inputs.position_ids)
     assert inputs.input_ids is batch["input_ids"]
     assert inputs.seq_len == 4
-    assert inputs.attention_mask is not None
-    assert inputs.attention_mask.dtype == torch.bool
-    assert inputs.attention_mask.tolist() == [[True] * 4] * 2
-    assert inputs.position_ids is not None
-    assert inputs.position_ids.dtype == torch.int64
-    assert inputs.position_ids.tolist() == [[0, 1, 2, 3]] * 2
+    assert (mask.dtype, mask.tolist()) == (torch.bool, [[True] * 4] * 2)
+    assert (positions.dtype, positions.tolist()) == (torch.int64, [[0, 1, 2, 3]] * 2)
     assert (inputs.flash_attn_kwargs, inputs.vlm_kwargs, inputs.cp_buffers, inputs.seq_index) == ({}, {}, [], None)
 
 
@@ -146,20 +135,16 @@ def test_packed_all_rows_become_one_whose_bounds_leave_its_padding_out() -> None
     assert bounds.max_seqlen_k == 3
 
 
-def test_packing_needs_a_token_to_pad_with() -> None:
+def test_packing_needs_a_token_to_pad_with_and_a_training_budget() -> None:
     tokenizer: Any = SimpleNamespace(eos_token_id=None)
     with pytest.raises(ValueError, match="eos_token_id"):
         process_microbatch(batch_of([3]), tokenizer, True, packing_cfg(), 1)
-
-
-def test_packing_needs_a_training_budget() -> None:
     with pytest.raises(KeyError, match=r"sequence_packing\.train_mb_tokens"):
         process_microbatch(batch_of([3]), TOKENIZER, True, {"sequence_packing": {"enabled": True}}, 1)
 
 
 def test_a_multimodal_model_computes_its_own_positions() -> None:
-    batch = batch_of([3, 1])
-    batch["pixel_values"] = images(2)
+    batch = with_images([3, 1])
     batch["token_type_ids"] = torch.zeros_like(batch["input_ids"])
     inputs = process_microbatch(batch, TOKENIZER, False, {"dtensor_cfg": {"sequence_parallel": False}}, 1)
     assert inputs.vlm_kwargs.keys() == {"pixel_values", "token_type_ids"}
@@ -192,16 +177,13 @@ def test_context_parallelism_shards_ids_positions_and_index_and_gives_no_mask(pa
 def test_what_multimodal_data_cannot_be_combined_with(
     packs: bool, sequence_parallel: bool, cp_size: int, complaint: str
 ) -> None:
-    batch = batch_of([3, 1])
-    batch["pixel_values"] = images(2)
     cfg = {**packing_cfg(), "dtensor_cfg": {"sequence_parallel": sequence_parallel}}
     with pytest.raises(AssertionError, match=complaint):
-        process_microbatch(batch, TOKENIZER, packs, cfg, cp_size)
+        process_microbatch(with_images([3, 1]), TOKENIZER, packs, cfg, cp_size)
 
 
 def test_rows_are_packed_before_multimodal_data_is_refused() -> None:
-    batch = batch_of([3, 1])
-    batch["pixel_values"] = images(2)
+    batch = with_images([3, 1])
     batch["input_lengths"] = torch.tensor([3, 9])
     with pytest.raises(ValueError, match="length 9 of row 1"):
         process_microbatch(batch, TOKENIZER, True, packing_cfg(), 1)
@@ -261,7 +243,7 @@ def test_whether_batching_is_dynamic_must_be_said() -> None:
 
 
 def test_dynamic_microbatches_are_cut_to_their_own_length() -> None:
-    batch = dynamic_plan([2, 8, 3, 4], max_tokens=12)
+    batch = batch_of([2, 8, 3, 4]).shard_by_batch_size(1, dynamic_batching_args=dynamic_args(12, 2))[0][0]
     iterator, length = get_microbatch_iterator(batch, {"dynamic_batching": {"enabled": True}}, 1, None, TOKENIZER)
     assert [tuple(mb.processed_inputs.input_ids.shape) for mb in iterator] == [(3, 4), (1, 8)]
     assert length == 2
@@ -272,9 +254,7 @@ def sequences(processed: ProcessedMicrobatch) -> list[list[int]]:
     inputs = processed.processed_inputs
     bounds: Any = inputs.flash_attn_kwargs
     cu, ids = bounds.cu_seqlens_q.tolist(), inputs.input_ids[0].tolist()
-    assert inputs.position_ids is not None
-    positions = inputs.position_ids[0].tolist()
-    found = []
+    positions, found = torch.as_tensor(inputs.position_ids)[0].tolist(), []
     for start, end in pairwise(cu):
         assert positions[start:end] == [*range(end - start)]
         found.append(ids[start:end])
@@ -285,10 +265,11 @@ def sequences(processed: ProcessedMicrobatch) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(50))
 def test_packed_microbatches_hold_every_sequence_once_in_order(seed: int) -> None:
     rng = random.Random(seed)
-    batch = packed_plan([rng.randint(1, 16) for _ in range(rng.randint(1, 12))], max_tokens=20)
+    rows = batch_of([rng.randint(1, 16) for _ in range(rng.randint(1, 12))])
+    batch = rows.shard_by_batch_size(1, sequence_packing_args=packing_args(20))[0][0]
     iterator, length = get_microbatch_iterator(batch, packing_cfg(20), 1, None, TOKENIZER)
     microbatches = [*iterator]
     assert len(microbatches) == length
     assert {mb.processed_inputs.seq_len for mb in microbatches} == {20}
-    rows = zip(batch["input_ids"].tolist(), batch["input_lengths"].tolist(), strict=True)
-    assert [s for mb in microbatches for s in sequences(mb)] == [ids[:length] for ids, length in rows]
+    expected = zip(batch["input_ids"].tolist(), batch["input_lengths"].tolist(), strict=True)
+    assert [s for mb in microbatches for s in sequences(mb)] == [ids[:length] for ids, length in expected]

@@ -23,10 +23,8 @@ Batch = BatchedDataDict[Any]
 TOKEN_MASK = [[1, 0, 1], [1, 1, 1], [0, 1, 1], [1, 1, 0]]
 
 
-def data(
-    sample_dtype: torch.dtype = torch.int64, token_dtype: torch.dtype | None = torch.int64
-) -> BatchedDataDict[Any]:
-    made: BatchedDataDict[Any] = BatchedDataDict(input_ids=torch.arange(12).reshape(4, 3))
+def data(sample_dtype: torch.dtype = torch.int64, token_dtype: torch.dtype | None = torch.int64) -> Batch:
+    made: Batch = BatchedDataDict(input_ids=torch.arange(12).reshape(4, 3))
     made["sample_mask"] = torch.tensor(SAMPLE_MASK, dtype=sample_dtype)
     if token_dtype is not None:
         made["token_mask"] = torch.tensor(TOKEN_MASK, dtype=token_dtype)
@@ -113,13 +111,8 @@ def test_a_sample_mask_with_a_second_dimension_is_refused_because_it_would_count
 
 
 def test_every_tensor_of_two_or_more_dimensions_has_the_positions_of_the_ids() -> None:
-    batch = {
-        "logprobs": torch.zeros(2, 5),
-        "input_ids": torch.zeros(2, 5),
-        "topk": torch.zeros(2, 5, 3),
-        "lengths": torch.zeros(2),
-        "texts": ["a", "b"],
-    }
+    rows = torch.zeros(2, 5)
+    batch = {"logprobs": rows, "input_ids": rows, "topk": torch.zeros(2, 5, 3), "lengths": rows[:, 0], "texts": ["a"]}
     assert check_sequence_dim(batch) == (1, 5)
 
 

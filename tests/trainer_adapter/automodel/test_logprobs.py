@@ -26,16 +26,10 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @torch.no_grad()
 def logprobs(
-    model: Any,
-    batch: BatchedDataDict[Any],
-    packed: bool,
-    chunk_size: int | None = None,
-    params: TrainingSamplingParams | None = None,
+    model: Any, batch: BatchedDataDict[Any], packed: bool, chunk_size: int | None = None, params: Any = None
 ) -> Tensor:
-    post_processor = LogprobsPostProcessor(
-        {"logprob_chunk_size": chunk_size}, None, None, None, 1, enable_seq_packing=packed, sampling_params=params
-    )
-    microbatch = processed(batch, packed)
+    cfg, microbatch = {"logprob_chunk_size": chunk_size}, processed(batch, packed)
+    post_processor = LogprobsPostProcessor(cfg, None, None, None, 1, packed, sampling_params=params)
     result, metrics, same = forward_with_post_processing_fn(model, post_processor, microbatch, sampling_params=params)
     assert same is microbatch
     assert metrics == {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -14,30 +15,18 @@ IDS = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [6, 7, 8, 9]])
 LENGTHS = torch.tensor([3, 2, 4])
 
 
-@dataclass
-class Packed:
-    ids: list[list[int]]
-    positions: list[list[int]]
-    mask: list[list[list[bool]]]
-
-
-def packed_by_hand(rows: list[list[int]], sizes: list[int], padding: int, min_width: int) -> Packed:
-    """Token by token, from sequences without their padding."""
+def packed_by_hand(rows: list[list[int]], sizes: list[int], padding: int, min_width: int) -> tuple[Any, Any, Any]:
+    """Ids, positions and mask of sequences without their padding."""
     waiting = list(rows)
     groups = [[waiting.pop(0) for _ in range(size)] for size in sizes]
-    width = max([min_width, *(sum(len(row) for row in group) for group in groups)])
-    packed = Packed([], [], [])
+    width = max([min_width, *(sum(map(len, group)) for group in groups)])
+    ids, positions, masks = [], [], []
     for group in groups:
-        ids, positions = [], []
-        for row in group:
-            for position, token in enumerate(row):
-                ids.append(token)
-                positions.append(position)
-        count = len(ids)
-        packed.ids.append(ids + [padding] * (width - count))
-        packed.positions.append(positions + [0] * (width - count))
-        packed.mask.append([[seen <= at < count for seen in range(width)] for at in range(width)])
-    return packed
+        count = sum(map(len, group))
+        ids.append([*chain(*group), *[padding] * (width - count)])
+        positions.append([*chain(*(range(len(row)) for row in group)), *[0] * (width - count)])
+        masks.append([[seen <= at < count for seen in range(width)] for at in range(width)])
+    return ids, positions, masks
 
 
 def test_sequences_follow_one_another_without_their_padding() -> None:
@@ -69,11 +58,10 @@ def test_any_rows_are_packed_as_by_hand(seed: int) -> None:
     lengths = torch.tensor([len(row) for row in rows], dtype=rng.choice([torch.int64, torch.int32]))
     packed_ids, positions, mask = pack_sequences(ids, lengths, sizes, padding, True, min_width)
 
-    expected = packed_by_hand(rows, sizes, padding, min_width)
-    assert (packed_ids.tolist(), packed_ids.dtype) == (expected.ids, dtype)
-    assert (positions.tolist(), positions.dtype) == (expected.positions, torch.int64)
+    assert (packed_ids.dtype, positions.dtype) == (dtype, torch.int64)
     assert mask is not None
-    assert mask.tolist() == expected.mask
+    found = (packed_ids.tolist(), positions.tolist(), mask.tolist())
+    assert found == packed_by_hand(rows, sizes, padding, min_width)
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,9 @@ def test_scales_are_a_percentile_of_largest_values_and_dummies_and_padding_count
     empty = microbatch_of([[70]], [0])
     with QkvCalibration(one_layer, 50.0, 2.0, include_q=True) as calibration:
         run_one_layer(one_layer, calibration, [empty, *run], 5)
-    found = calibration.scales()
-    scale = 2.5 * 2.0 / 448
-    assert found.pop("layers") == {
-        "attn": pytest.approx({"q_scale": 3 * scale, "k_scale": scale, "v_scale": 2 * scale})
-    }
+    found, scale = calibration.scales(), 2.5 * 2.0 / 448
+    layer = {"q_scale": 3 * scale, "k_scale": scale, "v_scale": 2 * scale}
+    assert found.pop("layers") == {"attn": pytest.approx(layer)}
     expected = {"format": "fp8_e4m3", "percentile": 50.0, "margin": 2.0, "include_q": True, "num_samples": 4}
     assert found == expected
 
@@ -132,28 +130,21 @@ def test_scales_are_those_of_rows_without_padding(kind: str, packed: bool) -> No
     model = calibrated_model(kind)
     found = calibrate(model, [processed(batch, packed) for batch in batches()], PERCENTILE, MARGIN, True)
     assert_scales(found["layers"], expected_scales(model))
-    with_padding = qkv_cases.largest_values(model, is_padded=True)
-    assert any(
-        found[0, "k"] > alone[0, "k"]
-        for found, alone in zip(with_padding, qkv_cases.largest_values(model), strict=True)
-    )
+    padded, alone = qkv_cases.largest_values(model, is_padded=True), qkv_cases.largest_values(model)
+    assert any(more[0, "k"] > less[0, "k"] for more, less in zip(padded, alone, strict=True))
 
 
 @pytest.mark.parametrize("kind", qkv_cases.KINDS)
 def test_the_largest_key_and_value_of_a_cache_are_the_largest_that_fp8_can_hold(kind: str) -> None:
     model = calibrated_model(kind)
     layers = calibrate(model, [processed(batch, False) for batch in batches()], 100.0, 1.0)["layers"]
-    caches = [
-        model(input_ids=ids, use_cache=True).past_key_values.layers
-        for batch in batches()
-        for ids in qkv_cases.rows_of(batch, is_padded=False)
-    ]
+    rows = [ids for batch in batches() for ids in qkv_cases.rows_of(batch, is_padded=False)]
+    caches = [model(input_ids=ids, use_cache=True).past_key_values.layers for ids in rows]
     for number, scales in enumerate(layers.values()):
         assert scales.keys() == {"k_scale", "v_scale"}
-        key = max(cache[number].keys.abs().max().item() for cache in caches) / scales["k_scale"]
-        value = max(cache[number].values.abs().max().item() for cache in caches) / scales["v_scale"]
-        assert key == pytest.approx(448)
-        assert value == pytest.approx(448)
+        for kind, scale in (("keys", scales["k_scale"]), ("values", scales["v_scale"])):
+            largest = max(getattr(cache[number], kind).abs().max().item() for cache in caches)
+            assert largest / scale == pytest.approx(448)
 
 
 def test_real_tokens_of_a_packed_row_end_with_its_last_sequence() -> None:

@@ -18,13 +18,11 @@ from trainer_adapter.automodel.models.force_hf import force_hf_with_tensor_paral
 from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.setup import _maybe_set_force_hf
 
-ABSTRACT = (
-    "import abc\nclass MixinStateDictAdapter(abc.ABC):\n    @abc.abstractmethod\n    def convert_single_tensor_to_hf"
-)
+MIXIN = "import abc\nclass MixinStateDictAdapter(abc.ABC):\n    @abc.abstractmethod\n"
 ADAPTERS = {
     "able": "class AbleStateDictAdapter:\n    def convert_single_tensor_to_hf(self): ...\n",
     "unable": "class UnableStateDictAdapter: ...\n",
-    "abstract": f"{ABSTRACT}(self): ...\n",
+    "abstract": f"{MIXIN}    def convert_single_tensor_to_hf(self): ...\n",
     "first_unable": "class AStateDictAdapter: ...\nclass BStateDictAdapter:\n    convert_single_tensor_to_hf = print\n",
     "nameless": "class Translator: ...\n",
     "broken": "import there_is_no_such_module\n",
@@ -128,7 +126,5 @@ def test_models_with_wrong_gradients_between_tensor_parallel_ranks_are_replaced(
 
 
 def test_forbidding_that_replacement_is_an_error_that_tells_the_way_out() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"force_hf=False.*Llama.*wrong gradient.*automodel_kwargs\.force_hf=true or"
-    ):
+    with pytest.raises(RuntimeError, match=r"force_hf=False.*Llama.*wrong gradient.*kwargs\.force_hf=true or"):
         force_hf_with_tensor_parallelism({"force_hf": False}, model_config("LlamaForCausalLM"))

@@ -12,7 +12,6 @@ import torch
 from tests.trainer_adapter.automodel import tiny_policy
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, expected_logprobs, gradients, processed
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import TrainingSamplingParams
@@ -69,9 +68,7 @@ def llama() -> Any:
     return tiny_policy.tiny_model("llama")
 
 
-def post_processor(
-    loss_fn: Any, packed: bool = False, params: TrainingSamplingParams | None = None
-) -> LossPostProcessor:
+def post_processor(loss_fn: Any, packed: bool = False, params: Any = None) -> LossPostProcessor:
     return LossPostProcessor(loss_fn, {}, None, None, None, 1, 1, enable_seq_packing=packed, sampling_params=params)
 
 
@@ -133,12 +130,8 @@ def test_a_loss_over_logprobs_gets_minus_infinity_where_the_sampler_rules_a_toke
 
 
 def test_logits_that_the_sampler_rules_out_get_no_gradient() -> None:
-    batch: BatchedDataDict[Any] = BatchedDataDict(
-        input_ids=torch.tensor([[1, 0]]),
-        input_lengths=torch.tensor([2]),
-        token_mask=torch.ones(1, 2),
-        sample_mask=torch.ones(1),
-    )
+    batch: BatchedDataDict[Any] = BatchedDataDict(input_ids=torch.tensor([[1, 0]]), input_lengths=torch.tensor([2]))
+    batch |= {"token_mask": torch.ones(1, 2), "sample_mask": torch.ones(1)}
     logits = torch.tensor([[[3.0, 2.0, 1.0, 0.0], [0.0] * 4]], requires_grad=True)
     processor = post_processor(NLLLoss(), params=TrainingSamplingParams(top_k=2))
     loss, _ = processor(logits, processed(batch, False), torch.tensor(1.0), torch.tensor(1.0))
@@ -261,27 +254,6 @@ def test_each_microbatch_is_announced_and_its_passes_run_within_its_own_context(
 
 def test_no_microbatches_give_no_results(llama: Any) -> None:
     assert run(llama, [], NLLLoss()) == []
-
-
-# --- scores ---
-
-
-def test_a_reward_model_gives_one_score_a_row_that_no_temperature_scales() -> None:
-    torch.manual_seed(0)
-    shape = LlamaConfig(pad_token_id=0, **tiny_policy.SHAPE)
-    shape.num_labels = 1
-    model: Any = LlamaForSequenceClassification(shape)
-    model.eval()
-    batch = batch_of([4, 7])
-    with torch.no_grad():
-        expected = model(input_ids=batch["input_ids"], use_cache=False).logits.squeeze(-1)
-    params = TrainingSamplingParams(temperature=0.1)
-    [(scores, metrics)] = automodel_forward_backward(
-        model, [processed(batch, False)], ScorePostProcessor({}), True, is_reward_model=True, sampling_params=params
-    )
-    torch.testing.assert_close(scores, expected)
-    assert scores.shape == (2,)
-    assert metrics == {}
 
 
 def test_scores_in_half_precision_come_back_in_float32() -> None:

@@ -77,11 +77,8 @@ def test_windows_and_nested_tensors_with_holes_come_as_their_rows() -> None:
 
 def test_columns_with_equal_rows_can_be_combined() -> None:
     ends = torch.tensor([0, 1, 3])
-    columns = {
-        name: torch.nested.nested_tensor_from_jagged(torch.ones(3), ends.clone(), min_seqlen=1, max_seqlen=2)
-        for name in "ab"
-    }
-    got = received(columns)
+    jagged = torch.nested.nested_tensor_from_jagged
+    got = received({name: jagged(torch.ones(3), ends.clone(), min_seqlen=1, max_seqlen=2) for name in "ab"})
     assert (got["a"] + got["b"]).values().tolist() == [2, 2, 2]
 
 

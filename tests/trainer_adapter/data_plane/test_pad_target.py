@@ -20,15 +20,8 @@ def meta_of(lengths: list[int] | None, **extra_info: Any) -> KVBatchMeta:
 @pytest.mark.parametrize(
     ("longest", "multiple", "rounding", "width"),
     [
-        (7, 1, 1, 7),
-        (7, 4, 1, 8),
-        (8, 4, 1, 8),
-        (7, 8, 64, 64),
-        (65, 8, 64, 128),
-        (7, 64, 8, 64),
-        (7, 6, 4, 12),
-        (13, 6, 4, 24),
-        (0, 4, 1, 0),
+        *[(7, 1, 1, 7), (7, 4, 1, 8), (8, 4, 1, 8), (7, 8, 64, 64), (65, 8, 64, 128)],
+        *[(7, 64, 8, 64), (7, 6, 4, 12), (13, 6, 4, 24), (0, 4, 1, 0)],
     ],
 )
 def test_the_width_holds_the_longest_row_and_both_multiples_divide_it(

@@ -31,11 +31,7 @@ def test_an_error_of_the_data_plane_keeps_its_class_and_what_it_says(kind: type[
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (
-            UnsupportedValue("value 'x': unsupported value type set"),
-            UnsupportedValue,
-            "rank 3: value 'x': unsupported value type set",
-        ),
+        (UnsupportedValue("value 'x': type set"), UnsupportedValue, "rank 3: value 'x': type set"),
         (KeyError("x"), RuntimeError, "rank 3 failed: KeyError: 'x'"),
         (KeyboardInterrupt(), RuntimeError, "rank 3 failed: KeyboardInterrupt: "),
         (OSError("\ud800"), RuntimeError, "rank 3 failed: OSError: ?"),

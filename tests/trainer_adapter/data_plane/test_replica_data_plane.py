@@ -20,6 +20,7 @@ from trainer_adapter.data_plane import LOGPROB_FIELDS, TRAIN_FIELDS, ReplicaData
 
 ALONE = ReplicaGroup(None, 0, is_leader=True)
 ROWS = [4, 1, 6]
+OF_8 = torch.zeros(3, 8)
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -134,12 +135,12 @@ def test_padding_is_not_stored_however_wide_the_result(
         ({"logprobs": torch.zeros(4, 8)}, True, ValueError, "shape (4, 8), but the meta has 3 rows"),
         ({"logprobs": torch.tensor(1.0)}, True, ValueError, "shape (), but the meta has 3 rows"),
         ({"logprobs": torch.zeros(3, 6)}, True, ValueError, "has 6 positions, but a row has 7 tokens"),
-        ({"logprobs": torch.zeros(3, 8)}, False, ValueError, "the lengths of the rows are unknown"),
+        ({"logprobs": OF_8}, False, ValueError, "the lengths of the rows are unknown"),
         (
-            {"logprobs": torch.zeros(3, 8), "input_lengths": torch.ones(2, dtype=torch.int64)},
+            {"logprobs": OF_8, "input_lengths": torch.tensor([1, 1])},
             False,
             ValueError,
-            "or the result input_lengths (3,)",
+            "the result input_lengths (3,)",
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""The weights that engines get, and their announcement. test_refit_between_processes has sharded models."""
+"""What engines get of a model: its adapters merged, its entries converted. Streams (test_weight_stream) show that each
+entry is sent, in order and cast; test_refit_between_processes has sharded models.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer_adapter.refit.refit_cases import DTYPES, TinyModel, add_adapter, expected_weights
+from tests.trainer_adapter.refit.refit_cases import TinyModel, add_adapter
 from torch import Tensor, nn
 
 from trainer_adapter.refit import generation_parameters, load_weights, refit_info
-
-
-@pytest.mark.parametrize("adapter", [False, True], ids=["plain", "adapter"])
-@pytest.mark.parametrize("name", DTYPES)
-def test_every_entry_of_the_state_dict_is_sent_in_order_and_cast_if_it_is_floating_point(
-    name: str, adapter: bool
-) -> None:
-    model = TinyModel(adapter=adapter)
-    sent, expected = list(generation_parameters(model, DTYPES[name])), expected_weights(model, DTYPES[name])
-    assert [key for key, _ in sent] == list(expected)
-    for key, value in sent:
-        assert value.dtype == expected[key].dtype
-        assert torch.equal(value, expected[key]), key
 
 
 def test_info_has_the_names_shapes_and_dtypes_in_the_order_of_sending_without_reading_values() -> None:

@@ -212,16 +212,13 @@ def test_without_a_generation_block_there_is_no_temperature(make_worker: MakeWor
 # --- packed rows ---
 
 
+MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16}
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [
-        pytest.param("afmoe", {"num_dense_layers": 2}, id="attention without bounds"),
-        pytest.param(
-            "falcon_h1",
-            {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16},
-            id="a recurrent state",
-        ),
-    ],
+    [("afmoe", {"num_dense_layers": 2}), ("falcon_h1", MAMBA)],
+    ids=["attention without bounds", "a recurrent state"],
 )
 def test_a_model_whose_packed_sequences_see_each_other_is_refused(
     make_worker: MakeWorker, tmp_path: Path, kind: str, settings: dict[str, int]
@@ -257,12 +254,6 @@ def test_microbatches_need_not_divide_the_rows_of_inference(make_worker: MakeWor
 def test_a_microbatch_is_at_least_one_sample(make_worker: MakeWorker, mbs: int) -> None:
     with pytest.raises(ValueError, match=f"mbs must be at least 1 sample, got {mbs}"):
         make_worker(changes={"logprob_batch_size": mbs}).get_logprobs(batch())
-
-
-def test_both_plans_at_once_are_refused(make_worker: MakeWorker) -> None:
-    worker = make_worker("dynamic", changes={"sequence_packing": {"enabled": True, "train_mb_tokens": 64}})
-    with pytest.raises(AssertionError, match="dynamic_batching and sequence_packing are both enabled"):
-        worker.get_logprobs(batch())
 
 
 def test_the_callers_batch_stays_as_it_was(make_worker: MakeWorker) -> None:

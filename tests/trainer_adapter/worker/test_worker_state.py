@@ -73,13 +73,10 @@ def test_a_policy_computes_in_its_precision_and_keeps_weights_in_float32(
     assert {value.dtype for value in weights(worker).values()} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("device", "attention"),
-    [
-        ("cpu", "sdpa"),
-        *(pytest.param("cuda", kind, marks=[pytest.mark.gpu, NEEDS_GPU]) for kind in ("sdpa", "flash", "flex")),
-    ],
-)
+ON_GPU = [pytest.param("cuda", kind, marks=[pytest.mark.gpu, NEEDS_GPU]) for kind in ("sdpa", "flash", "flex")]
+
+
+@pytest.mark.parametrize(("device", "attention"), [("cpu", "sdpa"), *ON_GPU])
 def test_packed_rows_are_rows_by_themselves_whatever_keeps_them_apart(
     make_worker: MakeWorker, tmp_path: Path, device: str, attention: str
 ) -> None:

@@ -95,10 +95,8 @@ def test_what_all_ranks_refuse_is_raised_as_it_is_and_the_group_goes_on(pair: Ra
 
 
 def test_a_rank_that_fails_alone_is_named_and_the_group_is_broken(pair: RayWorkerGroup) -> None:
-    began = time.monotonic()
-    with pytest.raises(
-        WorkerFailed, match=r"rank 1 failed: KeyError: .*lost it.* \(rank\(s\) 0 did not finish\)"
-    ) as failed:
+    began, told = time.monotonic(), r"rank 1 failed: KeyError: .*lost it.* \(rank\(s\) 0 did not finish\)"
+    with pytest.raises(WorkerFailed, match=told) as failed:
         pair.run_everywhere("fail_alone", rank=1, others_wait=True)
     assert failed.value.rank == 1
     assert isinstance(failed.value.__cause__, KeyError)

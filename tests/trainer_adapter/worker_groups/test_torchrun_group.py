@@ -48,37 +48,30 @@ def test_replicas_work_on_one_shard_and_their_leader_speaks(ranks: Seen) -> None
         assert rank["replicated"] == {"dp_size": 1, "loss": [16.0], "ranks": [0], "dtype": "bfloat16"}
 
 
-def test_what_is_asked_of_all_ranks_is_answered_by_the_own_one_as_it_is(ranks: Seen) -> None:
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        pytest.param(("sum", "info", "own"), [1.0, True, True], id="all ranks are asked, the own one answers"),
+        pytest.param(("ray",), [False], id="nothing but Ray actors needs Ray"),
+        pytest.param(("futures",), [[1.0, 1.0]], id="futures are done, one for each rank"),
+        pytest.param(("shutdown",), [[True, True]], id="shutdown is done once"),
+    ],
+)
+def test_every_rank_finds(ranks: Seen, what: tuple[str, ...], expected: list[Any]) -> None:
     for rank in ranks:
-        seen = rank["everywhere"]
-        assert (seen["sum"], seen["info"], seen["own"]) == (1.0, True, True)
+        assert [rank["everywhere"][name] for name in what] == expected
 
 
-def test_nothing_but_ray_actors_needs_ray(ranks: Seen) -> None:
-    assert not any(rank["everywhere"]["ray"] for rank in ranks)
-
-
-def test_futures_are_done_one_for_each_rank(ranks: Seen) -> None:
-    assert [rank["everywhere"]["futures"] for rank in ranks] == [[1.0, 1.0]] * 2
-
-
-def test_shutdown_is_done_once_and_ends_the_group(ranks: Seen) -> None:
+def test_shutdown_ends_the_group(ranks: Seen) -> None:
     for rank in ranks:
-        assert rank["everywhere"]["shutdown"] == [True, True]
         assert "cannot be called: it was shut down" in rank["everywhere"]["afterwards"]
 
 
-def test_all_ranks_learn_what_the_driver_knows(ranks: Seen) -> None:
-    assert [rank["agreed"]["driver"] for rank in ranks] == [True, False]
-    for rank in ranks:
-        assert rank["agreed"]["meta"]
-        assert rank["agreed"]["values"] == [[1, 2], "x"]
-        assert rank["agreed"]["nothing"]
-
-
-def test_an_unsupported_value_is_refused_on_every_rank(ranks: Seen) -> None:
-    for rank in ranks:
-        assert "unsupported value type builtin_function_or_method" in rank["agreed"]["refused"]
+def test_all_ranks_learn_what_the_driver_knows_or_that_it_cannot_be_sent(ranks: Seen) -> None:
+    for rank, driver in zip(ranks, (True, False), strict=True):
+        refused = rank["agreed"].pop("refused")
+        assert rank["agreed"] == {"driver": driver, "meta": True, "values": [[1, 2], "x"], "nothing": True}
+        assert "unsupported value type builtin_function_or_method" in refused
 
 
 @pytest.mark.parametrize("what", ["method", "plain", "batch", "meta"])

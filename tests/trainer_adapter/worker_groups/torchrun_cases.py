@@ -63,12 +63,8 @@ def dealt(_rank: int, _folder: Path) -> dict[str, Any]:
 def replicated(_rank: int, _folder: Path) -> dict[str, Any]:
     with group_of(tp_size=2) as group:
         (report,) = group.run_on_shards("seen", {"data": shards_of(2)})
-        return {
-            "dp_size": group.dp_size,
-            "loss": report["global_loss"].tolist(),
-            "ranks": report["all_mb_metrics"]["rank"],
-            "dtype": report["model_dtype"],
-        }
+        found = {"loss": report["global_loss"].tolist(), "dtype": report["model_dtype"]}
+        return {**found, "dp_size": group.dp_size, "ranks": report["all_mb_metrics"]["rank"]}
 
 
 def everywhere(rank: int, _folder: Path) -> dict[str, Any]:

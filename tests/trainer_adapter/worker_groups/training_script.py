@@ -77,10 +77,5 @@ def trained_alone(folder: Path, packing: str) -> dict[str, torch.Tensor]:
     with worker_cases.worker(config(folder, packing)) as worker:
         before = worker.get_logprobs(batch())["logprobs"]
         report = worker.train(batch(), ClippedPolicyGradientLoss())
-        return {
-            "before": before,
-            "of_six_rows": before[:6],
-            "loss": report["global_loss"],
-            "grad_norm": report["grad_norm"],
-            "after": worker.get_logprobs(batch())["logprobs"],
-        }
+        found = {"before": before, "of_six_rows": before[:6], "after": worker.get_logprobs(batch())["logprobs"]}
+        return {**found, "loss": report["global_loss"], "grad_norm": report["grad_norm"]}
