@@ -141,10 +141,12 @@ def test_logits_that_the_sampler_rules_out_get_no_gradient() -> None:
     assert logits.grad[0, 0].tolist() == pytest.approx([-other, other, 0.0, 0.0])
 
 
-def test_what_is_not_a_loss_runs_without_autograd(llama: Any) -> None:
-    processor = ScorePostProcessor({})
-    [(scores, _)] = automodel_forward_backward(llama, [processed(batch_of(LENGTHS), False)], processor)
-    assert not scores.requires_grad
+def test_what_is_not_a_loss_runs_without_autograd_and_no_temperature_scales_scores(llama: Any) -> None:
+    run, params = [processed(batch_of(LENGTHS), False)], TrainingSamplingParams(temperature=0.1)
+    [(plain, _)] = automodel_forward_backward(llama, run, ScorePostProcessor({}))
+    [(scores, metrics)] = automodel_forward_backward(llama, run, ScorePostProcessor({}), sampling_params=params)
+    assert torch.equal(plain, scores)
+    assert (scores.requires_grad, metrics) == (False, {})
 
 
 def test_a_loss_without_the_global_counts_is_refused(llama: Any) -> None:
