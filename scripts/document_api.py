@@ -76,6 +76,7 @@ SECTIONS = (
     Section("Policies", "policies.py", names=("TaskPolicy",)),
     Section("When a partition takes new rows", "flow.py", names=("FlowPolicy", "DrawBand")),
     Section("Descriptions", "descriptions.py"),
+    Section("Counts of the last minute", "recent.py"),
     Section("Groups of a claim, and rows of a draw", "grants.py", names=("ClaimedGroup", "SampledRows")),
     Section("Pages and lists", "listings.py"),
     Section("Rollouts", "rollout/_rows.py", names=("RolloutRows",)),

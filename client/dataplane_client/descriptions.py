@@ -16,6 +16,7 @@ from dataplane_client._displays import html_table, short_list
 from dataplane_client.flow import FlowPolicy, flow_policy
 from dataplane_client.meta import Tag
 from dataplane_client.policies import TaskPolicy, task_policy
+from dataplane_client.recent import RecentFlow, RecentTask, recent_flow, recent_task
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER, KINDS_BY_NUMBER
 from rl_dataplane.v1.element_types import Kind
@@ -66,6 +67,7 @@ class TaskStatus:
     stale_rows: untaken rows that the task does not get: staler than its policy allows, or of an unknown version.
     excluded_rows: others that it does not get: they do not fit its policy's filter, and lack no tag that this names.
     policy: as set by set_policies.
+    recent: counts of the last minute; None where `PartitionDescription.recent` is.
     """
 
     task: str
@@ -87,6 +89,7 @@ class TaskStatus:
     stale_rows: int = 0
     policy: TaskPolicy = field(default_factory=TaskPolicy)
     excluded_rows: int = 0
+    recent: RecentTask | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,6 +111,8 @@ class PartitionDescription:
         has consumed them. closed: close_partition announced the end of data.
     flow: as set by set_policies. waiting_calls: puts and groups that wait for room, and draws that wait for new rows.
     waits_because: why the first of them waits, and what would let it go on; empty when none waits.
+    recent: counts of the last minute; None if there are more than a thousand partitions and tasks, and in answers of
+        verbs that change a partition.
     outcome: what register_partition did: "created", "unchanged" (the partition had all that was declared), "extended"
         or "replaced". None in other descriptions.
     """
@@ -138,6 +143,7 @@ class PartitionDescription:
     flow: FlowPolicy = field(default_factory=FlowPolicy)
     waiting_calls: int = 0
     waits_because: str = field(default="", compare=False)
+    recent: RecentFlow | None = field(default=None, compare=False)
     outcome: Outcome | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -349,6 +355,7 @@ def partition_description(message: pb.Partition, outcome: Outcome | None = None)
         flow=flow_policy(message.flow) if message.HasField("flow") else FlowPolicy(),
         waiting_calls=message.waiting_calls,
         waits_because=message.waits_because,
+        recent=recent_flow(message),
     )
 
 
@@ -454,6 +461,7 @@ def _task(message: pb.TaskStatus) -> TaskStatus:
         stale_rows=message.stale_rows,
         excluded_rows=message.excluded_rows,
         policy=task_policy(message.policy) if message.HasField("policy") else TaskPolicy(),
+        recent=recent_task(message),
     )
 
 

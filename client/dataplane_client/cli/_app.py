@@ -74,6 +74,7 @@ def status(server: Address = "", output: Output = "table", timeout: Timeout = TI
     Waiting claims do not make a server unhealthy: a trainer that is faster than its rollouts waits.
 
     Untaken rows are ready if they have all fields that the task's last claim required; "-" before its first claim.
+    rows/s are rows that the task has consumed. JSON output has the totals since registration, too.
     """  # noqa: D301  # \b makes typer keep the line breaks of the list
     from dataplane_client.cli._status import show_status
 
@@ -94,9 +95,9 @@ def top(
 ) -> None:
     """Show how many rows and bytes move, until Ctrl-C.
 
-    Rates are averages since the previous screen, so the first screen has none. While the server is not reachable, the
-    command says so and keeps trying. On a terminal each screen replaces the one before, and the last one stays.
-    Elsewhere the screens follow each other; with JSON output, one on each line.
+    Rates are averages since the previous screen; on the first screen, of the last minute. While the server is not
+    reachable, the command says so and keeps trying. On a terminal each screen replaces the one before, and the last one
+    stays. Elsewhere the screens follow each other; with JSON output, one on each line.
     """
     from dataplane_client.cli._top import watch
 
@@ -108,6 +109,8 @@ def describe(
     partition: Partition, server: Address = "", output: Output = "table", timeout: Timeout = TIMEOUT_S
 ) -> None:
     """Show one partition: its fields, its tasks and their waits.
+
+    What moved, and shares of time, are of the last minute. JSON output has the totals since registration, too.
 
     Exits with 1 if the partition does not exist.
     """

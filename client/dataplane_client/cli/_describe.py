@@ -11,6 +11,7 @@ from dataplane_client.cli._status import contents_text
 from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, count_text, counts_text, duration_text, plural, size_text
 from dataplane_client.descriptions import FieldDescription, PartitionDescription, TaskStatus, partition_description
+from dataplane_client.recent import RecentFlow, RecentTask
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _STATES = {
@@ -31,24 +32,25 @@ def show_partition(partition_id: str, address: str, output: Format, timeout_s: f
         print_json(partition)
         return
     tasks = partition.tasks
-    tables = [_row_table(tasks), _delivery_table(tasks), _wait_table(tasks), _time_table(tasks)] if tasks else []
-    print_text(*_partition_lines(partition))
-    for table in (_field_table(partition.fields), *tables):
-        print_text("", table)
+    print_text(*_partition_lines(partition), "", _field_table(partition.fields))
+    if tasks:
+        print_text("", _row_table(tasks), "", _wait_table(tasks))
+        print_text("", f"{_period_text(partition)}:", "", _delivery_table(tasks), "", _time_table(tasks))
 
 
 def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
     version = partition.weight_version
-    put, removed, read = partition.rows_put_total, partition.rows_cleared_total, partition.read_rows_total
+    flow, period = _flow(partition), _period_text(partition)
+    removed = plural(sum(flow.removed_rows.values()), "row")
     limit = partition.max_deliveries
     modes = {"open": partition.open, "closed": partition.closed, "clears consumed rows": partition.clear_when_consumed}
     mode = ", ".join(name for name, is_on in modes.items() if is_on)
     return [
         Labelled(partition.partition_id, "", style="bold"),
         figure("holds", contents_text(partition)),
-        figure("put", f"{plural(put, 'row')}, {size_text(partition.written_bytes_total)} written"),
-        figure("read", f"{plural(read, 'row')}, {size_text(partition.read_bytes_total)}"),
-        figure("removed", f"{plural(removed, 'row')}: {counts_text(partition.removed_rows)}"),
+        figure("put", f"{plural(flow.rows_put, 'row')}, {size_text(flow.written_bytes)} written {period}"),
+        figure("read", f"{plural(flow.read_rows, 'row')}, {size_text(flow.read_bytes)} {period}"),
+        figure("removed", f"{removed} {period}: {counts_text(flow.removed_rows)}"),
         figure("weights", "no version" if version is None else f"version {version:,}"),
         *([figure("limit", f"{plural(limit, 'delivery', 'deliveries')} of a row")] if limit else []),
         *([figure("mode", mode)] if mode else []),
@@ -56,6 +58,29 @@ def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
         *([figure("new rows", bounds)] if (bounds := _bounds_text(partition)) else []),
         *([figure("waiting", _waiting_text(partition))] if partition.waiting_calls else []),
     ]
+
+
+def _period_text(partition: PartitionDescription) -> str:
+    recent = partition.recent
+    return "since registration" if recent is None else f"in the last {duration_text(round(recent.period_s))}"
+
+
+def _flow(partition: PartitionDescription) -> RecentFlow:
+    """What the partition has counted in the period; before the server knows of one, its totals."""
+    return partition.recent or RecentFlow(
+        0.0,
+        partition.rows_put_total,
+        partition.removed_rows,
+        partition.written_bytes_total,
+        partition.read_rows_total,
+        partition.read_bytes_total,
+    )
+
+
+def _counts(task: TaskStatus) -> RecentTask:
+    """The same of a task."""
+    totals = (task.claims_total, task.delivered_rows_total, task.consumed_rows_total)
+    return task.recent or RecentTask(0.0, *totals, task.ended_deliveries, task.state_seconds)
 
 
 def _bounds_text(partition: PartitionDescription) -> str:
@@ -105,11 +130,11 @@ def _row_table(tasks: Iterable[TaskStatus]) -> Table:
 
 
 def _delivery_table(tasks: Iterable[TaskStatus]) -> Table:
-    """Totals since the partition was registered."""
     table = Table("task", ">claims", ">rows\ndelivered", ">rows\nconsumed", "deliveries ended", sentences=True)
     for task in tasks:
-        counts = (task.claims_total, task.delivered_rows_total, task.consumed_rows_total)
-        table.add_row(task.task, *map(count_text, counts), counts_text(task.ended_deliveries))
+        of = _counts(task)
+        counts = map(count_text, (of.claims, of.delivered_rows, of.consumed_rows))
+        table.add_row(task.task, *counts, counts_text(of.ended_deliveries))
     return table
 
 
@@ -125,10 +150,11 @@ def _wait_table(tasks: Iterable[TaskStatus]) -> Table:
 
 
 def _time_table(tasks: Iterable[TaskStatus]) -> Table:
-    """The share of its time that each task has spent in each state."""
+    """The share of the period that each task has spent in each state."""
     table = Table("task", ">time", *(f">{heading}" for heading in _STATES.values()))
     for task in tasks:
-        total_s = sum(task.state_seconds.values())
-        shares = (task.state_seconds.get(state, 0.0) / total_s if total_s else 0.0 for state in _STATES)
+        seconds = _counts(task).state_seconds
+        total_s = sum(seconds.values())
+        shares = (seconds.get(state, 0.0) / total_s if total_s else 0.0 for state in _STATES)
         table.add_row(task.task, duration_text(total_s), *(f"{share:.0%}" for share in shares))
     return table

@@ -1,8 +1,8 @@
 """Rates of a server's counters between two snapshots.
 
-A rate is None if there is nothing to compare with: in the first snapshot, after a restart of the server (its uptime is
-shorter than the time between the snapshots allows), and for a partition that is new or was replaced, so that its
-counters went back.
+If there is nothing to compare with, rates are those that the server tells of the last minute, and None before it does:
+in the first snapshot, after a restart of the server (its uptime is shorter than the time between the snapshots allows),
+and for a partition that is new or was replaced, so that its counters went back.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _partition_rates(
     if before is not None and _has_gone_back(before, now):
         before = None
     if before is None or elapsed_s <= 0:
-        return PartitionRates(now, None, None, None, {task.task: None for task in now.tasks})
+        return _recent_rates(now)
     tasks = {task.task: task for task in before.tasks}
     return PartitionRates(
         now,
@@ -64,6 +64,20 @@ def _partition_rates(
         (now.read_bytes_total - before.read_bytes_total) / elapsed_s,
         {task.task: _consumed_rate(tasks.get(task.task), task, elapsed_s) for task in now.tasks},
     )
+
+
+def _recent_rates(now: PartitionDescription) -> PartitionRates:
+    consumed, flow = {task.task: recent_consumed_per_s(task) for task in now.tasks}, now.recent
+    if flow is None or not flow.period_s:
+        return PartitionRates(now, None, None, None, consumed)
+    rates = (count / flow.period_s for count in (flow.rows_put, flow.written_bytes, flow.read_bytes))
+    return PartitionRates(now, *rates, consumed)
+
+
+def recent_consumed_per_s(task: TaskStatus) -> float | None:
+    """Rows a second of the last minute."""
+    recent = task.recent
+    return None if recent is None or not recent.period_s else recent.consumed_rows / recent.period_s
 
 
 def _consumed_rate(before: TaskStatus | None, now: TaskStatus, elapsed_s: float) -> float | None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from dataplane_client.cli._health import Health, health_of
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import BAD, GOOD, fail, print_json, print_text
+from dataplane_client.cli._rates import recent_consumed_per_s
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Labelled, Table, figure
-from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, size_text
+from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
 from dataplane_client.descriptions import (
     MemoryHolder,
     PartitionDescription,
@@ -122,9 +123,9 @@ def _waiting(count: int, noun: str, longest_s: float | None) -> str:
 
 def _partition_table(partitions: Iterable[PartitionDescription]) -> Table:
     """A line for each partition, and under it one for each of its tasks."""
-    rows = (">untaken", ">ready", ">claimed", ">consumed\nin all")
+    rows = (">untaken", ">ready", ">claimed", ">rows/s in\nlast minute")
     delays = (">versions\nbehind", ">claims\nwaiting", ">longest\nwait")
-    table = Table("task", *rows, *delays, spare=("longest wait", "consumed in all", "versions behind"))
+    table = Table("task", *rows, *delays, spare=("longest wait", "rows/s in last minute", "versions behind"))
     for partition in partitions:
         waits = f", {plural(count, 'call')} for room" if (count := partition.waiting_calls) else ""
         table.add_line(partition.partition_id, f"  {contents_text(partition)}{waits}")
@@ -139,5 +140,6 @@ def contents_text(partition: PartitionDescription) -> str:
 
 
 def _task_cells(task: TaskStatus) -> list[str]:
-    counts = (task.untaken_rows, task.ready_rows, task.claimed_rows, task.consumed_rows_total)
-    return [*map(count_text, (*counts, task.weight_version_lag, task.waiting_claims)), age_text(task.longest_wait_s)]
+    counts = map(count_text, (task.untaken_rows, task.ready_rows, task.claimed_rows))
+    waits = map(count_text, (task.weight_version_lag, task.waiting_claims))
+    return [*counts, rate_text(recent_consumed_per_s(task)), *waits, age_text(task.longest_wait_s)]

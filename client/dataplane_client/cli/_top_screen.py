@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dataplane_client.cli._health import health_of
 from dataplane_client.cli._output import BAD
-from dataplane_client.cli._rates import PartitionRates
+from dataplane_client.cli._rates import PartitionRates, recent_consumed_per_s
 from dataplane_client.cli._status import contents_text, health_lines, node_lines, waits_text
 from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
@@ -42,8 +42,9 @@ def render_silence(address: str, message: str, silent_s: float) -> Screen:
 
 
 def _table(rates: Iterable[PartitionRates]) -> Table:
-    numbers = (">ready", ">claimed", ">consumed", ">rows/s", ">versions\nbehind", ">claims\nwaiting", ">longest\nwait")
-    table = Table("task", *numbers, spare=("longest wait", "consumed", "versions behind"))
+    flow = (">ready", ">claimed", ">rows/s", ">rows/s in\nlast minute")
+    waits = (">versions\nbehind", ">claims\nwaiting", ">longest\nwait")
+    table = Table("task", *flow, *waits, spare=("longest wait", "rows/s in last minute", "versions behind"))
     for entry in rates:
         table.add_line(entry.partition.partition_id, f"  {contents_text(entry.partition)}; {_flow_text(entry)}")
         for task in entry.partition.tasks:
@@ -57,6 +58,7 @@ def _flow_text(rates: PartitionRates) -> str:
 
 
 def _task_cells(task: TaskStatus, consumed_per_s: float | None) -> list[str]:
-    counts = map(count_text, (task.ready_rows, task.claimed_rows, task.consumed_rows_total))
+    counts = map(count_text, (task.ready_rows, task.claimed_rows))
+    rates = map(rate_text, (consumed_per_s, recent_consumed_per_s(task)))
     waits = map(count_text, (task.weight_version_lag, task.waiting_claims))
-    return [*counts, rate_text(consumed_per_s), *waits, age_text(task.longest_wait_s)]
+    return [*counts, *rates, *waits, age_text(task.longest_wait_s)]

@@ -118,6 +118,7 @@ class Server:
         self.left = asyncio.Event()  # set when the next life begins with a snapshot: stop this server and make another
         self._former: asyncio.Task[None] | None = None  # waits until clients of a former life are gone
         self._watching: asyncio.Task[None] | None = None
+        self._noting: asyncio.Task[None] | None = None  # the figures of the last minute
         self._checkpointer: Checkpointer | None = None
         boundary = Boundary(self._metrics, Messages(config.limits), shell.unstable, tracing, gate)
         self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
@@ -166,6 +167,7 @@ class Server:
         if self.config.http_door is not None:
             await self._open_http_door(self.config.http_door)
         self._lag.start()
+        self._noting = asyncio.create_task(self._servicer.recent.keep())
         self._report(ready=True)
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -186,7 +188,7 @@ class Server:
                 await self._local.close()  # after the last put over gRPC, which could reuse leased bytes
         await self._http.stop()
         self._lag.stop()
-        for task in (self._former, self._watching):
+        for task in (self._former, self._watching, self._noting):
             if task is not None:
                 task.cancel()
         if self._life is not None:

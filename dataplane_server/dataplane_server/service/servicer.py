@@ -34,6 +34,7 @@ from dataplane_server.service import (
 from dataplane_server.service.claim_calls import ClaimCalls
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES, FrameReader, Header
 from dataplane_server.service.messages import Messages
+from dataplane_server.service.recent import Recent
 from dataplane_server.service.session_calls import SessionCalls
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.snapshots import Snapshots
@@ -72,6 +73,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._shared_memory: pb.SharedMemory | None = None
         self._snapshots: Snapshots | None = None
         self.durability = "memory"
+        self.recent = Recent(shell.plane, shell.now)
 
     def share_memory(self, nonce: bytes, abstract_socket: str) -> None:
         """Make server status say how clients of this host reach the arena."""
@@ -82,7 +84,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def RegisterPartition(
         self, request: pb.RegisterPartitionRequest, context: object
     ) -> pb.RegisterPartitionResponse:
-        return translate.registered(self._shell.apply(translate.register(request)))
+        registered = self._shell.apply(translate.register(request))
+        self.recent.begin(request.partition_id)
+        return translate.registered(registered)
 
     async def ExtendPartition(self, request: pb.ExtendPartitionRequest, context: object) -> pb.ExtendPartitionResponse:
         info = self._shell.apply(translate.extend(request))
@@ -108,12 +112,16 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:
         info = self._plane.partition_info(request.partition_id, self._shell.now())
-        return pb.GetPartitionResponse(partition=translate.partition(info))
+        response = pb.GetPartitionResponse(partition=translate.partition(info))
+        self.recent.tell([response.partition])
+        return response
 
     async def ListPartitions(self, request: pb.ListPartitionsRequest, context: object) -> pb.ListPartitionsResponse:
         caller = current_caller()
         seen = [name for name in self._plane.partitions if caller.may("ListPartitions", name)]
-        return translate_listings.partitions(self._plane, seen, request, self._shell.now())
+        response = translate_listings.partitions(self._plane, seen, request, self._shell.now())
+        self.recent.tell(response.partitions)
+        return response
 
     async def GetConsumptionStatus(
         self, request: pb.GetConsumptionStatusRequest, context: object

@@ -1177,6 +1177,7 @@ class TaskStatus(_message.Message):
     STALE_ROWS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     EXCLUDED_ROWS_FIELD_NUMBER: _builtins.int
+    RECENT_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task."""
     untaken_rows: _builtins.int
@@ -1238,6 +1239,10 @@ class TaskStatus(_message.Message):
     def policy(self) -> Global___TaskPolicy:
         """As set by SetPolicies."""
 
+    @_builtins.property
+    def recent(self) -> Global___RecentTask:
+        """What it has counted of late. Only in answers of GetPartition and ListPartitions."""
+
     def __init__(
         self,
         *,
@@ -1260,10 +1265,11 @@ class TaskStatus(_message.Message):
         stale_rows: _builtins.int = ...,
         policy: Global___TaskPolicy | None = ...,
         excluded_rows: _builtins.int = ...,
+        recent: Global___RecentTask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "recent", b"recent", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "claimed_rows", b"claimed_rows", "claims_total", b"claims_total", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "excluded_rows", b"excluded_rows", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "stale_rows", b"stale_rows", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "claimed_rows", b"claimed_rows", "claims_total", b"claims_total", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "excluded_rows", b"excluded_rows", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "recent", b"recent", "stale_rows", b"stale_rows", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ready_rows: _TypeAlias = _typing.Literal["ready_rows"]  # noqa: Y015
     _WhichOneofArgType__ready_rows: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows"]  # noqa: Y015
@@ -1275,6 +1281,151 @@ class TaskStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_version_lag) -> _WhichOneofReturnType__weight_version_lag | None: ...
 
 Global___TaskStatus: _TypeAlias = TaskStatus  # noqa: Y015
+
+@_typing.final
+class RecentTask(_message.Message):
+    """What a task has counted of late; see the fields of the same names in TaskStatus."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EndedDeliveriesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class StateSecondsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PERIOD_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    DELIVERED_ROWS_FIELD_NUMBER: _builtins.int
+    CONSUMED_ROWS_FIELD_NUMBER: _builtins.int
+    ENDED_DELIVERIES_FIELD_NUMBER: _builtins.int
+    STATE_SECONDS_FIELD_NUMBER: _builtins.int
+    claims: _builtins.int
+    delivered_rows: _builtins.int
+    consumed_rows: _builtins.int
+    @_builtins.property
+    def period(self) -> _duration_pb2.Duration:
+        """As in its partition's RecentFlow."""
+
+    @_builtins.property
+    def ended_deliveries(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Without those that are zero."""
+
+    @_builtins.property
+    def state_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        period: _duration_pb2.Duration | None = ...,
+        claims: _builtins.int = ...,
+        delivered_rows: _builtins.int = ...,
+        consumed_rows: _builtins.int = ...,
+        ended_deliveries: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        state_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["period", b"period"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "consumed_rows", b"consumed_rows", "delivered_rows", b"delivered_rows", "ended_deliveries", b"ended_deliveries", "period", b"period", "state_seconds", b"state_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentTask: _TypeAlias = RecentTask  # noqa: Y015
+
+@_typing.final
+class RecentFlow(_message.Message):
+    """What a partition has counted in the last minute, or since the server started or the partition was registered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RemovedRowsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PERIOD_FIELD_NUMBER: _builtins.int
+    ROWS_PUT_FIELD_NUMBER: _builtins.int
+    REMOVED_ROWS_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    READ_ROWS_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    rows_put: _builtins.int
+    written_bytes: _builtins.int
+    read_rows: _builtins.int
+    read_bytes: _builtins.int
+    @_builtins.property
+    def period(self) -> _duration_pb2.Duration:
+        """Its length: at most a minute."""
+
+    @_builtins.property
+    def removed_rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By reason, without those that are zero."""
+
+    def __init__(
+        self,
+        *,
+        period: _duration_pb2.Duration | None = ...,
+        rows_put: _builtins.int = ...,
+        removed_rows: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        written_bytes: _builtins.int = ...,
+        read_rows: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["period", b"period"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["period", b"period", "read_bytes", b"read_bytes", "read_rows", b"read_rows", "removed_rows", b"removed_rows", "rows_put", b"rows_put", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentFlow: _TypeAlias = RecentFlow  # noqa: Y015
 
 @_typing.final
 class EnumNames(_message.Message):
@@ -1373,6 +1524,7 @@ class Partition(_message.Message):
     WAITING_CALLS_FIELD_NUMBER: _builtins.int
     WAITS_BECAUSE_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    RECENT_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """Its id."""
     num_samples: _builtins.int
@@ -1442,6 +1594,12 @@ class Partition(_message.Message):
     def flow(self) -> Global___FlowPolicy:
         """As set by SetPolicies."""
 
+    @_builtins.property
+    def recent(self) -> Global___RecentFlow:
+        """What it has counted of late. Only in answers of GetPartition and ListPartitions. Unset for those that were
+        registered last where there are more than a thousand partitions and tasks.
+        """
+
     def __init__(
         self,
         *,
@@ -1471,10 +1629,11 @@ class Partition(_message.Message):
         waiting_calls: _builtins.int = ...,
         waits_because: _builtins.str = ...,
         weight_version: _builtins.int | None = ...,
+        recent: Global___RecentFlow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "newest_weight_version", b"newest_weight_version", "oldest_row_age", b"oldest_row_age", "weight_version", b"weight_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "newest_weight_version", b"newest_weight_version", "oldest_row_age", b"oldest_row_age", "recent", b"recent", "weight_version", b"weight_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "deduplicated_bytes_total", b"deduplicated_bytes_total", "enums", b"enums", "fields", b"fields", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "waiting_calls", b"waiting_calls", "waits_because", b"waits_because", "weight_version", b"weight_version", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "deduplicated_bytes_total", b"deduplicated_bytes_total", "enums", b"enums", "fields", b"fields", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "recent", b"recent", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "waiting_calls", b"waiting_calls", "waits_because", b"waits_because", "weight_version", b"weight_version", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import pytest
 from tests.client.cli.reading import read, run, run_json
 
 from dataplane_client import DrawBand, FlowPolicy, TaskPolicy, connect
+from dataplane_client.cli._describe import _partition_lines
+from dataplane_client.cli._output import print_text
 
 
 def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> None:
@@ -15,9 +19,9 @@ def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> N
     assert read(text, r"\b\d+%") == [
         "train",
         "  holds  2 rows, 64 B, oldest ~",
-        "  put  2 rows, 64 B written",
-        "  read  0 rows, 0 B",
-        "  removed  0 rows: none",
+        "  put  2 rows, 64 B written in the last ~",
+        "  read  0 rows, 0 B in the last ~",
+        "  removed  0 rows in the last ~: none",
         "  weights  version 18",
         "",
         "field  kind  element type  row shape  per token  rows  size",
@@ -30,13 +34,15 @@ def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> N
         "prev_lp  2  -  0  0  0  0  ~",
         "train  1  1  1  0  0  0  ~",
         "",
-        "task  claims  rows delivered  rows consumed  deliveries ended",
-        "prev_lp  0  0  0  none",
-        "train  1  1  0  none",
-        "",
         "task  claims waiting  longest wait  weight versions behind  may be behind  too stale",
         "prev_lp  0  -  1  -  0",
         "train  0  -  0  -  0",
+        "",
+        "in the last ~:",
+        "",
+        "task  claims  rows delivered  rows consumed  deliveries ended",
+        "prev_lp  0  0  0  none",
+        "train  1  1  0  none",
         "",
         "task  time  serving  waiting for producers  waiting for consumers  waiting by policy  idle",
         "prev_lp  ~  ~  ~  ~  ~  ~",
@@ -60,8 +66,8 @@ def test_the_modes_of_a_partition_are_on_one_line(address: str) -> None:
 
 def test_removed_rows_and_ended_deliveries_are_counted_by_cause(troubled: str) -> None:
     lines = read(run("describe", "p", "-s", troubled)[1])
-    assert "  put  3 rows, 48 B written" in lines
-    assert "  removed  1 row: consumed 1" in lines
+    assert "  put  3 rows, 48 B written in the last ~" in lines
+    assert "  removed  1 row in the last ~: consumed 1" in lines
     assert "  limit  2 deliveries of a row" in lines
     assert "train  1  1  0  0  0  1  ~" in lines
     assert "train  3  3  1  committed 1, released 2" in lines
@@ -97,3 +103,12 @@ def test_an_unknown_partition_exits_with_1_and_its_name(address: str) -> None:
     code, text = run("describe", "tarin", "-s", address)
     assert code == 1
     assert "there is no partition 'tarin'" in text
+
+
+def test_a_server_without_counts_of_the_last_minute_shows_totals(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with connect(address) as client:
+        partition = replace(client.partition("train"), recent=None)
+    print_text(*_partition_lines(partition))
+    assert "  put  2 rows, 64 B written since registration" in read(capsys.readouterr().out)

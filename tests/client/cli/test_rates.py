@@ -8,6 +8,7 @@ import pytest
 
 from dataplane_client.cli._rates import PartitionRates, Snapshot, compute_rates
 from dataplane_client.descriptions import PartitionDescription, ServerStatus, TaskStatus
+from dataplane_client.recent import RecentFlow, RecentTask
 
 TASK = TaskStatus(
     task="train",
@@ -75,6 +76,13 @@ def test_rates_are_differences_divided_by_the_time_between_two_snapshots() -> No
 def test_the_first_snapshot_has_no_rates() -> None:
     (entry,) = compute_rates(None, BEFORE)
     assert rates(entry) == UNKNOWN
+
+
+def test_without_a_snapshot_before_rates_are_of_the_last_minute() -> None:
+    task = replace(TASK, recent=RecentTask(20.0, 0, 0, 60, {}, {}))
+    partition = replace(PARTITION, tasks=(task,), recent=RecentFlow(20.0, 40, {}, 4000, 0, 2000))
+    (entry,) = compute_rates(None, later(partition))
+    assert rates(entry) == (2.0, 200.0, 100.0, 3.0)
 
 
 def test_a_new_partition_has_no_rates() -> None:

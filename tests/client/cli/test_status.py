@@ -26,7 +26,7 @@ def test_the_server_and_its_partitions_are_on_one_screen(address: str) -> None:
         "  sessions  1",
         "  values  through shared memory on its host, otherwise over gRPC",
         "",
-        "task  untaken  ready  claimed  consumed in all  versions behind  claims waiting  longest wait",
+        "task  untaken  ready  claimed  rows/s in last minute  versions behind  claims waiting  longest wait",
         "train  2 rows, 64 B, oldest ~",
         "  prev_lp  2  -  0  0  1  0  -",
         "  train  1  1  1  0  0  0  -",
