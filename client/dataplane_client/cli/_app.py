@@ -16,13 +16,13 @@ from dataplane_client.cli._options import (
     AnyAddress,
     AnyPartition,
     AnyTask,
-    Fields,
     Output,
     Partition,
     Task,
     Timeout,
     Where,
 )
+from dataplane_client.cli._value_commands import bench, export, import_, peek, tail
 
 _SNAPSHOT_TIMEOUT_S = 600.0  # to copy all values
 
@@ -164,78 +164,9 @@ def samples(
     show_samples(request, limit, server, output, timeout)
 
 
-@app.command()
-def peek(
-    partition: Partition,
-    sample_ids: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...")] = None,
-    where: Where = None,
-    fields: Fields = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most rows to show.")] = 5,
-    decode: Annotated[
-        str | None,
-        typer.Option("--decode", metavar="DIR", help="Also show token ids as text, by DIR/tokenizer.json."),
-    ] = None,
-    server: Address = "",
-    output: Output = "table",
-    timeout: Timeout = TIMEOUT_S,
-) -> None:
-    """Show rows with their values, shortened."""
-    from dataplane_client.cli import _values as values
-
-    chosen = values.Chosen(partition, sample_ids or [], where, fields or [], limit)
-    values.peek(chosen, decode, server, output, timeout)
-
-
-@app.command()
-def tail(
-    partition: Partition,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
-    where: Where = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Rows to begin with.")] = 10,
-    server: Address = "",
-    output: Output = "table",
-    timeout: Timeout = TIMEOUT_S,
-) -> None:
-    """Show the rows that arrived last; with -f, also those to come."""
-    from dataplane_client.cli._tail import tail as show_last
-
-    show_last(partition, where, limit, server, output, timeout, follow=follow)
-
-
-@app.command()
-def export(
-    partition: Partition,
-    path: Annotated[str, typer.Argument(metavar="FILE")],
-    where: Where = None,
-    fields: Fields = None,
-    server: Address = "",
-    timeout: Timeout = TIMEOUT_S,
-) -> None:
-    """Write rows with their values to a file, as JSON Lines.
-
-    FILE may be "-" for stdout. Values have their types beside them. Rows stay in the server, and may change meanwhile:
-    a row is as it is when its turn comes.
-    """
-    from dataplane_client.cli import _values as values
-
-    values.export(values.Chosen(partition, where=where, fields=fields or []), path, server, timeout)
-
-
-@app.command("import")
-def import_(
-    partition: Partition,
-    path: Annotated[str, typer.Argument(metavar="FILE")],
-    server: Address = "",
-    timeout: Timeout = TIMEOUT_S,
-) -> None:
-    """Put the rows of a file that export has written.
-
-    FILE may be "-" for stdin. The partition must be registered. Pages of 256 rows are put one after the other, so an
-    error leaves those before it.
-    """
-    from dataplane_client.cli import _values as values
-
-    values.import_rows(partition, path, server, timeout)
+for _command in (peek, tail, export, bench):
+    app.command()(_command)
+app.command("import")(import_)
 
 
 @app.command("set-version")

@@ -24,6 +24,7 @@ from dataplane_client.client import connect
 from dataplane_client.dtypes import dtype_name, torch_dtype
 from dataplane_client.errors import DataPlaneError
 from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.options import TransportChoice
 
 _PAGE_ROWS = 256
 _SHOWN = 8
@@ -55,7 +56,7 @@ class Chosen:
 def peek(chosen: Chosen, tokenizer: str | None, address: str, output: Format, timeout_s: float) -> None:
     """Print rows with their values, shortened."""
     decode = None if tokenizer is None else _decoder(tokenizer)
-    with _client(address, timeout_s) as client:
+    with client_or_exit(address, timeout_s) as client:
         rows = list(_rows(client, chosen))
     if output == "json":
         print_json([{"sample_id": row.sample_id, "tags": row.tags, "fields": _shown(row, decode)} for row in rows])
@@ -70,7 +71,7 @@ def peek(chosen: Chosen, tokenizer: str | None, address: str, output: Format, ti
 def export(chosen: Chosen, path: str, address: str, timeout_s: float) -> None:
     """Write rows to a file; "-" for stdout."""
     written = 0
-    with _client(address, timeout_s) as client, _opened(path, "w") as file:
+    with client_or_exit(address, timeout_s) as client, _opened(path, "w") as file:
         for row in _rows(client, chosen):
             file.write(f"{_line(row)}\n")
             written += 1
@@ -80,7 +81,7 @@ def export(chosen: Chosen, path: str, address: str, timeout_s: float) -> None:
 def import_rows(partition_id: str, path: str, address: str, timeout_s: float) -> None:
     """Put the rows of a file, a page at a time: an error leaves the pages before it."""
     put = 0
-    with _client(address, timeout_s) as client, _opened(path, "r") as file:
+    with client_or_exit(address, timeout_s) as client, _opened(path, "r") as file:
         for rows in _pages_of(file):
             for alike in _with_equal_fields(rows):
                 columns = {name: [row.fields[name] for row in alike] for name in alike[0].fields}
@@ -94,10 +95,10 @@ def import_rows(partition_id: str, path: str, address: str, timeout_s: float) ->
 
 
 @contextlib.contextmanager
-def _client(address: str, timeout_s: float) -> Iterator[DataPlaneClient]:
+def client_or_exit(address: str, timeout_s: float, transport: TransportChoice = "auto") -> Iterator[DataPlaneClient]:
     """A client; an error of the data plane ends the command with exit code 1."""
     try:
-        with connect(address, timeout_s=timeout_s, client_name="dataplane-command") as client:
+        with connect(address, transport=transport, timeout_s=timeout_s, client_name="dataplane-command") as client:
             yield client
     except (DataPlaneError, OSError) as error:
         fail(str(error))

@@ -1,0 +1,102 @@
+"""The commands that move values, with their flags; as `_app`, which adds them to `dataplane`, it imports only typer."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from dataplane_client.cli._options import TIMEOUT_S, Address, Fields, Output, Partition, Timeout, Where
+
+
+def peek(
+    partition: Partition,
+    sample_ids: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...")] = None,
+    where: Where = None,
+    fields: Fields = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most rows to show.")] = 5,
+    decode: Annotated[
+        str | None,
+        typer.Option("--decode", metavar="DIR", help="Also show token ids as text, by DIR/tokenizer.json."),
+    ] = None,
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Show rows with their values, shortened."""
+    from dataplane_client.cli import _values as values
+
+    chosen = values.Chosen(partition, sample_ids or [], where, fields or [], limit)
+    values.peek(chosen, decode, server, output, timeout)
+
+
+def tail(
+    partition: Partition,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    where: Where = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Rows to begin with.")] = 10,
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Show the rows that arrived last; with -f, also those to come."""
+    from dataplane_client.cli._tail import tail as show_last
+
+    show_last(partition, where, limit, server, output, timeout, follow=follow)
+
+
+def export(
+    partition: Partition,
+    path: Annotated[str, typer.Argument(metavar="FILE")],
+    where: Where = None,
+    fields: Fields = None,
+    server: Address = "",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Write rows with their values to a file, as JSON Lines.
+
+    FILE may be "-" for stdout. Values have their types beside them. Rows stay in the server, and may change meanwhile:
+    a row is as it is when its turn comes.
+    """
+    from dataplane_client.cli import _values as values
+
+    values.export(values.Chosen(partition, where=where, fields=fields or []), path, server, timeout)
+
+
+def import_(
+    partition: Partition,
+    path: Annotated[str, typer.Argument(metavar="FILE")],
+    server: Address = "",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Put the rows of a file that export has written.
+
+    FILE may be "-" for stdin. The partition must be registered. Pages of 256 rows are put one after the other, so an
+    error leaves those before it.
+    """
+    from dataplane_client.cli import _values as values
+
+    values.import_rows(partition, path, server, timeout)
+
+
+def bench(
+    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Rows of a batch.")] = 256,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="Tokens of a row.")] = 4096,
+    clients: Annotated[int, typer.Option("--clients", min=1, max=64, metavar="N", help="Threads that call.")] = 1,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=600.0, metavar="SECONDS", help="Time for each kind of call.")
+    ] = 2.0,
+    transport: Annotated[
+        Literal["auto", "shm", "grpc"], typer.Option("--transport", help="How values travel.")
+    ] = "auto",
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = 60.0,
+) -> None:
+    """Measure how fast the server serves clients from here.
+
+    Puts, reads, claims whose commit writes one column back, and small calls, beside copies in this machine's memory. A
+    token has 12 bytes, and 4 in the column. The rows are in a partition bench-..., which is removed in the end. The
+    server should have nothing else to do. Refused if the rows need more than half of its free memory.
+    """
+    from dataplane_client.cli import _bench
+
+    _bench.bench(_bench.Load(rows, tokens, clients, seconds), transport, server, output, timeout)
