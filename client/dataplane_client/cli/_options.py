@@ -58,6 +58,7 @@ Address = Annotated[
     typer.Option("--server", "-s", metavar="ADDRESS", callback=_chosen_server, show_default=False, help=_HELP),
 ]
 Format = Literal["table", "json"]
+FileFormat = Literal["jsonl", "parquet"]
 Output = Annotated[Format, typer.Option("--output", "-o", help="Print tables or JSON.")]
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0.001, max=3600.0, metavar="SECONDS", help="Longest wait for an answer.")

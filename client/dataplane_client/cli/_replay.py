@@ -15,7 +15,7 @@ import typer
 
 from dataplane_client.cli._options import Format
 
-_NO_SCREENS = ("doctor", "replay")
+_NO_SCREENS = ("bench", "doctor", "replay")
 _SIGNALLED = 128
 """A shell's exit code for a process that a signal ended, less the signal."""
 

@@ -4,7 +4,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from dataplane_client.cli._options import TIMEOUT_S, Address, Fields, Output, Partition, Timeout, Where
+from dataplane_client.cli._options import TIMEOUT_S, Address, Fields, FileFormat, Output, Partition, Timeout, Where
+
+_FileFormat = Annotated[
+    FileFormat | None,
+    typer.Option("--format", help="Of the file (default: parquet if it ends in .parquet, else jsonl)."),
+]
 
 
 def peek(
@@ -48,33 +53,36 @@ def export(
     path: Annotated[str, typer.Argument(metavar="FILE")],
     where: Where = None,
     fields: Fields = None,
+    file_format: _FileFormat = None,
     server: Address = "",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Write rows with their values to a file, as JSON Lines.
+    """Write rows with their values to a file.
 
-    FILE may be "-" for stdout. Values have their types beside them. Rows stay in the server, and may change meanwhile:
-    a row is as it is when its turn comes.
+    A file of JSON Lines, or of Parquet, which needs the extra rl-dataplane[parquet]. FILE may be "-" for JSON Lines on
+    stdout. Values have their types beside them. Rows stay in the server, and may change meanwhile: a row is as it is
+    when its turn comes.
     """
     from dataplane_client.cli import _values as values
 
-    values.export(values.Chosen(partition, where=where, fields=fields or []), path, server, timeout)
+    values.export(values.Chosen(partition, where=where, fields=fields or []), path, file_format, server, timeout)
 
 
 def import_(
     partition: Partition,
     path: Annotated[str, typer.Argument(metavar="FILE")],
+    file_format: _FileFormat = None,
     server: Address = "",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Put the rows of a file that export has written.
 
-    FILE may be "-" for stdin. The partition must be registered. Pages of 256 rows are put one after the other, so an
-    error leaves those before it.
+    FILE may be "-" for JSON Lines on stdin. The partition must be registered. Pages of 256 rows are put one after the
+    other, so an error leaves those before it.
     """
     from dataplane_client.cli import _values as values
 
-    values.import_rows(partition, path, server, timeout)
+    values.import_rows(partition, path, file_format, server, timeout)
 
 
 def bench(
@@ -94,8 +102,8 @@ def bench(
     """Measure how fast the server serves clients from here.
 
     Puts, reads, claims whose commit writes one column back, and small calls, beside copies in this machine's memory. A
-    token has 12 bytes, and 4 in the column. The rows are in a partition bench-..., which is removed in the end. The
-    server should have nothing else to do. Refused if the rows need more than half of its free memory.
+    token has 12 bytes, and 4 in the column. The rows are in a partition that is removed in the end. The server should
+    have nothing else to do. Refused if the rows need more than half of its free memory.
     """
     from dataplane_client.cli import _bench
 

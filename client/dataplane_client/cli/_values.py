@@ -1,7 +1,8 @@
 """`dataplane peek`, `export` and `import`: the values of rows. These commands load torch, unlike the others.
 
-A file has one row a line, as JSON: its id, its tags, and for each field either "values", numbers in nested lists, with
-their "dtype", or "object". So what was exported can be imported with the same types.
+A file of JSON Lines has one row a line: its id, its tags, and for each field either "values", numbers in nested lists,
+with their "dtype", or "object". So what was exported can be imported with the same types. `_parquet` has the other
+format.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 import torch
 
 from dataplane_client._sync.client import DataPlaneClient
-from dataplane_client.cli._options import Format
+from dataplane_client.cli._options import FileFormat, Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._text import plural, tags_text
 from dataplane_client.client import connect
@@ -26,7 +28,7 @@ from dataplane_client.errors import DataPlaneError
 from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.options import TransportChoice
 
-_PAGE_ROWS = 256
+PAGE_ROWS = 256
 _SHOWN = 8
 """Entries of a value that a line shows, at its beginning and at its end."""
 _TEXT_FIELDS = ("input_ids", "output_ids", "prompt_ids", "response_ids", "completion_ids")
@@ -68,23 +70,27 @@ def peek(chosen: Chosen, tokenizer: str | None, address: str, output: Format, ti
         print_text("no samples")
 
 
-def export(chosen: Chosen, path: str, address: str, timeout_s: float) -> None:
+def export(chosen: Chosen, path: str, file_format: FileFormat | None, address: str, timeout_s: float) -> None:
     """Write rows to a file; "-" for stdout."""
-    written = 0
-    with client_or_exit(address, timeout_s) as client, _opened(path, "w") as file:
-        for row in _rows(client, chosen):
-            file.write(f"{_line(row)}\n")
-            written += 1
+    with client_or_exit(address, timeout_s) as client:
+        rows = _rows(client, chosen)
+        if (parquet := _parquet(path, file_format)) is not None:
+            fields = client.partition(chosen.partition_id).fields
+            written = parquet.write(path, [one for one in fields if one.name in (chosen.fields or [one.name])], rows)
+        else:
+            with _opened(path, "w") as file:
+                written = sum(1 for row in rows if file.write(f"{_line(row)}\n"))
     print(f"{plural(written, 'row')} exported", file=sys.stderr)  # noqa: T201  # stdout may be the file
 
 
-def import_rows(partition_id: str, path: str, address: str, timeout_s: float) -> None:
+def import_rows(partition_id: str, path: str, file_format: FileFormat | None, address: str, timeout_s: float) -> None:
     """Put the rows of a file, a page at a time: an error leaves the pages before it."""
-    put = 0
-    with client_or_exit(address, timeout_s) as client, _opened(path, "r") as file:
-        for rows in _pages_of(file):
+    put, parquet = 0, _parquet(path, file_format)
+    with client_or_exit(address, timeout_s) as client:
+        for rows, dense in _pages(path) if parquet is None else parquet.read(path):
             for alike in _with_equal_fields(rows):
-                columns = {name: [row.fields[name] for row in alike] for name in alike[0].fields}
+                columns: dict[str, Any] = {name: [row.fields[name] for row in alike] for name in alike[0].fields}
+                columns.update({name: torch.stack(columns[name]) for name in dense & columns.keys()})
                 tags = [dict(row.tags) for row in alike]
                 client.put_samples([row.sample_id for row in alike], partition_id, columns, tags)
                 put += len(alike)
@@ -123,7 +129,7 @@ def _metas(client: DataPlaneClient, chosen: Chosen) -> Iterator[KVBatchMeta]:
     page: int | None = None
     left = chosen.most
     while left is None or left:
-        size = _PAGE_ROWS if left is None else min(_PAGE_ROWS, left)
+        size = PAGE_ROWS if left is None else min(PAGE_ROWS, left)
         listed = client.list_samples(chosen.partition_id, where=chosen.where, page_size=size, page=page)
         if listed.meta.sample_ids:
             yield listed.meta
@@ -205,10 +211,27 @@ def _opened(path: str, mode: str) -> Iterator[IO[str]]:
         yield file
 
 
+def _parquet(path: str, file_format: FileFormat | None) -> ModuleType | None:
+    """What reads and writes the file if it is a Parquet file, as its name or the format says."""
+    if file_format == "jsonl" or (file_format is None and not path.endswith(".parquet")):
+        return None
+    if path == "-":
+        fail("a Parquet file cannot be a pipe: name a file", 2)
+    try:
+        from dataplane_client.cli import _parquet
+    except ImportError as error:
+        fail(f"Parquet files need the extra parquet ({error}): pip install 'rl-dataplane[parquet]'")
+    return _parquet
+
+
 def _line(row: Row) -> str:
     fields = {name: _written(value) for name, value in row.fields.items()}
+    return json_text(row, {"sample_id": row.sample_id, "tags": dict(row.tags), "fields": fields})
+
+
+def json_text(row: Row, value: Any) -> str:
     try:
-        return json.dumps({"sample_id": row.sample_id, "tags": dict(row.tags), "fields": fields})
+        return json.dumps(value)
     except TypeError as error:
         fail(f"sample {row.sample_id!r} has a value that JSON cannot hold ({error}): choose fields with --field")
 
@@ -219,12 +242,18 @@ def _written(value: Any) -> dict[str, Any]:
     return {"object": value}
 
 
+def _pages(path: str) -> Iterator[tuple[list[Row], set[str]]]:
+    """As `_parquet.read`, for JSON Lines, which do not say which fields are dense."""
+    with _opened(path, "r") as file:
+        yield from ((rows, set()) for rows in _pages_of(file))
+
+
 def _pages_of(file: IO[str]) -> Iterator[list[Row]]:
     rows: list[Row] = []
     for number, line in enumerate(file, 1):
         if line.strip():
             rows.append(_row_of(line, number))
-        if len(rows) == _PAGE_ROWS:
+        if len(rows) == PAGE_ROWS:
             yield rows
             rows = []
     if rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +34,7 @@ def begun(client: DataPlaneClient) -> str:
         for partition in client.partitions():
             if partition.partition_id != "p" and partition.rows_put_total:
                 return partition.partition_id
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("clients", [1, 3])
@@ -72,7 +74,7 @@ def test_what_does_not_fit_is_refused(client: DataPlaneClient) -> None:
 def test_after_ctrl_c_nothing_is_left(client: DataPlaneClient) -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits an ignored signal
     try:
-        command = [DATAPLANE, "bench", "-s", client.target, *SHORT, "--seconds", "60", "--clients", "2"]
+        command = [DATAPLANE, "bench", "-s", client.target, *SHORT, "--seconds", "2", "--clients", "2"]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             begun(client)
             process.send_signal(signal.SIGINT)
@@ -82,7 +84,7 @@ def test_after_ctrl_c_nothing_is_left(client: DataPlaneClient) -> None:
 
 
 def test_after_an_error_nothing_is_left(client: DataPlaneClient) -> None:
-    command = [DATAPLANE, "bench", "-s", client.target, *SHORT, "--seconds", "60", "--clients", "2"]
+    command = [DATAPLANE, "bench", "-s", client.target, *SHORT, "--seconds", "2", "--clients", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         client.drop_partition(begun(client))
         assert process.wait(30) == 1

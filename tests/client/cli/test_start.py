@@ -13,6 +13,7 @@ from tests.client.cli.reading import run
 COMMANDS = ["status", "top", "describe", "samples", "sample", "claims", "sessions", "dead-letters", "reset", "doctor"]
 COMMANDS += ["replay"]
 COMMANDS += ["snapshot", "restore", "verify"]
+COMMANDS += ["bench", "export", "import"]
 DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 
 

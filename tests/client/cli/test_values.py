@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from tests.client.cli.reading import DATAPLANE, run, run_json
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_server.testing import running_server
+
+NEEDS_PYARROW = pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs the extra parquet")
 
 
 @pytest.fixture
@@ -88,8 +91,11 @@ def test_an_unknown_sample_ends_peek_with_its_name(client: DataPlaneClient) -> N
     assert "nobody" in text
 
 
-def test_what_was_exported_can_be_imported_with_the_same_types(client: DataPlaneClient, tmp_path: Path) -> None:
-    file = str(tmp_path / "rows.jsonl")
+@pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
+def test_what_was_exported_can_be_imported_with_the_same_types(
+    client: DataPlaneClient, tmp_path: Path, name: str
+) -> None:
+    file = str(tmp_path / name)
     assert run("export", "p", file, "-s", address_of(client))[0] == 0
     client.register_partition("copy", ["input_ids", "logprobs", "texts"], 0, ["train"])
     code, text = run("import", "copy", file, "-s", address_of(client))
@@ -104,9 +110,10 @@ def test_what_was_exported_can_be_imported_with_the_same_types(client: DataPlane
         assert meta.tags == [{"std": 0.5, "weight_version": 1}, {"weight_version": 2}]
 
 
-def test_a_value_that_json_cannot_hold_is_named(client: DataPlaneClient, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
+def test_a_value_that_json_cannot_hold_is_named(client: DataPlaneClient, tmp_path: Path, name: str) -> None:
     client.put_samples(["bytes"], "p", {"texts": [b"\x00"]})
-    code, text = run("export", "p", str(tmp_path / "rows.jsonl"), "-s", address_of(client))
+    code, text = run("export", "p", str(tmp_path / name), "-s", address_of(client))
     assert code == 1
     assert "sample 'bytes' has a value that JSON cannot hold" in text
 

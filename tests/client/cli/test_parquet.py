@@ -1,0 +1,149 @@
+"""`dataplane export` and `import` of Parquet files; test_values.py has what they share with JSON Lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.client.cli.reading import run
+
+from dataplane_client import DataPlaneClient, connect
+from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.meta import Tag
+from dataplane_server.testing import running_server
+
+P, COPY = "p", "copy"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DataPlaneClient]:
+    with running_server(memory_bytes=16 << 20) as address, connect(address) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server: DataPlaneClient) -> Iterator[DataPlaneClient]:
+    """Of a server with the partitions p and copy, which take any field."""
+    for name in (P, COPY):
+        server.register_partition(name, [], 0, ["train"], open=True)
+    yield server
+    for name in (P, COPY):
+        server.drop_partition(name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    pytest.importorskip("pyarrow")
+    return str(tmp_path / "rows.parquet")
+
+
+def copied(client: DataPlaneClient, file: str) -> None:
+    """Export p and import it as copy."""
+    code, text = run("export", P, file, "-s", client.target)
+    assert code == 0, text
+    code, text = run("import", COPY, file, "-s", client.target)
+    assert code == 0, text
+
+
+def assert_equal(client: DataPlaneClient) -> None:
+    """The partitions have the same fields, and rows with the same bytes."""
+    fields = [client.partition(name).fields for name in (P, COPY)]
+    assert sorted(fields[0], key=str) == sorted(fields[1], key=str)
+    metas = [client.list_samples(name).meta for name in (P, COPY)]
+    assert metas[0].sample_ids == metas[1].sample_ids
+    assert metas[0].tags == metas[1].tags
+    for sample_id in metas[0].sample_ids:
+        names = client.sample(P, sample_id).fields
+        assert client.sample(COPY, sample_id).fields == names
+        for name in names:
+            one, other = (
+                client.read_columns(meta.subset([meta.sample_ids.index(sample_id)]), [name], layout="jagged")[name]
+                for meta in metas
+            )
+            assert bytes_of(one) == bytes_of(other), name
+
+
+def bytes_of(column: object) -> object:
+    if not isinstance(column, torch.Tensor):
+        return list(column)  # type: ignore[call-overload]
+    (row,) = column.unbind()
+    return row.dtype, row.shape, row.contiguous().flatten().view(torch.uint8).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", [entry.torch_dtype for entry in WIRE_DTYPES], ids=str)
+def test_every_element_type_comes_back_exactly(client: DataPlaneClient, file: str, dtype: torch.dtype) -> None:
+    """As scalars, vectors, and ragged rows of entries with a shape; some rows lack fields, and some have no entries."""
+
+    def values(*shape: int) -> torch.Tensor:
+        size = torch.empty(0, dtype=dtype).element_size()
+        wide = torch.arange(torch.Size(shape).numel() * size, dtype=torch.int64) % (2 if dtype == torch.bool else 100)
+        return wide.to(torch.uint8).view(dtype).reshape(shape)
+
+    ragged = [values(3, 2, 2), values(0, 2, 2), values(1, 2, 2)]
+    client.put_samples(["a", "b", "c"], P, {"scalar": values(3), "vector": values(3, 5), "ragged": ragged})
+    client.put_samples(["d"], P, {"scalar": values(1)})
+    client.put_samples(["e"], P, {"ragged": [values(4, 2, 2)]})
+    client.put_samples(["f"], P)
+    copied(client, file)
+    assert_equal(client)
+
+
+def test_objects_and_tags_come_back(client: DataPlaneClient, file: str) -> None:
+    tags: list[dict[str, Tag]] = [{"std": 0.5, "n": 1, "s": "1", "b": True, "none": None}, {"std": float("inf")}, {}]
+    client.put_samples(["a", "b", "c"], P, {"o": [{"prompt": ["é", 1.5, None]}, None, "null"]}, tags)
+    copied(client, file)
+    assert_equal(client)
+
+
+def test_more_rows_than_a_page_has_come_back(client: DataPlaneClient, file: str) -> None:
+    client.put_samples([f"s{row}" for row in range(600)], P, {"x": [torch.arange(row % 7) for row in range(600)]})
+    copied(client, file)
+    assert_equal(client)
+    import pyarrow.parquet as pq
+
+    assert pq.ParquetFile(file).num_row_groups == 3
+
+
+def test_other_programs_read_numbers_lists_and_tags(client: DataPlaneClient, file: str) -> None:
+    rows = {"ids": [torch.tensor([7, 8])], "reward": torch.tensor([0.5], dtype=torch.bfloat16)}
+    client.put_samples(["a"], P, rows, [{"std": 0.25}])
+    run("export", P, file, "-s", client.target)
+    import pyarrow.parquet as pq
+
+    (row,) = pq.read_table(file).to_pylist()
+    assert row == {"sample_id": "a", "tags": [("std", "0.25")], "ids": [7, 8], "reward": 0.5}
+
+
+def test_the_format_may_be_named(client: DataPlaneClient, file: str, tmp_path: Path) -> None:
+    client.put_samples(["a"], P, {"x": torch.ones(1)})
+    assert run("export", P, file, "--format", "jsonl", "-s", client.target)[0] == 0
+    assert Path(file).read_text().startswith('{"sample_id": "a"')
+    other = str(tmp_path / "rows")
+    assert run("export", P, other, "--format", "parquet", "-s", client.target)[0] == 0
+    assert run("import", COPY, other, "--format", "parquet", "-s", client.target) == (0, "1 row imported\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("-", "a Parquet file cannot be a pipe"), ("{tmp}/x", "is not a file as `dataplane export` writes it")],
+)
+def test_what_is_no_such_file_is_refused(client: DataPlaneClient, file: str, path: str, words: str) -> None:
+    path = path.format(tmp=Path(file).parent)
+    if path != "-":
+        Path(path).write_text("no parquet")
+    code, text = run("import", COPY, path, "--format", "parquet", "-s", client.target)
+    assert code != 0
+    assert words in text
+
+
+def test_without_pyarrow_the_extra_is_named(client: DataPlaneClient, tmp_path: Path) -> None:
+    program = "import sys; sys.modules['pyarrow'] = None; from dataplane_client.cli import main; main()"
+    command = [sys.executable, "-c", program, "export", P, str(tmp_path / "x.parquet"), "-s", client.target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 1
+    assert "pip install 'rl-dataplane[parquet]'" in done.stderr
