@@ -50,14 +50,9 @@ async def test_from_registration_on_all_is_counted(caller: Caller, recent: Recen
     move_row(caller, "s")
     await pass_time(caller, recent, 20)
     message = told(caller, recent)
-    assert message.recent == pb.RecentFlow(
-        period=translate.duration(20.0),
-        rows_put=1,
-        removed_rows={"consumed": 1},
-        written_bytes=16,
-        read_rows=1,
-        read_bytes=8,
-    )
+    flow = pb.RecentFlow(rows_put=1, removed_rows={"consumed": 1}, written_bytes=16, read_rows=1, read_bytes=8)
+    flow.period.FromSeconds(20)
+    assert message.recent == flow
     (task,) = message.tasks
     assert (task.recent.claims, task.recent.delivered_rows, task.recent.consumed_rows) == (1, 1, 1)
     assert task.recent.ended_deliveries == {"committed": 1}
@@ -69,17 +64,13 @@ async def test_what_is_older_than_a_minute_is_in_the_totals_only(caller: Caller,
     await pass_time(caller, recent, 65)
     caller.put_rows(["new"], "a")
     message = told(caller, recent)
-    assert 55.0 <= message.recent.period.seconds <= 60.0
-    assert (message.recent.rows_put, message.rows_put_total) == (1, 2)
-    assert (message.recent.written_bytes, message.recent.read_rows, message.recent.removed_rows) == (1, 0, {})
     (task,) = message.tasks
-    assert (task.recent.consumed_rows, task.consumed_rows_total, task.recent.ended_deliveries) == (0, 1, {})
-    assert sum(task.recent.state_seconds.values()) == message.recent.period.seconds
+    assert message.recent == pb.RecentFlow(period=translate.duration(55.0), rows_put=1, written_bytes=1)
+    assert (message.rows_put_total, task.consumed_rows_total, task.recent.consumed_rows) == (2, 1, 0)
+    assert sum(task.recent.state_seconds.values()) == 55.0
 
 
-async def test_after_a_pause_of_the_server_nothing_is_told_until_it_counts_again(
-    caller: Caller, recent: Recent
-) -> None:
+async def test_after_a_pause_nothing_is_told_until_it_counts_again(caller: Caller, recent: Recent) -> None:
     await pass_time(caller, recent, 20)
     caller.pass_time(300.0)
     assert not told(caller, recent).HasField("recent")
@@ -95,15 +86,9 @@ async def test_a_partition_that_begins_again_does_not_count_below_zero(caller: C
     assert [task.recent.consumed_rows for task in message.tasks] == [0, 0]
 
 
-async def test_beyond_a_thousand_partitions_and_tasks_those_registered_last_are_left_out(
-    caller: Caller, recent: Recent
-) -> None:
+async def test_of_very_many_partitions_those_registered_last_are_left_out(caller: Caller, recent: Recent) -> None:
     for number in range(520):
         caller.register(partition_id=f"p{number}")
     await recent.note_all()
-    assert [told(caller, recent, name).HasField("recent") for name in ("p", "p510", "p511", "p519")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    has = {name: told(caller, recent, name).HasField("recent") for name in ("p", "p510", "p511", "p519")}
+    assert has == {"p": True, "p510": True, "p511": False, "p519": False}

@@ -34,8 +34,7 @@ from dataplane_client.options import TransportChoice
 _FIELDS = {"input_ids": torch.int64, "logprobs": torch.float32}
 _WRITTEN_BACK = "advantages"
 _TASK = "bench"
-_PUT_BYTES, _WRITTEN_BACK_BYTES = 12, 4
-"""Of a token."""
+_PUT_BYTES, _WRITTEN_BACK_BYTES = 12, 4  # of a token
 _MOST_OF_FREE = 0.5
 _LOOK_S = 0.1
 

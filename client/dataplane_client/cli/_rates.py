@@ -70,8 +70,8 @@ def _recent_rates(now: PartitionDescription) -> PartitionRates:
     consumed, flow = {task.task: recent_consumed_per_s(task) for task in now.tasks}, now.recent
     if flow is None or not flow.period_s:
         return PartitionRates(now, None, None, None, consumed)
-    rates = (count / flow.period_s for count in (flow.rows_put, flow.written_bytes, flow.read_bytes))
-    return PartitionRates(now, *rates, consumed)
+    put, written, read = (count / flow.period_s for count in (flow.rows_put, flow.written_bytes, flow.read_bytes))
+    return PartitionRates(now, put, written, read, consumed)
 
 
 def recent_consumed_per_s(task: TaskStatus) -> float | None:
