@@ -34,6 +34,12 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread, running_server
 
+Eventually = Callable[[Callable[[], object]], None]
+"""The fixture `eventually`."""
+
+Unchanged = Callable[[DataPlaneClient], AbstractContextManager[None]]
+"""The fixture `unchanged`."""
+
 _FAULT = os.environ.get("FAULT", "")
 _HERE = Path(__file__).parent
 _SUITE = (_HERE, _HERE / "loader")  # what is in other folders speaks to servers by hand, or needs those of its own
@@ -156,7 +162,7 @@ def small_client(small_server: ServerThread, transport: TransportChoice) -> Iter
 
 
 @pytest.fixture
-def unchanged() -> Callable[[DataPlaneClient], AbstractContextManager[None]]:
+def unchanged() -> Unchanged:
     """A block after which the server describes itself and all partitions as before; only a session may be new."""
 
     def described(client: DataPlaneClient) -> object:
@@ -172,7 +178,7 @@ def unchanged() -> Callable[[DataPlaneClient], AbstractContextManager[None]]:
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], object]], None]:
+def eventually() -> Eventually:
     """Wait until something holds; fail after 20 s."""
 
     def wait(holds: Callable[[], object]) -> None:
@@ -206,9 +212,7 @@ def filled(client: DataPlaneClient) -> DataPlaneClient:
 
 
 @pytest.fixture
-def assert_refused(
-    filled: DataPlaneClient, unchanged: Callable[[DataPlaneClient], AbstractContextManager[None]]
-) -> Callable[..., None]:
+def assert_refused(filled: DataPlaneClient, unchanged: Unchanged) -> Callable[..., None]:
     """Check that a call on `filled` fails as the first exception class, which derives from the second, with a message
     that holds the fragments, and that it changes nothing.
     """

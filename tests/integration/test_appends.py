@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 from torch.nested import nested_tensor
 
 from dataplane_client import aio
@@ -21,7 +22,6 @@ from dataplane_client.errors import (
     NotFoundError,
     OutOfSpaceError,
     PreconditionError,
-    ReplacedError,
     UnsupportedTypeError,
 )
 from dataplane_client.options import TransportChoice
@@ -63,9 +63,6 @@ def assert_rows(got: object, expected: Columns) -> None:
             assert torch.equal(row, wanted), name
 
 
-# -- appends -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("step", [7, 3000], ids=["small", "large"])
 def test_rows_that_grow_step_by_step_are_what_they_would_be_if_they_were_put_at_once(
     flow: DataPlaneClient, step: int
@@ -79,17 +76,6 @@ def test_rows_that_grow_step_by_step_are_what_they_would_be_if_they_were_put_at_
     assert meta.generations == receipt.generations
     info = flow.partition("p")
     assert info.size_bytes == info.written_bytes_total == 3 * 4 * step * (8 + 4 + 16)
-
-
-def test_rows_of_different_lengths_grow_by_different_lengths(flow: DataPlaneClient) -> None:
-    first, more = generated([5, 1, 0]), generated([0, 2, 3], seed=1)
-    flow.put_samples(["a", "b", "c"], "p", {**first, "reward": torch.zeros(3)})
-    turned = {name: jagged([rows[2], rows[0], rows[1]]) for name, rows in more.items()}
-    flow.append_tokens(["c", "a", "b"], "p", turned)
-    pairs = {name: zip(first[name].unbind(), more[name].unbind(), strict=True) for name in first}
-    expected = {name: jagged([torch.cat(both) for both in of_rows]) for name, of_rows in pairs.items()}
-    assert_rows(flow.get_samples(["a", "b", "c"], "p", FIELDS[:3]), expected)
-    assert flow.get_samples(["a"], "p", ["reward"])["reward"].tolist() == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -122,15 +108,6 @@ def test_rows_of_a_group_grow_unseen_until_it_is_committed(flow: DataPlaneClient
     assert_rows(flow.get_data(meta), whole)
 
 
-def test_a_view_of_a_row_stays_as_it_was_read(flow: DataPlaneClient) -> None:
-    whole = generated([40_000])
-    meta = flow.put_samples(["a"], "p", part(whole, 0, 20_000))
-    before = flow.read_columns(meta, ["tokens"], layout="jagged")
-    flow.append_tokens(["a"], "p", part(whole, 20_000, 40_000))
-    assert_rows(before, {"tokens": part(whole, 0, 20_000)["tokens"]})
-    assert_rows(flow.read_columns(meta, ["tokens"], layout="jagged"), {"tokens": whole["tokens"]})
-
-
 def test_readers_see_a_row_before_or_after_an_append(
     flow: DataPlaneClient, threads: ThreadPoolExecutor, address: str, transport: TransportChoice
 ) -> None:
@@ -158,20 +135,14 @@ def test_readers_see_a_row_before_or_after_an_append(
     assert len(tokens) == steps * step
 
 
-def test_appends_of_many_writers_to_their_own_rows_lose_nothing(
-    flow: DataPlaneClient, address: str, transport: TransportChoice
+async def test_appends_of_many_writers_to_their_own_rows_lose_nothing(
+    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
 ) -> None:
-    async def main() -> None:
-        async with await aio.connect(address, transport=transport) as client:
+    async def grow(row: int) -> None:
+        for token in range(20):
+            await async_client.append_tokens([f"s{row}"], "p", {"tokens": torch.full((1, 3), 100 * row + token)})
 
-            async def grow(row: int) -> None:
-                for token in range(20):
-                    value = torch.full((1, 3), 100 * row + token)
-                    await client.append_tokens([f"s{row}"], "p", {"tokens": value})
-
-            await asyncio.gather(*map(grow, range(8)))
-
-    asyncio.run(main())
+    await asyncio.gather(*map(grow, range(8)))
     got = flow.get_samples([f"s{row}" for row in range(8)], "p", ["tokens"])["tokens"]
     for row, tokens in enumerate(got.unbind()):
         assert tokens.tolist() == [100 * row + token for token in range(20) for _ in range(3)]
@@ -227,17 +198,6 @@ def test_an_append_that_makes_no_sense_changes_nothing(
     assert flow.partition("p") == before
 
 
-def test_generations_name_the_rows_that_grow(flow: DataPlaneClient) -> None:
-    old = flow.append_tokens(["a"], "p", {"tokens": torch.ones(1, 2, dtype=torch.int64)})
-    flow.append_tokens(["a"], "p", {"tokens": torch.ones(1, 2, dtype=torch.int64)}, generations=old.generations)
-    flow.clear_samples(["a"], "p")
-    with pytest.raises(NotFoundError, match="'a'"):
-        flow.append_tokens(["a"], "p", {"tokens": torch.ones(1, 2, dtype=torch.int64)}, generations=old.generations)
-    flow.append_tokens(["a"], "p", {"tokens": torch.ones(1, 1, dtype=torch.int64)})
-    with pytest.raises(ReplacedError, match="'a'"):
-        flow.append_tokens(["a"], "p", {"tokens": torch.ones(1, 2, dtype=torch.int64)}, generations=old.generations)
-
-
 @pytest.fixture
 def tight(small_server: ServerThread, transport: TransportChoice) -> Iterator[DataPlaneClient]:
     """A client of a server with 64 KiB; partition p with one per-token field."""
@@ -247,7 +207,7 @@ def tight(small_server: ServerThread, transport: TransportChoice) -> Iterator[Da
 
 
 def test_an_append_needs_space_for_old_and_new_tokens_for_a_moment(
-    tight: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Callable[[Callable[[], object]], None]
+    tight: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
     tight.append_tokens(["a", "b"], "p", {"tokens": torch.zeros(2, 20 << 10, dtype=torch.uint8)})
     more = {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)}
@@ -262,9 +222,6 @@ def test_an_append_needs_space_for_old_and_new_tokens_for_a_moment(
         tight.append_tokens(["a"], "p", {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)})
     tokens = tight.get_samples(["a"], "p", ["tokens"])["tokens"][0]
     assert tokens.tolist() == [0] * (20 << 10) + [1] * (10 << 10)
-
-
-# -- a part of the tokens ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["jagged", "padded"])
@@ -300,13 +257,6 @@ def test_one_range_holds_for_all_rows_and_every_verb(flow: DataPlaneClient) -> N
     assert padded["tokens"].tolist() == [[*whole["tokens"][0][4:7].tolist()], [int(whole["tokens"][1][4]), -1, -1]]
     end = flow.read_columns(meta, ["tokens"], token_range=(4, None), layout="jagged")["tokens"]
     assert [len(row) for row in end.unbind()] == [5, 1]
-
-
-def test_a_long_range_of_one_row_may_be_a_view(flow: DataPlaneClient) -> None:
-    whole = generated([40_000])
-    meta = flow.put_samples(["a"], "p", whole)
-    got = flow.read_columns(meta, ["tokens", "experts"], token_range=(10_000, 30_000), layout="jagged")
-    assert_rows(got, {name: part(whole, 10_000, 30_000)[name] for name in ("tokens", "experts")})
 
 
 @pytest.mark.parametrize(

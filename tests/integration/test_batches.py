@@ -57,11 +57,7 @@ def test_a_batch_comes_back_padded_with_what_the_reader_asks_for(flow: DataPlane
     write(flow)
     meta = flow.claim_meta("p", "train", ["input_ids"], 3)
     got = read_columns(flow, meta, ["input_ids", "reward", "problem"], pad_value_dict={"input_ids": -7})
-    assert got["input_ids"].tolist() == [
-        [0, 1, -7, -7, -7],
-        [10, 11, 12, 13, 14],
-        [20, 21, 22, -7, -7],
-    ]
+    assert got["input_ids"].tolist() == [[0, 1, -7, -7, -7], [10, 11, 12, 13, 14], [20, 21, 22, -7, -7]]
     assert got["reward"].tolist() == [0.0, 1.0, 0.5]
     assert list(got["problem"]) == [{"answer": 4}, {"answer": 4}, None]
 
@@ -77,12 +73,6 @@ def test_a_reader_may_pad_further_or_not_at_all(flow: DataPlaneClient) -> None:
     assert read_columns(flow, meta, ["input_ids"], pad_to_seqlen=8)["input_ids"].shape == (3, 8)
     ragged = read_columns(flow, meta, ["input_ids"], layout="jagged")["input_ids"]
     assert [len(row) for row in ragged.unbind()] == LENGTHS
-
-
-def test_a_claim_knows_lengths_and_tags_of_the_batch(flow: DataPlaneClient) -> None:
-    write(flow)
-    meta = flow.claim("p", "train", ["input_ids", "reward"], 3).meta
-    assert (meta.sequence_lengths, meta.tags) == (LENGTHS, [{"version": 3}] * 3)
 
 
 def test_written_columns_are_ragged_by_the_metas_lengths_and_complete_the_next_stage(flow: DataPlaneClient) -> None:
@@ -109,13 +99,6 @@ def test_writing_no_columns_is_no_call(flow: DataPlaneClient) -> None:
     write_columns(flow, meta, {})
     flow.close()
     write_columns(flow, meta, {})
-
-
-def test_columns_of_other_rows_than_the_metas_are_refused(flow: DataPlaneClient) -> None:
-    write(flow)
-    meta = flow.claim("p", "train", [], 3).meta
-    with pytest.raises(InvalidArgumentError, match=r"write_columns into 'p': field 'reward'.*2 rows"):
-        write_columns(flow, meta, {"reward": torch.zeros(2)})
 
 
 def test_get_data_reads_the_metas_fields_unless_told_otherwise(flow: DataPlaneClient) -> None:
@@ -162,9 +145,6 @@ async def test_the_asynchronous_helpers_do_the_same(
     assert got["logprobs"].sum() == sum(LENGTHS) - (15 - sum(LENGTHS))
 
 
-# -- the client itself -------------------------------------------------------------------------------------------------
-
-
 def test_a_client_shows_its_state_in_one_line_and_closes_twice(client: DataPlaneClient) -> None:
     assert repr(client) == f"<DataPlaneClient {client.target} open>"
     client.close()
@@ -172,14 +152,6 @@ def test_a_client_shows_its_state_in_one_line_and_closes_twice(client: DataPlane
     assert repr(client) == f"<DataPlaneClient {client.target} closed>"
     with pytest.raises(DataPlaneError, match="was closed"):
         client.partitions()
-
-
-async def test_an_asynchronous_client_shows_its_state_too(async_client: aio.AsyncDataPlaneClient) -> None:
-    assert repr(async_client) == f"<AsyncDataPlaneClient {async_client.target} open>"
-    await async_client.close()
-    await async_client.close()
-    with pytest.raises(DataPlaneError, match="was closed"):
-        await async_client.partitions()
 
 
 @pytest.mark.parametrize("pad_to_seqlen", [0, 4])

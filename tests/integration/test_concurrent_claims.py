@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError
 from dataplane_client.options import TransportChoice
-
-Eventually = Callable[[Callable[[], object]], None]
 
 CLAIMERS = 50
 ROWS = 600

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 import torch
 
-from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import InvalidArgumentError, NotFoundError, TooFewRowsError, UnsupportedTypeError
 from dataplane_client.policies import TaskPolicy
@@ -64,18 +61,8 @@ def test_draws_keep_to_the_bounds_that_they_name(client: DataPlaneClient) -> Non
 
 
 def test_a_seed_makes_a_draw_repeatable(client: DataPlaneClient) -> None:
-    seeded = [client.draw_samples("p", [], 3, seed=seed).meta.sample_ids for seed in [7, 7, *range(20)]]
-    assert seeded[0] == seeded[1]
-    assert len({tuple(names) for names in seeded}) > 5
-    chance = {tuple(client.draw_samples("p", [], 3).meta.sample_ids) for _ in range(20)}
-    assert len(chance) > 5
-
-
-def test_a_row_that_is_cleared_after_it_was_drawn_is_missed_when_it_is_read(client: DataPlaneClient) -> None:
-    drawn = client.draw_samples("p", ["x"], 1, strategy="fifo")
-    client.clear_samples(drawn.meta.sample_ids, "p")
-    with pytest.raises(NotFoundError, match="'s0'"):
-        client.get_data(drawn.meta)
+    assert len({tuple(client.draw_samples("p", [], 3, seed=7).meta.sample_ids) for _ in range(4)}) == 1
+    assert len({tuple(client.draw_samples("p", [], 3).meta.sample_ids) for _ in range(20)}) > 5
 
 
 def test_what_is_wrong_in_a_draw_is_told(client: DataPlaneClient) -> None:
@@ -91,10 +78,3 @@ def test_what_is_wrong_in_a_draw_is_told(client: DataPlaneClient) -> None:
             client.draw_samples("p", ["x"], 1, **wrong)
     with pytest.raises(TooFewRowsError, match="6 lack field 'y'"):
         client.draw_samples("p", ["y"], 1)
-
-
-async def test_many_draws_at_once_count_every_row(async_client: aio.AsyncDataPlaneClient) -> None:
-    await async_client.register_partition("p", ["x"], 2, ["train"])
-    await async_client.put_samples(["s0", "s1"], "p", {"x": torch.zeros(2)})
-    drawn = await asyncio.gather(*(async_client.draw_samples("p", ["x"], 2) for _ in range(5)))
-    assert sorted(each.draws for each in drawn) == [[count, count] for count in range(1, 6)]

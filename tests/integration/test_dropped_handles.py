@@ -6,16 +6,16 @@ import gc
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 
-Eventually = Callable[[Callable[[], object]], None]
 WARNING = r"^<(Async)?Claim .* p/train 1 rows open> was garbage-collected while open, and its rows are given up: end it"
 
 

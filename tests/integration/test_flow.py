@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import torch
 from tests.forked import forking
 from tests.integration.command.conftest import Command
+from tests.integration.conftest import Eventually, Unchanged
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
@@ -34,8 +34,6 @@ from dataplane_client.flow import DrawBand, FlowPolicy
 from dataplane_client.options import TransportChoice
 from dataplane_client.policies import TaskPolicy
 
-Eventually = Callable[[Callable[[], object]], None]
-Unchanged = Callable[[DataPlaneClient], AbstractContextManager[None]]
 TWO = FlowPolicy(max_rows=2)
 PACE = TaskPolicy(max_staleness=1, rows_per_version=1)
 
@@ -72,9 +70,6 @@ def waiting(client: DataPlaneClient, count: int = 1) -> Callable[[], bool]:
 
 def ids(client: DataPlaneClient) -> str:
     return "".join(client.list_samples("p").meta.sample_ids)
-
-
-# -- puts and groups ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [None, 0, 1, 300_000], ids=["tags alone", "empty", "small", "large"])
@@ -128,33 +123,6 @@ def test_a_partition_that_rejects_does_so_at_once_and_changes_nothing(
     put(full, "a", "b")  # rows that exist need no room
 
 
-def test_rows_that_make_room_are_counted_and_their_history_says_why(full: DataPlaneClient) -> None:
-    full.set_policies("p", flow=FlowPolicy(max_rows=2, when_full="evict"))
-    held = full.claim("p", "train", ["x"], 1)
-    put(full, "c")
-    assert (held.meta.sample_ids, ids(full)) == (["a"], "ac")
-    described = full.partition("p")
-    assert described.removed_rows["evicted"] == 1
-    assert described.rows_put_total == described.rows + 1
-    last = full.sample("p", "b").events[-1]
-    assert (last.what, last.reason) == ("cleared", "evicted for new rows: it arrived first")
-
-
-def test_a_group_is_reserved_when_there_is_room_for_its_rows(
-    full: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    waiter = threads.submit(full.reserve_group, "p", "g", ["c", "d"])
-    eventually(waiting(full))
-    full.clear_samples(["a"], "p")
-    with pytest.raises(PartitionFullError, match="other calls wait before this one"):
-        put(full, "e", timeout_s=0.05)
-    full.clear_samples(["b"], "p")
-    with waiter.result(20) as group:
-        group.add(["e"], {"x": torch.arange(1)})  # a reserved group is not held up
-        group.put(["c", "d"], {"x": torch.arange(2)})
-    assert ids(full) == "cde"
-
-
 async def test_a_waiting_group_does_not_block_the_event_loop_and_leaves_nothing_when_it_is_cancelled(
     full: DataPlaneClient, async_client: aio.AsyncDataPlaneClient, eventually: Eventually
 ) -> None:
@@ -193,9 +161,6 @@ def test_a_client_that_is_killed_while_its_group_waits_leaves_nothing_behind(
     eventually(waiting(full, 0))
     full.clear_samples(None, "p")
     assert (full.partition("p").open_groups, full.partition("p").rows_put_total) == (0, 2)
-
-
-# -- pace and band -----------------------------------------------------------------------------------------------------
 
 
 def _has_put(client: DataPlaneClient, rows: int) -> bool:
@@ -244,9 +209,6 @@ def test_draws_and_puts_wait_for_each_other_within_the_band(
     waiter.result(20)
     with pytest.raises(PartitionFullError, match="beyond the band's 2; draws make room"):
         put(client, "f", timeout_s=0.05)
-
-
-# -- policies ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,9 +281,6 @@ def test_what_is_wrong_in_a_policy_is_told_before_anything_changes(
         client.set_policies("p", tasks, flow=FlowPolicy(**flow))
     described = client.partition("p")
     assert (described.flow, described.task("train").policy) == (FlowPolicy(), TaskPolicy())
-
-
-# -- the next life of a server -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,3 @@ def test_a_clear_by_a_meta_leaves_rows_that_came_later(flow: DataPlaneClient, ol
     assert flow.get_samples(["y"], "p", ["a"])["a"].tolist() == [9.0]
     with pytest.raises(InvalidArgumentError, match="1 generations, but the call names 2"):
         flow.clear_samples(["x", "y"], "p", generations=[1])
-
-
-def test_rows_of_a_partition_that_was_dropped_are_not_those_of_the_next(flow: DataPlaneClient) -> None:
-    old = flow.put_samples(["x"], "p", {"a": torch.zeros(1)})
-    flow.drop_partition("p")
-    flow.register_partition("p", ["a", "b"], 2, ["train"])
-    flow.put_samples(["x"], "p", {"a": torch.ones(1)})
-    with pytest.raises(ReplacedError):
-        flow.get_data(old)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 import pytest
 import torch
 from tests.forked import forking
+from tests.integration.conftest import Eventually
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, Group, connect
@@ -22,8 +21,6 @@ from dataplane_client.errors import (
 )
 from dataplane_client.grants import ClaimedGroup
 from dataplane_client.options import TransportChoice
-
-Eventually = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture
@@ -46,9 +43,6 @@ def nothing_to_claim(client: DataPlaneClient) -> bool:
     with pytest.raises(ClaimTimeoutError):
         client.claim("p", "train", [], 1, timeout_s=0)
     return True
-
-
-# -- all at once -------------------------------------------------------------------------------------------------------
 
 
 def test_rows_of_a_group_are_seen_by_no_claim_until_it_is_committed(flow: DataPlaneClient) -> None:
@@ -106,33 +100,19 @@ def test_what_rows_have_in_common_is_stored_once_and_read_from_each(flow: DataPl
     assert torch.equal(flow.get_samples(["g1"], "p", ["image"])["image"], image)
 
 
-# -- or not at all -----------------------------------------------------------------------------------------------------
-
-
-def test_an_aborted_group_vanishes(flow: DataPlaneClient) -> None:
-    group = reserved(flow)
-    fill(group)
-    assert group.abort("no reward") == 2
-    assert (group.state, flow.partition("p").rows) == ("aborted", 0)
-    assert flow.partition("p").removed_rows["rolled_back"] == 2
-    assert flow.server_status().memory_used_bytes == 0
-
-
 def test_an_exception_aborts_the_group_and_says_why(flow: DataPlaneClient) -> None:
     group = reserved(flow)
     fill(group)
     with pytest.raises(ZeroDivisionError), group:
         raise ZeroDivisionError
     assert (group.state, flow.partition("p").rows) == ("aborted", 0)
-    assert [event.reason for event in flow.sample("p", "g0").events if event.what == "rolled_back"] == [
-        "ZeroDivisionError"
-    ]
-
-
-def test_a_block_whose_commit_is_refused_aborts_the_group(flow: DataPlaneClient) -> None:
-    with pytest.raises(PreconditionError, match="g1"), reserved(flow) as group:
+    events = flow.sample("p", "g0").events
+    assert [event.reason for event in events if event.what == "rolled_back"] == ["ZeroDivisionError"]
+    with pytest.raises(PreconditionError, match="g1"), reserved(flow) as group:  # its commit is refused
         group.put(["g0"], {"a": torch.zeros(1)})
     assert (group.state, flow.partition("p").rows) == ("aborted", 0)
+    assert flow.partition("p").removed_rows["rolled_back"] == 4
+    assert flow.server_status().memory_used_bytes == 0
 
 
 def reserve(pipe: Connection, address: str, transport: TransportChoice) -> None:
@@ -171,35 +151,23 @@ def test_a_client_that_is_closed_takes_its_groups_with_it(
     assert flow.partition("p").rows == 0
 
 
-def test_the_asynchronous_client_has_groups_too(
-    flow: DataPlaneClient, address: str, transport: TransportChoice, eventually: Eventually
+async def test_the_asynchronous_client_has_groups_too(
+    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
 ) -> None:
-    async def main() -> None:
-        async with await aio.connect(address, transport=transport) as other:
-            async with await other.reserve_group("p", "g", ["g0", "g1"], weight_version=1) as group:
-                await group.put(["g0", "g1"], {"a": torch.zeros(2)})
-            gone = await other.reserve_group("p", "h", ["h0"])
-            with pytest.raises(ZeroDivisionError):
-                async with gone:
-                    raise ZeroDivisionError
-            assert (group.state, gone.state) == ("committed", "aborted")
-
-    asyncio.run(main())
+    async with await async_client.reserve_group("p", "g", ["g0", "g1"], weight_version=1) as group:
+        await group.put(["g0", "g1"], {"a": torch.zeros(2)})
+    gone = await async_client.reserve_group("p", "h", ["h0"])
+    with pytest.raises(ZeroDivisionError):
+        async with gone:
+            raise ZeroDivisionError
+    assert (group.state, gone.state) == ("committed", "aborted")
     assert flow.claim("p", "train", ["a"], 3, min_size=1).meta.sample_ids == ["g0", "g1"]
 
 
-# -- who may do what ---------------------------------------------------------------------------------------------------
-
-
-def test_nobody_else_puts_into_a_reserved_group(flow: DataPlaneClient) -> None:
+def test_a_group_takes_its_own_rows_only_and_nobody_else_puts_into_them(flow: DataPlaneClient) -> None:
     group = reserved(flow)
     with pytest.raises(PreconditionError, match="g0"):
         flow.put_samples(["g0"], "p", {"a": torch.zeros(1)})
-    assert group.abort() == 2
-
-
-def test_a_group_takes_its_own_rows_only(flow: DataPlaneClient) -> None:
-    group = reserved(flow)
     with pytest.raises(NotFoundError, match="other"):
         group.put(["other"], {"a": torch.zeros(1)})
     assert flow.partition("p").rows == 2
@@ -207,15 +175,6 @@ def test_a_group_takes_its_own_rows_only(flow: DataPlaneClient) -> None:
     with pytest.raises(InvalidArgumentError, match="other"):
         group.put(["other"], {"a": torch.ones(1)})
     assert flow.get_samples(["other"], "p", ["a"])["a"].tolist() == [0.0]
-
-
-def test_what_exists_cannot_be_reserved(flow: DataPlaneClient) -> None:
-    flow.put_samples(["g1"], "p", {"a": torch.zeros(1)})
-    with pytest.raises(PreconditionError, match="g1"):
-        reserved(flow)
-    with pytest.raises(NotFoundError, match="'q'"):
-        flow.reserve_group("q", "g", ["x"])
-    assert flow.partition("p").rows == 1
 
 
 def test_a_group_that_has_ended_takes_nothing_more(flow: DataPlaneClient) -> None:
@@ -253,9 +212,6 @@ def test_a_late_put_of_a_group_that_was_rolled_back_is_fenced_and_creates_nothin
     assert flow.partition("p").rows == 2
 
 
-# -- claims of whole groups --------------------------------------------------------------------------------------------
-
-
 def test_whole_groups_are_claimed_with_their_weight_versions(flow: DataPlaneClient) -> None:
     flow.put_samples(["single"], "p", {"a": torch.zeros(1)})
     for group_id, start, end in (("g", 3, 4), ("h", 5, None)):
@@ -266,15 +222,6 @@ def test_whole_groups_are_claimed_with_their_weight_versions(flow: DataPlaneClie
     assert claim.meta.sample_ids == ["single", "g0", "g1", "h0", "h1"]
     assert claim.groups == (ClaimedGroup("", 1), ClaimedGroup("g", 2, 3, 4), ClaimedGroup("h", 2, 5, None))
     assert claim.deliveries == [1] * 5
-
-
-def test_a_group_of_which_a_row_is_not_ready_is_passed_over(flow: DataPlaneClient) -> None:
-    for group_id in ("g", "h"):
-        with reserved(flow, group_id) as group:
-            fill(group)
-    flow.put_samples(["h0", "h1", "g0"], "p", {"image": torch.zeros(3, 2)})
-    claim = flow.claim("p", "train", ["image"], 2, min_size=1, whole_groups=True)
-    assert [(group.group_id, group.rows) for group in claim.groups] == [("h", 2)]
 
 
 def test_tokens_bound_a_claim_by_groups(flow: DataPlaneClient) -> None:

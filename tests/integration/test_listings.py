@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, NotFoundError
 
-Eventually = Callable[[Callable[[], object]], None]
 ROWS = [f"s{row}" for row in range(5)]
 
 
@@ -22,9 +21,6 @@ def flow(client: DataPlaneClient) -> DataPlaneClient:
     tags = [{"weight_version": row % 2, "best": row == 0} for row in range(5)]
     client.put_samples(ROWS, "p", {"a": torch.arange(5)}, tags, sequence_lengths=[1, 2, 3, 4, 5])
     return client
-
-
-# -- samples -----------------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_listed_page_by_page_with_what_reads_them(flow: DataPlaneClient) -> None:
@@ -47,15 +43,6 @@ def test_rows_are_chosen_by_state_and_by_tags(flow: DataPlaneClient) -> None:
     assert flow.list_samples("p", where={"best": 1}).meta.sample_ids == ["s0"]  # bools are 0 and 1
 
 
-def test_pages_of_rows_with_tags_leave_none_out(flow: DataPlaneClient) -> None:
-    listed: list[str] = []
-    page = flow.list_samples("p", where={"weight_version": 0}, page_size=2)
-    listed += page.meta.sample_ids
-    assert (listed, page.next_page is None) == (["s0", "s2"], False)
-    page = flow.list_samples("p", where={"weight_version": 0}, page_size=2, page=page.next_page)
-    assert (listed + page.meta.sample_ids, page.next_page) == (["s0", "s2", "s4"], None)
-
-
 def test_a_list_of_samples_is_refused_by_name(flow: DataPlaneClient) -> None:
     with pytest.raises(InvalidArgumentError, match="states belong to a task"):
         flow.list_samples("p", states=["untaken"])
@@ -67,9 +54,6 @@ def test_a_list_of_samples_is_refused_by_name(flow: DataPlaneClient) -> None:
         flow.list_samples("p", task_name="nope")
     with pytest.raises(NotFoundError, match="no partition 'q'"):
         flow.list_samples("q")
-
-
-# -- claims and sessions -----------------------------------------------------------------------------------------------
 
 
 def test_claims_name_their_holders(flow: DataPlaneClient) -> None:
@@ -119,9 +103,6 @@ def test_a_claim_that_times_out_names_who_holds_the_rows(flow: DataPlaneClient, 
         with pytest.raises(ClaimTimeoutError) as timeout:
             flow.claim("p", "train", ["a"], 3, timeout_s=0.0)
     assert f"; 2 rows are held by client 'the other' (claim '{theirs.claim_id}', for 0 s)" in str(timeout.value)
-
-
-# -- weight versions ---------------------------------------------------------------------------------------------------
 
 
 def test_every_claim_sees_the_weight_versions_of_a_group(flow: DataPlaneClient) -> None:

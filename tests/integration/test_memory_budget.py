@@ -7,26 +7,19 @@ import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually, Unchanged
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import (
-    DataPlaneError,
-    InvalidArgumentError,
-    NotFoundError,
-    OutOfSpaceError,
-)
+from dataplane_client.errors import DataPlaneError, InvalidArgumentError, OutOfSpaceError
 from dataplane_client.options import TransportChoice
 from dataplane_server.testing import ServerThread
 
 KIB = 1 << 10
 BUDGET = 64 * KIB
-Unchanged = Callable[[DataPlaneClient], AbstractContextManager[None]]
-Eventually = Callable[[Callable[[], object]], None]
 
 
 def rows(n: int, bytes_each: int) -> dict[str, torch.Tensor]:
@@ -39,29 +32,19 @@ def fill(client: DataPlaneClient, kib: int = 60) -> None:
     client.put_samples([f"full{i}" for i in range(kib)], "p", rows(kib, KIB))
 
 
-# -- refused -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_put_that_does_not_fit_waits_until_its_deadline_and_is_refused_whole(
     small_client: DataPlaneClient, unchanged: Unchanged
 ) -> None:
     fill(small_client)
     began = time.monotonic()
-    with unchanged(small_client), pytest.raises(OutOfSpaceError, match="holds 8 KiB of values, 4 KiB of the memory"):
+    told = "holds 8 KiB of values, 4 KiB of the memory"
+    with unchanged(small_client), pytest.raises(TimeoutError, match=told) as caught:
         small_client.put_samples(["a", "b"], "p", rows(2, 4 * KIB), [{"n": 1}, {"n": 2}], timeout_s=0.3)
     assert time.monotonic() - began >= 0.3
-
-
-def test_a_refusal_for_space_is_a_timeout_error_that_says_when_to_come_back(small_client: DataPlaneClient) -> None:
-    fill(small_client)
-    with pytest.raises(TimeoutError) as caught:
-        small_client.put_samples(["a"], "p", rows(1, 8 * KIB), timeout_s=0.0)
     error = caught.value
-    assert isinstance(error, DataPlaneError)
-    assert error.reason == "NO_SPACE"
-    assert error.retry_after_s is not None
-    assert error.retry_after_s > 0
-    assert error.details["memory_budget_bytes"] == str(BUDGET)
+    assert isinstance(error, OutOfSpaceError)
+    assert (error.reason, error.details["memory_budget_bytes"]) == ("NO_SPACE", str(BUDGET))
+    assert (error.retry_after_s or 0) > 0
 
 
 def test_a_put_larger_than_the_whole_budget_is_refused_at_once(
@@ -74,20 +57,8 @@ def test_a_put_larger_than_the_whole_budget_is_refused_at_once(
     assert caught.value.reason == "PUT_TOO_LARGE"
 
 
-def test_a_put_as_large_as_the_budget_fits(small_client: DataPlaneClient) -> None:
-    small_client.register_partition("p", ["x"], 0, ["train"])
-    small_client.put_samples(["a"], "p", rows(1, BUDGET), timeout_s=0.0)
-    assert small_client.server_status().memory_used_bytes == BUDGET
-
-
-def test_a_put_of_tags_alone_needs_no_room(small_client: DataPlaneClient) -> None:
-    fill(small_client, 64)
-    small_client.put_samples(["full0", "new"], "p", tags=[{"reward": 1.0}, {"reward": 2.0}], timeout_s=0.0)
-    assert small_client.partition("p").rows == 65
-
-
-def test_a_commit_whose_columns_do_not_fit_is_refused_and_the_claim_stays_open(
-    small_client: DataPlaneClient, unchanged: Unchanged
+def test_a_commit_whose_columns_do_not_fit_is_refused_and_may_wait_under_the_same_claim(
+    small_client: DataPlaneClient, unchanged: Unchanged, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
     fill(small_client)
     claim = small_client.claim("p", "train", ["x"], 2)
@@ -95,11 +66,10 @@ def test_a_commit_whose_columns_do_not_fit_is_refused_and_the_claim_stays_open(
     with unchanged(small_client), pytest.raises(OutOfSpaceError):
         claim.commit(columns, timeout_s=0.1)
     assert claim.state == "open"
+    commit = threads.submit(claim.commit, columns)
+    eventually(lambda: small_client.server_status().waiting_puts == 1)
     small_client.clear_samples([f"full{i}" for i in range(30, 60)], "p")
-    assert claim.commit(columns) == 2
-
-
-# -- admitted ----------------------------------------------------------------------------------------------------------
+    assert commit.result(20) == 2
 
 
 def test_a_put_is_admitted_when_space_is_cleared_meanwhile(
@@ -115,25 +85,6 @@ def test_a_put_is_admitted_when_space_is_cleared_meanwhile(
     assert torch.equal(got[1], rows(60, KIB)["x"][30])
 
 
-def test_room_in_many_small_pieces_is_room_for_many_small_rows(small_client: DataPlaneClient) -> None:
-    fill(small_client, 64)
-    small_client.clear_samples([f"full{i}" for i in range(0, 64, 2)], "p")
-    ids = [f"s{i}" for i in range(32)]
-    small_client.put_samples(ids, "p", rows(32, KIB), timeout_s=0.0)
-    assert torch.equal(small_client.get_samples(ids, "p", ["x"])["x"], rows(32, KIB)["x"])
-
-
-def test_commits_that_wait_are_admitted_too(
-    small_client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    fill(small_client)
-    claim = small_client.claim("p", "train", ["x"], 1)
-    commit = threads.submit(claim.commit, {"y": torch.zeros(1, 8 * KIB)})
-    eventually(lambda: small_client.server_status().waiting_puts == 1)
-    small_client.clear_samples([f"full{i}" for i in range(20, 60)], "p")
-    assert commit.result(20) == 1
-
-
 async def test_the_asynchronous_client_waits_for_space_without_blocking_its_loop(
     small_server: ServerThread, transport: TransportChoice
 ) -> None:
@@ -145,19 +96,6 @@ async def test_the_asynchronous_client_waits_for_space_without_blocking_its_loop
             await asyncio.sleep(0)
         await client.clear_samples(["full"], "p")
         assert (await put).sample_ids == ["a"]
-
-
-def test_a_small_put_does_not_overtake_a_large_one_that_waits(
-    small_client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    fill(small_client)
-    large = threads.submit(small_client.put_samples, ["large"], "p", rows(1, 50 * KIB))
-    eventually(lambda: small_client.server_status().waiting_puts == 1)
-    with pytest.raises(OutOfSpaceError, match="1 other puts wait"):
-        small_client.put_samples(["small"], "p", rows(1, KIB), timeout_s=0.1)
-    small_client.clear_samples(None, "p")
-    large.result(20)
-    small_client.put_samples(["small"], "p", rows(1, KIB), timeout_s=0.0)
 
 
 def test_those_behind_a_put_that_gives_up_are_admitted(
@@ -186,33 +124,6 @@ def test_a_caller_that_goes_away_leaves_the_queue(
     small_client.put_samples(["small"], "p", rows(1, 4 * KIB), timeout_s=0.0)
 
 
-def test_dropping_the_partition_ends_the_wait_of_its_puts(
-    small_client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    fill(small_client)
-    put = threads.submit(small_client.put_samples, ["a"], "p", rows(1, 50 * KIB))
-    eventually(lambda: small_client.server_status().waiting_puts == 1)
-    small_client.drop_partition("p")
-    assert isinstance(put.exception(20), NotFoundError)
-    assert small_client.server_status().memory_used_bytes == 0
-
-
-# -- given back --------------------------------------------------------------------------------------------------------
-
-
-def test_replaced_values_give_their_bytes_back(small_client: DataPlaneClient) -> None:
-    small_client.register_partition("p", ["x"], 0, ["train"])
-    for _ in range(20):
-        small_client.put_samples(["a"], "p", rows(1, 20 * KIB), timeout_s=0.0)
-    assert small_client.server_status().memory_used_bytes == 20 * KIB
-
-
-def test_dropping_a_partition_gives_its_bytes_back(small_client: DataPlaneClient) -> None:
-    fill(small_client)
-    assert small_client.drop_partition("p") == 60
-    assert small_client.server_status().memory_used_bytes == 0
-
-
 def test_a_stream_many_times_the_budget_passes_through_it_intact(
     small_client: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
@@ -236,26 +147,17 @@ def test_a_stream_many_times_the_budget_passes_through_it_intact(
     assert small_client.server_status().memory_used_bytes == 0
 
 
-# -- the other limits --------------------------------------------------------------------------------------------------
-
-
-def test_rows_above_the_limit_are_refused_whole(
+def test_rows_and_partitions_above_the_limit_are_refused_whole(
     start_server: Callable[..., ServerThread], unchanged: Unchanged
 ) -> None:
-    with connect(start_server(max_rows=3).addresses[0]) as client:
+    with connect(start_server(max_rows=3, max_partitions=1).addresses[0]) as client:
         client.register_partition("p", ["x"], 0, ["train"])
         client.put_samples(["a", "b"], "p")
         with unchanged(client), pytest.raises(OutOfSpaceError, match="at most 3") as caught:
             client.put_samples(["b", "c", "d"], "p", timeout_s=5.0)
         assert caught.value.reason == "LIMIT_REACHED"
         client.put_samples(["b", "c"], "p")
-
-
-def test_partitions_above_the_limit_are_refused(start_server: Callable[..., ServerThread]) -> None:
-    with connect(start_server(max_partitions=1).addresses[0]) as client:
-        client.register_partition("p", ["x"], 0, ["train"])
-        client.register_partition("p", ["x", "y"], 0, ["train"])
-        with pytest.raises(OutOfSpaceError, match="holds 1 partitions"):
+        with unchanged(client), pytest.raises(OutOfSpaceError, match="holds 1 partitions"):
             client.register_partition("q", ["x"], 0, ["train"])
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
@@ -19,8 +20,6 @@ from dataplane_client.policies import TaskPolicy
 from dataplane_server.observe.catalog import CATALOG
 from dataplane_server.testing import ServerThread
 from dataplane_server.version import VERSION
-
-Eventually = Callable[[Callable[[], object]], None]
 
 FIELDS = {"x": torch.zeros(4, 10), "y": torch.zeros(4)}
 IDS = ["a", "b", "c", "d"]
@@ -68,87 +67,73 @@ def after_traffic(server: ServerThread, flow: DataPlaneClient) -> ServerThread:
     return server
 
 
-MOVED: dict[str, tuple[dict[str, str], float]] = {
-    "dataplane_puts_total": ({"partition": "p"}, 1),
-    "dataplane_put_rows_total": ({"partition": "p"}, 4),
-    "dataplane_put_bytes_total": ({"partition": "p"}, BYTES),
-    "dataplane_deduplicated_bytes_total": ({"partition": "p"}, 3 * 4),
-    "dataplane_reads_total": ({"partition": "p"}, 1),
-    "dataplane_read_rows_total": ({"partition": "p"}, 2),
-    "dataplane_read_bytes_total": ({"partition": "p"}, 2 * 10 * 4),
-    "dataplane_claims_total": ({"partition": "p", "task": "train"}, 1),
-    "dataplane_task_claim_wait_seconds_total": ({"partition": "p", "task": "train"}, 0),
-    "dataplane_commits_total": ({"partition": "p", "task": "train"}, 1),
-    "dataplane_commit_bytes_total": ({"partition": "p", "task": "train"}, 3 * 4),
-    "dataplane_claim_wait_seconds_count": ({}, 1),
-    "dataplane_clears_total": ({"partition": "p"}, 1),
-    "dataplane_rows_put_total": ({"partition": "p"}, 4),
-    "dataplane_rows_removed_total": ({"partition": "p", "reason": "consumed"}, 1),
-    "dataplane_rows_consumed_total": ({"partition": "p", "task": "train"}, 3),
-    "dataplane_row_deliveries_total": ({"partition": "p", "task": "train"}, 3),
-    "dataplane_row_deliveries_ended_total": ({"partition": "p", "task": "train", "how": "committed"}, 3),
-    "dataplane_rows": ({"partition": "p"}, 3),
-    "dataplane_stored_bytes": ({"partition": "p"}, BYTES * 3 / 4),
-    "dataplane_memory_used_bytes": ({}, BYTES * 3 / 4),
-    "dataplane_memory_budget_bytes": ({}, 1 << 20),
-    "dataplane_memory_held_bytes": ({}, 0),
-    "dataplane_client_held_bytes": ({"client": "others", "kind": "lent"}, 0),
-    "dataplane_max_rows": ({}, 4_000_000),
-    "dataplane_serving": ({}, 1),
-    "dataplane_build_info": ({"version": VERSION}, 1),
-    "dataplane_waiting_puts": ({}, 0),
-    "dataplane_calls_waiting_for_room": ({}, 0),
-    "dataplane_longest_put_wait_seconds": ({}, 0),
-    "dataplane_task_ready_rows": ({"partition": "p", "task": "train"}, 1),
-    "dataplane_task_waiting_claims": ({"partition": "p", "task": "train"}, 0),
-    "dataplane_task_longest_wait_seconds": ({"partition": "p", "task": "train"}, 0),
-    "dataplane_partitions": ({}, 1),
-    "dataplane_open_claims": ({}, 0),
-    "dataplane_sessions": ({}, 1),
-    "dataplane_sessions_opened_total": ({}, 1),
-    "dataplane_sessions_ended_total": ({"how": "expired"}, 0),
-    "dataplane_open_groups": ({"partition": "p"}, 0),
-}
+STATES = {"untaken": 1, "claimed": 0, "consumed": 2, "delayed": 0, "dead": 0}
+P, TASK = {"partition": "p"}, {"partition": "p", "task": "train"}
+MOVED: list[tuple[str, dict[str, str], float]] = [
+    ("dataplane_puts_total", P, 1),
+    ("dataplane_put_rows_total", P, 4),
+    ("dataplane_put_bytes_total", P, BYTES),
+    ("dataplane_deduplicated_bytes_total", P, 3 * 4),
+    ("dataplane_reads_total", P, 1),
+    ("dataplane_read_rows_total", P, 2),
+    ("dataplane_read_bytes_total", P, 2 * 10 * 4),
+    ("dataplane_claims_total", TASK, 1),
+    ("dataplane_task_claim_wait_seconds_total", TASK, 0),
+    ("dataplane_commits_total", TASK, 1),
+    ("dataplane_commit_bytes_total", TASK, 3 * 4),
+    ("dataplane_claim_wait_seconds_count", {}, 1),
+    ("dataplane_clears_total", P, 1),
+    ("dataplane_rows_put_total", P, 4),
+    ("dataplane_rows_removed_total", {**P, "reason": "consumed"}, 1),
+    ("dataplane_rows_consumed_total", TASK, 3),
+    ("dataplane_row_deliveries_total", TASK, 3),
+    ("dataplane_row_deliveries_ended_total", {**TASK, "how": "committed"}, 3),
+    ("dataplane_rows", P, 3),
+    ("dataplane_stored_bytes", P, BYTES * 3 / 4),
+    ("dataplane_memory_used_bytes", {}, BYTES * 3 / 4),
+    ("dataplane_memory_budget_bytes", {}, 1 << 20),
+    ("dataplane_memory_held_bytes", {}, 0),
+    ("dataplane_client_held_bytes", {"client": "others", "kind": "lent"}, 0),
+    ("dataplane_max_rows", {}, 4_000_000),
+    ("dataplane_serving", {}, 1),
+    ("dataplane_build_info", {"version": VERSION}, 1),
+    ("dataplane_waiting_puts", {}, 0),
+    ("dataplane_calls_waiting_for_room", {}, 0),
+    ("dataplane_longest_put_wait_seconds", {}, 0),
+    ("dataplane_task_ready_rows", TASK, 1),
+    ("dataplane_task_waiting_claims", TASK, 0),
+    ("dataplane_task_longest_wait_seconds", TASK, 0),
+    ("dataplane_partitions", {}, 1),
+    ("dataplane_open_claims", {}, 0),
+    ("dataplane_sessions", {}, 1),
+    ("dataplane_sessions_opened_total", {}, 1),
+    ("dataplane_sessions_ended_total", {"how": "expired"}, 0),
+    ("dataplane_open_groups", P, 0),
+    *(("dataplane_task_rows", {**TASK, "state": state}, rows) for state, rows in STATES.items()),
+    ("dataplane_refusals_total", {"verb": "ReadColumns", "reason": "SAMPLE_NOT_FOUND"}, 1),
+]
+OF_CALLS: list[tuple[str, dict[str, str], float]] = [
+    ("dataplane_calls_total", {"verb": "PutSamples", "code": "OK"}, 1),
+    ("dataplane_calls_total", {"verb": "ReadColumns", "code": "OK"}, 1),
+    ("dataplane_calls_total", {"verb": "ReadColumns", "code": "NOT_FOUND"}, 1),
+    ("dataplane_calls_total", {"verb": "CommitClaim", "code": "OK"}, 1),
+    ("dataplane_call_value_bytes_total", {"verb": "PutSamples"}, BYTES),
+    ("dataplane_call_value_bytes_total", {"verb": "ReadColumns"}, 2 * 10 * 4),
+    ("dataplane_call_value_bytes_total", {"verb": "CommitClaim"}, 3 * 4),
+    ("dataplane_call_seconds_count", {"verb": "ReadColumns"}, 2),
+]
+"""These have the transport as a label, too."""
 
 
-@pytest.mark.parametrize("name", MOVED)
-def test_the_calls_show_in(after_traffic: ServerThread, name: str) -> None:
-    labels, expected = MOVED[name]
-    assert value(after_traffic, name, **labels) == expected
+def test_the_calls_show(after_traffic: ServerThread, transport: TransportChoice) -> None:
+    samples = [sample for family in families(after_traffic).values() for sample in family.samples]
+    told = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
+    wanted = [*MOVED, *((name, {**labels, "transport": transport}, moved) for name, labels, moved in OF_CALLS)]
+    expected = {(name, *sorted(labels.items())): moved for name, labels, moved in wanted}
+    assert {key: told.get(key, 0) for key in expected} == expected
 
 
 WHYS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered")
-STATES = [("untaken", 1), ("claimed", 0), ("consumed", 2), ("delayed", 0), ("dead", 0)]
-
-
-@pytest.mark.parametrize(("state", "rows"), STATES)
-def test_rows_of_a_task_are_counted_by_state(after_traffic: ServerThread, state: str, rows: int) -> None:
-    assert value(after_traffic, "dataplane_task_rows", partition="p", task="train", state=state) == rows
-
-
-@pytest.mark.parametrize(
-    ("verb", "code"), [("PutSamples", "OK"), ("ReadColumns", "OK"), ("ReadColumns", "NOT_FOUND"), ("CommitClaim", "OK")]
-)
-def test_calls_are_counted_by_verb_transport_and_code(
-    after_traffic: ServerThread, transport: TransportChoice, verb: str, code: str
-) -> None:
-    assert value(after_traffic, "dataplane_calls_total", verb=verb, transport=transport, code=code) == 1
-
-
-@pytest.mark.parametrize(
-    ("verb", "size_bytes"), [("PutSamples", BYTES), ("ReadColumns", 2 * 10 * 4), ("CommitClaim", 3 * 4)]
-)
-def test_the_bytes_of_values_are_counted_by_verb_and_transport(
-    after_traffic: ServerThread, transport: TransportChoice, verb: str, size_bytes: int
-) -> None:
-    counted = value(after_traffic, "dataplane_call_value_bytes_total", verb=verb, transport=transport)
-    assert counted == size_bytes
-
-
-def test_the_seconds_of_calls_are_counted_by_verb_and_transport(
-    after_traffic: ServerThread, transport: TransportChoice
-) -> None:
-    assert value(after_traffic, "dataplane_call_seconds_count", verb="ReadColumns", transport=transport) == 2
 
 
 def test_rows_that_were_given_back_are_delayed_or_dead_and_their_deliveries_have_ended(
@@ -177,21 +162,16 @@ def test_rows_that_are_gone_are_counted_by_why(server: ServerThread, flow: DataP
     assert removed == {"consumed": 0, "cleared": 2, "rolled_back": 3, "retired": 1, "stale": 1, "filtered": 1}
 
 
-def test_groups_are_open_until_they_are_finished_or_rolled_back(server: ServerThread, flow: DataPlaneClient) -> None:
-    group = flow.reserve_group("p", "prompt", ["e"])
-    assert value(server, "dataplane_open_groups", partition="p") == 1
-    group.abort()
-    assert value(server, "dataplane_open_groups", partition="p") == 0
-
-
-def test_sessions_are_counted_while_they_live(
+def test_sessions_and_groups_are_counted_while_they_live(
     server: ServerThread, flow: DataPlaneClient, transport: TransportChoice, eventually: Eventually
 ) -> None:
-    flow.reserve_group("p", "prompt", ["e"])
+    groups = [flow.reserve_group("p", "prompt", ["e"])]
     with connect(server.addresses[0], transport=transport) as other:
-        other.reserve_group("p", "another", ["f"])
-        assert value(server, "dataplane_sessions") == 2
+        groups.append(other.reserve_group("p", "another", ["f"]))
+        assert (value(server, "dataplane_sessions"), value(server, "dataplane_open_groups", partition="p")) == (2, 2)
     eventually(lambda: value(server, "dataplane_sessions") == 1)
+    groups[0].abort()
+    assert value(server, "dataplane_open_groups", partition="p") == 0
 
 
 def test_the_time_of_a_task_goes_to_the_state_that_it_is_in(
@@ -223,10 +203,6 @@ def test_clients_that_map_the_memory_are_counted(
     eventually(lambda: value(server, "dataplane_attached_clients") == 0)
 
 
-def test_refusals_are_counted_by_reason(after_traffic: ServerThread) -> None:
-    assert value(after_traffic, "dataplane_refusals_total", verb="ReadColumns", reason="SAMPLE_NOT_FOUND") == 1
-
-
 def test_waiting_claims_show_while_they_wait_and_their_wait_is_measured(
     server: ServerThread, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
@@ -256,9 +232,6 @@ def test_names_of_callers_make_no_series_unless_they_are_registered(
             flow.claim("p", f"unknown-{number}", [], 1)
     labels = [str(sample.labels) for family in families(server).values() for sample in family.samples]
     assert [text for text in labels if "unknown" in text] == []
-
-
-# -- what has waited ---------------------------------------------------------------------------------------------------
 
 
 def test_ages_grow_and_are_absent_when_there_is_nothing_to_be_old(
@@ -331,8 +304,6 @@ def test_names_with_any_character_are_told_as_they_are(server: ServerThread, flo
     assert value(server, "dataplane_task_rows", partition=name, task=name, state="dead") == 0
 
 
-# -- conventions -------------------------------------------------------------------------------------------------------
-
 _KINDS = {"counter", "gauge", "histogram"}
 _OTHER_UNITS = re.compile(
     r"(milli|micro|nano)seconds|_(ms|us|ns|minutes|hours|kb|mb|gb|kib|mib|gib|kilobytes|percent)\b"
@@ -354,24 +325,17 @@ def test_what_is_exported_is_what_the_catalog_says(ours: dict[str, Metric], flow
             assert sample.labels.keys() - labels[name] == set(), sample.name
 
 
-def test_every_metric_has_help_and_a_type(ours: dict[str, Metric]) -> None:
+def test_metrics_have_help_and_a_type_and_names_by_the_conventions(ours: dict[str, Metric]) -> None:
     assert {name: family.type for name, family in ours.items() if family.type not in _KINDS} == {}
     assert [name for name, family in ours.items() if not family.documentation.endswith(".")] == []
-
-
-def test_names_are_snake_case_in_base_units_and_do_not_name_their_type(ours: dict[str, Metric]) -> None:
     assert [name for name in ours if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name)] == []
     assert [name for name in ours if _OTHER_UNITS.search(name)] == []
     assert [name for name in ours if re.search(r"_(counter|gauge|histogram|summary)", name)] == []
-
-
-def test_counters_and_they_alone_end_in_total(ours: dict[str, Metric]) -> None:
     for name, family in ours.items():
-        names = {sample.name for sample in family.samples}
-        if family.type == "counter":
-            assert names == {f"{name}_total"}
-        else:
-            assert [sample for sample in names if sample.endswith("_total")] == []
+        totals = {sample.name for sample in family.samples if sample.name.endswith("_total")}
+        assert totals == ({f"{name}_total"} if family.type == "counter" else set()), name
+    labels = {label for family in ours.values() for sample in family.samples for label in sample.labels}
+    assert [label for label in labels if not re.fullmatch(r"[a-z]+", label)] == []
 
 
 def test_histograms_measure_seconds_in_rising_buckets(ours: dict[str, Metric]) -> None:
@@ -381,8 +345,3 @@ def test_histograms_measure_seconds_in_rising_buckets(ours: dict[str, Metric]) -
         bounds = [float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")]
         width = bounds.index(float("inf")) + 1
         assert bounds[:width] == sorted(set(bounds[:width]))
-
-
-def test_label_names_are_plain_words(ours: dict[str, Metric]) -> None:
-    labels = {label for family in ours.values() for sample in family.samples for label in sample.labels}
-    assert [label for label in labels if not re.fullmatch(r"[a-z]+", label)] == []

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.columns import write_columns
 from dataplane_client.errors import InvalidArgumentError
@@ -31,9 +30,7 @@ def rows(client: DataPlaneClient, field: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "lengths",
-    [LENGTHS, np.array(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32)],
-    ids=["list", "array", "tensor"],
+    "lengths", [LENGTHS, np.array(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32)], ids=["list", "array", "tensor"]
 )
 @pytest.mark.parametrize("given", ["sequence_lengths", "input_lengths"])
 @pytest.mark.parametrize("value", [PADDED, PADDED.numpy(), PADDED.tolist()], ids=["tensor", "array", "lists"])
@@ -52,11 +49,12 @@ def test_padding_is_cut_off_by_the_lengths_of_the_call(
     assert flow.claim_meta("p", "train", ["tokens"], 2).sequence_lengths == LENGTHS
 
 
-def test_only_lengths_of_the_call_are_in_its_meta_and_those_of_columns_are_in_the_meta_of_a_claim(
-    flow: DataPlaneClient,
-) -> None:
+def test_lengths_of_ragged_columns_are_in_the_meta_of_a_claim_alone(flow: DataPlaneClient) -> None:
     assert flow.put_samples(IDS, "p", {"tokens": [[1, 2], [3, 4, 5, 6]]}).sequence_lengths is None
     assert flow.claim_meta("p", "train", ["tokens"], 2).sequence_lengths == LENGTHS
+    nested = torch.nested.nested_tensor([torch.arange(5), torch.arange(5)], layout=torch.jagged)  # never cut
+    with pytest.raises(InvalidArgumentError, match="'tokens' has 5 tokens, sequence_lengths has 2"):
+        flow.put_samples(IDS, "p", {"tokens": nested, "image": torch.ones(2, 5)}, sequence_lengths=LENGTHS)
 
 
 def test_padding_that_nothing_tells_apart_is_refused_and_nothing_is_stored(flow: DataPlaneClient) -> None:
@@ -69,14 +67,6 @@ def test_padding_that_nothing_tells_apart_is_refused_and_nothing_is_stored(flow:
     assert flow.partition("p").rows == 0
 
 
-def test_rows_without_padding_are_put_with_their_lengths_or_beside_a_ragged_field(flow: DataPlaneClient) -> None:
-    flow.put_samples(IDS, "p", {"tokens": FULL}, sequence_lengths=[3, 3])
-    assert flow.partition("p").fields[0].kind == "dense"
-    flow.put_samples(IDS, "p", {"logprobs": FULL.float()})
-    flow.put_samples(IDS, "p", {"tokens": FULL, "logprobs": [[0.0, 1.0, 2.0]] * 2})
-    assert rows(flow, "tokens") == FULL.tolist()
-
-
 def test_a_rectangle_narrower_than_a_row_is_refused(flow: DataPlaneClient) -> None:
     with pytest.raises(
         InvalidArgumentError,
@@ -84,12 +74,6 @@ def test_a_rectangle_narrower_than_a_row_is_refused(flow: DataPlaneClient) -> No
     ):
         flow.put_samples(IDS, "p", {"tokens": FULL}, sequence_lengths=LENGTHS)
     assert flow.partition("p").rows == 0
-
-
-def test_a_nested_tensor_of_other_lengths_is_not_cut(flow: DataPlaneClient) -> None:
-    nested = torch.nested.nested_tensor([torch.ones(5), torch.ones(5)], layout=torch.jagged)
-    with pytest.raises(InvalidArgumentError, match="'tokens' has 5 tokens, sequence_lengths has 2"):
-        flow.put_samples(IDS, "p", {"tokens": nested, "image": torch.ones(2, 5)}, sequence_lengths=LENGTHS)
 
 
 def test_two_lengths_of_a_row_are_refused(flow: DataPlaneClient) -> None:
@@ -114,10 +98,3 @@ def test_results_are_cut_to_the_lengths_of_the_claimed_rows(
     flow.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
     write(flow, torch.full((2, 9), 0.5))
     assert rows(flow, "logprobs") == [[0.5] * 2, [0.5] * 4]
-
-
-async def test_the_asynchronous_client_cuts_padding_off_too(
-    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
-) -> None:
-    await async_client.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
-    assert rows(flow, "tokens") == [[1, 2], [3, 4, 5, 6]]

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import EndOfDataError, InvalidArgumentError, NotFoundError, PreconditionError
 from dataplane_client.loader import ClaimLoader
 from dataplane_client.options import TransportChoice
-
-Eventually = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture
@@ -40,28 +39,13 @@ def put(client: DataPlaneClient, ids: Sequence[str], *fields: str) -> None:
     client.put_samples(ids, "p", {field: torch.zeros(len(ids)) for field in fields or ("a",)})
 
 
-# -- registered again --------------------------------------------------------------------------------------------------
-
-
-def test_a_restarted_process_that_registers_as_before_changes_nothing(
-    flow: DataPlaneClient, other: DataPlaneClient
-) -> None:
-    put(flow, ["w", "x", "y"])
-    flow.claim("p", "train", ["a"], 1).commit()
-    held = flow.claim("p", "train", ["a"], 1)
-    described = other.register_partition("p", ["a", "b"], 4, ["train", "eval"])
-    assert described.outcome == "unchanged"
-    assert described == flow.partition("p")
-    assert described.task("train").consumed_rows == 1
-    assert held.commit() == 1
-    assert other.claim("p", "train", ["a"], 1).meta.sample_ids == ["y"]
-
-
 def test_what_a_registration_adds_is_there_at_once_and_progress_stays(
     flow: DataPlaneClient, other: DataPlaneClient
 ) -> None:
     put(flow, ["x"])
     held = flow.claim("p", "train", ["a"], 1)
+    same = other.register_partition("p", ["a", "b"], 4, ["train", "eval"])
+    assert (same.outcome, same) == ("unchanged", flow.partition("p"))
     added = other.register_partition("p", ["a", "c"], 9, ["train", "judge"], enums={"c": ["no", "yes"]})
     assert added.outcome == "extended"
     assert [field.name for field in added.fields] == ["a", "b", "c"]
@@ -107,17 +91,10 @@ def test_a_partition_without_a_task_is_warned_of_where_it_is_registered(client: 
     assert client.claim("p", "train", ["a"], 1).meta.sample_ids == ["x"]
 
 
-def test_an_open_partition_may_be_without_tasks(client: DataPlaneClient) -> None:
-    assert not client.register_partition("p", [], 0, [], open=True).tasks  # a warning would fail the test
-
-
 async def test_the_asynchronous_client_warns_alike(async_client: aio.AsyncDataPlaneClient) -> None:
     with pytest.warns(UserWarning, match="'p' has no task") as caught:
         await async_client.register_partition("p", ["a"], 0, [])
     assert caught[0].filename == __file__
-
-
-# -- closed ------------------------------------------------------------------------------------------------------------
 
 
 def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
@@ -179,12 +156,10 @@ def test_a_closed_partition_takes_no_new_rows_but_those_of_groups_that_are_reser
         flow.close_partition("nowhere")
 
 
-# -- open --------------------------------------------------------------------------------------------------------------
-
-
 def test_an_open_partition_takes_fields_as_they_come(
     client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
+    assert not client.register_partition("q", [], 0, [], open=True).tasks  # a warning would fail the test
     described = client.register_partition("p", [], 0, ["train"], open=True)
     assert (described.open, described.fields) == (True, ())
     claim = threads.submit(client.claim, "p", "train", ["tokens", "reward"], 2)
@@ -207,9 +182,6 @@ def test_a_partition_is_strict_unless_it_says_otherwise(flow: DataPlaneClient) -
         flow.claim("p", "train", ["typo"], 1)
     with pytest.raises(PreconditionError, match="open is False in the partition, True in the registration"):
         flow.register_partition("p", ["a"], 4, ["train"], open=True)
-
-
-# -- cleared by use ----------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_cleared_when_the_last_task_commits_them(client: DataPlaneClient) -> None:

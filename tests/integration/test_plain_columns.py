@@ -184,18 +184,12 @@ def test_a_group_shares_a_value_given_as_a_list(client: DataPlaneClient) -> None
     assert (rows_of(client, "x"), rows_of(client, "note")) == ([[1.5, 2.5]] * 3, ["shared"] * 3)
 
 
-def test_a_first_write_takes_padded_lists(client: DataPlaneClient) -> None:
+@pytest.mark.parametrize("tokens", [[[1, 2, 0], [3, 0, 0], [4, 5, 6]], PLAIN["tokens"]], ids=["padded", "not padded"])
+def test_a_first_write_takes_lists(client: DataPlaneClient, tokens: object) -> None:
     client.register_partition("p", [*PLAIN, "input_lengths", "sample_mask"], 3, ["train"], per_token_fields=["tokens"])
-    padded = {"tokens": [[1, 2, 0], [3, 0, 0], [4, 5, 6]], "input_lengths": [2, 1, 3], "sample_mask": np.ones(3)}
-    meta = kv_first_write({**PLAIN, **padded}, sample_ids=IDS, dp_client=client, partition_id="p")
+    batch = {**PLAIN, "tokens": tokens, "input_lengths": [2, 1, 3], "sample_mask": np.ones(3)}
+    meta = kv_first_write(batch, sample_ids=IDS, dp_client=client, partition_id="p")
     assert (rows_of(client, "tokens"), meta.sequence_lengths) == (PLAIN["tokens"], [2, 1, 3])
-
-
-def test_a_first_write_takes_lists_that_are_not_padded(client: DataPlaneClient) -> None:
-    client.register_partition("p", [*PLAIN, "input_lengths", "sample_mask"], 3, ["train"], per_token_fields=["tokens"])
-    batch = {**PLAIN, "input_lengths": [2, 1, 3], "sample_mask": [1.0, 1.0, 1.0]}
-    kv_first_write(batch, sample_ids=IDS, dp_client=client, partition_id="p")
-    assert rows_of(client, "tokens") == PLAIN["tokens"]
 
 
 @pytest.mark.parametrize("lengths", [[2, 1], (2, 1), np.array([2, 1]), torch.tensor([2, 1])], ids=repr)

@@ -47,94 +47,48 @@ BITS = torch.zeros(3, dtype=torch.uint8).view(torch.bits8)
 
 COLUMNS = [
     refused("rows fewer than ids", VALUE, ["'p'", "2 rows", "3 samples"], fields={"reward": torch.zeros(2)}),
-    refused(
-        "a batch size other than the ids",
-        VALUE,
-        ["'p'", "4 rows", "3 samples"],
-        fields=TensorDict({"reward": torch.zeros(4)}, batch_size=[4]),
-    ),
-    refused(
-        "fields that differ in rows",
-        VALUE,
-        ["'p'", "'image'", "2 rows"],
-        fields={"reward": torch.zeros(3), "image": torch.zeros(2, 4, 5)},
-    ),
-    refused(
-        "another element type",
-        VALUE,
-        ["'p'", "'reward'", "int64", "float32"],
-        fields={"reward": torch.zeros(3, dtype=torch.int64)},
-    ),
+    refused("a batch size other than the ids", VALUE, ["'p'", "4 rows", "3 samples"],
+        fields=TensorDict({"reward": torch.zeros(4)}, batch_size=[4])),
+    refused("fields that differ in rows", VALUE, ["'p'", "'image'", "2 rows"],
+        fields={"reward": torch.zeros(3), "image": torch.zeros(2, 4, 5)}),
+    refused("another element type", VALUE, ["'p'", "'reward'", "int64", "float32"],
+        fields={"reward": torch.zeros(3, dtype=torch.int64)}),
     refused("another rank", VALUE, ["'p'", "'reward'", "(1)", "()"], fields={"reward": torch.zeros(3, 1)}),
-    refused(
-        "another trailing shape", VALUE, ["'p'", "'image'", "(4, 6)", "(4, 5)"], fields={"image": torch.zeros(3, 4, 6)}
-    ),
-    refused(
-        "ragged rows where rows are scalars",
-        VALUE,
-        ["'p'", "'reward'", "jagged", "dense"],
-        fields={"reward": jagged([1, 2, 1])},
-    ),
-    refused(
-        "tensors where objects were",
-        VALUE,
-        ["'p'", "'text'", "holds object", "put tensordict.NonTensorStack(*rows)"],
-        fields={"text": torch.zeros(3)},
-    ),
+    refused("another trailing shape", VALUE, ["'p'", "'image'", "(4, 6)", "(4, 5)"],
+        fields={"image": torch.zeros(3, 4, 6)}),
+    refused("ragged rows where rows are scalars", VALUE, ["'p'", "'reward'", "jagged", "dense"],
+        fields={"reward": jagged([1, 2, 1])}),
+    refused("tensors where objects were", VALUE,
+        ["'p'", "'text'", "holds object", "put tensordict.NonTensorStack(*rows)"], fields={"text": torch.zeros(3)}),
     refused("objects where tensors were", VALUE, ["'p'", "'reward'", "object"], fields={"reward": objects(1, 2, 3)}),
-    refused(
-        "arrays as objects where tensors were",
-        VALUE,
-        ["'p'", "'image'", "has object", "put a list of them"],
-        fields={"image": objects(*np.zeros((3, 4, 5)))},
-    ),
-    refused(
-        "objects in a per-token field",
-        VALUE,
-        ["'p'", "'logprobs'", "per-token"],
-        fields={"logprobs": objects(1, 2, 3)},
-    ),
+    refused("arrays as objects where tensors were", VALUE, ["'p'", "'image'", "has object", "put a list of them"],
+        fields={"image": objects(*np.zeros((3, 4, 5)))}),
+    refused("objects in a per-token field", VALUE, ["'p'", "'logprobs'", "per-token"],
+        fields={"logprobs": objects(1, 2, 3)}),
     refused("an undeclared field", VALUE, ["'p'", "'rewards'", "reward,"], fields={"rewards": torch.zeros(3)}),
     refused("fields in a list", TYPE, ["'p'", "TensorDict", "list"], fields=[torch.zeros(3)]),
     refused("a field name that is no str", TYPE, ["'p'", "field name", "int"], fields={7: torch.zeros(3)}),
     refused("nested mappings", TYPE, ["'p'", "'text'", "dict"], fields={"text": {"x": torch.zeros(3)}}),
-]
+]  # fmt: skip
 
 LENGTHS = [
-    refused(
-        "a per-token field against the row's length",
-        VALUE,
+    refused("a per-token field against the row's length", VALUE,
         ["'p'", "'b'", "'logprobs' has 4", "'tokens' as stored has 3", "per-token"],
-        fields={"logprobs": jagged([2, 4, 1])},
-    ),
-    refused(
-        "two per-token fields of one put",
-        VALUE,
-        ["'p'", "'c'", "'tokens' has 3", "'logprobs' has 4"],
-        fields={"tokens": int64([1, 2, 3]), "logprobs": jagged([1, 2, 4])},
-    ),
-    refused(
-        "a dense per-token field", VALUE, ["'p'", "'b'", "'logprobs' has 2"], fields={"logprobs": torch.zeros(3, 2)}
-    ),
-    refused(
-        "sequence_lengths against a per-token field",
-        VALUE,
-        ["'p'", "'c'", "sequence_lengths has 9"],
-        fields={"tokens": int64([1, 2, 3])},
-        sequence_lengths=[1, 2, 9],
-    ),
-    refused(
-        "sequence_lengths against the row's length",
-        VALUE,
-        ["'p'", "'a'", "sequence_lengths has 7", "'tokens' as stored has 2"],
-        sequence_lengths=[7, 3, 1],
-    ),
+        fields={"logprobs": jagged([2, 4, 1])}),
+    refused("two per-token fields of one put", VALUE, ["'p'", "'c'", "'tokens' has 3", "'logprobs' has 4"],
+        fields={"tokens": int64([1, 2, 3]), "logprobs": jagged([1, 2, 4])}),
+    refused("a dense per-token field", VALUE, ["'p'", "'b'", "'logprobs' has 2"],
+        fields={"logprobs": torch.zeros(3, 2)}),
+    refused("sequence_lengths against a per-token field", VALUE, ["'p'", "'c'", "sequence_lengths has 9"],
+        fields={"tokens": int64([1, 2, 3])}, sequence_lengths=[1, 2, 9]),
+    refused("sequence_lengths against the row's length", VALUE,
+        ["'p'", "'a'", "sequence_lengths has 7", "'tokens' as stored has 2"], sequence_lengths=[7, 3, 1]),
     refused("a negative length", VALUE, ["'p'", "'b'", "-2"], sequence_lengths=[1, -2, 3]),
     refused("an enormous length", VALUE, ["'p'", "'c'", str(1 << 80)], sequence_lengths=[1, 2, 1 << 80]),
     refused("too few lengths", VALUE, ["'p'", "2 sequence_lengths", "3 samples"], sequence_lengths=[1, 2]),
     refused("no lengths", VALUE, ["'p'", "0 sequence_lengths", "3 samples"], sequence_lengths=[]),
     refused("fractional lengths", TYPE, ["'p'", "sequence_lengths", "float"], sequence_lengths=[1, 2.5, 3]),
-]
+]  # fmt: skip
 
 OBJECTS = [
     refused(name, kinds, ["'p'", "'text'", "row 1", fragment], fields={"text": objects("fine", value, "fine")})
@@ -154,18 +108,14 @@ OBJECTS = [
 LEAVES = [
     refused("an element type without values", TYPE, ["'p'", "'reward'", "bits8"], fields={"reward": BITS}),
     refused("a sparse tensor", TYPE, ["'p'", "'image'", "sparse"], fields={"image": torch.zeros(3, 4, 5).to_sparse()}),
-    refused(
-        "a tensor without rows",
-        VALUE,
-        ["'p'", "'reward'", "0-d"],
-        fields={"text": objects(1, 2, 3), "reward": torch.tensor(1.0)},
-    ),
+    refused("a tensor without rows", VALUE, ["'p'", "'reward'", "0-d"],
+        fields={"text": objects(1, 2, 3), "reward": torch.tensor(1.0)}),
     refused("one number", VALUE, ["'p'", "'reward'", "float", "one for each row"], fields={"reward": 1.0}),
     refused("one str", TYPE, ["'p'", "'text'", "str", "one value for each row"], fields={"text": "abc"}),
     refused("a generator", TYPE, ["'p'", "'reward'", "generator"], fields={"reward": (x for x in (1.0, 2.0, 3.0))}),
     refused("an array of dates", TYPE, ["'p'", "'reward'", "datetime64"], fields={"reward": np.zeros(3, "M8[s]")}),
     refused("an array without rows", VALUE, ["'p'", "'reward'", "0-d"], fields={"reward": np.array(1.0)}),
-]
+]  # fmt: skip
 
 FLAT = ["only", "Flatten the rows and put their shapes as a column beside them"]
 LISTS = [
@@ -229,10 +179,7 @@ TAGS = [
 
 @pytest.mark.parametrize(("put", "kinds", "fragments"), [*COLUMNS, *LENGTHS, *OBJECTS, *LEAVES, *LISTS, *NAMES, *TAGS])
 def test_a_put_is_refused_for(
-    assert_refused: Callable[..., None],
-    put: Mapping[str, object],
-    kinds: tuple[type, type],
-    fragments: Sequence[str],
+    assert_refused: Callable[..., None], put: Mapping[str, object], kinds: tuple[type, type], fragments: Sequence[str]
 ) -> None:
     arguments = {"sample_ids": ["a", "b", "c"], "partition_id": "p", **put}
     assert_refused(lambda client: client.put_samples(**arguments), kinds, fragments)

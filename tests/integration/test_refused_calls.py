@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import (
     ClaimTimeoutError,
@@ -53,21 +52,6 @@ def test_a_read_is_refused_for(
 ) -> None:
     read: dict[str, object] = {"sample_ids": ["a"], "partition_id": "p", "select_fields": ["reward"], **arguments}
     assert_refused(lambda client: client.get_samples(**read), kinds, fragments)
-
-
-@pytest.mark.parametrize(("arguments", "kinds", "fragments"), READS[:4])
-async def test_the_asynchronous_client_refuses_a_read_for(
-    async_client: aio.AsyncDataPlaneClient,
-    filled: DataPlaneClient,
-    arguments: dict[str, object],
-    kinds: tuple[type, type],
-    fragments: list[str],
-) -> None:
-    read: dict[str, object] = {"sample_ids": ["a"], "partition_id": "p", "select_fields": ["reward"], **arguments}
-    with pytest.raises(kinds[1]) as caught:
-        await async_client.get_samples(**read)  # type: ignore[arg-type]
-    assert type(caught.value) is kinds[0]
-    assert [fragment for fragment in fragments if fragment not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize(
@@ -166,18 +150,12 @@ OTHERS: dict[str, tuple[Callable[[DataPlaneClient], object], tuple[type, type], 
     "description of no str": (lambda c: c.partition(b"p"), TYPE, ["partition id", "bytes"]),  # type: ignore[arg-type]
     "drop of no str": (lambda c: c.drop_partition(None), TYPE, ["partition id", "NoneType"]),  # type: ignore[arg-type]
     "status of an unknown partition": (lambda c: c.check_consumption_status("nope", ["train"]), KEY, ["'nope'"]),
-    "status of an unregistered task": (
-        lambda c: c.check_consumption_status("p", ["train", "eval"]),
-        KEY,
-        ["'p'", "'eval'"],
-    ),
+    "status of an unregistered task": (lambda c: c.check_consumption_status("p", ["train", "eval"]), KEY,
+        ["'p'", "'eval'"]),
     "status of no task": (lambda c: c.check_consumption_status("p", []), VALUE, ["'p'", "no task"]),
-    "status of a task that stands twice": (
-        lambda c: c.check_consumption_status("p", ["train", "train"]),
-        VALUE,
-        ["'train'", "duplicate"],
-    ),
-}
+    "status of a task that stands twice": (lambda c: c.check_consumption_status("p", ["train", "train"]), VALUE,
+        ["'train'", "duplicate"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.descriptions import DeadLetter
 from dataplane_client.errors import ClaimFencedError, ClaimTimeoutError, InvalidArgumentError, NotFoundError
-
-Eventually = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture
@@ -34,9 +31,6 @@ def fail(client: DataPlaneClient, rows: int, times: int = 1) -> None:
         client.claim("p", "train", ["a"], rows, timeout_s=0).release(reason="out of memory")
 
 
-# -- released ----------------------------------------------------------------------------------------------------------
-
-
 def test_released_rows_are_held_back_for_the_delay(flow: DataPlaneClient, eventually: Eventually) -> None:
     flow.claim("p", "train", ["a"], 1).release(delay_s=0.2)
     assert states(flow) == {"untaken": 1, "delayed": 1}
@@ -49,17 +43,6 @@ def test_a_delay_that_makes_no_sense_is_refused_and_the_claim_stays_open(flow: D
     with pytest.raises(InvalidArgumentError, match="delay"):
         claim.release(delay_s=delay_s)
     assert (claim.state, states(flow)) == ("open", {"untaken": 1, "claimed": 1})
-
-
-def test_rows_that_were_released_without_a_reason_were_not_delivered(flow: DataPlaneClient) -> None:
-    for _ in range(5):
-        claim = flow.claim("p", "train", ["a"], 2, timeout_s=0)
-        assert claim.deliveries == [1, 1]
-        claim.release()
-    assert states(flow) == {"untaken": 2}
-
-
-# -- given up ----------------------------------------------------------------------------------------------------------
 
 
 def test_rows_that_failed_as_often_as_they_may_are_dead_letters(flow: DataPlaneClient) -> None:
@@ -95,9 +78,6 @@ def test_unknown_tasks_and_partitions_are_refused(flow: DataPlaneClient) -> None
             call("q", "train")
 
 
-# -- reset -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_reset_of_all_rows_starts_the_task_from_the_beginning(flow: DataPlaneClient) -> None:
     flow.claim("p", "train", ["a"], 1).commit()
     held = flow.claim("p", "train", ["a"], 1)
@@ -108,14 +88,6 @@ def test_a_reset_of_all_rows_starts_the_task_from_the_beginning(flow: DataPlaneC
         held.commit()
     assert held.state == "fenced"
     assert again.commit() == 2
-
-
-def test_a_reset_of_a_row_fences_the_whole_claim_that_holds_it(flow: DataPlaneClient) -> None:
-    held = flow.claim("p", "train", ["a"], 2)
-    assert flow.reset("p", "train", ["y"]) >= 1
-    with pytest.raises(ClaimFencedError):
-        held.release()
-    assert states(flow) == {"untaken": 2}
 
 
 def test_a_reset_of_no_rows_changes_nothing(flow: DataPlaneClient) -> None:

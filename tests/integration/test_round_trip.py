@@ -37,9 +37,6 @@ def shared_client(
         yield client
 
 
-# -- making values -----------------------------------------------------------------------------------------------------
-
-
 def tensor(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     """Random bits, so that float types hold NaN, infinities and denormals too."""
     size = int(np.prod(shape)) * dtype.itemsize
@@ -78,9 +75,6 @@ CASES: dict[str, tuple[int, Callable[[torch.dtype], tuple[torch.Tensor, torch.Te
 }
 
 
-# -- comparing ---------------------------------------------------------------------------------------------------------
-
-
 def content(value: torch.Tensor) -> tuple[object, ...]:
     """Everything there is to know of a tensor: element type, kind, shape or lengths, and the bytes."""
     values, lengths = value, None
@@ -93,9 +87,6 @@ def content(value: torch.Tensor) -> tuple[object, ...]:
 def assert_same(got: TensorDict, sent: Mapping[str, torch.Tensor]) -> None:
     for name, value in sent.items():
         assert content(got.get(name)) == content(value), name
-
-
-# -- tensors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -184,9 +175,6 @@ async def test_every_element_type_comes_back_through_the_asynchronous_client(
     await async_client.register_partition("p", FIELDS, 20, ["train"])
     await async_client.put_samples(ids, "p", sent)
     assert_same(await async_client.get_samples(ids, "p", FIELDS), sent)
-
-
-# -- objects -----------------------------------------------------------------------------------------------------------
 
 
 def objects(values: Sequence[object]) -> npt.NDArray[np.object_]:

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 from tests.forked import forking
+from tests.integration.conftest import Eventually
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
@@ -19,8 +20,6 @@ from dataplane_client.errors import ClaimFencedError, ClaimNotFoundError, Closed
 from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.testing import ServerThread
-
-Eventually = Callable[[Callable[[], object]], None]
 
 GRACE_S = 0.3
 
@@ -92,9 +91,6 @@ def states(client: DataPlaneClient) -> tuple[int, int, int]:
     return status.untaken_rows, status.claimed_rows, status.consumed_rows
 
 
-# -- while a client lives ----------------------------------------------------------------------------------------------
-
-
 def test_a_client_has_a_session_from_its_first_claim_on(flow: DataPlaneClient) -> None:
     flow.get_samples(["x"], "p", ["a"])
     assert flow.server_status().sessions == 0
@@ -135,14 +131,6 @@ def test_a_client_that_is_closed_gives_back_what_it_holds_as_not_used(
         held.commit()
 
 
-async def test_an_asynchronous_client_that_is_closed_gives_back_what_it_holds(
-    flow: DataPlaneClient, address: str, transport: TransportChoice
-) -> None:
-    async with await aio.connect(address, transport=transport) as other:
-        await other.claim("p", "train", ["a"], 2)
-    assert states(flow) == (2, 0, 0)
-
-
 def test_a_claim_keeps_the_client_that_made_it(
     flow: DataPlaneClient, address: str, transport: TransportChoice, eventually: Eventually
 ) -> None:
@@ -151,9 +139,6 @@ def test_a_claim_keeps_the_client_that_made_it(
     assert claim.commit() == 2
     del claim
     eventually(lambda: flow.server_status().sessions == 0)
-
-
-# -- when it does not --------------------------------------------------------------------------------------------------
 
 
 @BOTH_TRANSPORTS
@@ -213,9 +198,6 @@ def claimed_anew(client: DataPlaneClient) -> Claim:
     client.register_partition("p", ["a"], 1, ["train"])
     client.put_samples(["x"], "p", {"a": torch.zeros(1)})
     return client.claim("p", "train", ["a"], 1)
-
-
-# -- from one to another -----------------------------------------------------------------------------------------------
 
 
 def test_a_claim_that_was_adopted_outlives_the_client_that_made_it(

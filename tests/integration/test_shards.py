@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import ClaimNotFoundError, ClaimTimeoutError, InvalidArgumentError
 from dataplane_client.options import TransportChoice
-
-Eventually = Callable[[Callable[[], object]], None]
 
 LENGTHS = [100, 1, 2, 90, 50, 60, 3, 10]
 IDS = [f"s{row}" for row in range(len(LENGTHS))]
@@ -79,16 +77,6 @@ def test_one_commit_ends_a_shard_for_all_who_share_it(
     assert flow.partition("p").task("train").consumed_rows_total == 4
 
 
-def test_a_shard_stays_claimed_while_one_who_shares_it_lives(
-    flow: DataPlaneClient, address: str, transport: TransportChoice
-) -> None:
-    with connect(address, transport=transport) as other:
-        rows = shard(other, 1).meta.sample_ids
-        mine = shard(flow, 1)
-    assert mine.meta.sample_ids == rows
-    assert mine.commit() == 4
-
-
 def test_rows_of_a_shard_that_nobody_holds_stay_with_their_step(
     flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
@@ -109,12 +97,6 @@ def test_a_step_waits_for_its_rows(flow: DataPlaneClient, threads: ThreadPoolExe
     more = [f"t{row}" for row in range(8)]
     flow.put_samples(more, "p", {"a": torch.arange(8)})
     assert sorted(row for claim in waiting for row in claim.result(20).meta.sample_ids) == more
-
-
-def test_a_step_that_does_not_get_its_rows_in_time_takes_none(flow: DataPlaneClient) -> None:
-    with pytest.raises(ClaimTimeoutError):
-        flow.claim_shard("p", "train", ["a"], 9, step=0, dp_rank=0, dp_world=2, timeout_s=0.05)
-    assert flow.partition("p").task("train").untaken_rows == 8
 
 
 @pytest.mark.parametrize(

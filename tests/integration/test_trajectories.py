@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 import pytest
 from tests.forked import forking
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import Claim, DataPlaneClient, Group, connect
 from dataplane_client.errors import ClaimTimeoutError
@@ -84,7 +84,7 @@ def test_a_trajectory_whose_producer_is_killed_vanishes_and_the_others_reach_the
     address: str,
     transport: TransportChoice,
     threads: ThreadPoolExecutor,
-    eventually: Callable[[Callable[[], object]], None],
+    eventually: Eventually,
 ) -> None:
     context, lengths = forking(), {"killed": 4, "short": 2, "long": 7}
     pipes = {name: context.Pipe() for name in lengths}

@@ -89,30 +89,18 @@ DOCTOR = '"dataplane doctor --server {address}"'
 PLACES: dict[str, tuple[Callable[[], AbstractContextManager[str]], type[DataPlaneError], list[str]]] = {
     "nothing listens": (refused_port, UnavailableError, ["nothing listens there", START]),
     "no socket file": (lambda: socket_path("none"), UnavailableError, ["there is no socket file /tmp/", START]),
-    "stale socket file": (
-        lambda: socket_path("stale"),
-        UnavailableError,
-        ["nothing listens on the socket file /tmp/", "a server that was killed", START],
-    ),
+    "stale socket file": (lambda: socket_path("stale"), UnavailableError,
+        ["nothing listens on the socket file /tmp/", "a server that was killed", START]),
     "no socket": (lambda: socket_path("file"), UnavailableError, ["a.sock is not a socket", START]),
-    "no such host": (
-        lambda: contextlib.nullcontext("no-such-host.invalid:50051"),
-        UnavailableError,
-        ["its host name cannot be resolved", DOCTOR],
-    ),
+    "no such host": (lambda: contextlib.nullcontext("no-such-host.invalid:50051"), UnavailableError,
+        ["its host name cannot be resolved", DOCTOR]),
     "another service": (lambda: listening(greet), UnavailableError, ["is not a data plane server", "--listen", DOCTOR]),
-    "a service that is silent": (
-        lambda: listening(lambda peer: leaked.append(peer)),
-        UnavailableError,
-        ["what listens there does not answer", DOCTOR],
-    ),
-    "a service that hangs up": (
-        lambda: listening(lambda peer: peer.close()),
-        UnavailableError,
-        ["the connection broke", DOCTOR],
-    ),
+    "a service that is silent": (lambda: listening(lambda peer: leaked.append(peer)), UnavailableError,
+        ["what listens there does not answer", DOCTOR]),
+    "a service that hangs up": (lambda: listening(lambda peer: peer.close()), UnavailableError,
+        ["the connection broke", DOCTOR]),
     "another gRPC server": (foreign_grpc, PreconditionError, ["the server does not know this call", "another service"]),
-}
+}  # fmt: skip
 leaked: list[socket.socket] = []
 
 

@@ -35,9 +35,6 @@ _UNFIT = {
             "test_those_behind_a_put_that_gives_up_are_admitted",
             "test_another_generator_goes_on_where_one_was_killed_and_the_trainer_gets_the_group_when_it_is_whole",
         ),
-        "a claim that is repeated waits behind all others": (
-            "test_claims_that_wait_are_served_first_come_first_served",
-        ),
         "a claim that is cut off does not wait just then": (
             "test_a_commit_wakes_a_claim_that_waits_for_more_than_one_row",
         ),
