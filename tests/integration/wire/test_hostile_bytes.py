@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from tests.integration.conftest import Unchanged
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb
-
-Unchanged = Callable[[DataPlaneClient], AbstractContextManager[None]]
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 METHODS = list(SERVICE.methods)
@@ -97,20 +94,6 @@ def test_an_object_that_is_not_one_msgpack_value_is_an_error_of_its_readers_alon
     with pytest.raises(InternalError, match=r"'x', row 1"):
         registered.get_samples(["t", "s"], "p", ["x"])
     assert registered.get_samples(["t"], "p", ["x"]).get("x").tolist() == [None]
-
-
-def test_a_pickle_in_an_object_comes_back_as_bytes_and_runs_nothing(
-    registered: DataPlaneClient, capfd: pytest.CaptureFixture[str]
-) -> None:
-    payload = pickle.dumps(_Bomb())
-    registered.put_samples(["s"], "p", {"x": np.array([payload], object)})
-    assert registered.get_samples(["s"], "p", ["x"]).get("x").tolist() == [payload]
-    assert "boom" not in capfd.readouterr().out
-
-
-class _Bomb:
-    def __reduce__(self) -> tuple[object, ...]:
-        return print, ("boom",)
 
 
 def test_a_bool_that_is_neither_0_nor_1_is_an_error_of_its_readers_alone(

@@ -7,23 +7,18 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Callable
 
 import pytest
+from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, claim, put, read
 
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
-Eventually = Callable[[Callable[[], object]], None]
-
 STATUS = pb.LOCAL_METHOD_GET_SERVER_STATUS
 CALLS = [number for name, number in pb.LocalMethod.items() if number > pb.LOCAL_METHOD_LET_GO]
 OPENING = [number for number in pb.LocalMethod.values() if number not in (pb.LOCAL_METHOD_ATTACH, pb.LOCAL_METHOD_JOIN)]
 UNKNOWN = [0, pb.LOCAL_METHOD_ATTACH, pb.LOCAL_METHOD_JOIN, 8, 15, 99, 65535]
-
-
-# -- methods and bodies ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", UNKNOWN)
@@ -75,9 +70,6 @@ def test_a_let_go_that_is_no_message_ends_the_connection_and_its_session(host: H
     assert lifeline.ended
     assert caller.ended
     eventually(lambda: host.used == ROW_BYTES)
-
-
-# -- frames ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -146,9 +138,6 @@ def test_requests_whose_responses_nobody_reads_are_not_taken_in_for_ever(host: H
     assert peer.receive()[0] == pb.LOCAL_OUTCOME_ERROR
 
 
-# -- connections that go away ------------------------------------------------------------------------------------------
-
-
 def test_a_claim_whose_connection_closes_takes_no_rows(host: Host, eventually: Eventually) -> None:
     peer = host.join()
     peer.send(pb.LOCAL_METHOD_CLAIM_SAMPLES, claim(rows=2))
@@ -157,17 +146,6 @@ def test_a_claim_whose_connection_closes_takes_no_rows(host: Host, eventually: E
     eventually(lambda: host.client.server_status().waiting_claims == 0)
     host.join().call(pb.LOCAL_METHOD_PUT, put(1, 4, b"abcd"), pb.LocalWriteResponse)
     assert host.client.claim_meta("p", "train", ["x"], 2, blocking=False).size == 2
-
-
-def test_a_put_whose_connection_closes_leaves_the_queue(host: Host, eventually: Eventually) -> None:
-    holder, waiter = host.join(), host.join()
-    holder.call(pb.LOCAL_METHOD_PUT, put(1, 7 * MIB), pb.LocalWriteResponse)
-    waiter.send(pb.LOCAL_METHOD_PUT, put(2, 2 * MIB))
-    eventually(lambda: host.client.server_status().waiting_puts == 1)
-    waiter.close()
-    eventually(lambda: host.client.server_status().waiting_puts == 0)
-    host.let_go(1)
-    eventually(lambda: host.used == ROW_BYTES)
 
 
 def test_what_is_held_outlives_the_connection_that_asked_for_it(host: Host, eventually: Eventually) -> None:
@@ -196,15 +174,6 @@ def test_everything_ends_with_the_lifeline(host: Host, eventually: Eventually) -
     host.join().call(pb.LOCAL_METHOD_PUT, put(4, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]))
 
 
-def test_the_end_of_one_session_leaves_others_alone(host: Host, eventually: Eventually) -> None:
-    other = host.attach()
-    host.join().call(pb.LOCAL_METHOD_PUT, put(1, MIB), pb.LocalWriteResponse)
-    host.join(other).call(pb.LOCAL_METHOD_PUT, put(1, 2 * MIB), pb.LocalWriteResponse)
-    other.close()
-    eventually(lambda: host.used == MIB + ROW_BYTES)
-    host.join().call(pb.LOCAL_METHOD_FINISH_WRITE, pb.FinishWriteRequest(handle=1), pb.LocalWriteResponse)
-
-
 def test_peers_that_come_and_go_at_once_do_no_harm(host: Host) -> None:
     def come_and_go() -> None:
         for _ in range(20):
@@ -217,9 +186,6 @@ def test_peers_that_come_and_go_at_once_do_no_harm(host: Host) -> None:
         visitor.start()
     for visitor in visitors:
         visitor.join()
-
-
-# -- the memory --------------------------------------------------------------------------------------------------------
 
 
 def test_attaching_lends_one_descriptor_for_reading_and_one_for_writing(host: Host) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
 import pytest
+from tests.integration.conftest import Eventually, Unchanged
 
 from dataplane_client.client import DataPlaneClient
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Refusal = Callable[[Callable[[], object]], tuple[grpc.StatusCode, str, str]]
-Unchanged = Callable[[DataPlaneClient], AbstractContextManager[None]]
-Eventually = Callable[[Callable[[], object]], None]
 
 MIB = 1 << 20
 _numbers = itertools.count()
@@ -52,10 +50,7 @@ BROKEN: dict[str, tuple[Callable[[], Sequence[pb.PutSamplesRequest]], str]] = {
     "no frame": (list, "first frame"),
     "no header": (lambda: [frame(chunk=(0, b"x" * 12))], "first frame"),
     "an empty first frame": (lambda: [frame(), frame(header(), (0, b"x" * 12))], "first frame"),
-    "a header after the first chunk": (
-        lambda: [frame(chunk=(0, b"x" * 4)), frame(header())],
-        "first frame",
-    ),
+    "a header after the first chunk": (lambda: [frame(chunk=(0, b"x" * 4)), frame(header())], "first frame"),
     "a second header": (lambda: [frame(header(), (0, b"x" * 4)), frame(header(), (4, b"x" * 8))], "second header"),
     "no values": (lambda: [frame(header())], "ended after 0 of 12 bytes"),
     "a truncated end": (lambda: [frame(header(), (0, b"x" * 4)), frame(chunk=(4, b"x" * 4))], "after 8 of 12 bytes"),
@@ -64,20 +59,13 @@ BROKEN: dict[str, tuple[Callable[[], Sequence[pb.PutSamplesRequest]], str]] = {
     "values where none belong": (lambda: [frame(header(0), (0, b"x"))], "more than the 0 bytes"),
     "a gap": (lambda: [frame(header(), (0, b"x" * 4)), frame(chunk=(5, b"x" * 7))], "at byte 5 of the values"),
     "a gap at the start": (lambda: [frame(header(), (1, b"x" * 11))], "at byte 1 of the values"),
-    "a chunk twice": (
-        lambda: [frame(header(), (0, b"x" * 4)), frame(chunk=(0, b"x" * 4)), frame(chunk=(4, b"x" * 8))],
-        "at byte 0 of the values, but the next byte is 4",
-    ),
-    "chunks in the wrong order": (
-        lambda: [frame(header()), frame(chunk=(4, b"x" * 8)), frame(chunk=(0, b"x" * 4))],
-        "at byte 4 of the values, but the next byte is 0",
-    ),
+    "a chunk twice": (lambda: [frame(header(), (0, b"x" * 4)), frame(chunk=(0, b"x" * 4)), frame(chunk=(4, b"x" * 8))],
+        "at byte 0 of the values, but the next byte is 4"),
+    "chunks in the wrong order": (lambda: [frame(header()), frame(chunk=(4, b"x" * 8)), frame(chunk=(0, b"x" * 4))],
+        "at byte 4 of the values, but the next byte is 0"),
     "an offset beyond all memory": (lambda: [frame(header(), ((1 << 64) - 1, b"x"))], "the next byte is 0"),
-    "a chunk above 16 MiB": (
-        lambda: [frame(header(17 * MIB)), frame(chunk=(0, bytes(16 * MIB + 1)))],
-        "16777216",
-    ),
-}
+    "a chunk above 16 MiB": (lambda: [frame(header(17 * MIB)), frame(chunk=(0, bytes(16 * MIB + 1)))], "16777216"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -167,26 +155,6 @@ def test_a_put_is_accepted_in_an_unusual_encoding_with(
     assert bytes(registered.get_samples(["s"], "p", ["x"])["x"][0].tolist()) == b"x" * 12
 
 
-NO_MESSAGES: dict[str, Callable[[bytes], list[bytes]]] = {
-    "the first frame": lambda header: [b"\xff" * 50],
-    "the header": lambda header: [b"\x0a\x03\x0a\x01\xff"],
-    "a later frame": lambda header: [header, CHUNK[:-1]],
-}
-
-
-@pytest.mark.parametrize("name", NO_MESSAGES)
-def test_a_put_is_refused_when_these_bytes_are_no_message(
-    registered: DataPlaneClient, channel: grpc.Channel, refusal: Refusal, unchanged: Unchanged, name: str
-) -> None:
-    frames = NO_MESSAGES[name](frame(header()).SerializeToString())
-    with unchanged(registered):
-        code, reason, _ = refusal(lambda: raw_put(channel, *frames))
-    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_STREAM")
-
-
-# -- broken off --------------------------------------------------------------------------------------------------------
-
-
 class HeldStream:
     """A stream that stops after its first frames until it is let go."""
 
@@ -212,18 +180,6 @@ def test_a_stream_that_is_cancelled_leaves_nothing_behind(
     assert registered.partition("p").rows == 0
 
 
-def test_rows_do_not_show_before_their_last_byte(
-    registered: DataPlaneClient, stub: Any, eventually: Eventually
-) -> None:
-    stream = HeldStream([frame(header(), (0, b"x" * 11))], [frame(chunk=(11, b"y"))])
-    call = stub.PutSamples.future(iter(stream), timeout=20)
-    eventually(lambda: registered.server_status().memory_used_bytes == 12)
-    assert registered.partition("p").rows == 0
-    stream.let_go.set()
-    assert call.result(20).created_rows == 1
-    assert registered.partition("p").rows == 1
-
-
 def test_a_repeated_put_takes_the_place_of_one_whose_stream_hangs(
     registered: DataPlaneClient, stub: Any, eventually: Eventually
 ) -> None:
@@ -236,30 +192,3 @@ def test_a_repeated_put_takes_the_place_of_one_whose_stream_hangs(
     assert hanging.exception(20).code() is grpc.StatusCode.ABORTED
     assert bytes(registered.get_samples(["s"], "p", ["x"])["x"][0].tolist()) == b"new!"
     assert registered.server_status().memory_used_bytes == 4
-
-
-def test_a_put_whose_partition_is_dropped_meanwhile_is_refused(
-    registered: DataPlaneClient, stub: Any, eventually: Eventually
-) -> None:
-    stream = HeldStream([frame(header(4), (0, b"ab"))], [frame(chunk=(2, b"cd"))])
-    call = stub.PutSamples.future(iter(stream), timeout=20)
-    eventually(lambda: registered.server_status().memory_used_bytes == 4)
-    registered.drop_partition("p")
-    stream.let_go.set()
-    assert call.exception(20).code() is grpc.StatusCode.NOT_FOUND
-    assert registered.server_status().memory_used_bytes == 0
-
-
-def test_of_two_puts_that_disagree_the_one_that_finishes_last_is_refused(
-    registered: DataPlaneClient, stub: Any, refusal: Refusal, eventually: Eventually
-) -> None:
-    stream = HeldStream([frame(header(4), (0, b"ab"))], [frame(chunk=(2, b"cd"))])
-    slow = stub.PutSamples.future(iter(stream), timeout=20)
-    eventually(lambda: registered.server_status().memory_used_bytes == 4)
-    objects = pb.Column(name="x", kind=pb.FIELD_KIND_OBJECT, row_lengths=(1).to_bytes(8, "little"))
-    stub.PutSamples(iter([frame(header(sample_ids=["t"], columns=[objects]), (0, b"\xc0"))]), timeout=20)
-    stream.let_go.set()
-    code, reason, _ = refusal(lambda: slow.result(20))
-    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FIELD_MISMATCH")
-    assert registered.get_samples(["t"], "p", ["x"]).get("x").tolist() == [None]
-    assert registered.partition("p").rows == 1

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_server.service.frames import SENT_CHUNK_BYTES
 from rl_dataplane.v1 import data_plane_pb2 as pb
-
-Eventually = Callable[[Callable[[], object]], None]
 
 SIZE = 16 << 20
 """Bytes of a row: far more than gRPC takes ahead of a slow reader while it does not probe the connection's speed."""

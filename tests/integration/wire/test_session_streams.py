@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -77,9 +76,6 @@ def sessions(stub: Any) -> int:
     return int(stub.GetServerStatus(pb.GetServerStatusRequest(), timeout=20).sessions)
 
 
-# -- opening -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_first_response_names_the_session_and_its_grace(stub: Any, peer: Callable[[], SessionPeer]) -> None:
     first, second = peer().open(grace_s=2.5), peer().open()
     assert first.session_id != second.session_id != ""
@@ -102,11 +98,7 @@ def test_the_first_response_names_the_session_and_its_grace(stub: Any, peer: Cal
     ids=["heartbeat", "close", "open and close", "no protobuf", "nothing", "no grace", "grace too long", "long name"],
 )
 def test_a_stream_that_does_not_open_a_session_is_refused(
-    stub: Any,
-    peer: Callable[[], SessionPeer],
-    first: pb.SessionRequest | bytes | None,
-    reason: str,
-    words: str,
+    stub: Any, peer: Callable[[], SessionPeer], first: pb.SessionRequest | bytes | None, reason: str, words: str
 ) -> None:
     stream = peer()
     if first is None:
@@ -136,34 +128,6 @@ def test_a_stream_that_says_what_it_may_not_ends_and_its_session_goes_on(
     stream.send(later)
     assert stream.ending() == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_STREAM")
     assert peer().open(session_id).session_id == session_id
-
-
-# -- living ------------------------------------------------------------------------------------------------------------
-
-
-def test_heartbeats_keep_a_session_while_silent_ones_with_its_grace_die(
-    flow: Any, peer: Callable[[], SessionPeer]
-) -> None:
-    living, grace_s = peer(), 0.8
-    session_id = living.open(grace_s=grace_s).session_id
-    claim = claimed(flow, session_id)
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(grace_s / 8):
-            living.heartbeat()
-
-    beating = threading.Thread(target=beat)
-    beating.start()
-    try:
-        for _ in range(2):
-            silent = peer()
-            silent.open(grace_s=grace_s)
-            assert silent.ending() == EXPIRED
-        assert commit(flow, claim.claim_id) == 2
-    finally:
-        ended.set()
-        beating.join()
 
 
 def test_a_heartbeat_may_be_any_message_that_neither_opens_nor_closes(peer: Callable[[], SessionPeer]) -> None:
@@ -202,9 +166,6 @@ def test_a_second_stream_of_a_session_takes_the_first_ones_place(flow: Any, peer
     assert sessions(flow) == 0
 
 
-# -- ending ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_client_that_closes_its_session_gives_back_what_it_holds_at_once(
     flow: Any, peer: Callable[[], SessionPeer]
 ) -> None:
@@ -232,22 +193,11 @@ def test_a_silent_session_dies_and_its_rows_go_to_whoever_waits_for_them(
     assert commit(flow, won.claim_id) == 2
 
 
-def test_a_session_dies_also_when_its_stream_is_gone(flow: Any, peer: Callable[[], SessionPeer]) -> None:
-    stream = peer()
-    claimed(flow, stream.open(grace_s=SHORT_S).session_id)
-    stream.break_off()
-    assert list(claimed(flow, "").sample_ids) == ["a", "b"]
-    assert sessions(flow) == 0
-
-
 def test_delayed_rows_come_back_while_no_session_lives(flow: Any) -> None:
     release = pb.ReleaseClaimRequest(request_id="r", claim_id=claimed(flow, "").claim_id)
     release.delay.FromMilliseconds(50)
     flow.ReleaseClaim(release, timeout=20)
     assert list(claimed(flow, "").sample_ids) == ["a", "b"]
-
-
-# -- the server --------------------------------------------------------------------------------------------------------
 
 
 def test_a_server_that_stops_ends_streams_and_watches_instead_of_waiting_for_them() -> None:
