@@ -128,9 +128,6 @@ def judged(history: History, settings: Settings, log: str = "") -> tuple[list[st
     return found, {**figures(history, settings), "violations": len(found)}
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
-
-
 def figures(history: History, settings: Settings) -> dict[str, int]:
     """What there was of everything, to see that there was enough."""
     faults = [json.loads(line) for line in (settings.folder / "zygote.jsonl").read_text().splitlines()]

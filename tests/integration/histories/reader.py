@@ -8,16 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.integration.histories.history import (
-    NEVER,
-    Batch,
-    Delivery,
-    Ending,
-    History,
-    Outcome,
-    Unanswered,
-    WriteBack,
-)
+from tests.integration.histories.history import NEVER, Batch, Delivery, Ending, History, Outcome, Unanswered, WriteBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +83,6 @@ def _delivery(call: Call) -> Delivery:
     rows, generations = call.rows, tuple(facts["generations"])
     names = call.process, facts["task"], facts["claim_id"]
     return Delivery(*names, facts["fence"], call.begun_at, call.ended_at, rows, generations, facts["whole"])
-
-
-# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 def _batches(calls: list[Call]) -> list[Batch]:

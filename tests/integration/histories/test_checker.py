@@ -40,57 +40,29 @@ KILLED_IN_A_COMMIT: list[Event] = [
 ]
 SHARED: list[Event] = [Shared(), deliver("first", 1, 20, 30), deliver("second", 1, 25, 35), commit("first", 1, 40)]
 
-# -- histories that are right ------------------------------------------------------------------------------------------
 
 RIGHT: dict[str, list[Event]] = {
     "committed": COMMITTED,
     "released, and committed by another": RELEASED_AND_COMMITTED_BY_ANOTHER,
     "stopped, fenced and redelivered": stopped_fenced_and_redelivered(),
-    "stopped before its claim returned": [
-        Silence("first", 21, 5000),
-        deliver("first", 1, 20, 5010),
-        deliver("second", 2, 20, 1041),
-        commit("second", 2, 1100),
-        commit("first", 1, 5020, "fenced"),
-    ],
-    "killed with rows": [
-        Silence("first", 35, LONG),
-        deliver("first", 1, 20, 30),
-        deliver("second", 2, 20, 2000),
-        commit("second", 2, 2100),
-    ],
+    "stopped before its claim returned": [Silence("first", 21, 5000), deliver("first", 1, 20, 5010),
+        deliver("second", 2, 20, 1041), commit("second", 2, 1100), commit("first", 1, 5020, "fenced")],
+    "killed with rows": [Silence("first", 35, LONG), deliver("first", 1, 20, 30), deliver("second", 2, 20, 2000),
+        commit("second", 2, 2100)],
     "killed in a commit that took effect": KILLED_IN_A_COMMIT,
-    "killed in a commit that did not": [
-        *KILLED_IN_A_COMMIT,
-        deliver("second", 2, 20, 1200),
-        commit("second", 2, 1300),
-    ],
+    "killed in a commit that did not": [*KILLED_IN_A_COMMIT, deliver("second", 2, 20, 1200), commit("second", 2, 1300)],
     "killed in a put that did not take effect": [*COMMITTED, put("cd", outcome="unknown")],
-    "killed in a put that took effect": [
-        *COMMITTED,
-        put("cd", outcome="unknown"),
-        deliver("second", 2, 40, 50, "cd"),
-        commit("second", 2, 60),
-    ],
-    "stopped with a group": [
-        Silence("first", 30, 5000),
-        *COMMITTED,
-        Batch("first", "lost", ("c",), NEVER, "refused", reserved_at=20, fenced_at=5010),
-    ],
+    "killed in a put that took effect": [*COMMITTED, put("cd", outcome="unknown"), deliver("second", 2, 40, 50, "cd"),
+        commit("second", 2, 60)],
+    "stopped with a group": [Silence("first", 30, 5000), *COMMITTED,
+        Batch("first", "lost", ("c",), NEVER, "refused", reserved_at=20, fenced_at=5010)],
     "shared by two and ended by one": [*SHARED, commit("second", 1, 41, "gone")],
     "shared and committed by both": [*SHARED, commit("second", 1, 41)],
-    "a group taken apart by who may": [
-        deliver("first", 1, 20, 30, "a"),
-        deliver("second", 2, 20, 30, "b"),
-        commit("first", 1, 40),
-        commit("second", 2, 40),
-    ],
-    "a group taken whole beside another row": [
-        put("c"),
-        deliver("first", 1, 20, 30, "abc", whole=True),
-        commit("first", 1, 40),
-    ],
-}
+    "a group taken apart by who may": [deliver("first", 1, 20, 30, "a"), deliver("second", 2, 20, 30, "b"),
+        commit("first", 1, 40), commit("second", 2, 40)],
+    "a group taken whole beside another row": [put("c"), deliver("first", 1, 20, 30, "abc", whole=True),
+        commit("first", 1, 40)],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -98,166 +70,62 @@ def test_nothing_is_found_in_a_history_that_is_right(name: str) -> None:
     assert violations(history_of(RIGHT[name])) == []
 
 
-# -- histories that are wrong ------------------------------------------------------------------------------------------
-
 WRONG: dict[str, tuple[set[str], list[Event]]] = {
     "two owners": ({"one_owner_at_a_time"}, TWO_OWNERS),
-    "two owners, one of which was stopped too briefly": (
-        {"one_owner_at_a_time"},
-        [Silence("first", 40, 400), *TWO_OWNERS],
-    ),
-    "two owners, one of which was stopped only later": (
-        {"one_owner_at_a_time"},
-        [Silence("first", 300, 5000), *TWO_OWNERS],
-    ),
-    "two owners, with a third that woke late": (
-        {"one_owner_at_a_time"},
-        [
-            Silence("second", 45, 9000),
-            deliver("first", 1, 20, 30),
-            deliver("second", 2, 20, 9000),
-            deliver("third", 3, 20, 60),
-            commit("third", 3, 70),
-        ],
-    ),
-    "an owner is fenced without a pause": (
-        {"the_living_keep_their_claims"},
-        [
-            deliver("first", 1, 20, 30),
-            commit("first", 1, 40, "fenced"),
-            deliver("second", 2, 20, 100),
-            commit("second", 2, 110),
-        ],
-    ),
-    "a holder is fenced although another lives": (
-        {"the_living_keep_their_claims"},
-        [
-            Shared(),
-            Silence("first", 35, 4000),
-            deliver("first", 1, 20, 30),
-            deliver("second", 1, 20, 30),
-            commit("first", 1, 4010, "fenced"),
-            commit("second", 1, 4020),
-        ],
-    ),
-    "a claim vanishes": (
-        {"claims_end_by_their_holders_alone"},
-        [
-            deliver("first", 1, 20, 30),
-            commit("first", 1, 40, "gone"),
-            deliver("second", 2, 45, 50),
-            commit("second", 2, 60),
-        ],
-    ),
-    "a claim for two": (
-        {"claims_are_handed_to_one"},
-        [deliver("first", 1, 20, 30), deliver("second", 1, 20, 30), commit("first", 1, 40)],
-    ),
-    "a shard that differs": (
-        {"claims_are_handed_to_one"},
-        [
-            Shared(),
-            put("c"),
-            deliver("first", 1, 20, 30, "ab"),
-            deliver("second", 1, 20, 30, "abc"),
-            commit("first", 1, 40),
-            deliver("second", 2, 50, 60, "c"),
-            commit("second", 2, 70),
-        ],
-    ),
-    "a fence that shrinks": (
-        {"fences_grow", "one_owner_at_a_time", "commits_carry_the_newest_fence"},
-        [
-            deliver("first", 5, 20, 30),
-            release("first", 5, 40),
-            deliver("second", 4, 60, 70),
-            commit("second", 4, 80),
-        ],
-    ),
+    "two owners, one of which was stopped too briefly": ({"one_owner_at_a_time"}, [Silence("first", 40, 400),
+        *TWO_OWNERS]),
+    "two owners, one of which was stopped only later": ({"one_owner_at_a_time"}, [Silence("first", 300, 5000),
+        *TWO_OWNERS]),
+    "two owners, with a third that woke late": ({"one_owner_at_a_time"}, [Silence("second", 45, 9000),
+        deliver("first", 1, 20, 30), deliver("second", 2, 20, 9000), deliver("third", 3, 20, 60),
+        commit("third", 3, 70)]),
+    "an owner is fenced without a pause": ({"the_living_keep_their_claims"}, [deliver("first", 1, 20, 30),
+        commit("first", 1, 40, "fenced"), deliver("second", 2, 20, 100), commit("second", 2, 110)]),
+    "a holder is fenced although another lives": ({"the_living_keep_their_claims"}, [Shared(),
+        Silence("first", 35, 4000), deliver("first", 1, 20, 30), deliver("second", 1, 20, 30),
+        commit("first", 1, 4010, "fenced"), commit("second", 1, 4020)]),
+    "a claim vanishes": ({"claims_end_by_their_holders_alone"}, [deliver("first", 1, 20, 30),
+        commit("first", 1, 40, "gone"), deliver("second", 2, 45, 50), commit("second", 2, 60)]),
+    "a claim for two": ({"claims_are_handed_to_one"}, [deliver("first", 1, 20, 30), deliver("second", 1, 20, 30),
+        commit("first", 1, 40)]),
+    "a shard that differs": ({"claims_are_handed_to_one"}, [Shared(), put("c"), deliver("first", 1, 20, 30, "ab"),
+        deliver("second", 1, 20, 30, "abc"), commit("first", 1, 40), deliver("second", 2, 50, 60, "c"),
+        commit("second", 2, 70)]),
+    "a fence that shrinks": ({"fences_grow", "one_owner_at_a_time", "commits_carry_the_newest_fence"},
+        [deliver("first", 5, 20, 30), release("first", 5, 40), deliver("second", 4, 60, 70), commit("second", 4, 80)]),
     "two commits in one name": ({"commits_happen_once"}, [*COMMITTED, commit("first", 1, 60)]),
-    "two commits": (
-        {"commits_happen_once", "commits_carry_the_newest_fence"},
-        [*COMMITTED, deliver("second", 2, 20, 50), commit("second", 2, 60)],
-    ),
-    "delivered after its commit": (
-        {"commits_carry_the_newest_fence"},
-        [*COMMITTED, deliver("second", 2, 20, 50)],
-    ),
-    "a late commit is taken": (
-        {"commits_carry_the_newest_fence"},
-        [
-            Silence("first", 40, 5000),
-            deliver("first", 1, 20, 30),
-            deliver("second", 2, 20, 1041),
-            release("second", 2, 2000),
-            commit("first", 1, 5010),
-        ],
-    ),
-    "a row is replaced": (
-        {"rows_stay_what_they_are"},
-        [
-            deliver("first", 1, 20, 30),
-            release("first", 1, 40),
-            Delivery("second", "rows", "c-2", 2, 20, 41, ("a", "b"), (1, 7)),
-            commit("second", 2, 50),
-        ],
-    ),
+    "two commits": ({"commits_happen_once", "commits_carry_the_newest_fence"}, [*COMMITTED,
+        deliver("second", 2, 20, 50), commit("second", 2, 60)]),
+    "delivered after its commit": ({"commits_carry_the_newest_fence"}, [*COMMITTED, deliver("second", 2, 20, 50)]),
+    "a late commit is taken": ({"commits_carry_the_newest_fence"}, [Silence("first", 40, 5000),
+        deliver("first", 1, 20, 30), deliver("second", 2, 20, 1041), release("second", 2, 2000),
+        commit("first", 1, 5010)]),
+    "a row is replaced": ({"rows_stay_what_they_are"}, [deliver("first", 1, 20, 30), release("first", 1, 40),
+        Delivery("second", "rows", "c-2", 2, 20, 41, ("a", "b"), (1, 7)), commit("second", 2, 50)]),
     "a row is lost": ({"every_row_is_committed"}, [deliver("first", 1, 20, 30, "a"), commit("first", 1, 40)]),
     "a row stays released": ({"every_row_is_committed"}, [deliver("first", 1, 20, 30), release("first", 1, 40)]),
-    "a commit of which nobody knows was not the last word": (
-        {"every_row_is_committed"},
-        [*KILLED_IN_A_COMMIT, deliver("second", 2, 20, 1200), release("second", 2, 1300)],
-    ),
-    "half of a put shows": (
-        {"every_row_is_committed"},
-        [*COMMITTED, put("cd", outcome="unknown"), deliver("second", 2, 40, 50, "c"), commit("second", 2, 60)],
-    ),
-    "a row from nowhere": (
-        {"nothing_else_is_delivered"},
-        [*COMMITTED, deliver("second", 2, 20, 30, "z"), commit("second", 2, 40)],
-    ),
-    "a row of an aborted group": (
-        {"nothing_else_is_delivered"},
-        [
-            *COMMITTED,
-            put("cd", "aborted", "refused", NEVER),
-            deliver("second", 2, 20, 30, "c"),
-            commit("second", 2, 40),
-        ],
-    ),
-    "a row before its group is finished": (
-        {"nothing_else_is_delivered"},
-        [
-            *COMMITTED,
-            put("cd", "slow", begun_at=100),
-            deliver("second", 2, 20, 30, "cd"),
-            commit("second", 2, 200),
-        ],
-    ),
-    "a group is split": (
-        {"groups_stay_whole"},
-        [
-            deliver("first", 1, 20, 30, "a", whole=True),
-            deliver("second", 2, 20, 30, "b"),
-            commit("first", 1, 40),
-            commit("second", 2, 40),
-        ],
-    ),
-    "a group is fenced without a pause": (
-        {"the_living_keep_their_groups"},
-        [*COMMITTED, Batch("first", "lost", ("c",), NEVER, "refused", reserved_at=20, fenced_at=60)],
-    ),
+    "a commit of which nobody knows was not the last word": ({"every_row_is_committed"}, [*KILLED_IN_A_COMMIT,
+        deliver("second", 2, 20, 1200), release("second", 2, 1300)]),
+    "half of a put shows": ({"every_row_is_committed"}, [*COMMITTED, put("cd", outcome="unknown"),
+        deliver("second", 2, 40, 50, "c"), commit("second", 2, 60)]),
+    "a row from nowhere": ({"nothing_else_is_delivered"}, [*COMMITTED, deliver("second", 2, 20, 30, "z"),
+        commit("second", 2, 40)]),
+    "a row of an aborted group": ({"nothing_else_is_delivered"}, [*COMMITTED, put("cd", "aborted", "refused", NEVER),
+        deliver("second", 2, 20, 30, "c"), commit("second", 2, 40)]),
+    "a row before its group is finished": ({"nothing_else_is_delivered"}, [*COMMITTED, put("cd", "slow", begun_at=100),
+        deliver("second", 2, 20, 30, "cd"), commit("second", 2, 200)]),
+    "a group is split": ({"groups_stay_whole"}, [deliver("first", 1, 20, 30, "a", whole=True),
+        deliver("second", 2, 20, 30, "b"), commit("first", 1, 40), commit("second", 2, 40)]),
+    "a group is fenced without a pause": ({"the_living_keep_their_groups"}, [*COMMITTED,
+        Batch("first", "lost", ("c",), NEVER, "refused", reserved_at=20, fenced_at=60)]),
     "somebody complains": ({"nobody_complains"}, [*COMMITTED, Complaint("first: InternalError")]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_each_kind_of_violation_is_found_and_named(name: str) -> None:
     broken, events = WRONG[name]
     assert rules(history_of(events)) == broken
-
-
-# -- values that stay --------------------------------------------------------------------------------------------------
 
 
 OF_VALUES = {"rows_result": "results_are_of_the_commit", "rows_draft": "drafts_are_of_the_last_writer"}

@@ -32,9 +32,6 @@ _FAULTS_A_CLIENT = 0.25  # a second
 _PR_SET_PDEATHSIG = 1
 
 
-# -- a client ----------------------------------------------------------------------------------------------------------
-
-
 def live(settings: Settings, slot: int, process: str, until: float) -> None:
     """The life of one client; producers end at a time, consumers with the campaign."""
     record = Recorder(settings.folder, process, (NotFoundError,) if settings.rows_vanish else ())
@@ -66,9 +63,6 @@ def _fork(settings: Settings, slot: int, process: str, until: float) -> int:
             status = 0
     finally:
         os._exit(status)  # nothing of the parent's may run
-
-
-# -- faults ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

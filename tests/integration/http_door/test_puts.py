@@ -119,9 +119,6 @@ def test_calls_of_the_door_are_counted_as_those_of_the_service(partition: str, a
     assert 'dataplane_refusals_total{reason="INVALID_REQUEST",verb="PutSamples"} 1.0' in lines
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_group_becomes_visible_whole_with_its_version(client: DataPlaneClient, partition: str, ask: Ask) -> None:
     body = {"samples": samples(COLUMNS), "group_id": "g", "weight_version": 7}
     assert ask("POST", SAMPLES, body).body["created_rows"] == 3
