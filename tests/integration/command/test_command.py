@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.error import HTTPError
 
 import grpc
@@ -21,7 +21,8 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.command.conftest import Command
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import connect
 from dataplane_server.version import VERSION
@@ -30,15 +31,6 @@ pytestmark = pytest.mark.xdist_group("command")  # so that one server does for a
 
 SERVICE = "rl_dataplane.v1.DataPlaneService"
 COMMAND = Path(sys.executable).parent / "dataplane-server"
-
-
-class Command(Protocol):
-    addresses: list[str]
-    http: str
-    log: str
-    process: subprocess.Popen[str]
-
-    def end(self) -> int: ...
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +68,6 @@ def fetch(url: str) -> HTTPResponse:
     response = urllib.request.urlopen(url, timeout=20)  # noqa: S310  # our own server's URL
     assert isinstance(response, HTTPResponse)
     return response
-
-
-# -- what it prints ----------------------------------------------------------------------------------------------------
 
 
 def test_every_address_is_listed(addresses: list[str], socket: Path) -> None:
@@ -122,9 +111,6 @@ def test_elsewhere_each_line_is_json(start_command: Callable[..., Command], tmp_
     assert [(event["event"], event["level"]) for event in events] == [("draining", "info"), ("stopped", "info")]
 
 
-# -- probes ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("service", ["", SERVICE])
 @pytest.mark.parametrize("transport", [0, 1], ids=["unix", "tcp"])
 def test_health_is_serving(addresses: list[str], transport: int, service: str) -> None:
@@ -143,33 +129,27 @@ def test_health_of_another_service_is_not_found(addresses: list[str]) -> None:
 
 
 @pytest.mark.parametrize("transport", [0, 1], ids=["unix", "tcp"])
-def test_reflection_lists_the_service(addresses: list[str], transport: int) -> None:
+def test_reflection_lists_and_describes_the_service(addresses: list[str], transport: int) -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
+    about = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
     with grpc.insecure_channel(addresses[transport]) as channel:
         reflect: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
         response = next(reflect(iter([request]), timeout=20))
+        described = next(reflect(iter([about]), timeout=20)).file_descriptor_response
     names = {service.name for service in response.list_services_response.service}
     assert {SERVICE, "grpc.health.v1.Health"} <= names
+    assert b"PutSamples" in b"".join(described.file_descriptor_proto)
 
 
-def test_reflection_describes_the_service(addresses: list[str]) -> None:
-    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
-    with grpc.insecure_channel(addresses[0]) as channel:
-        reflect: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-        response = next(reflect(iter([request]), timeout=20))
-    assert b"PutSamples" in b"".join(response.file_descriptor_response.file_descriptor_proto)
-
-
-def test_healthz_answers_ok(http: str) -> None:
+def test_health_and_metrics_answer_and_other_paths_are_not_found(http: str) -> None:
     with fetch(f"{http}/healthz") as response:
         assert (response.status, response.read()) == (200, b"ok\n")
-
-
-def test_metrics_are_text_that_prometheus_reads(http: str) -> None:
     with fetch(f"{http}/metrics") as response:
         assert response.headers["Content-Type"].startswith("text/plain")
-        families = {family.name: family for family in text_string_to_metric_families(response.read().decode())}
-    assert [sample.value for sample in families["dataplane_memory_budget_bytes"].samples] == [64 << 20]
+    with pytest.raises(HTTPError) as caught:
+        fetch(f"{http}/secrets")
+    caught.value.close()
+    assert caught.value.code == 404
 
 
 def test_all_that_the_home_page_needs_is_served_beside_it(http: str) -> None:
@@ -183,7 +163,7 @@ def test_all_that_the_home_page_needs_is_served_beside_it(http: str) -> None:
 
 
 def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(
-    start_command: Callable[..., Command], tmp_path: Path, eventually: Callable[[Callable[[], object]], None]
+    start_command: Callable[..., Command], tmp_path: Path, eventually: Eventually
 ) -> None:
     command = start_command("--listen", f"unix://{tmp_path}/a.sock", "--http", "127.0.0.1:0")
     with grpc.insecure_channel(command.http.removeprefix("http://")) as channel:
@@ -196,16 +176,6 @@ def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(
     assert {(event["event"], event["level"]) for event in refused} == {("http_request_refused", "info")}
     assert "request from 127.0.0.1: it is not HTTP/1.1, as if a gRPC client had the wrong port" in refused[0]["why"]
     assert "Traceback" not in command.log
-
-
-def test_other_paths_are_not_found(http: str) -> None:
-    with pytest.raises(HTTPError) as caught:
-        fetch(f"{http}/secrets")
-    caught.value.close()
-    assert caught.value.code == 404
-
-
-# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 def refusal_of(*flags: str, python: tuple[str, ...] = ()) -> str:

@@ -35,9 +35,6 @@ def target(start_command: Callable[..., Command], tmp_path_factory: pytest.TempP
         target.close()
 
 
-# -- requests without end, answers that nobody reads -------------------------------------------------------------------
-
-
 def test_a_peer_that_reads_no_answers_is_answered_one_by_one(target: Target) -> None:
     body = read(1, inline_bytes=MIB).SerializeToString()
     peer = target.join()
@@ -84,9 +81,6 @@ def test_a_peer_without_a_session_may_send_next_to_nothing(target: Target) -> No
     assert peer.ended
 
 
-# -- messages of millions of parts -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("what", CROWDED)
 def test_a_message_of_millions_of_parts_is_refused_at_once(target: Target, what: str) -> None:
     method, body = CROWDED[what]
@@ -112,9 +106,6 @@ def test_a_frame_of_millions_of_parts_is_refused_at_once(target: Target, what: s
         with target.stays_within(220 * MIB), pytest.raises(grpc.RpcError) as caught:
             put(iter([FRAMES[what]]), timeout=120)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-# -- what the server keeps ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.error import HTTPError
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.command.conftest import Command
 from tests.integration.command.held_put import HeldPut
 from tests.integration.command.load import THREADS, Tally, load, register
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import connect
 
 pytestmark = pytest.mark.xdist_group("command")  # for the sake of the process that all clients are forked from
 
-Eventually = Callable[[Callable[[], object]], None]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 GRACE_S = 40.0
-
-
-class Command(Protocol):
-    addresses: list[str]
-    http: str
-    health: str
-    log: str
-    process: subprocess.Popen[str]
-
-    def end(self, number: signal.Signals = ...) -> int: ...
 
 
 Start = Callable[..., Command]

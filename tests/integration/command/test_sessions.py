@@ -7,24 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.integration.command.conftest import Command
 from tests.integration.wire.session_peer import SessionPeer
 
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 GRACE_S = 0.6
-
-
-class Command(Protocol):
-    log: str
-    process: Any
-
-    def end(self, number: signal.Signals = ...) -> int: ...
 
 
 class Beating:
@@ -122,16 +115,3 @@ def test_a_session_whose_client_died_meanwhile_dies_after_all(command: Command, 
     (line,) = (line for line in command.log.splitlines() if "session_expired" in line)
     assert '"client": "trainer"' in line
     assert '"claims": 1, "rows": 1, "groups": 0' in line
-
-
-def test_sigterm_does_not_wait_for_sessions_and_watches(
-    command: Command, stub: Any, beating: Beating, channel: grpc.Channel
-) -> None:
-    claimed(stub, "3", beating.session_id)
-    watch: Any = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
-    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-    assert command.end() == 0
-    assert beating.peer.ending() == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    with pytest.raises(grpc.RpcError):
-        list(watch)
-    assert watch.code() is grpc.StatusCode.UNAVAILABLE

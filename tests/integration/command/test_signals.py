@@ -6,18 +6,18 @@ import contextlib
 import queue
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import pytest
 import torch
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.integration.command.conftest import Command
 from tests.integration.command.held_put import SIZE, HeldPut
+from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import Lifeline, Peer, put
 
 from dataplane_client.client import DataPlaneClient, connect
@@ -26,15 +26,6 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1 import local_pb2 as local_pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX
-
-Eventually = Callable[[Callable[[], object]], None]
-
-
-class Command(Protocol):
-    http: str
-    log: str
-
-    def end(self, number: signal.Signals = ...) -> int: ...
 
 
 @pytest.fixture
@@ -80,60 +71,6 @@ def test_a_signal_ends_an_idle_server_at_once(
     assert command.end(number) == 0
     assert not Path(listen.removeprefix("unix://")).exists()
     assert '"event": "stopped"' in command.log
-
-
-def test_a_call_under_way_finishes_after_sigterm(
-    command: Command, held_put: HeldPut, threads: ThreadPoolExecutor
-) -> None:
-    ended = threads.submit(command.end)
-    time.sleep(0.3)
-    assert not ended.done()
-    held_put.let_go.set()
-    assert held_put.call.result(20).created_rows == 1
-    assert ended.result(20) == 0
-
-
-def test_no_call_is_taken_after_sigterm(
-    command: Command,
-    flow: DataPlaneClient,
-    held_put: HeldPut,
-    listen: str,
-    threads: ThreadPoolExecutor,
-    eventually: Eventually,
-) -> None:
-    ended = threads.submit(command.end)
-    eventually(lambda: not Path(listen.removeprefix("unix://")).exists())
-    with pytest.raises(UnavailableError):
-        flow.server_status(timeout_s=0.2)
-    with pytest.raises(UnavailableError):
-        connect(listen, connect_timeout_s=0.2)
-    held_put.let_go.set()
-    assert ended.result(20) == 0
-
-
-def test_healthz_says_draining_while_calls_finish(
-    start_command: Callable[..., Command], tmp_path: Path, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    listen = f"unix://{tmp_path}/drained.sock"
-    command = start_command("--listen", listen, "--http", "127.0.0.1:0", "--grace", "10")
-    http = f"{command.http}/healthz"
-    with connect(listen) as client, grpc.insecure_channel(listen) as channel:
-        client.register_partition("p", ["x"], 0, ["train"])
-        put = HeldPut(channel)
-        eventually(lambda: client.server_status().memory_used_bytes == 2 * SIZE)
-        ended = threads.submit(command.end)
-        eventually(lambda: status_of(http) == 503)
-        put.let_go.set()
-        assert ended.result(20) == 0
-
-
-def status_of(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=20) as response:  # noqa: S310  # our own server's URL
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
 
 
 def test_a_successor_may_take_the_socket_while_the_old_server_drains(
@@ -268,13 +205,3 @@ def test_a_client_whose_claim_waits_retries_and_then_says_unavailable(
     eventually(lambda: flow.server_status().waiting_claims == 1)
     assert command.end() == 0
     assert isinstance(claim.exception(20), UnavailableError)
-
-
-def test_a_server_killed_without_grace_leaves_a_socket_that_the_next_one_takes_over(
-    command: Command, flow: DataPlaneClient, listen: str, start_command: Callable[..., Command]
-) -> None:
-    assert command.end(signal.SIGKILL) == -signal.SIGKILL
-    assert Path(listen.removeprefix("unix://")).exists()
-    start_command("--listen", listen)
-    with connect(listen) as client:
-        assert client.partitions() == []

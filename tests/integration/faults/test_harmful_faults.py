@@ -11,22 +11,18 @@ from functools import partial
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 from tests.integration.faults.proxy import BOTH, Direction, FaultProxy
 from tests.integration.faults.verbs import VERBS, prepare
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimNotFoundError, DataPlaneError, DeadlineError, UnavailableError
 
-Eventually = Callable[[Callable[[], object]], None]
-
 MIB = 1 << 20
 GRACE_S = 1.0
 TIMEOUT_S = 0.4
 LATEST_S = 6.0
 """The timeout, what a put or claim may take beyond it (2 s), and patience with a busy machine."""
-
-
-# -- what becomes of a call --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -125,9 +121,6 @@ def test_a_call_ends_in_time_and_is_carried_out_at_most_once(
         assert sum(described.size_bytes for described in shaky.partitions()) == shaky.server_status().memory_used_bytes
 
 
-# -- bytes that come twice ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("direction", BOTH)
 @pytest.mark.parametrize("after", [0, 300, 70_000, 3 * MIB])
 def test_bytes_that_come_twice_change_no_row(
@@ -140,9 +133,6 @@ def test_bytes_that_come_twice_change_no_row(
     assert torch.equal(client.get_samples(ids, "p", ["a"])["a"], rows)
     assert torch.equal(shaky.get_samples(ids, "p", ["a"])["a"], rows)
     assert (client.partition("p").rows_put_total, client.server_status().memory_used_bytes) == (4, 4 * MIB)
-
-
-# -- connections of which one side does not know that they are gone ----------------------------------------------------
 
 
 @pytest.fixture

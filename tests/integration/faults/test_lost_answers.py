@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
+from tests.integration.faults.proxy import FaultProxy
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError
 
 T = TypeVar("T")
-Eventually = Callable[[Callable[[], object]], None]
 LoseAnswer = Callable[[Callable[[], T], Callable[[], object], Callable[[], object]], T]
-
-
-class Proxy(Protocol):
-    swallow: set[str]
-
-    def reset_connections(self) -> None: ...
 
 
 @pytest.fixture
@@ -33,7 +28,7 @@ def flow(client: DataPlaneClient) -> DataPlaneClient:
 
 
 @pytest.fixture
-def lose_answer(proxy: Proxy, threads: ThreadPoolExecutor, eventually: Eventually) -> LoseAnswer[object]:
+def lose_answer(proxy: FaultProxy, threads: ThreadPoolExecutor, eventually: Eventually) -> LoseAnswer[object]:
     """Make a call whose first answer is lost; meanwhile, once it has taken effect, something else happens."""
 
     def lose(call: Callable[[], object], applied: Callable[[], object], meanwhile: Callable[[], object]) -> object:
@@ -58,21 +53,11 @@ def nothing() -> None:
 
 def test_a_put_is_applied_once(flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]) -> None:
     lose_answer(
-        lambda: shaky.put_samples(["x"], "p", {"a": torch.ones(1)}),
+        lambda: shaky.put_samples(["x", "new"], "p", {"a": torch.ones(2)}),
         lambda: value(flow, "x") == 1.0,
-        lambda: flow.put_samples(["x"], "p", {"a": torch.full((1,), 2.0)}),
+        lambda: (flow.put_samples(["x"], "p", {"a": torch.full((1,), 2.0)}), flow.clear_samples(["new"], "p")),
     )
     assert value(flow, "x") == 2.0
-
-
-def test_a_put_of_a_new_row_is_counted_once(
-    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
-) -> None:
-    lose_answer(
-        lambda: shaky.put_samples(["new"], "p", {"a": torch.ones(1)}),
-        lambda: flow.partition("p").rows == 5,
-        lambda: flow.clear_samples(["new"], "p"),
-    )
     assert (flow.partition("p").rows, flow.partition("p").rows_put_total) == (4, 5)
 
 
@@ -193,23 +178,8 @@ def test_a_drop_does_not_hit_a_partition_that_was_registered_meanwhile(
     assert [partition.partition_id for partition in flow.partitions()] == ["p"]
 
 
-# -- the asynchronous client -------------------------------------------------------------------------------------------
-
-
-async def test_the_asynchronous_client_repeats_a_put_and_it_is_applied_once(
-    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: Proxy, eventually: Eventually
-) -> None:
-    proxy.swallow = {"answers"}
-    put = asyncio.create_task(async_shaky.put_samples(["x"], "p", {"a": torch.ones(1)}))
-    await asyncio.to_thread(lambda: eventually(lambda: value(flow, "x") == 1.0))
-    await asyncio.to_thread(lambda: flow.put_samples(["x"], "p", {"a": torch.full((1,), 2.0)}))
-    proxy.reset_connections()
-    assert (await put).sample_ids == ["x"]
-    assert value(flow, "x") == 2.0
-
-
 async def test_the_asynchronous_client_repeats_a_claim_and_gets_the_same_rows(
-    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: Proxy, eventually: Eventually
+    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: FaultProxy, eventually: Eventually
 ) -> None:
     with pytest.raises(ClaimTimeoutError):
         await async_shaky.claim("p", "train", ["b"], 1, timeout_s=0)  # likewise

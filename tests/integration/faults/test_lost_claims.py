@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
+from tests.integration.faults.proxy import FaultProxy
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import DataPlaneError
-
-Eventually = Callable[[Callable[[], object]], None]
-
-
-class Proxy(Protocol):
-    swallow: set[str]
-
-    def reset_connections(self) -> None: ...
 
 
 @pytest.fixture
@@ -37,7 +29,7 @@ def given_up(client: DataPlaneClient) -> bool:
 
 
 def test_rows_of_an_answer_that_does_not_come_in_time_go_back(
-    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, eventually: Eventually
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy, eventually: Eventually
 ) -> None:
     held = shaky.claim("p", "train", ["a"], 1)  # opens the session
     proxy.swallow = {"answers"}
@@ -50,7 +42,7 @@ def test_rows_of_an_answer_that_does_not_come_in_time_go_back(
 
 
 def test_a_shard_whose_answer_does_not_come_in_time_stays_with_its_step_and_can_be_asked_for_again(
-    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
 ) -> None:
     held = shaky.claim("p", "train", ["a"], 1)
     proxy.swallow = {"answers"}
@@ -64,7 +56,7 @@ def test_a_shard_whose_answer_does_not_come_in_time_stays_with_its_step_and_can_
 
 
 async def test_rows_of_a_claim_that_is_cancelled_go_back(
-    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: Proxy, eventually: Eventually
+    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: FaultProxy, eventually: Eventually
 ) -> None:
     held = await async_shaky.claim("p", "train", ["a"], 1)
     proxy.swallow = {"answers"}
@@ -79,7 +71,7 @@ async def test_rows_of_a_claim_that_is_cancelled_go_back(
 
 
 def test_what_cannot_be_said_to_the_server_is_said_later(
-    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, eventually: Eventually
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy, eventually: Eventually
 ) -> None:
     shaky.claim("p", "train", ["a"], 1).commit()
     proxy.swallow = {"answers", "requests"}
@@ -91,7 +83,7 @@ def test_what_cannot_be_said_to_the_server_is_said_later(
 
 
 def test_a_group_whose_reservation_is_not_answered_does_not_stay(
-    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: Proxy, eventually: Eventually
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy, eventually: Eventually
 ) -> None:
     held = shaky.claim("p", "train", ["a"], 1)
     proxy.swallow = {"answers"}

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClosedError, PreconditionError
@@ -15,7 +16,6 @@ from dataplane_client.loader import ClaimLoader
 
 Loader = Callable[..., ClaimLoader]
 Rows = Callable[[int], None]
-Eventually = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture

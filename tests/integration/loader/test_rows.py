@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, NotFoundError
@@ -20,7 +21,6 @@ from dataplane_client.policies import TaskPolicy
 Loader = Callable[..., ClaimLoader]
 Rows = Callable[[int], None]
 Put = Callable[[Sequence[int]], None]
-Eventually = Callable[[Callable[[], object]], None]
 
 
 def numbers(batch: LoadedBatch) -> list[int]:
@@ -51,22 +51,13 @@ def test_each_of_10000_rows_comes_once_with_its_values(fill: Rows, loader: Loade
     assert client.check_consumption_status("p", ["train"])
 
 
-def test_batches_are_full_until_the_last(fill: Rows, loader: Loader) -> None:
-    fill(10)
-    assert sorted(batch.meta.size for batch in loader(4)) == [2, 4, 4]
-
-
 def test_a_loop_ends_although_rows_are_too_stale(fill: Rows, loader: Loader, client: DataPlaneClient) -> None:
     fill(6)
     tags: list[dict[str, Tag]] = [{"weight_version": 1 + row // 2} for row in range(6)]
     client.put_samples([f"s{row}" for row in range(6)], "p", tags=tags)
     client.set_policies("p", {"train": TaskPolicy(max_staleness=1)})
-    assert sorted(number for batch in loader(4, pad_value_dict={"tokens": -1}) for number in numbers(batch)) == [
-        2,
-        3,
-        4,
-        5,
-    ]
+    seen = [number for batch in loader(4, pad_value_dict={"tokens": -1}) for number in numbers(batch)]
+    assert sorted(seen) == [2, 3, 4, 5]
 
 
 def test_a_batch_is_not_cut_short_while_announced_rows_are_missing(announce: Rows, put: Put, loader: Loader) -> None:
@@ -117,12 +108,15 @@ def test_min_size_lets_smaller_batches_come_at_once(announce: Rows, put: Put, lo
     assert next(iter(loader(8, min_size=2))).meta.size == 3
 
 
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
 def test_the_loop_goes_on_until_rows_that_others_hold_are_consumed(
-    fill: Rows, loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor
+    fill: Rows, loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor, closed: bool
 ) -> None:
     fill(8)
+    if closed:
+        client.close_partition("p")
     other = client.claim("p", "train", [], 2)
-    rows = iter(loader(3))
+    rows = iter(loader(3, until_consumed=not closed))
     seen = [*next(rows).meta.sample_ids, *next(rows).meta.sample_ids]
     last = threads.submit(next, rows, None)
     assert not last.done()
@@ -181,23 +175,6 @@ def test_a_dead_letter_does_not_keep_a_loop_from_its_end_once_the_partition_is_c
     client.claim("p", "train", [], 1).release(reason="bad")
     client.close_partition("p")
     assert [batch.meta.sample_ids for batch in loader(4)] == [["s1", "s2"]]
-
-
-def test_a_loop_waits_for_rows_that_others_hold_in_a_closed_partition(
-    fill: Rows, loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor
-) -> None:
-    fill(3)
-    client.close_partition("p")
-    other = client.claim("p", "train", [], 2)
-    rows = iter(loader(2, until_consumed=False))
-    assert next(rows).meta.sample_ids == ["s2"]
-    last = threads.submit(next, rows, None)
-    assert not last.done()
-    other.release()
-    batch = last.result(20)
-    assert batch is not None
-    assert batch.meta.sample_ids == ["s0", "s1"]
-    assert next(rows, None) is None
 
 
 def test_max_batches_ends_the_loop_with_its_batches_committed_and_nothing_else_claimed(

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from tests.integration.conftest import Eventually
 
 from dataplane_client import aio, observe
 from dataplane_client.client import DataPlaneClient, connect
@@ -17,7 +18,6 @@ from dataplane_client.options import TransportChoice
 from dataplane_server.testing import ServerThread
 
 Start = Callable[..., ServerThread]
-Eventually = Callable[[Callable[[], object]], None]
 
 
 def counted(registry: CollectorRegistry, verb: str, transport: TransportChoice, code: str = "OK") -> float:

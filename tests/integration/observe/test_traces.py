@@ -11,6 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
+from tests.integration.conftest import Eventually
 
 from dataplane_client import aio, observe
 from dataplane_client.client import DataPlaneClient, connect
@@ -100,7 +101,7 @@ def test_a_put_through_shared_memory_is_one_client_span_and_two_server_spans(
 
 
 def test_a_refusal_is_an_error_in_the_client_span_only(
-    traced: DataPlaneClient, spans: Spans, eventually: Callable[[Callable[[], object]], None]
+    traced: DataPlaneClient, spans: Spans, eventually: Eventually
 ) -> None:
     with pytest.raises(NotFoundError) as caught:
         traced.partition("nowhere")
@@ -112,9 +113,6 @@ def test_a_refusal_is_an_error_in_the_client_span_only(
     assert server_span.attributes is not None
     assert client_span.attributes["error.type"] == "NotFoundError"
     assert (server_span.status.status_code, server_span.attributes["rpc.grpc.status_code"]) == (StatusCode.UNSET, 5)
-
-
-# -- from rollout to trainer -------------------------------------------------------------------------------------------
 
 
 def linked(span: ReadableSpan) -> dict[tuple[int, int], object]:
@@ -182,9 +180,6 @@ def test_tags_of_the_caller_stay_including_its_own_traceparent(traced: DataPlane
         context_of(*spans("PutSamples")): 1,
         (int("1" * 32, 16), int("2" * 16, 16)): 1,
     }
-
-
-# -- only one side traces ----------------------------------------------------------------------------------------------
 
 
 def test_rows_of_an_untraced_client_have_no_mark_and_the_server_begins_the_trace(

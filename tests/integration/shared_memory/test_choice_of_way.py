@@ -38,11 +38,6 @@ def test_values_travel_through_memory_by_themselves(server: ServerThread, listen
         assert (client.transport, works(client)) == ("shm", True)
 
 
-def test_a_client_may_be_told_to_use_grpc(server: ServerThread, listen: str) -> None:
-    with connect(listen, transport="grpc") as client:
-        assert (client.transport, works(client)) == ("grpc", True)
-
-
 async def test_the_asynchronous_client_chooses_alike(server: ServerThread, listen: str) -> None:
     choices: list[tuple[TransportChoice, str]] = [("auto", "shm"), ("shm", "shm"), ("grpc", "grpc")]
     for transport, expected in choices:
@@ -62,32 +57,19 @@ def test_memory_is_found_at_another_path_of_the_same_socket(server: ServerThread
         assert works(client)
 
 
-@pytest.fixture
-def unshared(listen: str) -> ServerThread:
-    """A server that shares nothing; the caller stops it."""
-    return ServerThread(ServerConfig(listen=(listen,), share_memory=False, limits=Limits(memory_bytes=8 * MIB)))
-
-
-def test_a_server_that_shares_nothing_has_no_local_socket(unshared: ServerThread, tmp_path: Path) -> None:
+def test_where_nothing_is_shared_who_insists_is_refused_and_who_does_not_uses_grpc_and_says_so_once(
+    listen: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ServerThread(ServerConfig(listen=(listen,), share_memory=False, limits=Limits(memory_bytes=8 * MIB)))
     assert [path.name for path in tmp_path.iterdir()] == ["dataplane.sock"]
-    unshared.stop()
-
-
-def test_who_insists_on_memory_is_refused_where_there_is_none(unshared: ServerThread, listen: str) -> None:
     with pytest.raises(PreconditionError, match=f"{listen}: its memory cannot be shared: the server shares no memory"):
         connect(listen, transport="shm")
-    unshared.stop()
-
-
-def test_who_does_not_insist_uses_grpc_and_says_so_once(
-    unshared: ServerThread, listen: str, caplog: pytest.LogCaptureFixture
-) -> None:
     with caplog.at_level(logging.INFO, "dataplane_client"), connect(listen) as client:
         assert (client.transport, works(client)) == ("grpc", True)
     assert [record.getMessage() for record in caplog.records] == [
         f'memory_not_shared server={listen} why="the server shares no memory"'
     ]
-    unshared.stop()
+    server.stop()
 
 
 def local_socket(tmp_path: Path, name: str) -> Path:
@@ -135,23 +117,6 @@ def test_without_a_way_to_the_right_memory_values_travel_over_grpc(
         place.unlink()
 
 
-# -- socket files ------------------------------------------------------------------------------------------------------
-
-
-def test_the_local_socket_goes_with_its_server(server: ServerThread, tmp_path: Path) -> None:
-    assert local_socket(tmp_path, "dataplane").is_socket()
-    server.stop()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_local_socket_that_a_killed_server_left_is_taken_over(start_server: Start, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(local_socket(tmp_path, "a")))
-    start_server((f"unix://{tmp_path}/a.sock",), memory_bytes=8 * MIB)
-    with connect(f"unix://{tmp_path}/a.sock", transport="shm") as client:
-        assert works(client)
-
-
 def test_a_file_in_the_place_of_the_local_socket_is_left_alone(tmp_path: Path) -> None:
     precious = local_socket(tmp_path, "a")
     precious.write_text("data")
@@ -168,9 +133,6 @@ def test_a_socket_whose_path_has_no_room_for_a_second_is_served_over_grpc(start_
     start_server((f"unix://{path}",), memory_bytes=8 * MIB)
     with connect(f"unix://{path}") as client:
         assert (client.transport, works(client)) == ("grpc", True)
-
-
-# -- abstract sockets --------------------------------------------------------------------------------------------------
 
 
 def abstract_sockets() -> int:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import ClosedError, DataPlaneError, UnavailableError
+from dataplane_client.errors import ClosedError, DataPlaneError
 from dataplane_server.testing import ServerThread
 
-Eventually = Callable[[Callable[[], object]], None]
 Start = Callable[..., ServerThread]
 
 MIB = 1 << 20
@@ -47,9 +47,6 @@ def stalled(server: ServerThread) -> Iterator[None]:
     go_on.set()
 
 
-# -- servers that come and go ------------------------------------------------------------------------------------------
-
-
 def test_a_client_goes_on_with_the_memory_of_the_next_server(
     server: ServerThread, start_server: Start, listen: str, client: DataPlaneClient
 ) -> None:
@@ -61,19 +58,6 @@ def test_a_client_goes_on_with_the_memory_of_the_next_server(
     client.put_samples(["s"], "p", {"x": sent})
     assert torch.equal(client.get_samples(["s"], "p", ["x"])["x"], sent)
     assert client.transport == "shm"
-
-
-async def test_an_asynchronous_client_goes_on_with_the_memory_of_the_next_server(
-    server: ServerThread, start_server: Start, listen: str
-) -> None:
-    async with await aio.connect(listen, timeout_s=20.0, transport="shm") as client:
-        await asyncio.to_thread(server.stop)
-        await asyncio.to_thread(start_server, (listen,), memory_bytes=8 * MIB)
-        sent = rows_of(1)
-        await client.register_partition("p", ["x"], 0, ["train"])
-        await client.put_samples(["s"], "p", {"x": sent})
-        assert torch.equal((await client.get_samples(["s"], "p", ["x"]))["x"], sent)
-        assert client.transport == "shm"
 
 
 def test_of_the_sessions_that_many_calls_open_at_once_one_is_kept(
@@ -97,15 +81,6 @@ def test_of_the_sessions_that_many_calls_open_at_once_one_is_kept(
 def sessions(server: ServerThread) -> int:
     assert server.server._local is not None
     return len(server.server._local._sessions)
-
-
-def test_a_server_that_is_gone_is_unavailable(server: ServerThread, client: DataPlaneClient) -> None:
-    server.stop()
-    with pytest.raises(UnavailableError):
-        client.put_samples(["s"], "p", {"x": rows_of(1)}, timeout_s=0.3)
-
-
-# -- clients that come and go ------------------------------------------------------------------------------------------
 
 
 def test_a_closed_client_leaves_no_descriptor(server: ServerThread, listen: str, eventually: Eventually) -> None:
@@ -154,22 +129,9 @@ def link_of(descriptor: Path) -> str:
     return ""
 
 
-def test_closing_ends_calls_under_way(
-    client: DataPlaneClient, grpc_client: DataPlaneClient, eventually: Eventually
-) -> None:
-    with ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(client.claim, "p", "train", ["x"], 1, timeout_s=60.0) for _ in range(4)]
-        eventually(lambda: grpc_client.server_status().waiting_claims == 4)
-        client.close()
-        for call in waiting:
-            with pytest.raises(ClosedError):
-                call.result(20)
-    eventually(lambda: grpc_client.server_status().waiting_claims == 0)
-
-
 @pytest.mark.parametrize("attempt", range(10))
 def test_closing_at_any_moment_ends_every_call(
-    server: ServerThread, listen: str, threads: ThreadPoolExecutor, attempt: int
+    grpc_client: DataPlaneClient, listen: str, threads: ThreadPoolExecutor, eventually: Eventually, attempt: int
 ) -> None:
     client = connect(listen, timeout_s=60.0, transport="shm")
     client.register_partition("p", ["x"], 0, ["train"])
@@ -179,9 +141,7 @@ def test_closing_at_any_moment_ends_every_call(
     for call in calls:
         with pytest.raises(ClosedError):
             call.result(20)
-
-
-# -- threads and tasks -------------------------------------------------------------------------------------------------
+    eventually(lambda: grpc_client.server_status().waiting_claims == 0)
 
 
 def test_many_threads_share_a_client(client: DataPlaneClient, threads: ThreadPoolExecutor) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect
@@ -45,7 +46,7 @@ def read(client: DataPlaneClient, meta: KVBatchMeta) -> BatchedDataDict[torch.Te
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("held_for_s", [1.0, pytest.param(150.0, marks=pytest.mark.soak)])
 def test_rows_go_through_while_readers_hold_others_that_were_cleared(
-    flow: DataPlaneClient, eventually: Callable[[Callable[[], object]], None], held_for_s: float
+    flow: DataPlaneClient, eventually: Eventually, held_for_s: float
 ) -> None:
     held = [(mark, read(flow, put(flow, mark))) for mark in (1, 2)]
     flow.clear_samples(None, "p")
@@ -65,7 +66,7 @@ def test_rows_go_through_while_readers_hold_others_that_were_cleared(
 
 
 def test_a_put_waits_for_the_memory_that_a_reader_holds_and_for_nothing_else(
-    flow: DataPlaneClient, eventually: Callable[[Callable[[], object]], None]
+    flow: DataPlaneClient, eventually: Eventually
 ) -> None:
     held = [read(flow, put(flow, mark)) for mark in (1, 2, 3)]
     flow.clear_samples(None, "p")

@@ -8,13 +8,14 @@ import contextlib
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from tests.integration.conftest import Eventually
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -22,8 +23,6 @@ from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.dtypes import WIRE_DTYPES
 from dataplane_client.meta import KVBatchMeta
 from dataplane_server.testing import ServerThread
-
-Eventually = Callable[[Callable[[], object]], None]
 
 MIB = 1 << 20
 LENGTHS = [3000, 0, 40_000, 1, 57_000]
@@ -83,9 +82,6 @@ def fill_the_arena(client: DataPlaneClient) -> None:
     noise = torch.full((free // MIB, MIB), 0xAA, dtype=torch.uint8)
     client.put_samples([f"noise{row}" for row in range(len(noise))], "p", {"y": noise})
     client.clear_samples([f"noise{row}" for row in range(len(noise))], "p")
-
-
-# -- what they are -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -154,9 +150,6 @@ def test_a_field_of_empty_rows_and_objects_come_along(client: DataPlaneClient) -
     assert bits(batch["x"]).tobytes() == values.numpy().tobytes()
 
 
-# -- how long they hold what they show ---------------------------------------------------------------------------------
-
-
 def test_bytes_stay_in_use_until_the_last_view_dies(
     client: DataPlaneClient, sent: torch.Tensor, eventually: Eventually
 ) -> None:
@@ -171,13 +164,6 @@ def test_bytes_stay_in_use_until_the_last_view_dies(
     assert slice_of_it.tobytes() == sent.numpy()[17:18].tobytes()
     del slice_of_it
     eventually(lambda: used(client) == 0)
-
-
-def test_a_view_stays_right_while_others_fill_the_memory(client: DataPlaneClient, sent: torch.Tensor) -> None:
-    batch = read(client)
-    client.clear_samples(None, "p")
-    fill_the_arena(client)
-    assert bits(batch["x"]).tobytes() == sent.numpy().tobytes()
 
 
 def test_a_view_stays_right_when_its_rows_are_put_anew(client: DataPlaneClient, sent: torch.Tensor) -> None:
@@ -247,9 +233,6 @@ def test_views_that_die_on_many_threads_at_once_are_all_let_go_of(
     client.clear_samples(None, "p")
     gc.collect()
     eventually(lambda: used(client) == 0)
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

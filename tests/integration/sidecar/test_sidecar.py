@@ -84,9 +84,6 @@ def pod(make_pod: Callable[..., Container], serve: Serve) -> Container:
     return pod
 
 
-# -- let in ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_trainer_in_the_pod_exchanges_values_through_memory(pod: Container) -> None:
     assert pod.of(*TRAINER).run(work, "pod") == Work("shm", right=True)
 
@@ -119,9 +116,6 @@ def test_a_restarted_container_takes_over_what_a_killed_one_left(
     assert {path.name for path in pod.volume.iterdir()} == {"dataplane.sock", "dataplane.sock.local"}
     serve(pod, "--socket-mode", "0660")
     assert pod.of(*TRAINER).run(work, "again") == Work("shm", right=True)
-
-
-# -- kept out ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
