@@ -176,17 +176,6 @@ def test_a_request_id_commits_one_claim(flow: DataPlaneClient, columns: dict[str
     assert second.commit(columns, request_id="step-2") == 1
 
 
-def test_columns_for_a_cleared_row_are_refused_and_the_claim_can_be_committed_without(flow: DataPlaneClient) -> None:
-    put(flow, ["x", "y"])
-    claim = flow.claim("p", "train", ["a"], 2)
-    flow.clear_samples(["x"], "p")
-    with pytest.raises(NotFoundError, match=r"'p': sample 'x' of claim .* was cleared"):
-        claim.commit({"b": torch.zeros(2)})
-    assert flow.partition("p").fields[1].rows == 0
-    assert claim.state == "open"
-    assert claim.commit() == 1
-
-
 def test_replacing_a_definition_fences_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y"])
     flow.claim("p", "train", ["a"], 1).commit()

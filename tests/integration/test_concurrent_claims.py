@@ -12,9 +12,8 @@ import torch
 from tests.integration.conftest import Eventually
 
 from dataplane_client import aio
-from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError
-from dataplane_client.options import TransportChoice
 
 CLAIMERS = 50
 ROWS = 600
@@ -63,34 +62,6 @@ def test_each_row_is_committed_exactly_once_among_50_claimers(
     committed = Counter(sample for claimer in claimers for sample in claimer.result(60))
     assert committed == Counter(f"s{row}" for row in range(ROWS))
     assert flow.check_consumption_status("p", ["train"])
-
-
-def test_each_row_is_claimed_once_by_50_clients_that_wait_for_one_row_each(
-    address: str, transport: TransportChoice, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    def one_row() -> str:
-        with connect(address, transport=transport) as own, own.claim("p", "train", ["a"], 1) as claim:
-            return claim.meta.sample_ids[0]
-
-    claimers = [threads.submit(one_row) for _ in range(CLAIMERS)]
-    eventually(lambda: flow.server_status().waiting_claims == CLAIMERS)
-    ids = [f"s{row}" for row in range(CLAIMERS)]
-    flow.put_samples(ids, "p", {"a": torch.zeros(CLAIMERS)})
-    assert sorted(claimer.result(60) for claimer in claimers) == sorted(ids)
-
-
-async def test_each_row_is_claimed_once_by_50_tasks_of_one_asynchronous_client(
-    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
-) -> None:
-    async def one_row() -> list[str]:
-        async with await async_client.claim("p", "train", ["a"], 1) as claim:
-            return claim.meta.sample_ids
-
-    claimers = [asyncio.create_task(one_row()) for _ in range(CLAIMERS)]
-    ids = [f"s{row}" for row in range(CLAIMERS)]
-    for sample in ids:
-        await async_client.put_samples([sample], "p", {"a": torch.zeros(1)})
-    assert sorted(sample for rows in await asyncio.gather(*claimers) for sample in rows) == sorted(ids)
 
 
 async def test_a_claim_whose_task_is_cancelled_takes_no_rows(

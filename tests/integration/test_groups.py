@@ -140,17 +140,6 @@ def test_a_group_of_a_client_that_was_killed_vanishes(
     assert flow.claim("p", "train", ["a"], 2).meta.sample_ids == ["g0", "g1"]
 
 
-def test_a_client_that_is_closed_takes_its_groups_with_it(
-    flow: DataPlaneClient, address: str, transport: TransportChoice
-) -> None:
-    with connect(address, transport=transport) as other:
-        group = reserved(other)
-        fill(group)
-        assert flow.partition("p").rows == 2
-    assert group.state == "open"
-    assert flow.partition("p").rows == 0
-
-
 async def test_the_asynchronous_client_has_groups_too(
     flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
 ) -> None:
@@ -185,15 +174,6 @@ def test_a_group_that_has_ended_takes_nothing_more(flow: DataPlaneClient) -> Non
         group.put(["g0"], {"a": torch.zeros(1)})
     with pytest.raises(PreconditionError, match="committed"):
         group.abort()
-
-
-def test_whoever_holds_a_group_that_the_server_has_ended_learns_of_it(flow: DataPlaneClient) -> None:
-    group = reserved(flow)
-    flow.drop_partition("p")
-    flow.register_partition("p", ["a", "image"], 4, ["train"])
-    with pytest.raises(NotFoundError):
-        group.put(["g0"], {"a": torch.zeros(1)})
-    assert flow.partition("p").rows_put_total == 0
 
 
 def test_a_late_put_of_a_group_that_was_rolled_back_is_fenced_and_creates_nothing(

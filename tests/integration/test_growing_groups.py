@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,13 +14,9 @@ from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import (
     ClaimTimeoutError,
-    GroupFencedError,
     InvalidArgumentError,
-    OutOfSpaceError,
-    PreconditionError,
 )
 from dataplane_client.options import TransportChoice
-from dataplane_server.testing import ServerThread
 
 
 @pytest.fixture
@@ -59,18 +54,6 @@ def test_rows_are_added_to_a_prompt_and_seen_together(flow: DataPlaneClient) -> 
     assert torch.equal(got["image"], image.expand(3, 50_000))
 
 
-def test_no_row_is_added_after_the_commit(flow: DataPlaneClient) -> None:
-    group = flow.reserve_group("p", "g")
-    group.add(["g0"], {"a": torch.zeros(1)})
-    group.commit()
-    with pytest.raises(PreconditionError, match="committed"):
-        group.add(["g1"], {"a": torch.zeros(1)})
-    group.state = "open"
-    with pytest.raises(GroupFencedError):
-        group.add(["g1"], {"a": torch.zeros(1)})
-    assert flow.partition("p").rows == 1
-
-
 def test_rows_vanish_with_the_client_that_added_them(
     flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
@@ -83,22 +66,6 @@ def test_rows_vanish_with_the_client_that_added_them(
         assert (flow.partition("p").rows, flow.partition("p").open_groups) == (1, 2)
     assert (flow.partition("p").rows, flow.partition("p").size_bytes) == (0, 0)
     assert flow.partition("p").open_groups == 0
-
-
-def test_the_limits_of_rows_hold_for_rows_that_are_added(
-    start_server: Callable[..., ServerThread], transport: TransportChoice
-) -> None:
-    server = start_server(max_group_rows=3, max_rows=4)
-    with connect(server.addresses[0], transport=transport) as client:
-        client.register_partition("p", ["a"], 4, ["train"])
-        group = client.reserve_group("p", "g")
-        group.add(["g0", "g1"], {"a": torch.zeros(2)})
-        with pytest.raises(InvalidArgumentError, match="at most 3"):
-            group.add(["g2", "g3"], {"a": torch.zeros(2)})
-        client.put_samples(["s0", "s1"], "p", {"a": torch.zeros(2)})
-        with pytest.raises(OutOfSpaceError, match="at most 4"):
-            group.add(["g2"], {"a": torch.zeros(1)})
-        assert group.commit() == 2
 
 
 async def test_the_asynchronous_client_adds_rows_at_once(

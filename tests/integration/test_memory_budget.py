@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import pytest
 import torch
 from tests.integration.conftest import Eventually, Unchanged
 
-from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError, OutOfSpaceError
 from dataplane_client.options import TransportChoice
@@ -83,19 +81,6 @@ def test_a_put_is_admitted_when_space_is_cleared_meanwhile(
     got = small_client.get_samples(["b", "full30"], "p", ["x"])["x"].unbind()
     assert torch.equal(got[0], rows(2, 10 * KIB)["x"][1])
     assert torch.equal(got[1], rows(60, KIB)["x"][30])
-
-
-async def test_the_asynchronous_client_waits_for_space_without_blocking_its_loop(
-    small_server: ServerThread, transport: TransportChoice
-) -> None:
-    async with await aio.connect(small_server.addresses[0], transport=transport) as client:
-        await client.register_partition("p", ["x"], 0, ["train"])
-        await client.put_samples(["full"], "p", rows(1, BUDGET))
-        put = asyncio.create_task(client.put_samples(["a"], "p", rows(1, BUDGET)))
-        while not (await client.server_status()).waiting_puts:  # noqa: ASYNC110  # the event is in the server
-            await asyncio.sleep(0)
-        await client.clear_samples(["full"], "p")
-        assert (await put).sample_ids == ["a"]
 
 
 def test_those_behind_a_put_that_gives_up_are_admitted(

@@ -175,15 +175,6 @@ def test_an_open_partition_takes_fields_as_they_come(
         client.get_data(meta, ["oops"])
 
 
-def test_a_partition_is_strict_unless_it_says_otherwise(flow: DataPlaneClient) -> None:
-    with pytest.raises(InvalidArgumentError, match="'p' does not declare field 'typo'; declared: a, b"):
-        put(flow, ["x"], "typo")
-    with pytest.raises(InvalidArgumentError, match="'p' does not declare field 'typo'"):
-        flow.claim("p", "train", ["typo"], 1)
-    with pytest.raises(PreconditionError, match="open is False in the partition, True in the registration"):
-        flow.register_partition("p", ["a"], 4, ["train"], open=True)
-
-
 def test_rows_are_cleared_when_the_last_task_commits_them(client: DataPlaneClient) -> None:
     tasks = ["train", "eval"]
     assert client.register_partition("p", ["a", "b"], 2, tasks, clear_when_consumed=True).clear_when_consumed

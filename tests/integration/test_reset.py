@@ -8,7 +8,7 @@ from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.descriptions import DeadLetter
-from dataplane_client.errors import ClaimFencedError, ClaimTimeoutError, InvalidArgumentError, NotFoundError
+from dataplane_client.errors import ClaimFencedError, ClaimTimeoutError, InvalidArgumentError
 
 
 @pytest.fixture
@@ -68,14 +68,6 @@ def test_an_asked_for_reset_gives_dead_letters_another_chance(flow: DataPlaneCli
     assert states(flow) == {"dead": 2}
     assert flow.reset("p", "train", ["y", "unknown"]) == 1
     assert flow.claim("p", "train", ["a"], 1, timeout_s=0).deliveries == [1]
-
-
-def test_unknown_tasks_and_partitions_are_refused(flow: DataPlaneClient) -> None:
-    for call in (flow.dead_letters, flow.reset):
-        with pytest.raises(NotFoundError, match="'eval'"):
-            call("p", "eval")
-        with pytest.raises(NotFoundError, match="'q'"):
-            call("q", "train")
 
 
 def test_a_reset_of_all_rows_starts_the_task_from_the_beginning(flow: DataPlaneClient) -> None:

@@ -10,7 +10,7 @@ import torch
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.errors import ClaimNotFoundError, ClaimTimeoutError, InvalidArgumentError
+from dataplane_client.errors import ClaimNotFoundError, InvalidArgumentError
 from dataplane_client.options import TransportChoice
 
 LENGTHS = [100, 1, 2, 90, 50, 60, 3, 10]
@@ -75,18 +75,6 @@ def test_one_commit_ends_a_shard_for_all_who_share_it(
         with pytest.raises(ClaimNotFoundError):
             late.release()
     assert flow.partition("p").task("train").consumed_rows_total == 4
-
-
-def test_rows_of_a_shard_that_nobody_holds_stay_with_their_step(
-    flow: DataPlaneClient, address: str, transport: TransportChoice
-) -> None:
-    with connect(address, transport=transport) as other:
-        gone = shard(other, 0)
-    again = shard(flow, 0)
-    assert again.meta.sample_ids == gone.meta.sample_ids
-    assert again.fence > gone.fence
-    with pytest.raises(ClaimTimeoutError):
-        flow.claim("p", "train", ["a"], 1, timeout_s=0)
 
 
 def test_a_step_waits_for_its_rows(flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually) -> None:

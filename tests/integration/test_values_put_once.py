@@ -61,16 +61,6 @@ def test_rows_of_groups_share_objects_with_rows_of_other_groups(flow: DataPlaneC
         assert torch.equal(rows[row]["image"], image)
 
 
-def test_a_reader_keeps_an_image_while_its_rows_are_cleared(flow: DataPlaneClient) -> None:
-    picture = images(1, MIB)
-    flow.put_samples(["a"], "p", {"image": list(picture)}, once=["image"])
-    view = flow.read_columns(flow.claim("p", "train", ["image"], 1).meta, ["image"], layout="jagged")["image"]
-    flow.put_samples(["b"], "p", {"image": list(picture)}, once=["image"])
-    flow.clear_samples(None, "p")
-    flow.put_samples(["c"], "p", {"image": [row + 1 for row in picture]}, once=["image"])
-    assert torch.equal(view[0], picture[0])
-
-
 def test_what_cannot_be_kept_once_is_refused_by_name(flow: DataPlaneClient) -> None:
     fields = {"input_ids": [[1, 2]], "boxes": [[3]]}
     with pytest.raises(InvalidArgumentError, match="field 'input_ids' is per-token"):
