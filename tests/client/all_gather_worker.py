@@ -14,24 +14,9 @@ import torch.distributed
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
 from dataplane_client.packed_tensor import PackedTensor
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]
+DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
+DTYPES += [torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
+DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def objects(*elements: object) -> np.ndarray[Any, Any]:
@@ -93,11 +78,7 @@ def gathered(batch: BatchedDataDict[Any], group: torch.distributed.ProcessGroup)
 
 def be_a_rank(rank: int, world_size: int, backend: str, folder: Path) -> None:
     torch.distributed.init_process_group(
-        backend,
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
+        backend, init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
     )
     group = torch.distributed.group.WORLD
     if group is None:

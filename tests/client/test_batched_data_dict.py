@@ -57,11 +57,6 @@ def test_a_batch_is_a_mapping_but_no_dict() -> None:
     assert not isinstance(batch, dict)
 
 
-def test_metadata_is_none_at_first() -> None:
-    batch: Batch = BatchedDataDict(a=[1])
-    assert (batch.micro_batch_indices, batch.micro_batch_lengths, batch.elem_counts_per_gb) == (None, None, None)
-
-
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_metadata_survives_copying(copied: Callable[[Batch], Batch]) -> None:
     batch: Batch = BatchedDataDict(a=[1, 2])
@@ -113,10 +108,12 @@ def test_a_value_without_rows_is_refused_by_name(use: Callable[[Batch], object],
 # --- slice ---
 
 
-def test_slice_takes_the_rows_of_every_column() -> None:
-    part = four_rows().slice(1, 3)
-    assert type(part) is SlicedDataDict
-    assert rows_of(part) == [1, 2]
+def test_slice_takes_the_rows_of_every_column_and_no_metadata() -> None:
+    batch = four_rows()
+    batch.micro_batch_indices, batch.micro_batch_lengths, batch.elem_counts_per_gb = [[[0, 4]]], [[2]], [4]
+    part = batch.slice(1, 3)
+    assert (type(part), rows_of(part)) == (SlicedDataDict, [1, 2])
+    assert (part.micro_batch_indices, part.micro_batch_lengths, part.elem_counts_per_gb) == (None, None, None)
 
 
 def test_slice_of_a_tensor_is_a_view() -> None:
@@ -125,46 +122,29 @@ def test_slice_of_a_tensor_is_a_view() -> None:
     assert batch["ids"][1, 0] == 99
 
 
-@pytest.mark.parametrize("column", [torch.zeros(4), PackedTensor([None] * 4, 0)], ids=["tensor", "packed"])
-def test_slice_beyond_the_rows_of_a_tensor_is_refused(column: object) -> None:
-    with pytest.raises(AssertionError, match="slice end 5 is greater than the shape of the tensor 'x'"):
-        BatchedDataDict[Any](x=column).slice(3, 5)
-
-
 @pytest.mark.parametrize("column", [[1, 2, 3, 4], objects(1, 2, 3, 4)], ids=["list", "ndarray"])
 def test_slice_beyond_the_end_of_a_list_ends_with_it(column: object) -> None:
     assert list(BatchedDataDict[Any](x=column).slice(3, 9)["x"]) == [4]
 
 
-@pytest.mark.parametrize(("start", "end"), [(-1, 2), (0, -1), (3, 2)])
-def test_slice_bounds_out_of_order_are_refused(start: int, end: int) -> None:
-    with pytest.raises(ValueError, match="0 <= start <= end"):
-        four_rows().slice(start, end)
-
-
-def test_slice_does_not_carry_metadata() -> None:
-    batch = four_rows()
-    batch.micro_batch_indices, batch.micro_batch_lengths, batch.elem_counts_per_gb = [[[0, 4]]], [[2]], [4]
-    part = batch.slice(0, 4)
-    assert (part.micro_batch_indices, part.micro_batch_lengths, part.elem_counts_per_gb) == (None, None, None)
-
-
 # --- select_indices, chunk ---
 
 
-@pytest.mark.parametrize("indices", [[3, 0, 0], torch.tensor([3, 0, 0])], ids=["list", "tensor"])
-def test_select_indices_takes_the_rows_named_in_that_order(indices: list[int] | torch.Tensor) -> None:
-    assert rows_of(four_rows().select_indices(indices)) == [3, 0, 0]
-
-
 @pytest.mark.parametrize("cls", [BatchedDataDict, SlicedDataDict])
-def test_select_indices_keeps_the_class(cls: type[Batch]) -> None:
-    assert type(cls(a=[1, 2]).select_indices([1])) is cls
+@pytest.mark.parametrize("indices", [[3, 0, 0], torch.tensor([3, 0, 0])], ids=["list", "tensor"])
+def test_select_indices_takes_the_rows_named_in_that_order(cls: type[Batch], indices: list[int] | torch.Tensor) -> None:
+    chosen = cls(four_rows()).select_indices(indices)
+    assert (type(chosen), rows_of(chosen)) == (cls, [3, 0, 0])
 
 
-def test_select_indices_copies_tensors() -> None:
+@pytest.mark.parametrize(
+    "use",
+    [lambda b: b.select_indices([0, 1]), lambda b: b.chunk(0, 2), lambda b: b.shard_by_batch_size(2)[0]],
+    ids=["select_indices", "chunk", "shard"],
+)
+def test_parts_other_than_slices_hold_copies(use: Callable[[Batch], Batch]) -> None:
     batch = four_rows()
-    batch.select_indices([0, 1])["ids"].fill_(99)
+    use(batch)["ids"].fill_(99)
     assert rows_of(batch) == [0, 1, 2, 3]
 
 
@@ -173,47 +153,11 @@ def test_select_indices_of_no_rows_keeps_every_column() -> None:
     assert (empty["ids"].shape, empty["logs"], empty["tags"].shape, len(empty["image"])) == ((0, 2), [], (0,), 0)
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [[True, False], torch.tensor([True, False]), torch.tensor([[0]]), torch.tensor(0), [0.0]],
-    ids=["mask", "mask_tensor", "two_dims", "0d", "float"],
-)
-def test_select_indices_refuses_what_is_no_flat_list_of_integers(mask: Any) -> None:
-    with pytest.raises(TypeError, match="row indices must be a flat sequence of integers"):
-        four_rows().select_indices(mask)
-
-
-def test_chunks_are_the_consecutive_parts() -> None:
-    chunks = [four_rows().chunk(rank, 2) for rank in range(2)]
-    assert [rows_of(chunk) for chunk in chunks] == [[0, 1], [2, 3]]
-    assert {type(chunk) for chunk in chunks} == {SlicedDataDict}
-
-
-def test_chunk_returns_copies() -> None:
-    batch = four_rows()
-    batch.chunk(0, 2)["ids"].fill_(99)
-    assert rows_of(batch) == [0, 1, 2, 3]
-
-
-def test_chunk_gives_every_rank_its_single_row() -> None:
-    assert [BatchedDataDict[Any](a=[7, 8, 9]).chunk(rank, 3)["a"] for rank in range(3)] == [[7], [8], [9]]
-
-
-@pytest.mark.parametrize(("rank", "chunks"), [(5, 2), (2, 2), (-1, 2)])
-def test_chunk_refuses_a_rank_that_is_not_one(rank: int, chunks: int) -> None:
-    with pytest.raises(AssertionError, match="index OOB"):
-        BatchedDataDict[Any](a=torch.zeros(100)).chunk(rank, chunks)
-
-
-@pytest.mark.parametrize("chunks", [3, 0])
-def test_chunk_refuses_rows_that_do_not_divide(chunks: int) -> None:
-    with pytest.raises(AssertionError, match="is not a multiple of chunks"):
-        four_rows().chunk(0, chunks)
-
-
-def test_chunk_refuses_columns_of_different_lengths() -> None:
-    with pytest.raises(AssertionError, match="batch sizes are not the same"):
-        BatchedDataDict[Any](a=[1, 2], b=[1]).chunk(0, 1)
+@pytest.mark.parametrize(("chunks", "rows"), [(2, [[0, 1], [2, 3]]), (4, [[0], [1], [2], [3]])], ids=["pairs", "rows"])
+def test_chunks_are_the_consecutive_parts(chunks: int, rows: list[list[int]]) -> None:
+    parts = [four_rows().chunk(rank, chunks) for rank in range(chunks)]
+    assert [rows_of(part) for part in parts] == rows
+    assert {type(part) for part in parts} == {SlicedDataDict}
 
 
 # --- reorder_data ---
@@ -240,19 +184,6 @@ def test_reorder_data_keeps_the_underlying_dictionary() -> None:
     assert columns["a"] == [8, 7]
 
 
-@pytest.mark.parametrize(
-    ("columns", "indices"),
-    [
-        pytest.param({"a": [1, 2], "b": [1]}, [0, 1], id="columns"),
-        pytest.param({"a": [1, 2]}, [0, 1, 2], id="too_many_indices"),
-        pytest.param({"a": [1, 2]}, [0], id="too_few_indices"),
-    ],
-)
-def test_reorder_data_refuses_sizes_that_differ(columns: dict[str, Any], indices: list[int]) -> None:
-    with pytest.raises(AssertionError, match="Batch sizes are not the same"):
-        BatchedDataDict[Any](columns).reorder_data(indices)
-
-
 @pytest.mark.parametrize("indices", [[0, 0, 1, 2], [1, 2, 3, 4], [-1, 0, 1, 2]])
 def test_reorder_data_refuses_what_is_no_permutation_and_changes_nothing(indices: list[int]) -> None:
     batch = four_rows()
@@ -264,37 +195,24 @@ def test_reorder_data_refuses_what_is_no_permutation_and_changes_nothing(indices
 # --- repeat_interleave, truncate_tensors, to ---
 
 
-def without_image() -> Batch:
-    batch = four_rows()
-    del batch["image"]
-    return batch
-
-
 @pytest.mark.parametrize(("n", "expected"), [(2, [10, 10, 11, 11, 12, 12, 13, 13]), (1, [10, 11, 12, 13]), (0, [])])
 def test_repeat_interleave_repeats_every_row_in_succession(n: int, expected: list[int]) -> None:
-    repeated = without_image().repeat_interleave(n)
+    batch = four_rows()
+    del batch["image"]
+    repeated = batch.repeat_interleave(n)
     assert repeated["ids"][:, 0].tolist() == expected
     assert [entry["n"] for entry in repeated["logs"]] == expected
     assert repeated["tags"].tolist() == [{10: [10], 11: "11", 12: 12, 13: None}[n] for n in expected]
 
 
 def test_repeat_interleave_copies_list_and_object_elements_for_each_repeat() -> None:
-    batch = without_image()
+    batch = four_rows()
+    del batch["image"]
     repeated = batch.repeat_interleave(2)
     repeated["logs"][0]["n"] = 99
     repeated["tags"][0].append(99)
     assert (repeated["logs"][1], repeated["tags"][1]) == ({"n": 10}, [10])
     assert (batch["logs"][0], batch["tags"][0]) == ({"n": 10}, [10])
-
-
-def test_repeat_interleave_refuses_packed_tensors() -> None:
-    with pytest.raises(NotImplementedError, match="'image'"):
-        four_rows().repeat_interleave(2)
-
-
-def test_repeat_interleave_refuses_a_negative_number() -> None:
-    with pytest.raises(ValueError, match="num_repeats must be nonnegative"):
-        without_image().repeat_interleave(-1)
 
 
 def test_truncate_tensors_cuts_every_tensor_that_has_the_dimension() -> None:
@@ -325,11 +243,11 @@ def test_to_moves_tensors_and_packed_tensors_in_place() -> None:
 
 def multimodal() -> Batch:
     return BatchedDataDict(
-        input_ids=torch.zeros(2, 3),
         pixel_values=torch.zeros(2, 3, 4, 4),
         image=PackedTensor([torch.zeros(1, 2), torch.ones(2, 2)], 0),
         video=PackedTensor([None, None], 0),
         token_type_ids=torch.ones(2, 3),
+        mm_token_type_ids=PackedTensor([torch.zeros(1), torch.ones(2)], 0),
         logs=["a", "b"],
     )
 
@@ -337,19 +255,14 @@ def multimodal() -> Batch:
 def test_multimodal_dict_holds_packed_and_token_type_columns_only() -> None:
     found = multimodal().get_multimodal_dict()
     assert type(found) is dict
-    assert sorted(found) == ["image", "token_type_ids", "video"]
+    assert sorted(found) == ["image", "mm_token_type_ids", "token_type_ids", "video"]
     assert isinstance(found["image"], PackedTensor)
-
-
-def test_multimodal_dict_knows_both_token_type_columns() -> None:
-    batch: Batch = BatchedDataDict(mm_token_type_ids=torch.ones(2, 3), token_type_ids=torch.ones(2, 3))
-    assert sorted(batch.get_multimodal_dict()) == ["mm_token_type_ids", "token_type_ids"]
 
 
 def test_multimodal_dict_concatenates_rows_on_request() -> None:
     found = multimodal().get_multimodal_dict(as_tensors=True)
-    assert found["image"].shape == (3, 2)
-    assert found["video"] is None
+    assert (found["image"].shape, found["video"]) == ((3, 2), None)
+    assert found["mm_token_type_ids"].tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("as_tensors", [True, False])
@@ -361,18 +274,38 @@ def test_multimodal_dict_lies_on_the_device_asked_for_and_the_batch_stays(as_ten
     assert (batch["image"].tensors[0].device.type, batch["token_type_ids"].device.type) == ("cpu", "cpu")
 
 
-def test_multimodal_dict_of_text_is_empty() -> None:
-    assert BatchedDataDict[Any](input_ids=torch.zeros(2, 3)).get_multimodal_dict(as_tensors=True) == {}
+# --- refusals ---
+
+BEYOND = "slice end 5 is greater than the shape of the tensor 'x'"
+NOT_FLAT = "row indices must be a flat sequence of integers"
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "slice beyond a tensor": (lambda: Batch(x=torch.zeros(4)).slice(3, 5), AssertionError, BEYOND),
+    "slice beyond packed rows": (lambda: Batch(x=PackedTensor([None] * 4, 0)).slice(3, 5), AssertionError, BEYOND),
+    "slice from -1": (lambda: four_rows().slice(-1, 2), ValueError, "0 <= start <= end"),
+    "slice to -1": (lambda: four_rows().slice(0, -1), ValueError, "0 <= start <= end"),
+    "slice backwards": (lambda: four_rows().slice(3, 2), ValueError, "0 <= start <= end"),
+    "select by a mask": (lambda: four_rows().select_indices([True, False]), TypeError, NOT_FLAT),
+    "select by a tensor mask": (lambda: four_rows().select_indices(torch.tensor([True])), TypeError, NOT_FLAT),
+    "select in two dims": (lambda: four_rows().select_indices(torch.tensor([[0]])), TypeError, NOT_FLAT),
+    "select a scalar": (lambda: four_rows().select_indices(torch.tensor(0)), TypeError, NOT_FLAT),
+    "select by a float": (lambda: four_rows().select_indices([0.0]), TypeError, NOT_FLAT),  # type: ignore[list-item]
+    "chunk far behind": (lambda: Batch(a=torch.zeros(100)).chunk(5, 2), AssertionError, "index OOB"),
+    "chunk behind the last": (lambda: Batch(a=torch.zeros(100)).chunk(2, 2), AssertionError, "index OOB"),
+    "chunk before the first": (lambda: Batch(a=torch.zeros(100)).chunk(-1, 2), AssertionError, "index OOB"),
+    "3 chunks of 4 rows": (lambda: four_rows().chunk(0, 3), AssertionError, "is not a multiple of chunks"),
+    "no chunks": (lambda: four_rows().chunk(0, 0), AssertionError, "is not a multiple of chunks"),
+    "chunk of uneven columns": (lambda: Batch(a=[1, 2], b=[1]).chunk(0, 1), AssertionError, "sizes are not the same"),
+    "reorder uneven columns": (lambda: Batch(a=[1, 2], b=[1]).reorder_data([0, 1]), AssertionError, "not the same"),
+    "reorder by too many": (lambda: Batch(a=[1, 2]).reorder_data([0, 1, 2]), AssertionError, "not the same"),
+    "reorder by too few": (lambda: Batch(a=[1, 2]).reorder_data([0]), AssertionError, "not the same"),
+    "repeat packed tensors": (lambda: four_rows().repeat_interleave(2), NotImplementedError, "'image'"),
+    "repeat -1 times": (lambda: Batch(a=[1]).repeat_interleave(-1), ValueError, "num_repeats must be nonnegative"),
+    "an absent column": (lambda: Batch(a=[1])["b"], KeyError, "no column 'b'; the batch holds 'a'"),
+    "a row as a column": (lambda: Batch(a=[1])[0], KeyError, "for rows use slice"),  # type: ignore[index]
+}
 
 
-def test_packed_token_types_are_concatenated_like_any_packed_column() -> None:
-    batch: Batch = BatchedDataDict(token_type_ids=PackedTensor([torch.zeros(1), torch.ones(2)], 0))
-    assert batch.get_multimodal_dict(as_tensors=True)["token_type_ids"].tolist() == [0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("b", "no column 'b'; the batch holds 'a'"), (0, "for rows use slice")], ids=["name", "row"]
-)
-def test_a_column_that_is_not_there_is_told_with_those_that_are(name: str, message: str) -> None:
-    with pytest.raises(KeyError, match=message):
-        BatchedDataDict({"a": torch.zeros(2)})[name]
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused(call: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

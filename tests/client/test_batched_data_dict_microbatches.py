@@ -35,25 +35,33 @@ def rows_of(batch: Batch) -> list[int]:
 def test_get_batch_takes_the_rows_and_metadata_recorded_for_packed_data() -> None:
     first, second = packed().get_batch(0, batch_size=99), packed().get_batch(1)
     assert (rows_of(first), rows_of(second)) == ([0, 1, 2], [3, 4])
-    assert (second.micro_batch_indices, second.micro_batch_lengths, second.elem_counts_per_gb) == (
-        [[[0, 2]]],
-        [[8]],
-        [2],
-    )
-    assert type(first) is SlicedDataDict
+    assert (second.micro_batch_indices, second.micro_batch_lengths) == ([[[0, 2]]], [[8]])
+    assert (second.elem_counts_per_gb, type(first)) == ([2], SlicedDataDict)
 
 
-@pytest.mark.parametrize("batch_idx", [2, -1])
-def test_get_batch_of_packed_data_refuses_a_batch_that_is_not_there(batch_idx: int) -> None:
-    with pytest.raises(IndexError, match="outside 2 global batches"):
-        packed().get_batch(batch_idx)
-
-
-def test_get_batch_of_packed_data_without_microbatches_is_refused() -> None:
+def without_indices() -> Batch:
     batch = packed()
     batch.micro_batch_indices = None
-    with pytest.raises(AssertionError, match="micro_batch_indices must be present"):
-        batch.get_batch(0)
+    return batch
+
+
+UNEVEN = "is not a multiple of the provided microbatch size"
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "batch 2 of 2": (lambda: packed().get_batch(2), IndexError, "outside 2 global batches"),
+    "batch -1": (lambda: packed().get_batch(-1), IndexError, "outside 2 global batches"),
+    "no microbatches": (lambda: without_indices().get_batch(0), AssertionError, "micro_batch_indices must be present"),
+    "no batch size": (lambda: numbered(6).get_batch(1), TypeError, "batch_size"),
+    "6 rows by 4": (lambda: next(numbered(6).make_microbatch_iterator(4)), AssertionError, UNEVEN),
+    "6 rows by 0": (lambda: next(numbered(6).make_microbatch_iterator(0)), AssertionError, UNEVEN),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_batch_or_microbatch_that_is_not_there_is_refused(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_get_batch_of_plain_data_takes_batch_size_rows() -> None:
@@ -70,20 +78,8 @@ def test_get_batch_of_dynamically_batched_data_takes_the_metadata_along() -> Non
     assert second.elem_counts_per_gb is None
 
 
-def test_get_batch_of_plain_data_needs_a_batch_size() -> None:
-    with pytest.raises(TypeError, match="batch_size"):
-        numbered(6).get_batch(1)
-
-
 def test_fixed_microbatches_are_consecutive_slices() -> None:
     assert [rows_of(mb) for mb in numbered(6).make_microbatch_iterator(2)] == [[0, 1], [2, 3], [4, 5]]
-
-
-@pytest.mark.parametrize("size", [4, 0])
-def test_rows_that_do_not_divide_are_refused_at_the_first_microbatch(size: int) -> None:
-    iterator = numbered(6).make_microbatch_iterator(size)
-    with pytest.raises(AssertionError, match="is not a multiple of the provided microbatch size"):
-        next(iterator)
 
 
 def test_dynamic_microbatches_are_cut_to_their_length() -> None:

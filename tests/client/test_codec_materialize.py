@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,16 +48,6 @@ def test_each_field_is_padded_with_its_own_value_and_zero_otherwise() -> None:
     assert batch["mask"].tolist() == [[1, 0], [1, 1]]
 
 
-def test_integers_stay_exact() -> None:
-    td = TensorDict({"ids": ragged([2**53 + 1], [2**62 + 1, 3])}, [2])
-    assert materialize(td)["ids"].tolist() == [[2**53 + 1, 0], [2**62 + 1, 3]]
-
-
-def test_rectangular_leaf_passes_through_unchanged() -> None:
-    dense = torch.ones(2, 3)
-    assert materialize(TensorDict({"x": dense}, [2]))["x"] is dense
-
-
 def test_jagged_layout_passes_nested_leaves_through() -> None:
     nested = ragged([1], [2, 3])
     batch = materialize(TensorDict({"x": nested, "y": torch.ones(2, 1)}, [2]), layout="jagged", pad_to_seqlen=4)
@@ -65,34 +55,23 @@ def test_jagged_layout_passes_nested_leaves_through() -> None:
     assert batch["y"].shape == (2, 4)
 
 
-def test_unknown_layout_is_refused() -> None:
-    with pytest.raises(ValueError, match="'ragged'"):
-        materialize(TensorDict({}, [0]), layout="ragged")  # type: ignore[arg-type]
-
-
 def test_pad_to_seqlen_fills_narrower_fields_and_leaves_wider_ones() -> None:
-    td = TensorDict({"a": ragged([1], [2, 3]), "b": torch.ones(2, 3), "c": torch.ones(2, 5), "d": torch.ones(2)}, [2])
+    fields = {"a": ragged([1], [2, 3]), "b": torch.ones(2, 3), "c": torch.ones(2, 5), "d": torch.ones(2)}
+    td = TensorDict({**fields, "e": torch.ones(2, 2, 5)}, [2])
     batch = materialize(td, pad_value_dict={"a": 7, "b": 8}, pad_to_seqlen=4)
     assert batch["a"].tolist() == [[1, 7, 7, 7], [2, 3, 7, 7]]
     assert batch["b"].tolist() == [[1, 1, 1, 8], [1, 1, 1, 8]]
-    assert batch["c"].shape == (2, 5)
-    assert batch["d"].shape == (2,)
-
-
-def test_pad_to_seqlen_widens_dim_1_of_features_too() -> None:
-    assert materialize(TensorDict({"x": torch.ones(3, 2, 5)}, [3]), pad_to_seqlen=6)["x"].shape == (3, 6, 5)
-
-
-def test_pad_to_seqlen_below_the_longest_row_changes_nothing() -> None:
-    assert materialize(TensorDict({"x": ragged([1], [2, 3])}, [2]), pad_to_seqlen=1)["x"].shape == (2, 2)
+    assert [tuple(batch[name].shape) for name in "cde"] == [(2, 5), (2,), (2, 4, 5)]
+    assert batch["c"] is td["c"]
+    assert materialize(td, pad_to_seqlen=1)["a"].shape == (2, 2)
 
 
 def test_object_stack_becomes_an_object_array_with_lists_and_dicts_whole() -> None:
     values = [[1, 2], {"a": 1}, None]
-    column = materialize(TensorDict({"o": NonTensorStack(*map(NonTensorData, values))}, [3]))["o"]
-    assert column.shape == (3,)
-    assert column.dtype == object
-    assert column.tolist() == values
+    packed = pack_jagged_fields({"p": objects(*values)}, lengths=torch.tensor([1, 1, 1]))["p"]
+    batch = materialize(TensorDict({"o": NonTensorStack(*map(NonTensorData, values)), "p": packed}, [3]))
+    assert (batch["o"].shape, batch["o"].dtype) == ((3,), object)
+    assert batch["o"].tolist() == batch["p"].tolist() == values
 
 
 def test_stripped_item_of_a_stack_is_none() -> None:
@@ -101,45 +80,54 @@ def test_stripped_item_of_a_stack_is_none() -> None:
     assert materialize(TensorDict({"o": stack}, [2]))["o"].tolist() == [None, "b"]
 
 
-def test_packed_object_array_comes_back_one_value_per_row() -> None:
-    td = pack_jagged_fields({"o": objects("a", [1], None)}, lengths=torch.tensor([1, 1, 1]))
-    assert materialize(td)["o"].tolist() == ["a", [1], None]
-
-
-def test_one_value_without_rows_stands_for_every_row() -> None:
-    assert materialize(TensorDict({"o": NonTensorData("hi")}, [3]))["o"].tolist() == ["hi", "hi", "hi"]
-
-
 @pytest.mark.parametrize(
-    ("leaf", "expected"),
-    [(NonTensorData("hi"), ["hi"]), (NonTensorData(objects("a", "b")), ["a", "b"])],
-    ids=["scalar", "array"],
+    ("leaf", "rows", "expected"),
+    [
+        (NonTensorData("hi"), [3], ["hi", "hi", "hi"]),
+        (NonTensorData("hi"), [], ["hi"]),
+        (NonTensorData(objects("a", "b")), [], ["a", "b"]),
+    ],
+    ids=["one value for every row", "a scalar without rows", "an array without rows"],
 )
-def test_without_batch_dims_an_object_leaf_says_its_own_rows(leaf: object, expected: list[object]) -> None:
-    assert materialize(TensorDict({"o": leaf}, []))["o"].tolist() == expected
+def test_an_object_leaf_without_rows_is_of_every_row_or_says_its_own(
+    leaf: object, rows: list[int], expected: list[object]
+) -> None:
+    assert materialize(TensorDict({"o": leaf}, rows))["o"].tolist() == expected
 
 
-def test_object_array_of_another_length_is_refused_naming_field_and_numbers() -> None:
-    td = TensorDict({"o": objects("a", "b", "c")}, [3])[1:]
-    with pytest.raises(ValueError, match=r"'o'.*\(3,\).*2 rows"):
-        materialize(td)
+WITH_HOLES = nested_tensor_from_jagged(
+    torch.arange(10), torch.tensor([0, 3, 6, 10]), lengths=torch.tensor([1, 3, 2]), min_seqlen=1, max_seqlen=3
+)
+ODD = {
+    "large integers": (ragged([2**53 + 1], [2**62 + 1, 3]), [[2**53 + 1, 0], [2**62 + 1, 3]]),
+    "holes between rows": (WITH_HOLES, [[0, 0, 0], [3, 4, 5], [6, 7, 0]]),
+    "narrowed": (
+        narrow(torch.arange(12).reshape(2, 6), 1, torch.tensor([1, 3]), torch.tensor([2, 3]), layout=torch.jagged),
+        [[1, 2, 0], [9, 10, 11]],
+    ),
+    "no recorded longest row": (
+        nested_tensor_from_jagged(torch.arange(5), torch.tensor([0, 2, 5])),
+        [[0, 1, 0], [2, 3, 4]],
+    ),
+    "strided": ([torch.tensor([[1, 2]]), torch.tensor([[3, 4], [5, 6]])], [[[1, 2], [0, 0]], [[3, 4], [5, 6]]]),
+    "non-contiguous": (
+        nested_tensor_from_jagged(torch.arange(6).reshape(2, 3).T, torch.tensor([0, 1, 3]), None, 1, 2),
+        [[[0, 3], [0, 0]], [[1, 4], [2, 5]]],
+    ),
+    "pending conjugation": (
+        nested_tensor_from_jagged(torch.tensor([1 + 2j, 3 - 1j, 5j]).conj(), torch.tensor([0, 1, 3]), None, 1, 2),
+        [[1 - 2j, 0], [3 + 1j, -5j]],
+    ),
+}
 
 
-def test_nested_tensordict_is_refused_naming_key_and_type() -> None:
-    with pytest.raises(TypeError, match="'inner': unexpected leaf type TensorDict"):
-        materialize(TensorDict({"inner": TensorDict({"x": torch.ones(2)}, [2])}, [2]))
-
-
-def test_rows_with_holes_between_them_are_padded_without_the_holes() -> None:
-    nested = nested_tensor_from_jagged(
-        torch.arange(10), torch.tensor([0, 3, 6, 10]), lengths=torch.tensor([1, 3, 2]), min_seqlen=1, max_seqlen=3
-    )
-    assert materialize(TensorDict({"x": nested}, [3]))["x"].tolist() == [[0, 0, 0], [3, 4, 5], [6, 7, 0]]
-
-
-def test_narrowed_rows_are_padded() -> None:
-    nested = narrow(torch.arange(12).reshape(2, 6), 1, torch.tensor([1, 3]), torch.tensor([2, 3]), layout=torch.jagged)
-    assert materialize(TensorDict({"x": nested}, [2]))["x"].tolist() == [[1, 2, 0], [9, 10, 11]]
+@STRIDED
+@pytest.mark.parametrize(("nested", "expected"), ODD.values(), ids=ODD)
+def test_nested_tensors_of_every_make_are_padded(
+    nested: torch.Tensor | list[torch.Tensor], expected: list[object]
+) -> None:
+    leaf = nested_tensor(nested) if isinstance(nested, list) else nested
+    assert materialize(TensorDict({"x": leaf}, [len(expected)]))["x"].tolist() == expected
 
 
 @needs_jagged_slices
@@ -148,41 +136,18 @@ def test_slice_of_a_batch_is_padded_to_its_own_longest_row() -> None:
     assert materialize(td[:3])["x"].tolist() == [[1, 0], [2, 3], [4, 0]]
 
 
-def test_width_does_not_rely_on_a_recorded_longest_row() -> None:
-    nested = nested_tensor_from_jagged(torch.arange(5), torch.tensor([0, 2, 5]))
-    assert materialize(TensorDict({"x": nested}, [2]))["x"].shape == (2, 3)
-
-
-@STRIDED
-def test_strided_nested_tensor_is_padded() -> None:
-    nested = nested_tensor([torch.tensor([[1, 2]]), torch.tensor([[3, 4], [5, 6]])])
-    padded = materialize(TensorDict({"x": nested}, [2]))["x"]
-    assert padded.tolist() == [[[1, 2], [0, 0]], [[3, 4], [5, 6]]]
-
-
-def test_non_contiguous_values_are_padded() -> None:
-    nested = nested_tensor_from_jagged(
-        torch.arange(6).reshape(2, 3).T, torch.tensor([0, 1, 3]), min_seqlen=1, max_seqlen=2
-    )
-    assert materialize(TensorDict({"x": nested}, [2]))["x"].tolist() == [[[0, 3], [0, 0]], [[1, 4], [2, 5]]]
-
-
-def test_pending_conjugation_is_resolved() -> None:
-    values = torch.tensor([1 + 2j, 3 - 1j, 5j]).conj()
-    nested = nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]), min_seqlen=1, max_seqlen=2)
-    assert materialize(TensorDict({"x": nested}, [2]))["x"].tolist() == [[1 - 2j, 0], [3 + 1j, -5j]]
-
-
 @pytest.mark.parametrize("layout", ["padded", "auto"])
-@pytest.mark.parametrize("lengths", [(1, 2), (2, 2)], ids=["ragged", "even"])
-def test_gradients_flow_through(layout: Layout, lengths: tuple[int, int]) -> None:
-    rows = [torch.ones(n, 2, requires_grad=True) for n in lengths]
+@pytest.mark.parametrize(
+    "shapes", [((1, 2), (2, 2)), ((2, 2), (2, 2)), ((2, 3), (2, 5))], ids=["ragged", "even", "later"]
+)
+def test_gradients_flow_through(layout: Layout, shapes: list[tuple[int, int]]) -> None:
+    rows = [torch.ones(shape, requires_grad=True) for shape in shapes]
     dense = torch.ones(2, 1, requires_grad=True)
     td = TensorDict({"x": as_nested_tensor(rows, layout=torch.jagged), "d": dense}, [2])
     batch = materialize(td, layout, {"x": 7}, pad_to_seqlen=3)
-    padded = batch["x"] if not batch["x"].is_nested else batch["x"].to_padded_tensor(0.0)
-    (padded.sum() + (batch["d"] * 2).sum()).backward()
-    assert [row.grad.tolist() for row in rows if row.grad is not None] == [[[1, 1]] * n for n in lengths]
+    whole = batch["x"].values() if batch["x"].is_nested else batch["x"]
+    (whole.sum() + (batch["d"] * 2).sum()).backward()
+    assert [row.grad is not None and row.grad.tolist() for row in rows] == [[[1] * n] * m for m, n in shapes]
     assert dense.grad is not None
     assert dense.grad.tolist() == [[2], [2]]
 
@@ -208,14 +173,6 @@ def test_rows_ragged_in_a_later_dim_are_padded_as_torch_pads_them(
     assert torch.equal(padded.float(), torch.nested.to_padded_tensor(nested_tensor(parts), 7.0))
     wider = materialize(TensorDict({"x": nested}, [2]), pad_to_seqlen=9)["x"]
     assert wider.shape == (2, 9, *shape[2:])
-
-
-def test_gradients_flow_through_rows_ragged_in_a_later_dim() -> None:
-    rows = [torch.ones(2, 3, requires_grad=True), torch.ones(2, 5)]
-    nested = as_nested_tensor(rows, layout=torch.jagged)
-    materialize(TensorDict({"x": nested}, [2]))["x"].sum().backward()
-    assert rows[0].grad is not None
-    assert rows[0].grad.tolist() == [[1] * 3] * 2
 
 
 @STRIDED
@@ -249,21 +206,40 @@ def test_auto_layout_of_a_slice_looks_at_its_rows() -> None:
     assert materialize(part, "auto")["x"].tolist() == [[1, 2], [3, 4]]
 
 
+def offsets(*bounds: int) -> torch.Tensor:
+    return nested_tensor_from_jagged(torch.arange(5), torch.tensor(bounds), min_seqlen=0, max_seqlen=5)
+
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "a layout": (lambda: materialize(TensorDict({}, [0]), layout="ragged"), ValueError, "'ragged'"),  # type: ignore[arg-type]
+    "objects of other rows": (
+        lambda: materialize(TensorDict({"o": objects("a", "b", "c")}, [3])[1:]),
+        ValueError,
+        r"'o'.*\(3,\).*2 rows",
+    ),
+    "a nested TensorDict": (
+        lambda: materialize(TensorDict({"inner": TensorDict({"x": torch.ones(2)}, [2])}, [2])),
+        TypeError,
+        "'inner': unexpected leaf type TensorDict",
+    ),
+    "0-d rows": (
+        lambda: materialize(TensorDict({"x": nested_tensor([torch.tensor(1.0), torch.tensor(2.0)])}, [2])),
+        ValueError,
+        "'x', row",
+    ),
+    "past the end": (lambda: materialize(TensorDict({"x": offsets(0, 2, 9)}, [2])), ValueError, "'x', row 1"),
+    "decreasing": (lambda: materialize(TensorDict({"x": offsets(0, 3, 1)}, [2])), ValueError, "'x', row 1"),
+    "negative": (lambda: materialize(TensorDict({"x": offsets(-1, 1, 2)}, [2])), ValueError, "'x', row 0"),
+}
+
+
 @STRIDED
-def test_strided_nested_tensor_of_0_d_rows_is_refused_naming_it() -> None:
-    with pytest.raises(ValueError, match="'x', row"):
-        materialize(TensorDict({"x": nested_tensor([torch.tensor(1.0), torch.tensor(2.0)])}, [2]))
-
-
-@pytest.mark.parametrize(
-    ("offsets", "row"),
-    [([0, 2, 9], 1), ([0, 3, 1], 1), ([-1, 1, 2], 0)],
-    ids=["past the end", "decreasing", "negative"],
-)
-def test_offsets_outside_the_values_are_refused_naming_field_and_row(offsets: list[int], row: int) -> None:
-    nested = nested_tensor_from_jagged(torch.arange(5), torch.tensor(offsets), min_seqlen=0, max_seqlen=5)
-    with pytest.raises(ValueError, match=f"'x', row {row}"):
-        materialize(TensorDict({"x": nested}, [2]))
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_padded_is_refused_by_field_and_row(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_importing_the_column_layout_does_not_import_torch() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs, SequencePackingArgs
 from dataplane_client.packed_tensor import PackedTensor
-from dataplane_client.packing import get_packer
+from dataplane_client.packing import PackingAlgorithm, get_packer
 
 Metadata = tuple[list[int], Any, Any, Any]
 """Rows of a shard, micro_batch_indices, micro_batch_lengths, elem_counts_per_gb."""
@@ -119,7 +119,7 @@ def test_random_packed_shardings_equal_those_of_the_plain_rules(algorithm: str) 
     for _ in range(600):
         shards, chunks = rng.randint(1, 4), rng.randint(1, 3)
         multiple, budget = rng.choice([1, 4]), rng.choice([40, 64])
-        order_name: Literal["packer", "largest_first"] = rng.choice(["packer", "largest_first"])
+        order_name: Literal["packer", "largest_first"] | None = rng.choice([None, "packer", "largest_first"])
         batch_size = shards * rng.randint(6, 10)
         batch = random_batch(rng, batch_size * chunks, rng.choice([10, 20]))
         args = SequencePackingArgs(
@@ -164,40 +164,26 @@ def assert_same_rows(got: BatchedDataDict[Any], expected: BatchedDataDict[Any]) 
     assert torch.equal(got["jagged"].offsets(), expected["jagged"].offsets())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=24, max_size=24),
     shards=st.sampled_from([1, 2, 3, 4]),
     batch_size=st.sampled_from([None, 12, 24]),
-    algorithm=st.sampled_from(
-        ["concatenative", "first_fit_decreasing", "first_fit_shuffle", "modified_first_fit_decreasing"]
-    ),
+    algorithm=st.none() | st.sampled_from([algorithm.value for algorithm in PackingAlgorithm]),
 )
-def test_packed_shards_joined_and_reordered_are_the_original(
-    lengths: list[int], shards: int, batch_size: int | None, algorithm: str
+def test_shards_joined_and_reordered_are_the_original(
+    lengths: list[int], shards: int, batch_size: int | None, algorithm: str | None
 ) -> None:
+    """algorithm: of packing; none: dynamic batching, which can be undone if all rows are one chunk."""
     batch = all_kinds(lengths)
-    args = SequencePackingArgs(
-        max_tokens_per_microbatch=60,
-        input_key="ids",
-        input_lengths_key="lengths",
-        algorithm=algorithm,
-        sequence_length_pad_multiple=1,
-    )
-    parts, sorted_indices = batch.shard_by_batch_size(shards, batch_size, sequence_packing_args=args)
+    both: Any = {"max_tokens_per_microbatch": 60, "input_key": "ids", "input_lengths_key": "lengths"}
+    args: Any
+    if algorithm is None:
+        args = {**both, "sequence_length_round": 4}
+        parts, order = batch.shard_by_batch_size(shards, dynamic_batching_args=args)
+    else:
+        args = {**both, "algorithm": algorithm, "sequence_length_pad_multiple": 1}
+        parts, order = batch.shard_by_batch_size(shards, batch_size, sequence_packing_args=args)
     joined = BatchedDataDict[Any].from_batches(parts)
-    joined.reorder_data(sorted_indices)
-    assert_same_rows(joined, batch)
-
-
-@settings(max_examples=40, deadline=None)
-@given(lengths=st.lists(st.integers(1, 20), min_size=12, max_size=12), shards=st.sampled_from([1, 2, 3, 4]))
-def test_dynamic_shards_of_one_chunk_joined_and_reordered_are_the_original(lengths: list[int], shards: int) -> None:
-    batch = all_kinds(lengths)
-    args = DynamicBatchingArgs(
-        max_tokens_per_microbatch=60, sequence_length_round=4, input_key="ids", input_lengths_key="lengths"
-    )
-    parts, sorted_indices = batch.shard_by_batch_size(shards, dynamic_batching_args=args)
-    joined = BatchedDataDict[Any].from_batches(parts)
-    joined.reorder_data(sorted_indices)
+    joined.reorder_data(order)
     assert_same_rows(joined, batch)

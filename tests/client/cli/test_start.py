@@ -116,8 +116,4 @@ def test_help_names_the_exit_codes_of_status() -> None:
     code, text = run("status", "--help")
     assert code == 0
     lines = [line.strip() for line in text.splitlines()]
-    assert [line for line in lines if line[:1].isdigit()][:3] == [
-        "0  healthy",
-        "1  not reachable",
-        "2  wrong usage",
-    ]
+    assert [line for line in lines if line[:1].isdigit()][:3] == ["0  healthy", "1  not reachable", "2  wrong usage"]

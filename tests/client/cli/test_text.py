@@ -8,8 +8,7 @@ from dataplane_client.cli._text import age_text, bar_text, duration_text, printa
 
 
 @pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (5 << 40, "5.0 TiB")],
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (5 << 40, "5.0 TiB")]
 )
 def test_sizes_have_a_unit(size: int, text: str) -> None:
     assert size_text(size) == text

@@ -80,10 +80,7 @@ ROWS = packed({"traceparent": OTHER}, {}, {"traceparent": MARK}, {"traceparent":
 
 @pytest.mark.parametrize(
     "response",
-    [
-        pb.ClaimSamplesResponse(row_tags=ROWS),
-        pb.ClaimShardResponse(claim=pb.ClaimSamplesResponse(row_tags=ROWS)),
-    ],
+    [pb.ClaimSamplesResponse(row_tags=ROWS), pb.ClaimShardResponse(claim=pb.ClaimSamplesResponse(row_tags=ROWS))],
     ids=["claim", "shard"],
 )
 def test_a_claim_names_its_producers_and_the_rows_of_each(response: object) -> None:

@@ -59,10 +59,7 @@ REFUSED: dict[str, tuple[object, object]] = {
     "NaN into int64": (tensor([7]), tensor([NAN])),
     "a float32 into bfloat16": (tensor([0.5], dtype=torch.bfloat16), tensor([0.1])),
     "a large float64 into float32": (tensor([0.5]), tensor([1e300], dtype=torch.float64)),
-    "a float8 that int8 does not hold": (
-        tensor([7], dtype=torch.int8),
-        tensor([0.5]).to(torch.float8_e4m3fn),
-    ),
+    "a float8 that int8 does not hold": (tensor([7], dtype=torch.int8), tensor([0.5]).to(torch.float8_e4m3fn)),
     "None into float32": (tensor([0.5]), array(None)),
     "text into int64": (tensor([7]), objects("5")),
     "tensors of two types into int64": (row(7), array([1, 0.5])),

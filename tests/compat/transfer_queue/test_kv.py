@@ -58,9 +58,7 @@ def test_a_put_makes_partition_and_rows_and_tells_all_tags_and_the_fields_that_a
     assert meta == tq.KVBatchMeta(["b"], [{"s": 3, "t": None}], "p", ["r", "x", "y"])
     assert tq.kv_batch_put(["a", "b"], "p", tags=[{"u": True}, {}]).fields == ["r", "x"]
     assert tq.kv_batch_put(["c"], "p", tags=[{"u": 0.5}]) == tq.KVBatchMeta(["c"], [{"u": 0.5}], "p", [])
-    assert tq.kv_list() == {
-        "p": {"a": {"s": 1, "u": True}, "b": {"s": 3, "t": None}, "c": {"u": 0.5}},
-    }
+    assert tq.kv_list() == {"p": {"a": {"s": 1, "u": True}, "b": {"s": 3, "t": None}, "c": {"u": 0.5}}}
 
 
 def test_rows_put_far_apart_tell_their_own_tags(columns: Columns) -> None:
@@ -157,11 +155,7 @@ def test_reads_follow_the_keys_also_twice_and_take_the_fields_that_all_rows_hold
     ragged = torch.nested.nested_tensor([torch.arange(n) for n in (1, 2, 1)], layout=torch.jagged)
     tq.kv_batch_put(["a", "b", "c"], "p", columns(3, n=torch.arange(3), words=words, ragged=ragged))
     tq.kv_put("c", "p", {"late": 1})
-    twice = {
-        "n": ("dense", [2, 0, 2]),
-        "words": ("objects", ["w", "u", "w"]),
-        "ragged": ("jagged", [[0], [0], [0]]),
-    }
+    twice = {"n": ("dense", [2, 0, 2]), "words": ("objects", ["w", "u", "w"]), "ragged": ("jagged", [[0], [0], [0]])}
     assert plain(tq.kv_batch_get(["c", "a", "c"], "p")) == twice
     assert plain(tq.kv_batch_get(["c"], "p", "late")) == {"late": ("objects", [1])}
     assert plain(tq.kv_batch_get("b", "p", ["ragged", "n", "n"])) == {
