@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta
 from dataplane_server.testing import running_server
+
+Call = Callable[[DataPlaneClient], object]
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +70,6 @@ async def test_one_str_is_no_list_of_names(
             await call(waiting)
 
 
-@pytest.mark.parametrize("tags", [{"x": 1}, "x", 3], ids=repr)
-def test_tags_are_a_list_with_a_mapping_for_each_row(client: DataPlaneClient, tags: object) -> None:
-    with pytest.raises(UnsupportedTypeError, match=r"one mapping for each of 2 samples, got .*\[tags\] \* 2"):
-        client.put_samples(["a", "b"], "p", tags=tags)  # type: ignore[arg-type]
-
-
 def test_a_tag_may_be_a_numpy_scalar_or_a_0_d_tensor(client: DataPlaneClient) -> None:
     numbers = {"i": np.int64(3), "f": np.float32(0.5), "b": np.bool_(True), "s": np.str_("x"), "t": torch.tensor(2)}
     plain = {"i": 3, "f": 0.5, "b": True, "s": "x", "t": 2}
@@ -83,32 +80,9 @@ def test_a_tag_may_be_a_numpy_scalar_or_a_0_d_tensor(client: DataPlaneClient) ->
     ] * 2
 
 
-@pytest.mark.parametrize("name", [1, None, b"a", ["a"]], ids=repr)
-def test_a_name_is_a_str(client: DataPlaneClient, name: object) -> None:
-    with pytest.raises(UnsupportedTypeError, match=f"a task name must be a str, got {type(name).__name__}"):
-        client.dead_letters("p", name)  # type: ignore[arg-type]
-
-
-def test_a_name_without_utf_8_form_is_refused(client: DataPlaneClient) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"task name .* cannot be encoded as UTF-8"):
-        client.dead_letters("p", "a\udfff")
-
-
 @pytest.mark.parametrize("count", [3, np.int32(3), torch.tensor(3)], ids=repr)
 def test_a_count_may_be_any_integer(client: DataPlaneClient, count: int) -> None:
     assert client.register_partition("counted", ["x"], count, ["train"]).num_samples == 3
-
-
-@pytest.mark.parametrize("count", [3.0, "3", None, np.float64(3)], ids=repr)
-def test_a_count_of_another_type_is_refused(client: DataPlaneClient, count: object) -> None:
-    with pytest.raises(UnsupportedTypeError, match=f"batch_size must be an int, got {type(count).__name__}"):
-        client.claim("p", "t", ["x"], count)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("count", [0, 6, -1, 1 << 70], ids=str)
-def test_a_count_outside_its_bounds_is_refused(client: DataPlaneClient, count: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"min_size must be 1 to 5, got {count}"):
-        client.claim("p", "t", ["x"], 5, min_size=count)
 
 
 @pytest.mark.parametrize("lengths", [[1, -1], np.array([1, -1]), torch.tensor([1, -1])], ids=repr)
@@ -116,56 +90,68 @@ def test_lengths_may_be_a_list_an_array_or_a_tensor(client: DataPlaneClient, len
     assert client.put_samples(["a", "b"], "p", sequence_lengths=lengths).sequence_lengths == [1, -1]
 
 
-@pytest.mark.parametrize("lengths", [[1.0, 2], torch.tensor([1.5, 2.0]), ["1", 2], [None, 1]], ids=repr)
-def test_lengths_are_not_rounded(client: DataPlaneClient, lengths: Sequence[int]) -> None:
-    with pytest.raises(UnsupportedTypeError, match="'p': sequence_lengths must be ints"):
-        client.put_samples(["a", "b"], "p", sequence_lengths=lengths)
+def dead_letters(task: Any) -> Call:
+    return lambda c: c.dead_letters("p", task)
 
 
-@pytest.mark.parametrize("length", [-2, 1 << 31, 1 << 70], ids=str)
-def test_a_length_out_of_range_is_refused_naming_the_sample(client: DataPlaneClient, length: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"sample 'b': sequence length must be -1 to .*, got {length}"):
-        client.put_samples(["a", "b"], "p", sequence_lengths=[1, length])
+def claim(size: Any = 5, least: Any = 1) -> Call:
+    return lambda c: c.claim("p", "t", ["x"], size, min_size=least)
+
+
+def put(tags: Any = None, lengths: Any = None) -> Call:
+    return lambda c: c.put_samples(["a", "b"], "p", tags=tags, sequence_lengths=lengths)
+
+
+def clear(generations: Any) -> Call:
+    return lambda c: c.clear_samples(["a", "b"], "p", generations=generations)
+
+
+def status(timeout_s: float) -> Call:
+    return lambda c: c.server_status(timeout_s=timeout_s)
+
+
+ONE_EACH = r"one mapping for each of 2 samples, got .*\[tags\] \* 2"
+BOUNDS = "sample 'b': sequence length must be -1 to .*, got"
+GENERATION = "clear_samples in 'p': a generation must be 0 to"
+WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
+    UnsupportedTypeError: [
+        *((put(tags), ONE_EACH) for tags in ({"x": 1}, "x", 3)),
+        *((dead_letters(x), f"a task name must be a str, got {type(x).__name__}") for x in (1, None, b"a", ["a"])),
+        *((claim(x), f"batch_size must be an int, got {type(x).__name__}") for x in (3.0, "3", None, np.float64(3))),
+        *((put(lengths=x), "'p': sequence_lengths must be ints") for x in ([1.0, 2], ["1", 2], [None, 1])),
+        (put(lengths=torch.tensor([1.5, 2.0])), "'p': sequence_lengths must be ints"),
+        (clear([1, 2.0]), "clear_samples in 'p': generations must be ints"),
+        (lambda c: c.put_samples("p", ["a"]), "the sample ids come first, then the partition"),  # type: ignore[arg-type]
+        (lambda c: c.claim("p", "t", ["x"], 1, whole_groups=8), "whole_groups must be True or False, got 8"),  # type: ignore[arg-type]
+    ],
+    InvalidArgumentError: [
+        (dead_letters("a\udfff"), r"task name .* cannot be encoded as UTF-8"),
+        *((claim(least=x), f"min_size must be 1 to 5, got {x}") for x in (0, 6, -1, 1 << 70)),
+        *((put(lengths=[1, x]), f"{BOUNDS} {x}") for x in (-2, 1 << 31, 1 << 70)),
+        (clear([1]), "clear_samples in 'p': 1 generations, but the call names 2 samples"),
+        (clear([1, -1]), GENERATION),
+        (clear([1, 1 << 63]), GENERATION),
+        *((status(x), "timeout_s must be 0 to 1000000000 seconds") for x in (-1, float("nan"), float("inf"), 2e9)),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("generations", "error", "message"),
-    [
-        ([1], InvalidArgumentError, "1 generations, but the call names 2 samples"),
-        ([1, 2.0], UnsupportedTypeError, "generations must be ints"),
-        ([1, -1], InvalidArgumentError, "a generation must be 0 to"),
-        ([1, 1 << 63], InvalidArgumentError, "a generation must be 0 to"),
-    ],
-    ids=str,
+    ("error", "call", "message"), [(error, *rule) for error, rules in WRONG.items() for rule in rules]
 )
-def test_generations_that_no_meta_holds_are_refused(
-    client: DataPlaneClient, generations: list[int], error: type[Exception], message: str
+def test_a_value_that_would_be_sent_as_something_else_is_refused(
+    client: DataPlaneClient, error: type[Exception], call: Call, message: str
 ) -> None:
-    with pytest.raises(error, match=f"clear_samples in 'p': {message}"):
-        client.clear_samples(["a", "b"], "p", generations=generations)
+    with pytest.raises(error, match=message):
+        call(client)
 
 
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")], ids=str)
-def test_a_delay_is_finite_and_not_negative(client: DataPlaneClient, seconds: float) -> None:
+def test_a_delay_is_finite_and_not_negative_and_a_claim_is_no_meta(client: DataPlaneClient) -> None:
     client.put_samples(["delayed"], "p", {"x": torch.zeros(1)})
     claim = client.claim("p", "t", ["x"], 1)
-    with pytest.raises(InvalidArgumentError, match="delay_s must be 0 to 1e\\+09 seconds"):
-        claim.release(delay_s=seconds)
+    with pytest.raises(UnsupportedTypeError, match=r"must be a KVBatchMeta, got Claim; pass its \.meta"):
+        client.read_columns(claim, ["x"])  # type: ignore[arg-type]
+    for seconds in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidArgumentError, match="delay_s must be 0 to 1e\\+09 seconds"):
+            claim.release(delay_s=seconds)
     claim.release()
-
-
-@pytest.mark.parametrize("timeout_s", [-1, float("nan"), float("inf"), 2e9], ids=str)
-def test_a_timeout_is_finite_and_not_negative(client: DataPlaneClient, timeout_s: float) -> None:
-    with pytest.raises(InvalidArgumentError, match="timeout_s must be 0 to 1000000000 seconds"):
-        client.server_status(timeout_s=timeout_s)
-
-
-def test_arguments_in_each_others_place_are_told_by_what_would_be_right(client: DataPlaneClient) -> None:
-    with pytest.raises(UnsupportedTypeError, match="the sample ids come first, then the partition"):
-        client.put_samples("p", ["a"], {"x": torch.zeros(1)})  # type: ignore[arg-type]
-    client.put_samples(["a"], "p", {"x": torch.zeros(1)})
-    with client.claim("p", "t", ["x"], 1) as claim:
-        with pytest.raises(UnsupportedTypeError, match=r"must be a KVBatchMeta, got Claim; pass its \.meta"):
-            client.read_columns(claim, ["x"])  # type: ignore[arg-type]
-        with pytest.raises(UnsupportedTypeError, match="whole_groups must be True or False, got 8"):
-            client.claim("p", "t", ["x"], 1, whole_groups=8)  # type: ignore[arg-type]

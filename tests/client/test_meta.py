@@ -33,28 +33,45 @@ def kept(meta: KVBatchMeta | None) -> KVBatchMeta:
     return meta
 
 
-TRANSFORMS: dict[str, Callable[[KVBatchMeta], KVBatchMeta]] = {
-    "subset": lambda meta: meta.subset([2, 0]),
-    "slice": lambda meta: meta.slice(1, 3),
-    "drop": lambda meta: kept(meta.drop([1])),
-    "without": lambda meta: meta.without(["b"]),
-    "with_fields": lambda meta: meta.with_fields(["z"]),
-    "concat": lambda meta: meta.concat(),
-    "joined": lambda meta: KVBatchMeta.joined([meta]),
+TRANSFORMS: dict[str, tuple[Callable[[KVBatchMeta], KVBatchMeta], list[int]]] = {
+    "subset": (lambda meta: meta.subset([2, 0]), [13, 11]),
+    "subset of an iterable": (lambda meta: meta.subset(row for row in range(4) if row % 2), [12, 14]),
+    "slice": (lambda meta: meta.slice(1, 3), [12, 13]),
+    "slice of none": (lambda meta: meta.slice(0, 0), []),
+    "slice beyond the end": (lambda meta: meta.slice(2, 99), [13, 14]),
+    "slice backwards": (lambda meta: meta.slice(3, 1), []),
+    "drop": (lambda meta: kept(meta.drop([2, 0, 2])), [12, 14]),
+    "without": (lambda meta: meta.without(["c", "zzz", "a"]), [12, 14]),
+    "without all": (lambda meta: meta.without(meta), []),
+    "with_fields": (lambda meta: meta.with_fields(["z"]), [11, 12, 13, 14]),
+    "concat": (lambda meta: meta.concat(), [11, 12, 13, 14]),
+    "concat of slices": (lambda meta: meta.slice(0, 1).concat(meta.slice(1, 3), meta.slice(3, 4)), [11, 12, 13, 14]),
+    "joined": (lambda meta: KVBatchMeta.joined([meta]), [11, 12, 13, 14]),
 }
+"""Each with the generations of the rows that it keeps."""
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_a_transform_leaves_the_meta_alone(meta: KVBatchMeta, name: str) -> None:
-    before = copy.deepcopy(meta)
-    changed = TRANSFORMS[name](meta)
+@pytest.mark.parametrize(("transform", "generations"), TRANSFORMS.values(), ids=TRANSFORMS)
+def test_a_transform_keeps_what_belongs_to_its_rows_and_leaves_the_meta_alone(
+    meta: KVBatchMeta, transform: Callable[[KVBatchMeta], KVBatchMeta], generations: list[int]
+) -> None:
+    before, rows = copy.deepcopy(meta), [generation - 11 for generation in generations]
+    changed = transform(meta)
+    assert changed.generations == generations
+    assert changed.sample_ids == ["abcd"[row] for row in rows]
+    assert changed.sequence_lengths == [row + 1 for row in rows]
+    assert changed.tags == [before.tags[row] for row in rows]  # type: ignore[index]
+    assert (changed.partition_id, changed.task_name, changed.extra_info) == ("p", "train", {"step": 7})
+    assert (changed.fields or [])[:2] == ["x", "y"]
     changed.extra_info["step"] = 8
     assert meta == before
+    bare = transform(KVBatchMeta("p", None, ["a", "b", "c", "d"]))
+    assert (bare.generations, bare.sequence_lengths, bare.tags) == (None, None, None)
+    assert bare.sample_ids == changed.sample_ids
 
 
-def test_size_counts_rows(meta: KVBatchMeta) -> None:
-    assert meta.size == 4
-    assert KVBatchMeta("p", None, []).size == 0
+def test_a_meta_from_which_all_rows_are_dropped_is_none(meta: KVBatchMeta) -> None:
+    assert meta.drop(range(4)) is None
 
 
 @pytest.mark.parametrize(
@@ -68,13 +85,7 @@ def test_columns_of_another_length_than_the_ids_are_refused(column: dict[str, An
 
 
 def test_a_meta_counts_its_rows_and_gives_their_ids(meta: KVBatchMeta) -> None:
-    assert (len(meta), list(meta)) == (4, ["a", "b", "c", "d"])
-
-
-def test_a_meta_carries_what_its_holder_adds(meta: KVBatchMeta) -> None:
-    meta.extra_info["dp_rank"] = 1
-    meta.task_name = "eval"
-    assert (meta.extra_info, meta.task_name) == ({"step": 7, "dp_rank": 1}, "eval")
+    assert (len(meta), meta.size, list(meta)) == (4, 4, ["a", "b", "c", "d"])
 
 
 def test_a_meta_shows_itself_in_a_line(meta: KVBatchMeta) -> None:
@@ -112,81 +123,14 @@ def test_metas_of_equal_content_are_equal_whatever_their_generations(meta: KVBat
     assert meta != replace(meta, sample_ids=["a", "b", "c", "e"])
 
 
-@pytest.mark.parametrize(
-    ("name", "generations"),
-    [
-        ("subset", [13, 11]),
-        ("slice", [12, 13]),
-        ("drop", [11, 13, 14]),
-        ("without", [11, 13, 14]),
-        ("with_fields", [11, 12, 13, 14]),
-        ("concat", [11, 12, 13, 14]),
-        ("joined", [11, 12, 13, 14]),
-    ],
-)
-def test_a_transform_keeps_generations_with_their_rows(meta: KVBatchMeta, name: str, generations: list[int]) -> None:
-    assert TRANSFORMS[name](meta).generations == generations
-    assert TRANSFORMS[name](replace(meta, generations=None)).generations is None
-
-
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def test_subset_takes_rows_in_the_order_given(meta: KVBatchMeta) -> None:
-    chosen = meta.subset([3, 0])
-    assert (chosen.sample_ids, chosen.sequence_lengths, chosen.tags) == (["d", "a"], [4, 1], [{"n": 4}, {"n": 1}])
-    assert (chosen.partition_id, chosen.task_name, chosen.fields) == ("p", "train", ["x", "y"])
-    assert chosen.extra_info == {"step": 7}
-
-
-def test_subset_takes_any_iterable(meta: KVBatchMeta) -> None:
-    assert meta.subset(row for row in range(4) if row % 2).sample_ids == ["b", "d"]
-
-
+@pytest.mark.parametrize("verb", ["subset", "drop"])
 @pytest.mark.parametrize("index", [-1, 4])
-def test_subset_refuses_positions_outside_the_rows(meta: KVBatchMeta, index: int) -> None:
+def test_positions_outside_the_rows_are_refused(meta: KVBatchMeta, verb: str, index: int) -> None:
     with pytest.raises(IndexError, match=f"row {index} is outside a meta of 4 rows"):
-        meta.subset([0, index])
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "ids"), [(1, 3, ["b", "c"]), (0, 0, []), (2, 99, ["c", "d"]), (3, 1, [])], ids=str
-)
-def test_slice_cuts_bounds_beyond_the_rows(meta: KVBatchMeta, start: int, end: int, ids: list[str]) -> None:
-    piece = meta.slice(start, end)
-    assert piece.sample_ids == ids
-    assert piece.sequence_lengths == [meta.sample_ids.index(sample) + 1 for sample in ids]
-
-
-def test_slices_put_together_are_the_whole(meta: KVBatchMeta) -> None:
-    assert meta.slice(0, 1).concat(meta.slice(1, 3), meta.slice(3, 4)) == meta
-
-
-def test_drop_takes_positions_and_keeps_the_order_of_the_rest(meta: KVBatchMeta) -> None:
-    rest = kept(meta.drop([2, 0, 2]))
-    assert (rest.sample_ids, rest.sequence_lengths, rest.tags) == (["b", "d"], [2, 4], [{"n": 2}, {"n": 4}])
-
-
-def test_a_meta_from_which_all_rows_are_dropped_is_none(meta: KVBatchMeta) -> None:
-    assert meta.drop(range(4)) is None
-
-
-@pytest.mark.parametrize("index", [-1, 4])
-def test_drop_refuses_positions_outside_the_rows(meta: KVBatchMeta, index: int) -> None:
-    with pytest.raises(IndexError, match=f"row {index} is outside a meta of 4 rows"):
-        meta.drop([index])
-
-
-def test_without_keeps_the_order_of_the_rest_and_ignores_unknown_ids(meta: KVBatchMeta) -> None:
-    rest = meta.without(["c", "zzz", "a"])
-    assert (rest.sample_ids, rest.sequence_lengths, rest.tags) == (["b", "d"], [2, 4], [{"n": 2}, {"n": 4}])
-    assert len(meta.without(meta)) == 0
-
-
-def test_unknown_columns_stay_unknown() -> None:
-    bare = KVBatchMeta("p", None, ["a", "b"])
-    assert bare.subset([1]) == KVBatchMeta("p", None, ["b"])
-    assert bare.without(["b"]) == KVBatchMeta("p", None, ["a"])
+        getattr(meta, verb)([0, index])
 
 
 # -- tags and fields ---------------------------------------------------------------------------------------------------
@@ -197,9 +141,6 @@ def test_stamp_tags_sets_tags_by_column_in_place(meta: KVBatchMeta) -> None:
     meta.stamp_tags({"n": [9, 8, 7, 6], "v": (True, None, "x", 0.5)})
     assert meta.tags == [{"n": 9, "v": True}, {"n": 8, "v": None}, {"n": 7, "v": "x"}, {"n": 6, "v": 0.5}]
     assert piece.tags == [{"n": 1}]
-
-
-def test_tags_can_be_stamped_where_none_are_known() -> None:
     bare = KVBatchMeta("p", None, ["a", "b"])
     bare.stamp_tags({"v": [1, 2]})
     assert bare.tags == [{"v": 1}, {"v": 2}]
@@ -229,19 +170,9 @@ def test_one_str_is_no_list_of_names(meta: KVBatchMeta, verb: str) -> None:
 # -- concat ------------------------------------------------------------------------------------------------------------
 
 
-def other(**settings: object) -> KVBatchMeta:
-    what: dict[str, object] = {
-        "partition_id": "p",
-        "task_name": "train",
-        "sample_ids": ["e"],
-        "fields": ["y", "x"],
-        "sequence_lengths": [5],
-        "extra_info": {"step": 8, "dp_rank": 0},
-        "tags": [{"n": 5}],
-        "generations": [15],
-        **settings,
-    }
-    return KVBatchMeta(**what)  # type: ignore[arg-type]
+def other(**settings: Any) -> KVBatchMeta:
+    last = KVBatchMeta("p", "train", ["e"], ["y", "x"], [5], {"step": 8, "dp_rank": 0}, [{"n": 5}], [15])
+    return replace(last, **settings)
 
 
 def test_concat_joins_rows_in_order(meta: KVBatchMeta) -> None:
@@ -272,18 +203,10 @@ def test_concat_keeps_what_all_metas_know(
     assert getattr(KVBatchMeta.joined([meta, other(**settings)]), attribute) == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"partition_id": "q"}, "must be of one partition, got p, q"), ({"sample_ids": ["a"]}, "duplicate sample id 'a'")],
-    ids=["partitions", "samples"],
-)
-def test_concat_refuses_metas_that_do_not_belong_together(
-    meta: KVBatchMeta, settings: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        meta.concat(other(**settings))
-
-
-def test_no_metas_cannot_be_joined() -> None:
+def test_concat_refuses_metas_that_do_not_belong_together(meta: KVBatchMeta) -> None:
+    with pytest.raises(ValueError, match="must be of one partition, got p, q"):
+        meta.concat(other(partition_id="q"))
+    with pytest.raises(ValueError, match="duplicate sample id 'a'"):
+        meta.concat(other(sample_ids=["a"]))
     with pytest.raises(ValueError, match="no metas to join"):
         KVBatchMeta.joined([])

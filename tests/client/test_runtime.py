@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,18 @@ async def test_work_apart_gives_what_it_returns_or_raises() -> None:
         await run_in_thread(lambda: 1 // 0)
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["works", "fails"])
 @pytest.mark.parametrize("cancellations", [1, 2, 5])
-async def test_a_cancellation_waits_until_work_is_done(cancellations: int) -> None:
-    """Until then it writes to memory that is lent."""
+async def test_a_cancellation_waits_until_work_is_done(cancellations: int, fails: bool) -> None:
+    """Until then it writes to memory that is lent. Also if it fails then, it was cancelled."""
     begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
         begun.set()
         go_on.wait(20)
         done.set()
+        if fails:
+            raise ValueError
 
     task = asyncio.ensure_future(run_in_thread(work))
     await asyncio.to_thread(begun.wait, 20)
@@ -70,112 +74,70 @@ def test_a_loop_that_ends_waits_until_work_is_done() -> None:
     assert seen == [True]
 
 
-async def test_work_that_fails_after_it_was_cancelled_is_a_cancellation() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def work() -> None:
-        begun.set()
-        go_on.wait(20)
-        raise ValueError
-
-    task = asyncio.ensure_future(run_in_thread(work))
-    await asyncio.to_thread(begun.wait, 20)
-    task.cancel()
-    await asyncio.sleep(0)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
 # -- local connections -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+def pair() -> Iterator[Pair]:
+    with contextlib.ExitStack() as sockets:
+        ours, theirs = map(sockets.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+        yield ours, theirs
 
 
 Pair = tuple[socket.socket, socket.socket]
+KINDS = pytest.mark.parametrize("kind", [LocalConnection, BlockingConnection], ids=["asynchronous", "blocking"])
+Kind = type[LocalConnection | BlockingConnection]
 
-ANSWERS: dict[str, tuple[bytes, Callable[[], tuple[type[Exception], str]]]] = {
-    "nothing": (b"", lambda: (ConnectionError, "the server closed the connection")),
-    "half a head": (HEAD.pack(5, 0)[:4], lambda: (ConnectionError, "the server closed the connection")),
-    "half a body": (HEAD.pack(5, 0) + b"abc", lambda: (ConnectionError, "the server closed the connection")),
-    "too much": (
-        HEAD.pack((20 << 20) + 1, 0),
-        lambda: (ConnectionError, "a response of 20971521 bytes; the limit is 20971520"),
-    ),
+
+async def exchange(kind: Kind, ours: socket.socket, request: bytes, timeout_s: float) -> tuple[int, bytes]:
+    if kind is BlockingConnection:
+        return BlockingConnection(ours).exchange(request, timeout_s)
+    ours.setblocking(False)
+    return await LocalConnection(ours).exchange(request, timeout_s)
+
+
+CLOSED, TOO_MUCH = "the server closed the connection", "a response of 20971521 bytes; the limit is 20971520"
+ANSWERS = {
+    "nothing": (b"", CLOSED),
+    "half a head": (HEAD.pack(5, 0)[:4], CLOSED),
+    "half a body": (HEAD.pack(5, 0) + b"abc", CLOSED),
+    "too much": (HEAD.pack((20 << 20) + 1, 0), TOO_MUCH),
 }
 
 
-@pytest.mark.parametrize(("answer", "error"), ANSWERS.values(), ids=ANSWERS)
-async def test_an_answer_that_breaks_off_is_an_error(
-    pair: Pair, answer: bytes, error: Callable[[], tuple[type[Exception], str]]
-) -> None:
-    ours, theirs = pair
-    ours.setblocking(False)
-    theirs.sendall(answer)
-    theirs.shutdown(socket.SHUT_WR)
-    kind, message = error()
-    with pytest.raises(kind, match=message):
-        await LocalConnection(ours).exchange(b"request", 20.0)
-    ours.close()
-    theirs.close()
-
-
-@pytest.mark.parametrize(("answer", "error"), ANSWERS.values(), ids=ANSWERS)
-def test_an_answer_that_breaks_off_is_an_error_of_the_blocking_client(
-    pair: Pair, answer: bytes, error: Callable[[], tuple[type[Exception], str]]
-) -> None:
+@KINDS
+@pytest.mark.parametrize(("answer", "message"), ANSWERS.values(), ids=ANSWERS)
+async def test_an_answer_that_breaks_off_is_an_error(pair: Pair, kind: Kind, answer: bytes, message: str) -> None:
     ours, theirs = pair
     theirs.sendall(answer)
     theirs.shutdown(socket.SHUT_WR)
-    kind, message = error()
-    with pytest.raises(kind, match=message):
-        BlockingConnection(ours).exchange(b"request", 20.0)
-    ours.close()
-    theirs.close()
+    with pytest.raises(ConnectionError, match=message):
+        await exchange(kind, ours, b"request", 20.0)
 
 
 async def test_an_answer_that_comes_in_pieces_is_put_together(pair: Pair) -> None:
     ours, theirs = pair
-    ours.setblocking(False)
-    call = asyncio.ensure_future(LocalConnection(ours).exchange(b"request", 20.0))
+    call = asyncio.ensure_future(exchange(LocalConnection, ours, b"request", 20.0))
     for byte in HEAD.pack(300, 1) + bytes(300):
         theirs.sendall(bytes([byte]))
         await asyncio.sleep(0)
     assert await call == (1, bytes(300))
     assert theirs.recv(100) == b"request"
-    ours.close()
-    theirs.close()
 
 
-LATE = pytest.mark.parametrize(
+@KINDS
+@pytest.mark.parametrize(
     ("received", "request_bytes"),
     [(b"", 7), (HEAD.pack(5, 0) + b"abc", 7), (b"", 10 << 20)],
     ids=["no answer", "half an answer", "a request that is not taken in"],
 )
-
-
-@LATE
-async def test_what_does_not_happen_in_time_is_a_timeout(pair: Pair, received: bytes, request_bytes: int) -> None:
-    ours, theirs = pair
-    ours.setblocking(False)
-    theirs.sendall(received)
-    with pytest.raises(TimeoutError):
-        await LocalConnection(ours).exchange(bytes(request_bytes), 0.05)
-    theirs.close()
-
-
-@LATE
-def test_what_does_not_happen_in_time_is_a_timeout_of_the_blocking_client(
-    pair: Pair, received: bytes, request_bytes: int
+async def test_what_does_not_happen_in_time_is_a_timeout(
+    pair: Pair, kind: Kind, received: bytes, request_bytes: int
 ) -> None:
     ours, theirs = pair
     theirs.sendall(received)
     with pytest.raises(TimeoutError):
-        BlockingConnection(ours).exchange(bytes(request_bytes), 0.05)
-    theirs.close()
+        await exchange(kind, ours, bytes(request_bytes), 0.05)
 
 
 async def test_a_cancellation_is_never_lost_to_an_answer_that_comes_at_once(pair: Pair) -> None:
@@ -193,8 +155,6 @@ async def test_a_cancellation_is_never_lost_to_an_answer_that_comes_at_once(pair
         with pytest.raises(asyncio.CancelledError):
             await call
         break  # what it left behind is of no use to another
-    ours.close()
-    theirs.close()
 
 
 async def test_where_nobody_listens_there_is_no_connection(tmp_path: Path) -> None:
@@ -204,12 +164,8 @@ async def test_where_nobody_listens_there_is_no_connection(tmp_path: Path) -> No
         BlockingConnection.open(str(tmp_path / "nowhere"), 20.0)
 
 
-@pytest.mark.parametrize("kind", [LocalConnection, BlockingConnection])
-def test_a_connection_that_is_dropped_closes_its_socket(
-    pair: Pair, kind: type[LocalConnection | BlockingConnection]
-) -> None:
-    ours, theirs = pair
-    connection = kind(ours)
+@KINDS
+def test_a_connection_that_is_dropped_closes_its_socket(pair: Pair, kind: Kind) -> None:
+    connection = kind(pair[0])
     del connection
-    assert ours.fileno() == -1
-    theirs.close()
+    assert pair[0].fileno() == -1

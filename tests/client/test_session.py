@@ -103,8 +103,12 @@ def abort(context: grpc.ServicerContext, code: grpc.StatusCode, reason: str) -> 
     context.abort(code, "why it is so")
 
 
+Start = Callable[..., str]
+Open = Callable[[str], LivenessSession]
+
+
 @pytest.fixture
-def start() -> Iterator[Callable[..., str]]:
+def start() -> Iterator[Start]:
     """Serve sessions; the address."""
     servers = []
 
@@ -127,11 +131,8 @@ def sessions() -> Sessions:
 
 
 @pytest.fixture
-def address(start: Callable[..., str], sessions: Sessions) -> str:
+def address(start: Start, sessions: Sessions) -> str:
     return start(sessions)
-
-
-Open = Callable[[str], LivenessSession]
 
 
 @pytest.fixture
@@ -150,19 +151,17 @@ def liveness() -> Iterator[Open]:
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], object]], None]:
+def session(liveness: Open, address: str) -> LivenessSession:
+    """That of a client with the server."""
+    return liveness(address)
+
+
+def eventually(holds: Callable[[], object]) -> None:
     """Wait until something holds; fail after 20 s."""
-
-    def wait(holds: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20.0
-        while not holds():
-            assert time.monotonic() < deadline, "it never happened"
-            time.sleep(0.002)
-
-    return wait
-
-
-Eventually = Callable[[Callable[[], object]], None]
+    deadline = time.monotonic() + 20.0
+    while not holds():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
 
 
 def opened(session: LivenessSession, stale: str = "", timeout_s: float = 20.0) -> str:
@@ -172,28 +171,21 @@ def opened(session: LivenessSession, stale: str = "", timeout_s: float = 20.0) -
 # -- opening -----------------------------------------------------------------------------------------------------------
 
 
-def test_no_session_is_opened_until_one_is_wanted(address: str, sessions: Sessions, liveness: Open) -> None:
-    session = liveness(address)
+def test_no_session_is_opened_until_one_is_wanted_and_then_it_beats(
+    session: LivenessSession, sessions: Sessions
+) -> None:
     assert session.session_id == ""
-    assert opened(session) == "s1"
-    assert session.session_id == "s1"
+    wanted = [session.open_session("", Deadline(20.0)) for _ in range(20)]
+    assert {future.result(20) for future in wanted} == {session.session_id} == {"s1"}
+    eventually(lambda: sessions.beats >= 8)
     assert [(opening.session_id, opening.client_name) for opening in sessions.opened] == [("", "trainer-0")]
     assert sessions.opened[0].grace.ToNanoseconds() == GRACE_S * 1e9
 
 
-def test_all_who_want_a_session_get_the_same(address: str, sessions: Sessions, liveness: Open) -> None:
-    session = liveness(address)
-    wanted = [session.open_session("", Deadline(20.0)) for _ in range(20)]
-    assert {future.result(20) for future in wanted} == {"s1"}
-    assert len(sessions.opened) == 1
-
-
-def test_a_server_that_comes_up_later_is_waited_for(start: Callable[..., str], liveness: Open) -> None:
-    first = start(Sessions(), "127.0.0.1:0")
-    session = liveness(f"127.0.0.1:{free_port()}")
-    wanted = session.open_session("", Deadline(20.0))
-    assert first != session._target
-    start(Sessions(), session._target)
+def test_a_server_that_comes_up_later_is_waited_for(start: Start, liveness: Open) -> None:
+    target = f"127.0.0.1:{free_port()}"
+    wanted = liveness(target).open_session("", Deadline(20.0))
+    start(Sessions(), target)
     assert wanted.result(20) == "s1"
 
 
@@ -202,9 +194,8 @@ def test_a_server_that_is_not_there_until_the_deadline_is_unavailable(liveness: 
         opened(liveness(f"127.0.0.1:{free_port()}"), timeout_s=0.05)
 
 
-def test_a_session_that_the_server_refuses_is_refused_at_once(address: str, sessions: Sessions, liveness: Open) -> None:
+def test_a_session_that_the_server_refuses_is_refused_at_once(session: LivenessSession, sessions: Sessions) -> None:
     sessions.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
-    session = liveness(address)
     with pytest.raises(OutOfSpaceError, match="why it is so"):
         opened(session)
     assert len(sessions.opened) == 1
@@ -215,18 +206,7 @@ def test_a_session_that_the_server_refuses_is_refused_at_once(address: str, sess
 # -- staying alive -----------------------------------------------------------------------------------------------------
 
 
-def test_heartbeats_go_on_without_anybody_doing_anything(
-    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
-) -> None:
-    opened(liveness(address))
-    eventually(lambda: sessions.beats >= 8)
-    assert len(sessions.opened) == 1
-
-
-def test_a_stream_that_breaks_is_opened_anew_for_the_same_session(
-    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
-) -> None:
-    session = liveness(address)
+def test_a_stream_that_breaks_is_opened_anew_for_the_same_session(session: LivenessSession, sessions: Sessions) -> None:
     opened(session)
     sessions.break_streams()
     eventually(lambda: len(sessions.opened) == 2)
@@ -236,62 +216,41 @@ def test_a_stream_that_breaks_is_opened_anew_for_the_same_session(
     assert opened(session) == "s1"
 
 
+@pytest.mark.parametrize("breaks", [False, True], ids=["expired", "on a server that was started anew"])
 def test_a_session_that_has_died_is_gone_and_none_is_opened_until_one_is_wanted(
-    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
+    session: LivenessSession, sessions: Sessions, breaks: bool
 ) -> None:
-    session = liveness(address)
     opened(session)
     sessions.living.clear()
+    if breaks:
+        sessions.break_streams()
     eventually(lambda: session.session_id == "")
-    assert len(sessions.opened) == 1
+    assert [opening.session_id for opening in sessions.opened] == ["", "s1"][: 1 + breaks]
     assert opened(session) == "s2"
 
 
-def test_a_server_that_was_started_anew_knows_no_session_of_before(
-    start: Callable[..., str], liveness: Open, eventually: Eventually
-) -> None:
-    before = Sessions()
-    session = liveness(start(before))
-    opened(session)
-    before.living.clear()
-    before.break_streams()
-    eventually(lambda: session.session_id == "")
-    assert [opening.session_id for opening in before.opened] == ["", "s1"]
-
-
-def test_a_session_that_a_call_found_dead_is_replaced(address: str, sessions: Sessions, liveness: Open) -> None:
-    session = liveness(address)
-    assert opened(session) == "s1"
-    assert opened(session, stale="s1") == "s2"
-    assert opened(session, stale="s1") == "s2"
+def test_a_session_that_a_call_found_dead_is_replaced(session: LivenessSession) -> None:
+    assert [opened(session, stale) for stale in ("", "s1", "s1")] == ["s1", "s2", "s2"]
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def test_closing_tells_the_server_and_ends_the_thread(address: str, sessions: Sessions, liveness: Open) -> None:
-    session = liveness(address)
-    opened(session)
-    session.close().result(20)
-    assert sessions.closed == ["s1"]
-    with pytest.raises(ClosedError):
-        opened(session)
-    session.close().result(20)
-
-
-def test_a_session_that_nobody_wanted_closes_without_a_word(address: str, sessions: Sessions, liveness: Open) -> None:
-    session = liveness(address)
-    session.close().result(20)
-    assert sessions.opened == []
-    with pytest.raises(ClosedError):
-        opened(session)
-
-
-def test_whoever_waits_for_a_session_learns_that_it_was_closed(
-    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
+@pytest.mark.parametrize("wanted", [True, False], ids=["wanted", "never wanted"])
+def test_closing_tells_the_server_of_a_session_and_ends_the_thread(
+    session: LivenessSession, sessions: Sessions, wanted: bool
 ) -> None:
+    if wanted:
+        opened(session)
+    session.close().result(20)
+    assert (len(sessions.opened), sessions.closed) == ((1, ["s1"]) if wanted else (0, []))
+    with pytest.raises(ClosedError):
+        opened(session)
+    session.close().result(20)
+
+
+def test_whoever_waits_for_a_session_learns_that_it_was_closed(session: LivenessSession, sessions: Sessions) -> None:
     sessions.silent = threading.Event()
-    session = liveness(address)
     wanted = session.open_session("", Deadline(20.0))
     eventually(lambda: sessions.opened)
     session.close().result(20)
@@ -300,9 +259,7 @@ def test_whoever_waits_for_a_session_learns_that_it_was_closed(
     sessions.silent.set()
 
 
-def test_a_session_that_nobody_holds_any_more_is_closed(
-    address: str, sessions: Sessions, eventually: Eventually
-) -> None:
+def test_a_session_that_nobody_holds_any_more_is_closed(address: str, sessions: Sessions) -> None:
     session = LivenessSession(address, ClientOptions())
     opened(session)
     gone = weakref.ref(session)
@@ -313,40 +270,41 @@ def test_a_session_that_nobody_holds_any_more_is_closed(
     eventually(lambda: all(thread.name != "dataplane-session" for thread in threading.enumerate()))
 
 
-def test_a_process_that_ends_without_closing_its_client_gives_back_what_it_holds(
-    address: str, sessions: Sessions, eventually: Eventually
+OPENED = """
+import os, sys
+from dataplane_client._session import LivenessSession
+from dataplane_client._deadline import Deadline
+from dataplane_client.options import ClientOptions
+session = LivenessSession(sys.argv[1], ClientOptions())
+"""
+ENDS_WITHOUT_CLOSING = (
+    OPENED
+    + """
+assert session.open_session('', Deadline(20.0)).result(20) == "s1"
+"""
+)
+# It starts none of gRPC's threads before it forks, so that the child can.
+FORKS = (
+    OPENED
+    + """
+session._thread().session_id = 'of the parent'
+child = os.fork()
+if child == 0:
+    found = session.session_id, session.open_session('', Deadline(20.0)).result(20)
+    session.close().result(20)
+    os._exit(0 if found == ('', 's1') else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+sys.exit(code or session.session_id != 'of the parent')
+"""
+)
+
+
+@pytest.mark.parametrize("code", [ENDS_WITHOUT_CLOSING, FORKS], ids=["ends without closing", "forks"])
+def test_each_process_has_a_session_and_gives_back_what_it_holds_when_it_ends(
+    address: str, sessions: Sessions, code: str
 ) -> None:
-    code = (
-        "from dataplane_client._session import LivenessSession\n"
-        "from dataplane_client._deadline import Deadline\n"
-        "from dataplane_client.options import ClientOptions\n"
-        f"session = LivenessSession({address!r}, ClientOptions())\n"
-        "print(session.open_session('', Deadline(20.0)).result(20))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "s1\n", "")
-    assert sessions.closed == ["s1"]
-
-
-def test_a_forked_child_has_a_session_of_its_own(address: str, sessions: Sessions) -> None:
-    """A process that starts none of gRPC's threads before it forks, so that the child can."""
-    code = (
-        "import os, sys\n"
-        "from dataplane_client._session import LivenessSession\n"
-        "from dataplane_client._deadline import Deadline\n"
-        "from dataplane_client.options import ClientOptions\n"
-        f"session = LivenessSession({address!r}, ClientOptions())\n"
-        "parents = session._thread()\n"
-        "parents.session_id = 'of the parent'\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    found = session.session_id, session.open_session('', Deadline(20.0)).result(20)\n"
-        "    session.close().result(20)\n"
-        "    os._exit(0 if found == ('', 's1') else 1)\n"
-        "code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
-        "sys.exit(code or session.session_id != 'of the parent')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", code, address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert sessions.closed == ["s1"]
 
@@ -354,10 +312,7 @@ def test_a_forked_child_has_a_session_of_its_own(address: str, sessions: Session
 # -- taking back -------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_taken_back_now_is_taken_back_later(
-    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
-) -> None:
-    session = liveness(address)
+def test_what_cannot_be_taken_back_now_is_taken_back_later(session: LivenessSession, sessions: Sessions) -> None:
     opened(session)
     sessions.release_refusals = 3
     session.undo(release("first"))
@@ -366,10 +321,7 @@ def test_what_cannot_be_taken_back_now_is_taken_back_later(
     assert [request.claim_request_id for request in sessions.released] == ["first"] * 4 + ["second"]
 
 
-def test_what_is_to_be_taken_back_ends_with_the_session(
-    address: str, sessions: Sessions, liveness: Open, eventually: Eventually
-) -> None:
-    session = liveness(address)
+def test_what_is_to_be_taken_back_ends_with_the_session(session: LivenessSession, sessions: Sessions) -> None:
     opened(session)
     sessions.release_refusals = 1_000_000
     session.undo(release("first"))

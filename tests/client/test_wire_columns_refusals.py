@@ -20,10 +20,6 @@ from dataplane_client.wire_columns import decode_columns, encode_columns
 from rl_dataplane.v1.element_types import Kind
 
 
-def not_a_bool() -> torch.Tensor:
-    return torch.tensor([0, 2], dtype=torch.uint8).view(torch.bool)
-
-
 @pytest.mark.parametrize(
     ("leaf", "found"),
     [
@@ -44,56 +40,35 @@ def test_leaf_that_does_not_travel_is_refused_naming_field_and_type(leaf: object
         encode_columns({"ok": torch.ones(2), "bad": leaf})
 
 
-def test_nested_tensordict_in_a_tensordict_is_refused_naming_it() -> None:
-    with pytest.raises(TypeError, match=r"'inner'.*TensorDict"):
-        encode_columns(TensorDict({"inner": {"x": torch.ones(2)}}, [2]))
+THREE = np.array(["a", "b", "c"], object)
+BOOL_OF_2 = torch.tensor([0, 2], dtype=torch.uint8).view(torch.bool)
+RAGGED_IN_DIM_2 = as_nested_tensor([torch.zeros(2, 3), torch.zeros(2, 5)], layout=torch.jagged)
+OUTSIDE = nested_tensor_from_jagged(torch.arange(5), torch.tensor([0, 2, 9]), min_seqlen=2, max_seqlen=7)
+REFUSED: dict[str, tuple[TensorDict | Mapping[str, object], type[Exception], str]] = {
+    "a nested TensorDict": (TensorDict({"inner": {"x": torch.ones(2)}}, [2]), TypeError, r"'inner'.*TensorDict"),
+    "rows, dense": ({"ok": torch.ones(2), "bad": torch.ones(3)}, ValueError, r"'bad'.*3.*2 rows"),
+    "rows, jagged": (
+        {"ok": torch.ones(2), "bad": as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged)},
+        ValueError,
+        r"'bad'.*3.*2 rows",
+    ),
+    "rows, objects": ({"ok": torch.ones(2), "bad": THREE}, ValueError, r"'bad'.*3.*2 rows"),
+    "rows, non-tensor data": ({"ok": torch.ones(2), "bad": NonTensorData(THREE)}, ValueError, r"'bad'.*3.*2 rows"),
+    "0-d": ({"ok": torch.ones(2), "bad": torch.tensor(1.0)}, ValueError, "'bad': a 0-d tensor"),
+    "a TensorDict that does not say its rows": (TensorDict({"x": torch.ones(2)}, []), ValueError, "rows"),
+    "a mapping that does not say its rows": ({"o": NonTensorData("hi")}, ValueError, "rows"),
+    "ragged in dim 2": ({"j": RAGGED_IN_DIM_2}, ValueError, "'j': ragged in dim 2"),
+    "a bool of 2": ({"mask": BOOL_OF_2}, ValueError, r"'mask'.*byte"),
+    "offsets outside the values": ({"j": OUTSIDE}, ValueError, "'j', row 1"),
+}
 
 
-@pytest.mark.parametrize(
-    "leaf",
-    [
-        torch.ones(3),
-        as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged),
-        np.array(["a", "b", "c"], object),
-        NonTensorData(np.array(["a", "b", "c"], object)),
-    ],
-    ids=["dense", "jagged", "object array", "non-tensor data"],
-)
-def test_field_with_another_number_of_rows_is_refused_naming_it_and_both_numbers(leaf: object) -> None:
-    with pytest.raises(ValueError, match=r"'bad'.*3.*2 rows"):
-        encode_columns({"ok": torch.ones(2), "bad": leaf})
-
-
-def test_field_without_rows_is_refused_naming_it() -> None:
-    with pytest.raises(ValueError, match="'bad': a 0-d tensor"):
-        encode_columns({"ok": torch.ones(2), "bad": torch.tensor(1.0)})
-
-
-@pytest.mark.parametrize(
-    "td", [TensorDict({"x": torch.ones(2)}, []), {"o": NonTensorData("hi")}], ids=["td", "mapping"]
-)
-def test_batch_that_does_not_say_its_rows_is_refused(td: TensorDict | Mapping[str, object]) -> None:
-    with pytest.raises(ValueError, match="rows"):
-        encode_columns(td)
-
-
-def test_field_ragged_in_another_dim_is_refused_naming_it() -> None:
-    nested = as_nested_tensor([torch.zeros(2, 3), torch.zeros(2, 5)], layout=torch.jagged)
-    with pytest.raises(ValueError, match="'j': ragged in dim 2"):
-        encode_columns({"j": nested})
-
-
-def test_bool_stored_as_another_byte_than_0_and_1_is_refused_on_both_ways() -> None:
-    with pytest.raises(ValueError, match=r"'mask'.*byte"):
-        encode_columns({"mask": not_a_bool()})
-    with pytest.raises(ValueError, match=r"'mask'.*byte"):
-        decode_columns([WireColumn("mask", "dense", "bool", (), None, memoryview(bytearray(b"\0\2")))], 2)
-
-
-def test_offsets_outside_the_values_are_refused_naming_field_and_row() -> None:
-    nested = nested_tensor_from_jagged(torch.arange(5), torch.tensor([0, 2, 9]), min_seqlen=2, max_seqlen=7)
-    with pytest.raises(ValueError, match="'j', row 1"):
-        encode_columns({"j": nested})
+@pytest.mark.parametrize(("fields", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_fields_that_do_not_fit_are_refused_naming_field_and_rule(
+    fields: TensorDict | Mapping[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        encode_columns(fields)
 
 
 DENSE = WireColumn("x", "dense", "int32", (2,), None, memoryview(bytearray(24)))
@@ -124,11 +99,8 @@ def test_columns_of_the_tables_below_are_sound_before_they_are_spoiled(column: W
         (JAGGED, {"lengths": np.array([1, -1, 3])}, "row 1: negative length -1"),
         (JAGGED, {"lengths": np.array([1, 1, 2])}, "4 entries"),
         (JAGGED, {"lengths": np.array([2**62, 2**62, 2**63 - 1])}, "entries of 8 bytes"),
-        (
-            JAGGED,
-            {"lengths": np.array([2**62, 2**62, 2**62]), "row_shape": (0,), "values": memoryview(b"")},
-            "too large",
-        ),
+        (JAGGED, {"lengths": np.array([2**62] * 3), "row_shape": (0,), "values": memoryview(b"")}, "too large"),
+        (DENSE, {"dtype": "bool", "values": memoryview(bytearray(b"\0\1\2\0\1\0"))}, ".*byte"),
         (OBJECT, {"lengths": None}, "no lengths"),
         (OBJECT, {"lengths": np.array([1, 1, 2])}, "4 entries"),
         (OBJECT, {"lengths": np.array([3, 1, -1])}, "row 2: negative length"),
@@ -141,12 +113,9 @@ def test_column_that_contradicts_itself_is_refused_naming_field_and_rule(
         decode_columns([dataclasses.replace(column, **change)], 3)
 
 
-def test_field_that_comes_twice_is_refused_naming_it() -> None:
+def test_a_field_that_comes_twice_and_a_negative_number_of_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="duplicate field 'x'"):
         decode_columns([DENSE, JAGGED], 3)
-
-
-def test_negative_number_of_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="got -1"):
         decode_columns([], -1)
 
