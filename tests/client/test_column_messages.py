@@ -12,39 +12,24 @@ from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 LENGTHS = np.array([2, 0, 1], np.int64)
+NONE = memoryview(b"")
 COLUMNS = [
-    pytest.param(
-        WireColumn("x", "dense", "bfloat16", (4, 2), None, memoryview(b"")),
-        pb.FIELD_KIND_DENSE,
-        pb.DATA_TYPE_BFLOAT16,
-        id="dense",
-    ),
-    pytest.param(
-        WireColumn("x", "jagged", "bool", (3,), LENGTHS, memoryview(b"")),
-        pb.FIELD_KIND_JAGGED,
-        pb.DATA_TYPE_BOOL,
-        id="jagged",
-    ),
-    pytest.param(WireColumn("x", "object", "", (), LENGTHS, memoryview(b"")), pb.FIELD_KIND_OBJECT, 0, id="object"),
+    (WireColumn("x", "dense", "bfloat16", (4, 2), None, NONE), pb.FIELD_KIND_DENSE, pb.DATA_TYPE_BFLOAT16),
+    (WireColumn("x", "jagged", "bool", (3,), LENGTHS, NONE), pb.FIELD_KIND_JAGGED, pb.DATA_TYPE_BOOL),
+    (WireColumn("x", "object", "", (), LENGTHS, NONE), pb.FIELD_KIND_OBJECT, 0),
 ]
 
 
-@pytest.mark.parametrize(("sent", "kind", "data_type"), COLUMNS)
-def test_a_column_is_described_by(sent: WireColumn, kind: int, data_type: int) -> None:
-    message = column_message(sent)
-    assert (message.name, message.kind, message.data_type) == ("x", kind, data_type)
-    assert tuple(message.row_shape) == sent.row_shape
-    assert int64s(message.row_lengths).tolist() == ([] if sent.lengths is None else [2, 0, 1])
-
-
-@pytest.mark.parametrize(("sent", "kind", "data_type"), COLUMNS)
+@pytest.mark.parametrize(("sent", "kind", "data_type"), COLUMNS, ids=["dense", "jagged", "object"])
 def test_a_layout_is_what_its_message_describes(sent: WireColumn, kind: int, data_type: int) -> None:
+    message = column_message(sent)
+    lengths = [] if sent.lengths is None else [2, 0, 1]
+    assert (message.name, message.kind, message.data_type) == ("x", kind, data_type)
+    assert (tuple(message.row_shape), int64s(message.row_lengths).tolist()) == (sent.row_shape, lengths)
     request = pb.ReadColumnsRequest(sample_ids=["a", "b", "c"], fields=["x"])
-    (layout,) = column_layouts(pb.ReadColumnsHeader(columns=[column_message(sent)]), request)
+    (layout,) = column_layouts(pb.ReadColumnsHeader(columns=[message]), request)
     assert (layout.name, layout.kind, layout.dtype, layout.row_shape) == ("x", sent.kind, sent.dtype, sent.row_shape)
-    assert (None if layout.lengths is None else layout.lengths.tolist()) == (
-        None if sent.lengths is None else [2, 0, 1]
-    )
+    assert (None if layout.lengths is None else layout.lengths.tolist()) == (lengths or None)
 
 
 def test_lengths_are_little_endian_int64() -> None:
@@ -64,29 +49,19 @@ def jagged_bytes(row_lengths: bytes) -> pb.Column:
     return pb.Column(name="x", kind=pb.FIELD_KIND_JAGGED, data_type=pb.DATA_TYPE_INT8, row_lengths=row_lengths)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        pb.Column(name="x", data_type=pb.DATA_TYPE_INT8),
-        pb.Column(name="x", kind=pb.FIELD_KIND_DENSE),
-        pb.Column(name="x", kind=pb.FIELD_KIND_JAGGED, row_lengths=int64_bytes([1, 1])),
-        jagged_bytes(int64_bytes([1])),
-        jagged_bytes(b""),
-        jagged_bytes(int64_bytes([1, 1, 1])),
-        jagged_bytes(int64_bytes([2, -1])),
-        jagged_bytes(int64_bytes([2, 1])[:-1]),
-    ],
-    ids=[
-        "no kind",
-        "no element type",
-        "jagged without element type",
-        "too few lengths",
-        "no lengths",
-        "too many lengths",
-        "a negative length",
-        "half a length",
-    ],
-)
+CONTRADICTIONS = {
+    "no kind": pb.Column(name="x", data_type=pb.DATA_TYPE_INT8),
+    "no element type": pb.Column(name="x", kind=pb.FIELD_KIND_DENSE),
+    "jagged, no element type": pb.Column(name="x", kind=pb.FIELD_KIND_JAGGED, row_lengths=int64_bytes([1, 1])),
+    "too few lengths": jagged_bytes(int64_bytes([1])),
+    "no lengths": jagged_bytes(b""),
+    "too many lengths": jagged_bytes(int64_bytes([1, 1, 1])),
+    "a negative length": jagged_bytes(int64_bytes([2, -1])),
+    "half a length": jagged_bytes(int64_bytes([2, 1])[:-1]),
+}
+
+
+@pytest.mark.parametrize("message", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
 def test_a_column_that_contradicts_itself_is_refused(message: pb.Column) -> None:
     with pytest.raises(InternalError, match="'x'"):
         column_layouts(pb.ReadColumnsHeader(columns=[message]), REQUEST)

@@ -18,17 +18,7 @@ def test_name_is_torchs_own_and_leads_back_to_the_dtype(entry: WireDtype) -> Non
     assert f"torch.{entry.name}" == str(entry.torch_dtype)
     assert dtype_name(entry.torch_dtype) == entry.name
     assert torch_dtype(entry.name) is entry.torch_dtype
-
-
-@pytest.mark.parametrize("entry", WIRE_DTYPES, ids=lambda entry: entry.name)
-def test_item_size_is_the_size_of_one_element_in_memory(entry: WireDtype) -> None:
-    memory = torch.zeros(3 * entry.item_size, dtype=torch.uint8)
-    assert memory.view(entry.torch_dtype).shape == (3,)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.uint64, torch.complex32, torch.bool])
-def test_table_holds_what_rollouts_carry(dtype: torch.dtype) -> None:
-    assert dtype in {entry.torch_dtype for entry in WIRE_DTYPES}
+    assert torch.zeros(3 * entry.item_size, dtype=torch.uint8).view(entry.torch_dtype).shape == (3,)
 
 
 def test_every_torch_dtype_is_either_in_the_table_or_quantized_or_a_shell() -> None:

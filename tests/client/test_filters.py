@@ -101,11 +101,6 @@ def test_what_is_no_filter_is_refused_with_its_column_and_what_would_be_right(
     assert rule in text
 
 
-def test_an_error_beyond_the_first_line_names_its_line() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"line 2, column 4: a number or string is expected"):
-        filter_message("(a > 1 and\nb> c)", "list")
-
-
 @pytest.mark.parametrize(
     ("tags", "terms"),
     [
@@ -135,6 +130,11 @@ def test_what_is_neither_expression_nor_tags_is_refused(where: object, error: ty
     with pytest.raises(error) as caught:
         filter_message(where, "list")  # type: ignore[arg-type]
     assert rule in str(caught.value)
+
+
+def test_an_error_beyond_the_first_line_names_its_line() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"line 2, column 4: a number or string is expected"):
+        filter_message("(a > 1 and\nb> c)", "list")
 
 
 def test_two_filters_are_joined_and_one_that_fits_all_rows_adds_nothing() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from dataplane_client.columns_layout import WireColumn, join_values
-from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.errors import DataPlaneError, UnsupportedTypeError
 from dataplane_client.first_write import PAD_TARGET_KEY, FirstWrite
 from dataplane_client.meta import KVBatchMeta
 from dataplane_client.wire_columns import decode_columns, encode_columns
@@ -39,27 +41,13 @@ def stored(write: FirstWrite) -> TensorDict:
     return decode_columns(columns, len(IDS))
 
 
-def test_tensors_as_wide_as_the_longest_row_are_stored_by_their_lengths() -> None:
-    packed = stored(first_write(batch()))
-    assert [row.tolist() for row in packed["input_ids"].unbind()] == [[0, 1], [4, 5, 6, 7], [8, 9, 10]]
-    assert not packed["sample_mask"].is_nested
-
-
-def test_tensors_padded_to_the_multiple_are_stored_by_their_lengths() -> None:
-    write = first_write(batch(8), 8)
-    assert [row.shape[0] for row in stored(write)["input_ids"].unbind()] == [2, 4, 3]
-    assert write.pad_target == 8
-
-
-def test_tensors_of_another_width_are_stored_as_they_are() -> None:
-    packed = stored(first_write(batch(embedding=torch.zeros(3, 6), pair=torch.zeros(3, 2))))
-    assert packed["embedding"].shape == (3, 6)
-    assert packed["pair"].shape == (3, 2)
-
-
-def test_objects_stay_objects() -> None:
+def test_tensors_as_wide_as_the_longest_row_or_the_multiple_are_stored_by_their_lengths() -> None:
     names = np.array(["x", "y", "z"], object)
-    assert stored(first_write(batch(name=names)))["name"] == ["x", "y", "z"]
+    packed = stored(first_write(batch(name=names, embedding=torch.zeros(3, 6), pair=torch.zeros(3, 2))))
+    assert [row.tolist() for row in packed["input_ids"].unbind()] == [[0, 1], [4, 5, 6, 7], [8, 9, 10]]
+    assert [row.shape[0] for row in stored(first_write(batch(8), 8))["input_ids"].unbind()] == [2, 4, 3]
+    assert [packed[name].shape for name in ("sample_mask", "embedding", "pair")] == [(3,), (3, 6), (3, 2)]
+    assert packed["name"] == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize(("multiple", "target"), [(1, 4), (3, 6), (4, 4), (64, 64)])
@@ -75,38 +63,30 @@ def test_the_receipt_names_task_pad_target_and_the_callers_info() -> None:
     assert put.task_name is None
 
 
-@pytest.mark.parametrize("missing", ["sample_mask", "input_lengths"])
-def test_a_batch_without_a_needed_field_is_refused_by_its_name(missing: str) -> None:
-    columns = batch()
-    del columns[missing]
-    with pytest.raises(InvalidArgumentError, match=f"must hold the tensor '{missing}'"):
-        first_write(columns)
+def without(name: str) -> dict[str, object]:
+    return {key: column for key, column in batch().items() if key != name}
 
 
-def test_lengths_of_another_shape_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"input_lengths must have shape \(N,\)"):
-        first_write(batch(input_lengths=torch.ones(3, 1)))
+def lengths(dtype: torch.dtype) -> dict[str, object]:
+    return batch(input_lengths=torch.ones(3, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=str)
-def test_lengths_are_not_rounded(dtype: torch.dtype) -> None:
-    with pytest.raises(UnsupportedTypeError, match=f"input_lengths must be integers, got {dtype}"):
-        first_write(batch(input_lengths=torch.ones(3, dtype=dtype)))
+NO_INTS, SHAPE = "input_lengths must be integers, got torch", r"input_lengths must have shape \(N,\)"
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "no mask": (lambda: first_write(without("sample_mask")), ValueError, "must hold the tensor 'sample_mask'"),
+    "no lengths": (lambda: first_write(without("input_lengths")), ValueError, "must hold the tensor 'input_lengths'"),
+    "2-d lengths": (lambda: first_write(batch(input_lengths=torch.ones(3, 1))), ValueError, SHAPE),
+    "float lengths": (lambda: first_write(lengths(torch.float32)), UnsupportedTypeError, f"{NO_INTS}.float32"),
+    "bool lengths": (lambda: first_write(lengths(torch.bool)), UnsupportedTypeError, f"{NO_INTS}.bool"),
+    "ids": (lambda: FirstWrite(batch(), IDS[:2], None, 1), ValueError, "2 sample_ids must match batch size 3"),
+    "tags": (lambda: FirstWrite(batch(), IDS, [{}] * 4, 1), ValueError, "4 tags must match batch size 3"),
+    "multiple 0": (lambda: first_write(batch(), 0), ValueError, "pad_to_multiple must be at least 1, got 0"),
+    "multiple -8": (lambda: first_write(batch(), -8), ValueError, "pad_to_multiple must be at least 1, got -8"),
+}
 
 
-@pytest.mark.parametrize(
-    ("ids", "tags", "message"),
-    [(IDS[:2], None, "2 sample_ids must match batch size 3"), (IDS, [{}] * 4, "4 tags must match batch size 3")],
-    ids=["ids", "tags"],
-)
-def test_another_number_of_ids_or_tags_is_refused(
-    ids: list[str], tags: list[dict[str, int]] | None, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        FirstWrite(batch(), ids, tags, 1)
-
-
-@pytest.mark.parametrize("multiple", [0, -8])
-def test_a_multiple_below_one_is_refused(multiple: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"pad_to_multiple must be at least 1, got {multiple}"):
-        first_write(batch(), multiple)
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused(call: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as refused:
+        call()
+    assert isinstance(refused.value, DataPlaneError)

@@ -102,20 +102,20 @@ def test_what_torch_cannot_view_is_not_viewed(
 
 @pytest.mark.parametrize(
     ("offsets", "sizes", "message"),
-    [([100], [6], "runs of 6 bytes for 7"), ([100], [8], "runs of 8"), ([100, 200], [2, 5], "a run ends within a row")],
-    ids=["too little", "too much", "a row in two"],
+    [
+        ([100], [6], "runs of 6 bytes for 7"),
+        ([100], [8], "runs of 8"),
+        ([100, 200], [2, 5], "a run ends within a row"),
+        ([-8], [7], "arena"),
+        ([1 << 40], [7], "arena"),
+    ],
+    ids=["too little", "too much", "a row in two", "before the arena", "behind the arena"],
 )
 def test_runs_that_do_not_fit_are_refused(
     arena: RecordedArena, offsets: list[int], sizes: list[int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         leased_columns(arena, 5, [jagged(3, 4)], 2, int64(*offsets), int64(*sizes))
-
-
-@pytest.mark.parametrize("offset", [-8, 1 << 40], ids=["before the arena", "behind the arena"])
-def test_runs_outside_the_arena_are_refused(arena: RecordedArena, offset: int) -> None:
-    with pytest.raises(ValueError, match="arena"):
-        leased_columns(arena, 5, [jagged(3, 4)], 2, int64(offset), int64(7))
 
 
 def test_writing_to_a_view_changes_that_view_alone(arena: RecordedArena) -> None:
@@ -140,12 +140,6 @@ def test_the_lease_is_let_go_of_once_with_the_last_view(arena: RecordedArena) ->
 
 
 # -- attaching ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nonce", [b"", b"x" * 16], ids=["none", "another"])
-def test_memory_with_another_nonce_is_not_used(arena: RecordedArena, nonce: bytes) -> None:
-    with pytest.raises(ConnectionError, match="not that of the server"):
-        SharedArena(arena.address, nonce)
 
 
 def test_where_there_is_no_socket_every_place_is_named(tmp_path: Path) -> None:

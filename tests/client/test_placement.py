@@ -56,12 +56,8 @@ def columns(draw: st.DrawFn, name: str, n_rows: int) -> Column:
         lengths, row_sizes, widest = None, [(1 if sizes is None else sizes) * entry] * n_rows, sizes
     else:
         counts = draw(st.lists(st.integers(0, 5), min_size=n_rows, max_size=n_rows))
-        row_shape, lengths, row_sizes, widest = (
-            trailing,
-            int64(*counts),
-            [count * entry for count in counts],
-            max(counts),
-        )
+        row_shape, lengths, widest = trailing, int64(*counts), max(counts)
+        row_sizes = [count * entry for count in counts]
     padding = None
     if kind != "object" and widest is not None and draw(st.booleans()):
         element = draw(st.one_of(st.just(bytes(item)), st.binary(min_size=item, max_size=item)))
@@ -133,20 +129,18 @@ ADJOINING = Destination(lambda layout: None)
         ([], [], "runs of 0 bytes for 5 bytes of values"),
         ([0, 8], [3, 2], "a run ends within a row"),
         ([0, 8, 16], [1, 1, 3], "a run ends within a row"),
+        ([-1], [5], "row"),
+        ([96], [5], "row"),
+        ([1 << 40], [5], "row"),
     ],
-    ids=["too few bytes", "too many bytes", "no runs", "a row in two", "a row in two, another whole"],
+    ids=["few bytes", "many bytes", "no runs", "a row in two", "one in two", "before", "over the end", "far behind"],
 )
-def test_runs_that_do_not_fit_the_rows_are_refused(offsets: list[int], sizes: list[int], message: str) -> None:
+def test_runs_that_do_not_fit_the_rows_or_the_memory_are_refused(
+    offsets: list[int], sizes: list[int], message: str
+) -> None:
     buffers = ReadBuffers([LAYOUT], 3, ADJOINING)
     with pytest.raises(ValueError, match=message):
         buffers.copy_runs(np.zeros(100, np.uint8), int64(*offsets), int64(*sizes))
-
-
-@pytest.mark.parametrize("offset", [-1, 96, 1 << 40], ids=["before it", "over its end", "far behind it"])
-def test_runs_outside_the_memory_are_refused(offset: int) -> None:
-    buffers = ReadBuffers([LAYOUT], 3, ADJOINING)
-    with pytest.raises(ValueError, match="row"):
-        buffers.copy_runs(np.zeros(100, np.uint8), int64(offset), int64(5))
 
 
 def test_an_empty_row_between_two_runs_lies_in_either() -> None:
@@ -166,7 +160,8 @@ def test_chunks_cut_anywhere_are_copied_to_their_places(read: list[Column], data
     buffers = buffers_of(read)
     stream = buffers.stream()
     for start, end in zip([0, *cuts], [*cuts, len(values)], strict=True):
-        stream.add(start, memoryview(values)[start:end])
+        if values:
+            stream.add(start, memoryview(values)[start:end])
     stream.finish()
     assert_placed(buffers.columns, read)
 
@@ -182,24 +177,11 @@ def test_a_chunk_that_does_not_continue_the_stream_is_refused_and_changes_nothin
     stream.add(0, memoryview(b"12"))
     with pytest.raises(ValueError, match=f"{len(data)} bytes at byte {position}; the next byte is 2 of 5"):
         stream.add(position, memoryview(data))
+    with pytest.raises(ValueError, match="ended after 2 of 5 bytes"):
+        stream.finish()
     stream.add(2, memoryview(b"345"))
     stream.finish()
     assert buffers.columns[0].values.tobytes() == b"12345"
-
-
-def test_a_stream_that_ends_early_is_refused() -> None:
-    stream = ReadBuffers([LAYOUT], 3, ADJOINING).stream()
-    stream.add(0, memoryview(b"1234"))
-    with pytest.raises(ValueError, match="ended after 4 of 5 bytes"):
-        stream.finish()
-
-
-def test_a_read_without_values_needs_no_chunk() -> None:
-    buffers = ReadBuffers(
-        [ColumnLayout("x", "jagged", "int16", (), int64(0, 0))], 2, Destination(lambda _: Padding(2, b"\x07\0"))
-    )
-    buffers.stream().finish()
-    assert buffers.columns[0].values.tobytes() == b"\x07\0" * 4
 
 
 def test_values_that_do_not_fit_are_an_error_of_the_server() -> None:

@@ -268,25 +268,25 @@ def test_a_session_leaves_a_server_that_the_actor_no_longer_names_though_its_str
 # -- no server ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("target", "told", "text"),
-    [
-        ("ray://absent", {}, r"ray://absent: no data plane named absent runs in this Ray cluster"),
-        (TARGET, None, r"ray://main: its actor in the Ray cluster did not say in time where the server is"),
-        (
-            TARGET,
-            KeyError("no arena"),
-            r"ray://main: its actor .* does not say where the server is: KeyError: 'no aren",
-        ),
-        (TARGET, {"grpc": "127.0.0.1:1"}, r"does not say where the server is: KeyError: 'socket'"),
-        (
-            TARGET,
-            {"grpc": "127.0.0.1:1", "socket": "", "nonce": b""},
-            r"server_status at ray://main: nothing listens there\. Its actor in the Ray cluster named the",
-        ),
-    ],
-    ids=["no actor", "no answer", "an error", "an incomplete answer", "no server there"],
-)
+NOWHERE = {"grpc": "127.0.0.1:1", "socket": "", "nonce": b""}
+UNAVAILABLE = {
+    "no actor": ("ray://absent", {}, r"ray://absent: no data plane named absent runs in this Ray cluster"),
+    "no answer": (TARGET, None, r"ray://main: its actor in the Ray cluster did not say in time where the server is"),
+    "an error": (
+        TARGET,
+        KeyError("no arena"),
+        r"main: its actor .* does not say where the server is: KeyError: 'no",
+    ),
+    "half an answer": (TARGET, {"grpc": "127.0.0.1:1"}, r"does not say where the server is: KeyError: 'socket'"),
+    "no server there": (
+        TARGET,
+        NOWHERE,
+        r"server_status at ray://main: nothing listens there\. Its actor in the Ray cluster named the",
+    ),
+}
+
+
+@pytest.mark.parametrize(("target", "told", "text"), UNAVAILABLE.values(), ids=UNAVAILABLE)
 def test_a_server_that_is_not_found_before_the_deadline_is_unavailable(
     actor: Any, tell: Tell, target: str, told: Any, text: str
 ) -> None:
@@ -348,9 +348,7 @@ def test_outside_of_a_cluster_connecting_says_what_to_do_first(tell: Tell, serve
 
 @pytest.mark.parametrize("target", ["ray://", "ray://head:10001", "ray://main/p"])
 def test_a_target_that_names_no_actor_is_refused(target: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"'{target}' is not an address: write ray://NAME with the name of the data pl"
-    ):
+    with pytest.raises(ValueError, match=f"'{target}' is not an address: write ray://NAME with the name of the data"):
         connect(target)
 
 

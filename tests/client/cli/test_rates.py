@@ -65,17 +65,29 @@ def rates(entry: PartitionRates) -> tuple[float | None, ...]:
     return (entry.put_rows_per_s, entry.written_bytes_per_s, entry.read_bytes_per_s, entry.consumed_rows_per_s["train"])
 
 
-UNKNOWN = (None, None, None, None)
+MOVED, UNKNOWN = moved(PARTITION), (None, None, None, None)
+CASES: dict[str, tuple[Snapshot | None, Snapshot, list[tuple[float | None, ...]]]] = {
+    "differences divided by the time": (BEFORE, later(MOVED), [(20.0, 2000.0, 1000.0, 5.0)]),
+    "the first snapshot": (None, BEFORE, [UNKNOWN]),
+    "a new partition": (replace(BEFORE, partitions=()), later(PARTITION), [UNKNOWN]),
+    "a partition that is gone": (BEFORE, replace(later(PARTITION), partitions=()), []),
+    "a server that was restarted": (BEFORE, later(MOVED, uptime_s=0.5), [UNKNOWN]),
+    "one that was up as long before": (BEFORE, later(MOVED, uptime_s=60.0), [UNKNOWN]),
+    "one that has been up longer since": (BEFORE, later(MOVED, seconds=600.0, uptime_s=300.0), [UNKNOWN]),
+    "a counter of puts that went back": (BEFORE, later(replace(MOVED, rows_put_total=7)), [UNKNOWN]),
+    "a counter of writes that went back": (BEFORE, later(replace(MOVED, written_bytes_total=7)), [UNKNOWN]),
+    "a counter of reads that went back": (BEFORE, later(replace(MOVED, read_bytes_total=7)), [UNKNOWN]),
+    "a task's counter that went back": (
+        BEFORE,
+        later(replace(MOVED, tasks=(replace(TASK, consumed_rows_total=3),))),
+        [(20.0, 2000.0, 1000.0, None)],
+    ),
+}
 
 
-def test_rates_are_differences_divided_by_the_time_between_two_snapshots() -> None:
-    (entry,) = compute_rates(BEFORE, later(moved(PARTITION)))
-    assert rates(entry) == (20.0, 2000.0, 1000.0, 5.0)
-
-
-def test_the_first_snapshot_has_no_rates() -> None:
-    (entry,) = compute_rates(None, BEFORE)
-    assert rates(entry) == UNKNOWN
+@pytest.mark.parametrize(("before", "after", "expected"), CASES.values(), ids=CASES)
+def test_rates_are_those_of(before: Snapshot | None, after: Snapshot, expected: list[tuple[float | None, ...]]) -> None:
+    assert [rates(entry) for entry in compute_rates(before, after)] == expected
 
 
 def test_without_a_snapshot_before_rates_are_of_the_last_minute() -> None:
@@ -83,31 +95,3 @@ def test_without_a_snapshot_before_rates_are_of_the_last_minute() -> None:
     partition = replace(PARTITION, tasks=(task,), recent=RecentFlow(20.0, 40, {}, 4000, 0, 2000))
     (entry,) = compute_rates(None, later(partition))
     assert rates(entry) == (2.0, 200.0, 100.0, 3.0)
-
-
-def test_a_new_partition_has_no_rates() -> None:
-    assert [rates(entry) for entry in compute_rates(replace(BEFORE, partitions=()), later(PARTITION))] == [UNKNOWN]
-
-
-def test_a_partition_that_is_gone_is_not_shown() -> None:
-    assert compute_rates(BEFORE, replace(later(PARTITION), partitions=())) == []
-
-
-@pytest.mark.parametrize(("seconds", "uptime_s"), [(2.0, 0.5), (2.0, 60.0), (600.0, 300.0)])
-def test_after_a_restart_of_the_server_there_are_no_rates(seconds: float, uptime_s: float) -> None:
-    """Also if its counters or its uptime exceed those of the server before."""
-    (entry,) = compute_rates(BEFORE, later(moved(PARTITION), seconds=seconds, uptime_s=uptime_s))
-    assert rates(entry) == UNKNOWN
-
-
-@pytest.mark.parametrize("counter", ["rows_put_total", "written_bytes_total", "read_bytes_total"])
-def test_a_partition_whose_counter_went_back_has_no_rates(counter: str) -> None:
-    after = replace(moved(PARTITION), **{counter: 7})  # type: ignore[arg-type]
-    (entry,) = compute_rates(BEFORE, later(after))
-    assert rates(entry) == UNKNOWN
-
-
-def test_a_task_whose_counter_went_back_has_no_rate_while_the_partition_has() -> None:
-    after = replace(moved(PARTITION), tasks=(replace(TASK, consumed_rows_total=3),))
-    (entry,) = compute_rates(BEFORE, later(after))
-    assert rates(entry) == (20.0, 2000.0, 1000.0, None)

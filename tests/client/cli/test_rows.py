@@ -40,18 +40,6 @@ def test_a_sample_of_a_reserved_group_is_shown_as_hidden(troubled: str) -> None:
     assert "fields: none yet" in text.splitlines()
 
 
-def test_an_unknown_sample_exits_with_1_and_its_name(troubled: str) -> None:
-    code, text = run("sample", "p", "unknown", "-s", troubled)
-    assert code == 1
-    assert "partition 'p' has no sample 'unknown'" in text
-
-
-def test_dead_letters_are_listed_with_their_last_reason(troubled: str) -> None:
-    code, text = run("dead-letters", "p", "train", "-s", troubled)
-    assert code == 0
-    assert text.splitlines()[1].split() == ["a", "2", "out", "of", "[bold]memory"]
-
-
 def test_json_output_of_samples_and_dead_letters(troubled: str) -> None:
     sample = run_json("sample", "p", "a", "-s", troubled)
     assert (sample["resident"], sample["fields"], sample["tags"]) == (True, ["x"], {"prompt": "[red]7 :fire:"})
@@ -61,9 +49,24 @@ def test_json_output_of_samples_and_dead_letters(troubled: str) -> None:
     assert letters == [{"sample_id": "a", "deliveries": 2, "reason": "out of [bold]memory"}]
 
 
-def test_a_reset_dead_letter_is_no_longer_listed(troubled: str) -> None:
+def test_dead_letters_are_listed_with_their_last_reason_until_they_are_reset(troubled: str) -> None:
+    code, text = run("dead-letters", "p", "train", "-s", troubled)
+    assert (code, text.splitlines()[1].split()) == (0, ["a", "2", "out", "of", "[bold]memory"])
     assert run("reset", "p", "train", "a", "-s", troubled) == (0, "rows reset: 1, claims fenced: 0\n")
     assert run("dead-letters", "p", "train", "-s", troubled) == (0, "no dead letters\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["sample", "p", "unknown"], "partition 'p' has no sample 'unknown'"),
+        (["dead-letters", "p", "trian"], "'trian'"),
+        (["reset", "p", "trian", "--all"], "'trian'"),
+    ],
+)
+def test_an_unknown_sample_or_task_exits_with_1_and_its_name(troubled: str, command: list[str], said: str) -> None:
+    code, text = run(*command, "-s", troubled)
+    assert (code, said in text) == (1, True)
 
 
 def test_a_whole_task_is_reset_only_with_all(troubled: str) -> None:
@@ -75,10 +78,3 @@ def test_a_whole_task_is_reset_only_with_all(troubled: str) -> None:
         assert run("reset", "p", "train", "--all", "-s", troubled) == (0, "rows reset: 2, claims fenced: 1\n")
         with pytest.raises(ClaimFencedError):
             held.commit()
-
-
-@pytest.mark.parametrize("command", ["dead-letters", "reset"])
-def test_an_unknown_task_exits_with_1_and_its_name(troubled: str, command: str) -> None:
-    code, text = run(command, "p", "trian", *(["--all"] if command == "reset" else []), "-s", troubled)
-    assert code == 1
-    assert "'trian'" in text

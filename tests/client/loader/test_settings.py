@@ -10,53 +10,41 @@ import pytest
 from dataplane_client.errors import UnsupportedTypeError
 from dataplane_client.loader import ClaimLoader
 
+SENSELESS: list[tuple[dict[str, Any], str]] = [
+    ({"fields": []}, "name the fields"),
+    ({"batch_size": 0}, "batch_size must be at least 1"),
+    ({"prefetch": 0}, "prefetch must be at least 1"),
+    ({"max_batches": 0}, "max_batches must be at least 1"),
+    ({"max_tokens": 0}, "max_tokens must be at least 1"),
+    ({"min_size": 5}, r"min_size must be at most batch_size \(4\)"),
+    ({"num_workers": 2}, "num_workers must be 0, got 2"),
+    ({"idle_timeout_s": 0}, "idle_timeout_s must be positive"),
+    ({"idle_timeout_s": float("inf")}, "idle_timeout_s must be positive and finite"),
+    ({"layout": "square"}, "layout must be one of"),
+    ({"fields": "tokens"}, r"^ClaimLoader: field names must be a sequence of str, got .*; write \['tokens'\]"),
+    ({"required_fields": "tokens"}, "^ClaimLoader: field names must be a sequence of str"),
+    ({"client_options": {"transport": "pigeon"}}, "transport must be one of"),
+    ({"device": "abacus"}, "^ClaimLoader: 'abacus' is not a device such as 'cpu' or 'cuda:0'"),
+]
+OF_ANOTHER_TYPE: list[tuple[dict[str, Any], str]] = [
+    ({"address": object()}, r"^ClaimLoader: the address must be a str, such as client\.target; got object"),
+    ({"batch_size": "4"}, "^ClaimLoader: batch_size must be an int, got '4'"),
+    ({"min_size": 1.5}, "^ClaimLoader: min_size must be an int, got 1.5"),
+    ({"idle_timeout_s": "5"}, "^ClaimLoader: idle_timeout_s must be a number, got '5'"),
+    ({"fields": [1]}, "^ClaimLoader: a field name must be a str, got int"),
+    ({"client_options": {"timeout": 3}}, "^ClaimLoader: client_options has no option 'timeout': did you mean 'tim"),
+]
+
 
 @pytest.mark.parametrize(
-    ("wrong", "rule"),
-    [
-        ({"fields": []}, "name the fields"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"prefetch": 0}, "prefetch must be at least 1"),
-        ({"max_batches": 0}, "max_batches must be at least 1"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"min_size": 5}, r"min_size must be at most batch_size \(4\)"),
-        ({"num_workers": 2}, "num_workers must be 0, got 2"),
-        ({"idle_timeout_s": 0}, "idle_timeout_s must be positive"),
-        ({"idle_timeout_s": float("inf")}, "idle_timeout_s must be positive and finite"),
-        ({"layout": "square"}, "layout must be one of"),
-        ({"fields": "tokens"}, r"ClaimLoader: field names must be a sequence of str, got .*; write \['tokens'\]"),
-        ({"required_fields": "tokens"}, "ClaimLoader: field names must be a sequence of str"),
-        ({"client_options": {"transport": "pigeon"}}, "transport must be one of"),
-        ({"device": "abacus"}, "ClaimLoader: 'abacus' is not a device such as 'cpu' or 'cuda:0'"),
-    ],
+    ("error", "wrong", "rule"),
+    [((ValueError, TypeError), *row) for row in SENSELESS] + [(UnsupportedTypeError, *row) for row in OF_ANOTHER_TYPE],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(wrong: dict[str, Any], rule: str) -> None:
-    settings = {"fields": ["tokens"], "batch_size": 4, **wrong}
-    with pytest.raises((ValueError, TypeError), match=rule):
-        ClaimLoader("127.0.0.1:1", "p", "train", **settings)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "rule"),
-    [
-        ({"address": object()}, r"the address must be a str, such as client\.target; got object"),
-        ({"batch_size": "4"}, "batch_size must be an int, got '4'"),
-        ({"min_size": 1.5}, "min_size must be an int, got 1.5"),
-        ({"idle_timeout_s": "5"}, "idle_timeout_s must be a number, got '5'"),
-        ({"fields": [1]}, "a field name must be a str, got int"),
-        ({"client_options": {"timeout": 3}}, "client_options has no option 'timeout': did you mean 'timeout_s'"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_a_setting_of_another_type_is_refused_by_name(wrong: dict[str, Any], rule: str) -> None:
+def test_a_setting_that_makes_no_sense_is_refused_by_name(error: Any, wrong: dict[str, Any], rule: str) -> None:
     settings = {"address": "a:1", "partition_id": "p", "task_name": "t", "fields": ["x"], "batch_size": 4, **wrong}
-    with pytest.raises(UnsupportedTypeError, match=f"^ClaimLoader: {rule}"):
+    with pytest.raises(error, match=rule):
         ClaimLoader(**settings)
-
-
-def test_a_loader_shows_itself_in_a_line() -> None:
-    assert repr(ClaimLoader("a:1", "p", "t", ["x", "y"], 4)) == "<ClaimLoader a:1 p/t batches of 4 with x, y>"
 
 
 def test_rows_are_required_to_have_the_fields_that_are_read_unless_told_otherwise() -> None:

@@ -29,30 +29,26 @@ def unpacked(header: pb.PutSamplesHeader) -> list[dict[str, object]]:
     return [msgpack.unpackb(tags) for tags in header.row_tags]
 
 
-def test_rows_without_tags_get_the_mark_alone() -> None:
-    header = pb.PutSamplesHeader(sample_ids=["a", "b"])
+MARKED: dict[str, object] = {"traceparent": MARK}
+OWN: list[dict[str, object]] = [{"traceparent": OTHER}, {"traceparent": None}]
+FULL: dict[str, object] = {f"tag{number}": number for number in range(64)}
+ROWS_PUT: dict[str, tuple[list[dict[str, object]], list[dict[str, object]]]] = {
+    "no tags": ([], [MARKED] * 2),
+    "tags": ([{"v": 1}, {}, {"v": 2, "n": "x"}], [{"v": 1, **MARKED}, MARKED, {"v": 2, "n": "x", **MARKED}]),
+    "the caller's own": (OWN, OWN),
+    "the greatest number of tags": ([FULL], [FULL]),
+}
+
+
+@pytest.mark.parametrize("reservation", ["", "r-1"], ids=["plain", "of a group"])
+@pytest.mark.parametrize(("tags", "marked"), ROWS_PUT.values(), ids=ROWS_PUT)
+def test_rows_are_marked_and_keep_their_tags(
+    tags: list[dict[str, object]], marked: list[dict[str, object]], reservation: str
+) -> None:
+    ids = [f"s{row}" for row in range(len(marked))]
+    header = pb.PutSamplesHeader(sample_ids=ids, row_tags=packed(*tags), reservation_id=reservation)
     mark_rows(header)
-    assert unpacked(header) == [{"traceparent": MARK}] * 2
-
-
-def test_tags_of_each_row_stay_beside_the_mark() -> None:
-    tags: list[dict[str, object]] = [{"version": 1}, {}, {"version": 2, "note": "x"}, {"version": 1}]
-    header = pb.PutSamplesHeader(sample_ids=["a", "b", "c", "d"], row_tags=packed(*tags))
-    mark_rows(header)
-    assert unpacked(header) == [{**row, "traceparent": MARK} for row in tags]
-
-
-def test_a_tag_of_this_name_that_the_caller_has_set_stays() -> None:
-    header = pb.PutSamplesHeader(sample_ids=["a", "b"], row_tags=packed({"traceparent": OTHER}, {"traceparent": None}))
-    mark_rows(header)
-    assert unpacked(header) == [{"traceparent": OTHER}, {"traceparent": None}]
-
-
-def test_a_row_with_the_greatest_number_of_tags_is_not_marked() -> None:
-    full: dict[str, object] = {f"tag{number}": number for number in range(64)}
-    header = pb.PutSamplesHeader(sample_ids=["a"], row_tags=packed(full))
-    mark_rows(header)
-    assert unpacked(header) == [full]
+    assert unpacked(header) == marked
 
 
 @pytest.mark.parametrize(
@@ -67,12 +63,6 @@ def test_a_row_with_the_greatest_number_of_tags_is_not_marked() -> None:
 def test_writes_to_existing_rows_leave_no_mark(header: pb.PutSamplesHeader) -> None:
     mark_rows(header)
     assert not header.row_tags
-
-
-def test_the_rows_of_a_reserved_group_are_marked() -> None:
-    header = pb.PutSamplesHeader(sample_ids=["a"], reservation_id="r-1")
-    mark_rows(header)
-    assert unpacked(header) == [{"traceparent": MARK}]
 
 
 ROWS = packed({"traceparent": OTHER}, {}, {"traceparent": MARK}, {"traceparent": OTHER, "n": 1}, {"traceparent": 3})

@@ -12,64 +12,42 @@ from tests.client.rollout.recordings import as_objects, assert_rows
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.rollout import from_completions
 
+SEVEN = {
+    "text_offset": [0, 6],
+    "token_logprobs": [-0.5, -0.25],
+    "tokens": [" seven", "</s>"],
+    "top_logprobs": [{" seven": -0.5}, {"</s>": -0.25}],
+}
+EIGHT = {"text_offset": [0], "token_logprobs": [-2.0], "tokens": [" eight"], "top_logprobs": [{}]}
+STOPPED = {"index": 0, "finish_reason": "stop", "token_ids": [7, 2]}
 COMPLETION: dict[str, Any] = {
     "id": "cmpl-1",
     "object": "text_completion",
     "model": "m",
     "choices": [
-        {
-            "index": 0,
-            "text": " seven",
-            "logprobs": {
-                "text_offset": [0, 6],
-                "token_logprobs": [-0.5, -0.25],
-                "tokens": [" seven", "</s>"],
-                "top_logprobs": [{" seven": -0.5}, {"</s>": -0.25}],
-            },
-            "finish_reason": "stop",
-            "stop_reason": None,
-            "token_ids": [7, 2],
-            "prompt_token_ids": [4, 5, 6],
-        },
-        {
-            "index": 1,
-            "text": " eight",
-            "logprobs": {"text_offset": [0], "token_logprobs": [-2.0], "tokens": [" eight"], "top_logprobs": [{}]},
-            "finish_reason": "length",
-            "stop_reason": None,
-            "token_ids": [8],
-            "prompt_token_ids": [4, 5, 6],
-        },
+        {**STOPPED, "text": " seven", "logprobs": SEVEN, "stop_reason": None, "prompt_token_ids": [4, 5, 6]},
+        {"index": 1, "text": " eight", "logprobs": EIGHT, "finish_reason": "length", "stop_reason": None}
+        | {"token_ids": [8], "prompt_token_ids": [4, 5, 6]},
     ],
     "usage": {"prompt_tokens": 3, "total_tokens": 6, "completion_tokens": 3, "prompt_tokens_details": None},
 }
+
+
+def said(*tokens: tuple[str, float]) -> dict[str, Any]:
+    return {"content": [{"token": token, "logprob": lp, "bytes": [32], "top_logprobs": []} for token, lp in tokens]}
+
+
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "call-1", "type": "function"}]}
 CHAT: dict[str, Any] = {
     "id": "chatcmpl-1",
     "object": "chat.completion",
     "model": "m",
     "prompt_token_ids": [4, 5, 6],
     "choices": [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": " seven", "tool_calls": []},
-            "logprobs": {
-                "content": [
-                    {"token": " seven", "logprob": -0.5, "bytes": [32], "top_logprobs": []},
-                    {"token": "</s>", "logprob": -0.25, "bytes": [60], "top_logprobs": []},
-                ]
-            },
-            "finish_reason": "stop",
-            "stop_reason": 2,
-            "token_ids": [7, 2],
-        },
-        {
-            "index": 1,
-            "message": {"role": "assistant", "content": None, "tool_calls": [{"id": "call-1", "type": "function"}]},
-            "logprobs": {"content": [{"token": " eight", "logprob": -2.0, "bytes": [32], "top_logprobs": []}]},
-            "finish_reason": "tool_calls",
-            "stop_reason": None,
-            "token_ids": [8],
-        },
+        {**STOPPED, "message": {"role": "assistant", "content": " seven", "tool_calls": []}, "stop_reason": 2}
+        | {"logprobs": said((" seven", -0.5), ("</s>", -0.25))},
+        {"index": 1, "message": CALL, "finish_reason": "tool_calls", "stop_reason": None, "token_ids": [8]}
+        | {"logprobs": said((" eight", -2.0))},
     ],
     "usage": {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}},
 }
@@ -167,8 +145,5 @@ def test_what_is_incomplete_is_refused(kind: Kind, response: dict[str, Any], mes
     with pytest.raises(InvalidArgumentError) as refused:
         from_completions([kind(response)])
     assert message in str(refused.value)
-
-
-def test_each_response_has_a_prompt() -> None:
     with pytest.raises(InvalidArgumentError, match="2 prompt_ids for 1 responses; give one for each"):
         from_completions([COMPLETION], prompt_ids=[[1], [2]])

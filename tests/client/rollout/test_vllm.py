@@ -45,15 +45,13 @@ def test_requests_are_a_hand_made_batch(logprobs: Any) -> None:
 def test_groups_have_the_names_that_are_given() -> None:
     assert_rows(from_vllm(REQUESTS, group_ids=["p7", "p8"]), ["p7_g0", "p7_g1", "p8_g0"], COLUMNS, TAGS)
     assert from_vllm(REQUESTS, group_ids=["p7", "p7"]).sample_ids == ["p7_g0", "p7_g1", "p7_g2"]
+    with pytest.raises(InvalidArgumentError, match="1 group_ids for 2 requests; give one for each"):
+        from_vllm(REQUESTS, group_ids=["p7"])
 
 
 def test_without_logprobs_there_is_no_column_of_them() -> None:
     rows = from_vllm([replace(REQUESTS[0], outputs=[replace(FIRST, logprobs=None)])], logprobs=False)
     assert rows.columns.keys() == COLUMNS.keys() - {"generation_logprobs"}
-
-
-def test_no_requests_are_no_rows() -> None:
-    assert from_vllm([]).sample_ids == []
 
 
 EXPERTS = np.arange(5 * 2 * 3, dtype=np.int16).reshape(5, 2, 3)
@@ -100,14 +98,5 @@ def test_what_is_incomplete_is_refused(
     with pytest.raises(InvalidArgumentError) as refused:
         from_vllm([request])
     assert message in str(refused.value)
-
-
-def test_what_one_row_has_all_must_have() -> None:
-    request = replace(REQUESTS[0], outputs=[replace(FIRST, routed_experts=EXPERTS), SECOND])
     with pytest.raises(InvalidArgumentError, match="'12', output 1 has no routed_experts, but vLLM request '12', out"):
-        from_vllm([request])
-
-
-def test_each_request_has_a_name() -> None:
-    with pytest.raises(InvalidArgumentError, match="1 group_ids for 2 requests; give one for each"):
-        from_vllm(REQUESTS, group_ids=["p7"])
+        from_vllm([replace(REQUESTS[0], outputs=[replace(FIRST, routed_experts=EXPERTS), SECOND])])

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.client.cli.reading import read, run, run_json
 
@@ -71,32 +72,25 @@ def test_an_unreachable_server_is_a_problem_and_exits_with_1(tmp_path: Path) -> 
     assert {"file descriptors", "versions", "row kernels", "clock"} <= found.keys()
 
 
-def test_a_volume_that_is_not_mounted_is_named(tmp_path: Path) -> None:
-    found = checks(run_json("doctor", "-s", f"unix://{tmp_path}/run/dataplane.sock", code=1))
-    assert found["socket file"]["found"] == f"folder {tmp_path}/run does not exist"
-
-
-def test_a_file_in_the_place_of_the_socket_is_named(tmp_path: Path) -> None:
+def test_a_volume_that_is_not_mounted_and_a_file_in_the_place_of_the_socket_are_named(tmp_path: Path) -> None:
     (tmp_path / "dataplane.sock").touch()
-    found = checks(run_json("doctor", "-s", f"unix://{tmp_path}/dataplane.sock", code=1))
-    assert found["socket file"]["found"] == f"{tmp_path}/dataplane.sock is not a socket"
+    socket = tmp_path / "dataplane.sock"
+    causes = {tmp_path / "run/a.sock": f"folder {tmp_path}/run does not exist", socket: f"{socket} is not a socket"}
+    for place, cause in causes.items():
+        assert checks(run_json("doctor", "-s", f"unix://{place}", code=1))["socket file"]["found"] == cause
 
 
-def test_a_server_that_shares_no_memory_is_a_warning() -> None:
-    server = start_server("127.0.0.1:0", share_memory=False)
-    found = checks(run_json("doctor", "-s", server.addresses[0]))
+@pytest.mark.parametrize(
+    ("shares", "outcome", "found"),
+    [(True, "ok", "attached at @rl-dataplane-"), (False, "warning", "travel over gRPC: the server shares no memory")],
+    ids=["shared", "not shared"],
+)
+def test_shared_memory_is_found_through_a_port_of_this_host(shares: bool, outcome: str, found: str) -> None:
+    server = start_server("127.0.0.1:0", share_memory=shares)
+    checked = checks(run_json("doctor", "-s", server.addresses[0]))
     server.stop()
-    assert found["shared memory"]["outcome"] == "warning"
-    assert found["shared memory"]["found"] == "values travel over gRPC: the server shares no memory"
-
-
-def test_shared_memory_is_found_through_a_port_of_this_host() -> None:
-    server = start_server("127.0.0.1:0")
-    found = checks(run_json("doctor", "-s", server.addresses[0]))
-    server.stop()
-    assert found["shared memory"]["outcome"] == "ok"
-    assert "attached at @rl-dataplane-" in found["shared memory"]["found"]
-    assert "socket file" not in found
+    assert (checked["shared memory"]["outcome"], "socket file" in checked) == (outcome, False)
+    assert found in checked["shared memory"]["found"]
 
 
 def test_the_reasons_of_status_are_warnings() -> None:
