@@ -1,35 +1,12 @@
-"""A real server for NeMo-RL's adapter, over both ways that values travel."""
+"""NeMo-RL's adapter on the server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.compat.nemo_rl import DataPlaneAdapter
-from dataplane_server.testing import running_server
-
-
-@pytest.fixture(params=["grpc", "shm"])
-def way(request: pytest.FixtureRequest) -> str:
-    """How values travel."""
-    return str(request.param)
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """A running server."""
-    with running_server(listen=f"unix://{tmp_path}/dataplane.sock") as address:
-        yield address
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[DataPlaneClient]:
-    """Our own client, to see what the adapter did."""
-    with connect(address, timeout_s=20.0) as client:
-        yield client
 
 
 @pytest.fixture

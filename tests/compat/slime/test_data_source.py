@@ -11,26 +11,11 @@ import numpy as np
 import pytest
 from tests.compat.slime.samples import Prompts, Sample, Status, generated
 
-from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.client import DataPlaneClient
 from dataplane_client.compat.slime import DataPlaneDataSource, note_rollout
 from dataplane_client.errors import ClaimTimeoutError
-from dataplane_server.testing import running_server
 
 NewSource = Callable[..., DataPlaneDataSource]
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """A running server."""
-    with running_server(listen=f"unix://{tmp_path}/dataplane.sock") as address:
-        yield address
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[DataPlaneClient]:
-    """Our own client, to see what the source did."""
-    with connect(address, timeout_s=20.0) as client:
-        yield client
 
 
 @pytest.fixture

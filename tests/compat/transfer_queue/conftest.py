@@ -10,15 +10,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import dataplane_client.compat.transfer_queue as tq
-from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.compat.transfer_queue import _job_address
 from dataplane_server.testing import running_server
-
-
-@pytest.fixture(params=["grpc", "shm"])
-def way(request: pytest.FixtureRequest) -> str:
-    """How values travel."""
-    return str(request.param)
 
 
 @pytest.fixture
@@ -52,13 +45,6 @@ def started(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def native(address: str, started: None) -> tq.TransferQueueClient:
     """The native face."""
     return tq.get_client()
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[DataPlaneClient]:
-    """Our own client, to see what the module did."""
-    with connect(address, timeout_s=20.0) as client:
-        yield client
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""A real server for TRL's adapter, over both ways that values travel."""
+"""TRL's adapter on the server, and producers of its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,6 @@ import pytest
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.compat.trl import DataPlaneRolloutWorker, RolloutSample, put_rollouts, register_rollouts
-from dataplane_server.testing import running_server
-
-
-@pytest.fixture(params=["grpc", "shm"])
-def way(request: pytest.FixtureRequest) -> str:
-    """How values travel."""
-    return str(request.param)
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """A running server."""
-    with running_server(listen=f"unix://{tmp_path}/dataplane.sock") as address:
-        yield address
 
 
 @pytest.fixture
