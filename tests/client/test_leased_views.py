@@ -118,15 +118,6 @@ def test_runs_that_do_not_fit_are_refused(
         leased_columns(arena, 5, [jagged(3, 4)], 2, int64(*offsets), int64(*sizes))
 
 
-def test_writing_to_a_view_changes_that_view_alone(arena: RecordedArena) -> None:
-    before = arena.readable[1000:9000].tobytes()
-    first, second = (leased_columns(arena, 5, [jagged(8000)], 1, int64(1000), int64(8000)) for _ in range(2))
-    assert first is not None
-    assert second is not None
-    first[0].values[:] = 0
-    assert second[0].values.tobytes() == before == arena.readable[1000:9000].tobytes()
-
-
 def test_the_lease_is_let_go_of_once_with_the_last_view(arena: RecordedArena) -> None:
     arena.gone.clear()
     columns = leased_columns(arena, 77, [jagged(3, 4), jagged(5, 6)], 2, int64(100), int64(18))
