@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Effect, Failed, Grant, Granted, ReleaseResult, Waiting
+from dataplane_server.core.calls.answers import Effect, Failed, Granted, ReleaseResult, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AbandonClaim, GiveUpClaim
 
@@ -41,89 +41,12 @@ def test_rows_ready_before_their_fields_were_first_asked_for_come_in_order_of_ar
     assert caller.take("b", batch_size=3).sample_ids == ("s3", "s1", "s2")
 
 
-def test_only_rows_with_all_required_fields_are_handed_out(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a")
-    caller.put_rows(["s2"], "b")
-    grant = caller.apply(caller.claim_call("a", "b", batch_size=3, min_size=1))
-    assert isinstance(grant, Grant)
-    assert grant.sample_ids == ("s2",)
-
-
-def test_the_order_in_which_required_fields_are_named_does_not_matter(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a", "b")
-    first = waits(caller, "a", "b", batch_size=2)
-    second = waits(caller, "b", "a", batch_size=1)
-    caller.put_rows(["s2", "s3"], "a", "b")
-    assert granted(caller.plane.take_effects()) == [(first, ("s1", "s2")), (second, ("s3",))]
-
-
-def test_without_required_fields_every_row_is_ready(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], tags=[{"k": 1}]))
-    assert caller.take().sample_ids == ("s1",)
-
-
-def test_a_claim_takes_what_is_there_once_its_least_is(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a")
-    grant = caller.apply(caller.claim_call("a", batch_size=5, min_size=2))
-    assert isinstance(grant, Grant)
-    assert len(grant.sample_ids) == 3
-
-
 def test_a_claim_waits_while_its_least_is_not_there_and_takes_nothing(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     ticket = waits(caller, "a", batch_size=5, min_size=2)
     assert caller.plane.partition_info("p").tasks[0].untaken_rows == 1
     caller.put_rows(["s2", "s3", "s4", "s5", "s6", "s7"], "a")
     assert granted(caller.plane.take_effects()) == [(ticket, ("s1", "s2", "s3", "s4", "s5"))]
-
-
-def test_a_row_is_handed_to_a_task_once(caller: Caller) -> None:
-    caller.put_rows([f"s{i}" for i in range(32)], "a")
-    taken = [sample_id for _ in range(2) for sample_id in caller.take("a", batch_size=16).sample_ids]
-    assert len(set(taken)) == 32
-    waits(caller, "a")
-
-
-def test_a_row_is_handed_to_a_task_once_though_it_asks_for_different_fields(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a", "b")
-    caller.take("a")
-    assert caller.take("b").sample_ids == ("s2",)
-    waits(caller, "a", "b")
-
-
-def test_tasks_take_rows_independently(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    assert caller.take("a", task="train").sample_ids == caller.take("a", task="score").sample_ids
-
-
-def test_an_overwritten_field_does_not_make_a_row_ready_again(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    caller.commit(caller.take("a").claim_id)
-    caller.put_rows(["s1"], "a", "b")
-    waits(caller, "a")
-
-
-def test_an_overwritten_row_keeps_its_place(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a")
-    caller.release(caller.take("a", batch_size=2).claim_id)
-    caller.put_rows(["s1"], "a", "b")
-    assert caller.take("a", batch_size=2).sample_ids == ("s1", "s2")
-
-
-def test_a_grant_tells_lengths_and_tags_in_the_order_of_its_rows(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1", "s2"], {"a": [1, 1]}, tags=[{"k": 1}, {}], sequence_lengths=[7, -1]))
-    grant = caller.take("a", batch_size=2)
-    assert grant.sequence_lengths.tolist() == [7, -1]
-    assert grant.tags == ({"k": 1}, {})
-
-
-def test_consuming_claims_leave_nothing_to_commit(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a")
-    assert caller.take("a", consume=True).claim_id == ""
-    caller.clear(["s1"])
-    train = caller.plane.partition_info("p").tasks[0]
-    assert (train.untaken_rows, train.claimed_rows, train.consumed_rows, train.consumed_rows_total) == (1, 0, 0, 1)
-    assert caller.plane.totals().open_claims == 0
 
 
 # -- given back --------------------------------------------------------------------------------------------------------
@@ -134,42 +57,6 @@ def test_released_rows_come_first_and_in_their_order(caller: Caller) -> None:
     grant = caller.take("a", batch_size=2)
     assert caller.release(grant.claim_id) == ReleaseResult(2)
     assert caller.take("a", batch_size=3).sample_ids == ("s1", "s2", "s3")
-
-
-def test_the_claim_released_last_comes_first(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a")
-    first, second = caller.take("a"), caller.take("a")
-    caller.release(first.claim_id)
-    caller.release(second.claim_id)
-    assert caller.take("a", batch_size=3).sample_ids == ("s2", "s1", "s3")
-
-
-def test_a_row_given_back_again_and_again_is_delivered_once(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a", "b")
-    waiting = waits(caller, "a", "b", batch_size=3)
-    for _ in range(5):
-        caller.release(caller.take("a", batch_size=2).claim_id)
-    caller.apply(AbandonClaim(waiting))
-    assert caller.take("a", "b", batch_size=2).sample_ids == ("s1", "s2")
-    waits(caller, "a", "b")
-    waits(caller, "a")
-
-
-def test_release_counts_the_rows_that_are_left_and_gives_back_no_others(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a")
-    grant = caller.take("a", batch_size=2)
-    caller.clear(["s1"])
-    caller.put_rows(["s1"], "a")
-    assert caller.release(grant.claim_id) == ReleaseResult(1)
-    assert caller.take("a", batch_size=2).sample_ids == ("s2", "s1")
-
-
-def test_a_release_serves_who_waits(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    grant = caller.take("a")
-    ticket = waits(caller, "a")
-    caller.release(grant.claim_id)
-    assert granted(caller.plane.take_effects()) == [(ticket, ("s1",))]
 
 
 # -- who is served first -----------------------------------------------------------------------------------------------
@@ -198,27 +85,6 @@ def test_a_claim_that_cannot_be_filled_blocks_nobody_who_wants_other_fields(call
     assert caller.take("a").sample_ids == ("s1",)
 
 
-def test_of_two_views_that_can_be_served_the_one_that_waited_longer_is(caller: Caller) -> None:
-    both = waits(caller, "a", "b")
-    one = waits(caller, "a")
-    caller.put_rows(["s1"], "a", "b")
-    assert granted(caller.plane.take_effects()) == [(both, ("s1",))]
-    caller.put_rows(["s2"], "a")
-    assert granted(caller.plane.take_effects()) == [(one, ("s2",))]
-
-
-@pytest.mark.parametrize("leave", [pytest.param(True, id="gave up"), pytest.param(False, id="is gone")])
-def test_those_behind_a_claim_that_left_the_line_are_served(caller: Caller, leave: bool) -> None:
-    large = waits(caller, "a", batch_size=3)
-    small = waits(caller, "a")
-    caller.put_rows(["s1"], "a")
-    if leave:
-        caller.apply(GiveUpClaim(large))
-    else:
-        caller.apply(AbandonClaim(large))
-    assert granted(caller.plane.take_effects()) == [(small, ("s1",))]
-
-
 def test_abandoning_a_claim_twice_or_one_that_was_granted_changes_nothing(caller: Caller) -> None:
     ticket = waits(caller, "a")
     caller.put_rows(["s1"], "a")
@@ -227,18 +93,6 @@ def test_abandoning_a_claim_twice_or_one_that_was_granted_changes_nothing(caller
     caller.apply(AbandonClaim(ticket))
     caller.apply(AbandonClaim(ticket))
     assert caller.state() == before
-
-
-def test_a_repeated_claim_that_waits_goes_to_the_end_of_the_line(caller: Caller) -> None:
-    request = caller.claim_call("a")
-    first, other, again = caller.apply(request), waits(caller, "a"), caller.apply(request)
-    assert isinstance(first, Waiting)
-    assert isinstance(again, Waiting)
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Failed)
-    assert (effect.ticket, effect.refusal.reason) == (first.ticket, Reason.SUPERSEDED)
-    caller.put_rows(["s1", "s2"], "a")
-    assert granted(caller.plane.take_effects()) == [(other, ("s1",)), (again.ticket, ("s2",))]
 
 
 def test_a_repeated_claim_that_is_refused_has_ended_the_one_that_waits(caller: Caller) -> None:
@@ -269,13 +123,6 @@ def test_the_deadline_of_a_claim_is_told_with_what_was_missing(caller: Caller) -
         assert words in refusal.message
     assert "'a'" not in refusal.message
     assert caller.plane.totals().waiting_claims == 0
-
-
-def test_the_deadline_of_a_claim_behind_a_larger_one_is_told_with_the_queue(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    large, small = waits(caller, "a", batch_size=2), waits(caller, "a")
-    assert "1 other claim is queued for the task" in caller.apply(GiveUpClaim(small)).message
-    assert "queued" not in caller.apply(GiveUpClaim(large)).message
 
 
 def test_claim_ids_of_two_server_lives_differ(new_caller: Callable[..., Caller]) -> None:

@@ -8,31 +8,9 @@ import pytest
 from tests.core.caller import Caller
 from tests.core.replayed import RecordedPlane
 
-from dataplane_server.core.calls.answers import (
-    Admitted,
-    Effect,
-    Grant,
-    Granted,
-    GroupAborted,
-    GroupFinished,
-    PutResult,
-    Reservation,
-    Reserved,
-    SessionExpired,
-    Waiting,
-)
+from dataplane_server.core.calls.answers import Effect, Granted, GroupAborted, GroupFinished, PutResult, Waiting
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import (
-    AbortGroup,
-    AbortWrite,
-    Advance,
-    CloseSession,
-    DropPartition,
-    EndRead,
-    FinishGroup,
-    ReserveGroup,
-)
 
 
 def put_into(caller: Caller, reservation_id: str, *sample_ids: str, size: int = 1) -> PutResult:
@@ -62,23 +40,6 @@ def test_reserved_rows_exist_and_no_claim_sees_them(caller: Caller) -> None:
     assert caller.plane.totals().open_groups == 1
     assert isinstance(caller.apply(caller.claim_call("a")), Waiting)
     assert isinstance(caller.apply(caller.claim_call(task="score", whole_groups=True)), Waiting)
-
-
-def test_a_reservation_names_the_generations_of_its_rows(caller: Caller) -> None:
-    reserved = caller.reserve("g", ["s1", "s2"])
-    assert put_into(caller, reserved.reservation_id, "s2", "s1").generations.tolist() == [
-        *reserved.generations[::-1].tolist()
-    ]
-
-
-def test_a_put_creates_none_of_the_rows_of_a_group(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["s1", "s2"]).reservation_id
-    assert put_into(caller, reservation_id, "s1") == PutResult(0, 1)
-
-
-def test_reserved_rows_can_be_read_by_whoever_knows_them(caller: Caller) -> None:
-    put_into(caller, caller.reserve("g", ["s1"]).reservation_id, "s1", size=3)
-    assert caller.read(["s1"], "a").size_bytes == 3
 
 
 @pytest.mark.parametrize(
@@ -126,23 +87,6 @@ def test_a_group_that_exists_is_told_with_its_state_and_who_fills_it(caller: Cal
     assert caught.value.metadata["group_state"] == "committed"
 
 
-def test_a_group_in_a_partition_or_for_a_session_that_is_not_there_is_refused(caller: Caller) -> None:
-    with caller.refuses(Reason.PARTITION_NOT_FOUND, "'nowhere'"):
-        caller.apply(ReserveGroup(caller.request_id(), "nowhere", "g", ["s1"]))
-    with caller.refuses(Reason.SESSION_EXPIRED, "'c-s99'"):
-        caller.reserve("g", ["s1"], "c-s99")
-
-
-def test_groups_of_two_partitions_may_have_the_same_id(caller: Caller) -> None:
-    caller.register(partition_id="q")
-    first = caller.reserve("g", ["s1"])
-    second = caller.apply(ReserveGroup(caller.request_id(), "q", "g", ["s1"]))
-    assert isinstance(second, Reserved)
-    assert first.reservation_id != second.reservation_id
-    caller.abort_group(second.reservation_id)
-    assert caller.plane.partition_info("p").open_groups == 1
-
-
 def test_a_reservation_of_another_server_life_is_refused() -> None:
     earlier, later = Caller(Limits()), Caller(Limits())
     earlier.plane, later.plane = RecordedPlane(incarnation="one"), RecordedPlane(incarnation="two")
@@ -173,12 +117,6 @@ def test_a_put_may_not_name_the_reservation_of_another_group(caller: Caller) -> 
             caller.apply(caller.put_call(["s1", stranger], {"a": [1, 1]}, reservation_id=first))
 
 
-def test_a_put_that_names_a_reservation_creates_no_row(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["s1"]).reservation_id
-    with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'s2'"):
-        caller.apply(caller.put_call(["s1", "s2"], {"a": [1, 1]}, reservation_id=reservation_id))
-
-
 def finish(caller: Caller, reservation_id: str) -> None:
     caller.finish_group(reservation_id)
 
@@ -189,11 +127,6 @@ def abort(caller: Caller, reservation_id: str) -> None:
 
 def clear_all(caller: Caller, reservation_id: str) -> None:
     caller.clear(["s1", "s2"])
-
-
-def outlive_the_session(caller: Caller, reservation_id: str) -> None:
-    caller.now += 100.0
-    caller.apply(Advance())
 
 
 def let_the_session_die(caller: Caller, reservation_id: str) -> None:
@@ -230,38 +163,6 @@ def test_whatever_is_done_in_the_name_of_a_reservation_that_ended_is_refused(
     assert caller.plane.totals().open_groups == 0
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_put_under_way_when_its_reservation_ends_leaves_nothing_behind(
-    caller: Caller, reservation: str, end: End, shared: bool
-) -> None:
-    put = caller.put_call([] if shared else ["s1"], {"b": [7]}, reservation_id=reservation, shared=shared)
-    begun = caller.apply(put)
-    assert isinstance(begun, Reservation)
-    end(caller, reservation)
-    caller.plane.take_effects()
-    left = caller.state()[0]
-    with pytest.raises(Refusal) as caught:
-        caller.finish(begun.ticket)
-    assert caught.value.reason is Reason.GROUP_FENCED
-    assert caller.state()[0] == left
-    assert caller.used == caller.plane.partition_info("p").size_bytes
-
-
-@pytest.mark.parametrize("end", [abort, clear_all, let_the_session_die])
-def test_ids_of_a_group_that_is_gone_are_free_again(caller: Caller, reservation: str, end: End) -> None:
-    end(caller, reservation)
-    again = caller.reserve("g", ["s2", "s1"]).reservation_id
-    assert again != reservation
-    put_into(caller, again, "s1", "s2")
-    assert caller.finish_group(again) == GroupFinished(2)
-
-
-def test_an_ordinary_put_may_write_rows_of_a_group_that_is_finished(caller: Caller, reservation: str) -> None:
-    caller.finish_group(reservation)
-    assert caller.put_rows(["s1", "s2"], "b") == PutResult(0, 2)
-
-
 # -- finished ----------------------------------------------------------------------------------------------------------
 
 
@@ -270,15 +171,6 @@ def test_rows_become_visible_to_all_tasks_when_their_group_is_finished(caller: C
     assert caller.plane.take_effects() == []
     assert caller.finish_group(reservation) == GroupFinished(2)
     assert granted(caller.plane.take_effects()) == [(train, ("s1", "s2")), (score, ("s1",))]
-
-
-def test_a_group_is_ready_when_it_is_finished_however_early_its_rows_were_put(caller: Caller) -> None:
-    early = caller.reserve("early", ["s1"]).reservation_id
-    put_into(caller, early, "s1")
-    caller.put_rows(["s2"], "a")
-    ticket = waits(caller, 2)
-    caller.finish_group(early)
-    assert granted(caller.plane.take_effects()) == [(ticket, ("s2", "s1"))]
 
 
 def test_a_group_of_which_a_row_has_produced_nothing_cannot_be_finished(caller: Caller) -> None:
@@ -304,33 +196,6 @@ def test_a_finished_group_is_told_with_its_weight_versions(caller: Caller) -> No
     assert parts == [("g", 2, 7, 9), ("h", 1, None, None)]
 
 
-@pytest.mark.parametrize("verb", ["reserve", "finish", "abort"])
-def test_a_repeated_call_is_answered_as_the_first_time_and_done_once(
-    caller: Caller, reservation: str, verb: str
-) -> None:
-    def call() -> object:
-        if verb == "reserve":
-            return caller.apply(ReserveGroup("again", "p", "h", ["s3"]))
-        if verb == "finish":
-            return caller.apply(FinishGroup("again", reservation, 3))
-        return caller.apply(AbortGroup("again", reservation, ""))
-
-    first, after = call(), caller.state()
-    assert call() == first
-    assert caller.state() == after
-
-
-def test_a_repeated_reservation_is_answered_after_its_group_is_gone(caller: Caller) -> None:
-    request = ReserveGroup("again", "p", "g", ["s1"])
-    first = caller.apply(request)
-    assert isinstance(first, Reserved)
-    caller.abort_group(first.reservation_id)
-    again = caller.apply(request)
-    assert isinstance(again, Reserved)
-    assert again == first
-    assert caller.plane.totals().open_groups == 0
-
-
 # -- rolled back -------------------------------------------------------------------------------------------------------
 
 
@@ -350,28 +215,6 @@ def test_a_reason_longer_than_the_bound_is_refused(caller: Caller, reservation: 
     assert caller.abort_group(reservation, "x" * 256) == GroupAborted(2)
 
 
-def test_puts_that_wait_for_room_get_that_of_a_group_rolled_back(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(memory_bytes=64)
-    caller.register()
-    for end in (abort, outlive_the_session):
-        reservation_id = caller.reserve("g", ["s1"], caller.open_session()).reservation_id
-        put_into(caller, reservation_id, "s1", size=64)
-        waiting = caller.apply(caller.put_call(["s2"], {"a": [64]}))
-        assert isinstance(waiting, Waiting)
-        end(caller, reservation_id)
-        admitted = [effect for effect in caller.plane.take_effects() if isinstance(effect, Admitted)]
-        assert [effect.ticket for effect in admitted] == [waiting.ticket]
-        caller.apply(AbortWrite(waiting.ticket))
-
-
-def test_readers_of_a_group_rolled_back_go_on_reading(caller: Caller, reservation: str) -> None:
-    plan = caller.read(["s1"], "a")
-    caller.abort_group(reservation)
-    assert caller.used == 1
-    caller.apply(EndRead(plan.ticket))
-    assert caller.used == 0
-
-
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
@@ -387,79 +230,3 @@ def test_groups_that_a_session_reserved_are_rolled_back_when_it_dies_and_others_
     info = caller.plane.partition_info("p")
     assert (info.rows, info.open_groups, info.removed_rows["rolled_back"]) == (3, 2, 2)
     assert [caller.abort_group(reservation_id) for reservation_id in kept] == [GroupAborted(1)] * 2
-
-
-def test_groups_that_a_session_reserved_are_rolled_back_when_it_is_closed(caller: Caller) -> None:
-    session_id = caller.open_session()
-    caller.reserve("g", ["s1"], session_id)
-    caller.apply(CloseSession(session_id))
-    assert caller.plane.partition_info("p").rows == 0
-
-
-def expired_groups(caller: Caller) -> int:
-    """The groups that end when the only session expires."""
-    caller.now += 1000.0
-    caller.apply(Advance())
-    (expired,) = [effect for effect in caller.plane.take_effects() if isinstance(effect, SessionExpired)]
-    return expired.groups
-
-
-def test_a_session_that_expires_ends_its_reservations(caller: Caller, reservation: str) -> None:
-    assert caller.plane.totals().open_groups == 1
-    assert expired_groups(caller) == 1
-    with caller.refuses(Reason.GROUP_FENCED, reservation):
-        caller.finish_group(reservation)
-
-
-@pytest.mark.parametrize("end", [finish, abort, clear_all])
-def test_a_session_that_outlives_its_reservations_keeps_none_of_them(
-    caller: Caller, reservation: str, end: End
-) -> None:
-    end(caller, reservation)
-    assert expired_groups(caller) == 0
-
-
-# -- partitions and rows -----------------------------------------------------------------------------------------------
-
-
-def test_registering_anew_keeps_groups_and_reservations(caller: Caller, reservation: str) -> None:
-    caller.put_group("done", ["s3", "s4"], "a")
-    caller.register(tasks=("train", "other"))
-    assert caller.plane.partition_info("p").open_groups == 1
-    assert caller.take("a", batch_size=1, task="other", whole_groups=True).sample_ids == ("s3", "s4")
-    assert isinstance(caller.apply(caller.claim_call(task="other", whole_groups=True)), Waiting)
-    caller.finish_group(reservation)
-    ((_, sample_ids),) = granted(caller.plane.take_effects())
-    assert sample_ids == ("s1", "s2")
-
-
-def test_dropping_a_partition_ends_its_reservations(caller: Caller, reservation: str) -> None:
-    caller.apply(DropPartition(caller.request_id(), "p"))
-    assert caller.plane.totals().open_groups == 0
-    with caller.refuses(Reason.GROUP_FENCED, reservation):
-        caller.finish_group(reservation)
-    assert expired_groups(caller) == 0
-
-
-def test_a_reserved_group_can_lose_rows_and_be_finished_with_those_that_are_left(
-    caller: Caller, reservation: str
-) -> None:
-    assert caller.clear(["s1"]).cleared_rows == 1
-    assert caller.finish_group(reservation) == GroupFinished(1)
-    assert caller.take("a").sample_ids == ("s2",)
-
-
-def test_a_number_that_a_group_leaves_is_used_again_and_its_rows_are_not_mixed_up(caller: Caller) -> None:
-    for round_trip in range(3):
-        caller.put_group(f"g{round_trip}", [f"x{round_trip}", f"y{round_trip}"], "a")
-        grant = caller.take("a", whole_groups=True)
-        assert [part.group_id for part in grant.groups] == [f"g{round_trip}"]
-        caller.clear()
-    assert len(caller.plane._state.partitions["p"].groups) == 0
-
-
-def test_the_grant_of_single_rows_tells_no_groups(caller: Caller) -> None:
-    caller.put_group("g", ["s1", "s2"], "a")
-    grant = caller.take("a", batch_size=2)
-    assert isinstance(grant, Grant)
-    assert grant.groups == ()

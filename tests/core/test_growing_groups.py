@@ -16,7 +16,7 @@ from dataplane_server.core.calls.answers import (
     Waiting,
 )
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import AbortWrite, DropPartition, EndRead, RegisterPartition
+from dataplane_server.core.calls.requests import DropPartition, EndRead, RegisterPartition
 from dataplane_server.core.calls.values import Definition
 
 
@@ -39,36 +39,6 @@ def test_rows_are_added_until_the_group_is_finished_and_then_seen_together(calle
     assert caller.finish_group(group) == GroupFinished(3)
     assert caller.plane.take_effects() != []
     assert caller.take("a", batch_size=2).sample_ids == ("s2", "s3")
-
-
-def test_a_group_that_was_reserved_with_rows_grows_as_well(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["s1"]).reservation_id
-    assert add(caller, reservation_id, "s2", "s1") == PutResult(1, 2)
-    caller.finish_group(reservation_id)
-    grant = caller.take("a", whole_groups=True)
-    assert (grant.sample_ids, grant.groups[0].rows) == (("s1", "s2"), 2)
-
-
-def test_rows_that_are_added_have_the_weight_version_of_the_group(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", [], weight_version=7).reservation_id
-    add(caller, reservation_id, "s1")
-    caller.finish_group(reservation_id, 9)
-    assert caller.task().weight_version_lag == 2
-
-
-def test_a_row_that_was_added_and_cleared_may_be_added_again(caller: Caller, group: str) -> None:
-    add(caller, group, "s1", "s2")
-    caller.clear(["s1"])
-    assert add(caller, group, "s1", "s3") == PutResult(2, 2)
-    caller.finish_group(group)
-    assert caller.take("a", whole_groups=True).sample_ids == ("s2", "s1", "s3")
-
-
-def test_what_is_added_can_be_given_tags_and_lengths(caller: Caller, group: str) -> None:
-    caller.put(caller.add_call(group, ["s1"], {"a": [1]}, tags=[{"k": 1}], sequence_lengths=[5]))
-    caller.finish_group(group)
-    grant = caller.take("a")
-    assert (grant.tags, grant.sequence_lengths.tolist()) == (({"k": 1},), [5])
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -143,15 +113,6 @@ def test_two_adds_under_way_do_not_exceed_the_greatest_number_of_rows(new_caller
     assert (caller.used, caller.plane.partition_info("p").rows) == (2, 2)
 
 
-def test_the_rows_of_the_server_bound_those_of_a_group(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(max_rows=2)
-    caller.register()
-    reservation_id = caller.reserve("g", ["s1"]).reservation_id
-    with caller.refuses(Reason.LIMIT_REACHED, "at most 2"):
-        add(caller, reservation_id, "s2", "s3")
-    add(caller, reservation_id, "s2")
-
-
 def test_a_row_outside_of_the_group_cannot_be_added(caller: Caller, group: str) -> None:
     caller.put_rows(["single"], "a")
     other = caller.reserve("h", ["h1"]).reservation_id
@@ -162,32 +123,13 @@ def test_a_row_outside_of_the_group_cannot_be_added(caller: Caller, group: str) 
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"reservation_id": ""},
-        {"claim_id": "c-1"},
-        {"generations": [1]},
-        {"shared": True, "sample_ids": ()},
-    ],
+    [{"reservation_id": ""}, {"claim_id": "c-1"}, {"generations": [1]}, {"shared": True, "sample_ids": ()}],
     ids=str,
 )
 def test_a_malformed_add_is_refused(caller: Caller, group: str, more: dict[str, object]) -> None:
     put = {"sample_ids": ["s1"], "lengths": {"a": [1]}, "reservation_id": group, "add_to_group": True, **more}
     with caller.refuses(Reason.INVALID_REQUEST, "adds to a group"):
         caller.apply(caller.put_call(**put))  # type: ignore[arg-type]
-
-
-def test_an_add_that_is_given_up_leaves_nothing_behind(caller: Caller, group: str) -> None:
-    begun = caller.apply(caller.add_call(group, ["s1"], {"a": [9]}))
-    assert isinstance(begun, Reservation)
-    caller.apply(AbortWrite(begun.ticket))
-    assert (caller.used, caller.plane.partition_info("p").rows) == (0, 0)
-
-
-def test_an_add_that_is_repeated_is_applied_once(caller: Caller, group: str) -> None:
-    call = caller.add_call(group, ["s1"], {"a": [9]})
-    assert caller.put(call) == PutResult(1, 9)
-    assert caller.apply(call) == PutResult(1, 9)
-    assert (caller.used, caller.plane.partition_info("p").rows_put_total) == (9, 1)
 
 
 # -- shared values -----------------------------------------------------------------------------------------------------
@@ -215,29 +157,6 @@ def test_rows_share_what_was_put_before_or_after_they_were_added(
     assert caller.used == 0
 
 
-def test_a_row_that_brings_a_value_of_its_own_does_not_share(caller: Caller, group: str) -> None:
-    caller.share(group, b=50)
-    caller.put(caller.add_call(group, ["s1"], {"b": [7]}))
-    add(caller, group, "s2")
-    assert caller.read(["s1", "s2"], "b").columns[0].entries.tolist() == [7, 50]
-
-
-def test_a_value_that_no_row_shares_is_freed_when_the_group_is_finished(caller: Caller, group: str) -> None:
-    caller.share(group, b=50)
-    caller.put(caller.add_call(group, ["s1"], {"b": [7]}))
-    assert caller.used == 57
-    caller.finish_group(group)
-    assert (caller.used, caller.plane.partition_info("p").size_bytes) == (7, 7)
-
-
-def test_a_value_is_shared_though_all_rows_that_had_it_were_replaced(caller: Caller, group: str) -> None:
-    caller.share(group, b=50)
-    add(caller, group, "s1")
-    caller.put(caller.put_call(["s1"], {"b": [7]}, reservation_id=group))
-    add(caller, group, "s2")
-    assert caller.read(["s1", "s2"], "b").columns[0].entries.tolist() == [7, 50]
-
-
 def test_a_field_is_shared_once_though_no_row_has_it_yet(caller: Caller, group: str) -> None:
     caller.share(group, b=50)
     with caller.refuses(Reason.INVALID_REQUEST, "'b'", "already share"):
@@ -251,10 +170,3 @@ def test_a_field_that_a_group_without_rows_shares_stays_declared(caller: Caller,
         caller.apply(RegisterPartition(caller.request_id(), definition, replace=True))
     caller.abort_group(group)
     caller.apply(RegisterPartition(caller.request_id(), definition, replace=True))
-
-
-def test_the_value_of_a_group_that_lost_all_rows_is_freed_and_counted_in_the_clear(caller: Caller, group: str) -> None:
-    caller.share(group, b=50)
-    add(caller, group, "s1")
-    assert caller.clear(["s1"]) == ClearResult(1, 51)
-    assert (caller.used, caller.plane.totals().open_groups) == (0, 0)

@@ -9,7 +9,6 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Granted, Waiting
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import AbandonClaim, GiveUpClaim
 
 
 @pytest.fixture
@@ -25,18 +24,6 @@ def test_the_first_call_takes_the_rows_of_all_ranks(rows: Caller) -> None:
     assert (rows.task().untaken_rows, rows.task().claimed_rows) == (4, 2)
     assert rows.take("a").sample_ids == ("s4",)
     assert rows.take_shard("a", dp_rank=0).sample_ids == ("s0", "s1")
-
-
-def test_rows_of_a_step_are_handed_to_nobody_else_whatever_fields_they_ask_for(caller: Caller) -> None:
-    for fields in (("b",), ("a", "b"), ()):
-        waiting = caller.apply(caller.claim_call(*fields))
-        assert isinstance(waiting, Waiting)
-        caller.apply(AbandonClaim(waiting.ticket))
-    caller.put_rows(["s0", "s1", "s2", "s3"], "a", "b")
-    caller.take_shard("a", dp_rank=0)
-    for fields in (("b",), ("a", "b"), ()):
-        assert isinstance(caller.apply(caller.claim_call(*fields)), Waiting)
-    assert caller.take_shard("a", dp_rank=1).sample_ids == ("s2", "s3")
 
 
 def test_all_callers_of_a_rank_are_handed_the_same_claim(rows: Caller) -> None:
@@ -116,22 +103,6 @@ def test_everybody_who_waits_for_a_step_is_served_at_once(caller: Caller) -> Non
     tickets = [wait.ticket for wait in waits if isinstance(wait, Waiting)]
     assert [effect.ticket for effect in effects] == tickets
     assert [effect.grant.sample_ids for effect in effects] == [("s2", "s3"), ("s0", "s1"), ("s2", "s3")]
-
-
-def test_every_caller_that_waits_is_counted_once(caller: Caller) -> None:
-    for rank in (0, 1, 1):
-        caller.apply(caller.shard_call("a", dp_rank=rank))
-    assert caller.plane.totals().waiting_claims == 3
-
-
-def test_a_step_is_given_up_with_the_last_who_waits_for_it(caller: Caller) -> None:
-    waits = [caller.apply(caller.shard_call("a", dp_rank=rank)) for rank in range(2)]
-    for wait in waits:
-        assert isinstance(wait, Waiting)
-        assert caller.apply(GiveUpClaim(wait.ticket)).reason is Reason.CLAIM_TIMEOUT
-    caller.put_rows([f"s{i}" for i in range(4)], "a")
-    assert caller.plane.take_effects() == []
-    assert caller.take("a", batch_size=4).sample_ids == ("s0", "s1", "s2", "s3")
 
 
 @pytest.mark.parametrize(
@@ -233,33 +204,3 @@ def test_a_step_that_waited_long_is_not_forgotten_as_it_begins(new_caller: Calla
     (effect,) = caller.plane.take_effects()
     assert isinstance(effect, Granted)
     assert effect.grant.sample_ids == ("t0",)
-
-
-def test_steps_of_another_definition_are_forgotten(rows: Caller) -> None:
-    rows.take_shard("a", batch_size=4)
-    rows.register(tasks=("train", "score"))
-    assert rows.take_shard("a", batch_size=8).sample_ids == ("s0", "s1", "s2", "s3")
-
-
-def test_a_shard_whose_rows_were_cleared_is_handed_out_without_them(rows: Caller) -> None:
-    rows.take_shard("a", dp_rank=0)
-    rows.clear(["s2"])
-    rows.put_rows(["s2"], "a")
-    assert rows.take_shard("a", dp_rank=1).sample_ids == ("s3",)
-
-
-def test_tokens_may_leave_a_rank_without_rows(rows: Caller) -> None:
-    shards = [rows.take_shard("a", dp_rank=rank, max_tokens=5).sample_ids for rank in range(2)]
-    assert shards == [("s0",), ()]
-
-
-def test_a_refused_wait_for_a_step_leaves_nothing_behind(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(max_waiting_claims=1)
-    caller.register()
-    waiting = caller.apply(caller.claim_call("b"))
-    with caller.refuses(Reason.LIMIT_REACHED):
-        caller.apply(caller.shard_call("a"))
-    assert isinstance(waiting, Waiting)
-    caller.apply(AbandonClaim(waiting.ticket))
-    caller.put_rows([f"s{i}" for i in range(4)], "a")
-    assert caller.take_shard("a").sample_ids == ("s0", "s1")
