@@ -9,7 +9,7 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Admitted, CommitResult, Effect, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import AbortWrite, DropPartition, EndRead, GiveUpWrite, PutSamples
+from dataplane_server.core.calls.requests import DropPartition, GiveUpWrite, PutSamples
 from dataplane_server.core.rows.space import ALIGNMENT
 
 
@@ -36,12 +36,6 @@ def put_of(caller: Caller, size: int) -> PutSamples:
 def admitted(effects: list[Effect]) -> list[int]:
     assert all(isinstance(effect, Admitted) for effect in effects)
     return [effect.ticket for effect in effects]
-
-
-def test_a_put_as_large_as_the_budget_is_admitted_by_an_empty_arena(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(memory_bytes=100)
-    caller.register()
-    assert caller.put_rows(["s1"], "a", size=100).size_bytes == 100
 
 
 def test_a_put_larger_than_the_budget_is_refused_at_once(full: Caller) -> None:
@@ -71,25 +65,6 @@ def test_a_put_that_waits_is_admitted_when_rows_are_cleared(full: Caller) -> Non
     assert full.finish(ticket) == PutResult(1, 100)
 
 
-def test_room_may_lie_in_pieces(full: Caller) -> None:
-    request = full.put_call(["x", "y"], {"a": [64, 64]})
-    full.clear(["s1"])
-    waiting = full.apply(request)
-    assert isinstance(waiting, Waiting)
-    full.clear(["s3"])
-    (effect,) = full.plane.take_effects()
-    assert isinstance(effect, Admitted)
-    assert sorted(effect.reservation.runs) == [(0, 64), (128, 64)]
-
-
-def test_a_put_with_room_for_its_first_column_only_waits_and_holds_nothing(full: Caller) -> None:
-    full.clear(["s1", "s3"])
-    ticket = full.apply(full.put_call(["x"], {"a": [64], "b": [65]}))
-    assert isinstance(ticket, Waiting)
-    assert full.used == 128
-    full.plane.check_invariants()
-
-
 def test_puts_are_admitted_in_the_order_in_which_they_came(full: Caller) -> None:
     tickets = [waits(full, size) for size in (64, 32, 64)]
     full.clear()
@@ -112,34 +87,6 @@ def test_a_put_without_bytes_waits_for_nobody(full: Caller) -> None:
 
 
 @pytest.mark.parametrize(
-    "leave",
-    [
-        pytest.param(lambda caller, ticket: caller.apply(GiveUpWrite(ticket)), id="gave up"),
-        pytest.param(lambda caller, ticket: caller.apply(AbortWrite(ticket)), id="was aborted"),
-    ],
-)
-def test_those_behind_a_put_that_left_the_line_are_served(full: Caller, leave: Callable[[Caller, int], None]) -> None:
-    full.clear(["s1"])
-    head, second, third = waits(full, 200), waits(full, 30), waits(full, 65)
-    leave(full, head)
-    assert admitted(full.plane.take_effects()) == [second]
-    assert full.plane.totals().waiting_puts == 1
-    leave(full, third)
-    assert full.plane.totals().waiting_puts == 0
-
-
-def test_a_repeated_put_that_waits_goes_to_the_end_of_the_line(full: Caller) -> None:
-    put = put_of(full, 64)
-    first, other = full.apply(put), waits(full, 64)
-    again = full.apply(put)
-    assert isinstance(first, Waiting)
-    assert isinstance(again, Waiting)
-    assert [effect.ticket for effect in full.plane.take_effects()] == [first.ticket]
-    full.clear(["s1", "s2"])
-    assert admitted(full.plane.take_effects()) == [other, again.ticket]
-
-
-@pytest.mark.parametrize(
     "free",
     [
         pytest.param(lambda caller: caller.clear(["s1"]), id="clear"),
@@ -153,24 +100,6 @@ def test_whatever_frees_bytes_admits_who_waits(full: Caller, free: Callable[[Cal
     assert isinstance(waiting, Waiting)
     free(full)
     assert admitted(full.plane.take_effects()) == [waiting.ticket]
-
-
-def test_the_end_of_a_read_of_cleared_rows_admits_who_waits(full: Caller) -> None:
-    plan = full.read(["s1", "s2"], "a")
-    ticket = waits(full, 64)
-    full.clear(["s1", "s2"])
-    assert full.plane.take_effects() == []
-    full.apply(EndRead(plan.ticket))
-    assert admitted(full.plane.take_effects()) == [ticket]
-
-
-def test_an_aborted_reservation_admits_who_waits(full: Caller) -> None:
-    full.clear(["s1"])
-    reservation = full.apply(put_of(full, 64))
-    assert isinstance(reservation, Reservation)
-    ticket = waits(full, 64)
-    full.apply(AbortWrite(reservation.ticket))
-    assert admitted(full.plane.take_effects()) == [ticket]
 
 
 def commit_waits(caller: Caller, size: int) -> int:
@@ -201,26 +130,6 @@ def test_a_write_in_the_name_of_a_claim_goes_ahead_of_all_puts_that_wait(
     assert admitted(full.plane.take_effects()) == [claimed]
     full.clear(["s3"])
     assert admitted(full.plane.take_effects()) == puts[:1]
-
-
-@pytest.mark.parametrize("wait", CLAIMED)
-def test_a_put_does_not_overtake_a_write_in_the_name_of_a_claim_that_is_too_large_yet(
-    full: Caller, wait: Callable[[Caller, int], int]
-) -> None:
-    claimed = wait(full, 128)
-    full.clear(["s4"])
-    put = waits(full, 1)
-    assert full.plane.take_effects() == []
-    full.clear(["s3"])
-    assert admitted(full.plane.take_effects()) == [claimed]
-    full.apply(AbortWrite(claimed))
-    assert admitted(full.plane.take_effects()) == [put]
-
-
-def test_writes_in_the_name_of_claims_are_admitted_in_the_order_in_which_they_came(full: Caller) -> None:
-    tickets = [write_back_waits(full, 48), commit_waits(full, 8), write_back_waits(full, 8)]
-    full.put(full.put_call(["s4"], {"a": [0]}))
-    assert admitted(full.plane.take_effects()) == tickets
 
 
 def test_a_write_in_the_name_of_a_claim_passes_puts_that_wait_when_there_is_room_for_it(full: Caller) -> None:
@@ -261,23 +170,3 @@ def test_the_deadline_of_a_put_is_told_with_the_room_there_is(full: Caller) -> N
     numbers = {"size_bytes": "100", "free_bytes": "64", "memory_budget_bytes": "256"}
     assert refusal.metadata == {**numbers, "cause": "consumer_gone"}
     full.plane.take_effects()
-
-
-def test_clearing_398_of_400_rows_frees_their_bytes(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(memory_bytes=400 * 100)
-    caller.register()
-    ids = [f"s{i}" for i in range(400)]
-    caller.put_rows(ids, "a", size=100)
-    ticket = waits(caller, 350 * 50)
-    caller.clear([*ids[:123], *ids[124:301], *ids[302:]])
-    assert caller.used == 200 + 350 * 50
-    assert admitted(caller.plane.take_effects()) == [ticket]
-
-
-def test_puts_under_way_count_against_the_budget(full: Caller) -> None:
-    full.clear()
-    reservation = full.apply(put_of(full, 200))
-    assert isinstance(reservation, Reservation)
-    assert full.used == 200
-    waits(full, 100)
-    assert full.used == 200

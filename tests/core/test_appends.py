@@ -10,8 +10,8 @@ from tests.core.caller import Caller, int64
 from dataplane_server.core.calls.answers import Admitted, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import EndRead, PutSamples, RegisterPartition
-from dataplane_server.core.calls.values import Copy, Definition, Run
+from dataplane_server.core.calls.requests import EndRead, PutSamples
+from dataplane_server.core.calls.values import Copy, Run
 
 
 @pytest.fixture
@@ -59,23 +59,6 @@ def test_a_row_is_placed_anew_with_its_entries_before_the_new_ones(two: Caller) 
     assert plan.sequence_lengths.tolist() == [6, 5]
 
 
-def test_every_field_of_a_row_grows(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], {"a": [2], "b": [2]}))
-    begun = begin(caller, append(caller, "s1", a=[3], b=[3]))
-    assert [size for _, size in begun.runs] == [3, 3]
-    assert [size for _, _, size in begun.copies] == [2, 2]
-    caller.finish(begun.ticket)
-    assert [column.entries.tolist() for column in caller.read(["s1"], "a", "b").columns] == [[5], [5]]
-
-
-def test_a_row_without_a_value_gets_the_entries_as_its_value(caller: Caller) -> None:
-    caller.put_rows(["s1"], "c")
-    begun = begin(caller, append(caller, "s1", "s2", a=[3, 4]))
-    assert (begun.copies, begun.size_bytes) == ((), 7)
-    assert caller.finish(begun.ticket) == PutResult(1, 7)
-    assert (length_of(caller, "s1"), length_of(caller, "s2")) == (3, 4)
-
-
 def test_a_dense_value_grows_into_a_jagged_one(caller: Caller) -> None:
     dense = ColumnSpec("a", Shape("dense", "uint8", (4, 2)))
     caller.put(caller.put_call(["s1"], columns=[dense], sequence_lengths=[4]))
@@ -83,11 +66,6 @@ def test_a_dense_value_grows_into_a_jagged_one(caller: Caller) -> None:
     caller.put(caller.put_call(["s1"], columns=[more], append=True))
     (column,) = caller.read(["s1"], "a").columns
     assert (column.shape, column.entries.tolist()) == (Shape("jagged", "uint8", (2,)), [7])
-
-
-def test_nothing_can_be_appended(two: Caller) -> None:
-    assert two.put(append(two, "s1", "s2", a=[0, 0])) == PutResult(0, 0)
-    assert two.read(["s1", "s2"], "a").columns[0].entries.tolist() == [3, 5]
 
 
 def test_tags_come_with_an_append_and_the_story_tells_of_it(two: Caller) -> None:
@@ -99,22 +77,6 @@ def test_tags_come_with_an_append_and_the_story_tells_of_it(two: Caller) -> None
         ("put", "", ("a",)),
         ("appended", "me", ("a",)),
     ]
-
-
-def test_new_bytes_only_are_counted_as_written(two: Caller) -> None:
-    before = two.plane.partition_info("p").written_bytes_total
-    two.put(append(two, "s1", a=[2]))
-    info = two.plane.partition_info("p")
-    assert (info.written_bytes_total - before, info.size_bytes) == (2, 10)
-
-
-def test_an_append_that_is_repeated_is_applied_once(two: Caller) -> None:
-    call = append(two, "s1", a=[2])
-    begin(two, call)
-    again = begin(two, call)
-    assert two.finish(again.ticket) == PutResult(0, 2)
-    assert two.apply(call) == PutResult(0, 2)
-    assert length_of(two, "s1") == 5
 
 
 # -- who may append ----------------------------------------------------------------------------------------------------
@@ -201,15 +163,6 @@ def test_an_append_does_not_declare_a_field_of_an_open_partition(caller: Caller)
         caller.apply(caller.put_call(["s1"], {"t": [1], "new": [1]}, partition_id="q", append=True))
 
 
-def test_an_append_must_carry_every_per_token_field_that_the_row_holds(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1", "s2"], {"a": [2, 2]}))
-    caller.put(caller.put_call(["s2"], {"b": [2]}))
-    with caller.refuses(
-        Reason.LENGTH_MISMATCH, "'s2'", "field 'a' after the append has 3 tokens, field 'b' as stored has 2"
-    ):
-        caller.apply(append(caller, "s1", "s2", a=[1, 1]))
-
-
 def test_a_shared_put_does_not_append(caller: Caller) -> None:
     reservation_id = caller.reserve("g", ["s1"]).reservation_id
     with caller.refuses(Reason.INVALID_REQUEST, "not shared"):
@@ -257,16 +210,7 @@ def begin_commit(caller: Caller, claim_id: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        put_as_much,
-        clear,
-        replace,
-        replace_by_an_empty_row,
-        append_more,
-        put_an_empty_value,
-        commit_columns,
-    ],
+    "change", [put_as_much, clear, replace, replace_by_an_empty_row, append_more, put_an_empty_value, commit_columns]
 )
 def test_a_row_whose_values_change_while_entries_arrive_is_not_appended_to(
     two: Caller, change: Callable[[Caller], None]
@@ -291,29 +235,6 @@ def test_a_row_is_not_appended_to_though_another_value_has_the_place_of_the_old_
     assert caller.read(["s1"], "a").runs == (Run(begun.copies[0].source, 8),)
     with pytest.raises(Refusal, match="'s1'"):
         caller.finish(begun.ticket)
-
-
-def test_a_row_that_gets_its_first_value_meanwhile_is_not_appended_to(caller: Caller) -> None:
-    begun = begin(caller, append(caller, "s1", a=[2]))
-    caller.put(caller.put_call(["s1"], {"a": [2]}))
-    with pytest.raises(Refusal, match="'s1'"):
-        caller.finish(begun.ticket)
-    assert length_of(caller, "s1") == 2
-
-
-def test_other_fields_and_tags_may_change_meanwhile(two: Caller) -> None:
-    begun = begin(two, append(two, "s1", "s3", a=[2, 2]))
-    two.put(two.put_call(["s1", "s3"], {"c": [9, 9]}, tags=[{"k": 1}, {}]))
-    assert two.finish(begun.ticket) == PutResult(0, 4)
-    assert (length_of(two, "s1"), length_of(two, "s3")) == (5, 2)
-
-
-def test_a_field_that_is_no_longer_per_token_is_not_appended_to(two: Caller) -> None:
-    begun = begin(two, append(two, "s1", a=[2]))
-    two.apply(RegisterPartition(two.request_id(), Definition("p", ("a", "b", "c"), ("train",)), replace=True))
-    with pytest.raises(Refusal, match="'a'"):
-        two.finish(begun.ticket)
-    assert two.used == 8
 
 
 # -- space and readers -------------------------------------------------------------------------------------------------
@@ -345,17 +266,3 @@ def test_an_append_waits_for_space_for_old_and_new_entries(new_caller: Callable[
     assert caller.used == 40 + 48
     caller.finish(waiting.ticket)
     assert caller.used == 48
-
-
-def test_an_append_that_waited_while_its_row_changed_is_refused(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(memory_bytes=128)
-    caller.register(("a",), per_token_fields=frozenset("a"))
-    caller.put_rows(["s1"], "a", size=40)
-    caller.put_rows(["s2"], "a", size=48)
-    waiting = caller.apply(append(caller, "s1", a=[8]))
-    assert isinstance(waiting, Waiting)
-    caller.clear(["s1", "s2"])
-    caller.plane.take_effects()
-    with pytest.raises(Refusal, match="'s1'"):
-        caller.finish(waiting.ticket)
-    assert caller.used == 0

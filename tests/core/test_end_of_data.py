@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Failed, Granted, Reservation, Waiting
-from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import ClosePartition
+from dataplane_server.core.calls.answers import Failed, Granted, Waiting
+from dataplane_server.core.calls.refusal import Reason
 
 
 def waits(caller: Caller, *fields: str, batch_size: int, **more: object) -> int:
@@ -43,26 +41,6 @@ def test_a_closed_partition_takes_no_new_row_and_lives_on_otherwise(caller: Call
     assert caller.commit(claim.claim_id).consumed_rows == 1
 
 
-def test_a_put_of_new_rows_that_is_under_way_when_its_partition_closes_is_refused_at_its_end(caller: Caller) -> None:
-    reservation = caller.apply(caller.put_call(["s1"], {"a": [3]}))
-    assert isinstance(reservation, Reservation)
-    caller.close()
-    with pytest.raises(Refusal, match="'p' is closed to new rows; sample 's1' would be one"):
-        caller.finish(reservation.ticket)
-    assert caller.used == 0
-
-
-def test_a_group_that_was_reserved_before_is_finished(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["s1", "s2"]).reservation_id
-    ticket = waits(caller, "a", batch_size=2)
-    assert caller.close() == 0
-    caller.put(caller.put_call(["s1", "s2"], {"a": [1, 1]}, reservation_id=reservation_id))
-    caller.finish_group(reservation_id)
-    (granted,) = caller.plane.take_effects()
-    assert isinstance(granted, Granted)
-    assert granted.ticket == ticket
-
-
 def test_closing_again_changes_nothing_and_a_replacement_opens_again(caller: Caller) -> None:
     caller.close()
     before = caller.state()
@@ -73,20 +51,6 @@ def test_closing_again_changes_nothing_and_a_replacement_opens_again(caller: Cal
     caller.register(tasks=("train", "score"))
     assert not caller.plane.partition_info("p").closed
     caller.put_rows(["s1"], "a")
-
-
-def test_what_is_not_there_cannot_be_closed(caller: Caller) -> None:
-    with caller.refuses(Reason.PARTITION_NOT_FOUND, "'nowhere'"):
-        caller.apply(ClosePartition(caller.request_id(), "nowhere"))
-
-
-def test_all_that_was_announced_counts_as_put_once_a_partition_is_closed(caller: Caller) -> None:
-    caller.register(num_samples=5)
-    caller.put_rows(["s1"], "a")
-    caller.take("a", consume=True)
-    assert not caller.plane.consumption("p", ["train"]).consumed
-    caller.close()
-    assert caller.plane.consumption("p", ["train"]).consumed
 
 
 def test_the_answer_counts_also_claims_that_end_for_rows_which_another_one_consumes(caller: Caller) -> None:
@@ -126,33 +90,6 @@ def test_claims_for_which_too_few_rows_are_left_end_when_their_partition_closes(
     assert [effect.ticket for effect in caller.plane.take_effects()] == [of_other_task]
 
 
-def test_a_claim_that_a_hopeless_one_kept_waiting_is_served(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    hopeless, behind = waits(caller, "a", batch_size=2), waits(caller, "a", batch_size=1)
-    caller.close()
-    failed, granted = caller.plane.take_effects()
-    assert isinstance(failed, Failed)
-    assert isinstance(granted, Granted)
-    assert (failed.ticket, granted.ticket) == (hopeless, behind)
-
-
-@pytest.mark.parametrize("how", ["committed", "cleared", "dead"])
-def test_a_claim_that_waits_ends_when_rows_that_it_waits_for_are_gone(caller: Caller, how: str) -> None:
-    caller.register(tasks=("train", "score"), max_deliveries=1)
-    caller.put_rows(["s1", "s2"], "a")
-    held = caller.take("a").claim_id
-    ticket = waits(caller, "a", batch_size=2)
-    caller.close()
-    assert ended(caller) == []
-    if how == "committed":
-        caller.commit(held)
-    elif how == "cleared":
-        caller.clear(["s1"])
-    else:
-        caller.release(held, reason="bad")
-    assert ended(caller) == [ticket]
-
-
 def test_a_claim_waits_for_rows_that_others_hold_or_delay(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     held = caller.take("a").claim_id
@@ -162,14 +99,6 @@ def test_a_claim_waits_for_rows_that_others_hold_or_delay(caller: Caller) -> Non
     assert caller.plane.take_effects() == []
     (granted,) = caller.pass_time(6.0)
     assert granted.ticket == ticket
-
-
-def test_a_claim_waits_while_a_group_is_reserved_and_ends_when_it_is_rolled_back(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["s1"]).reservation_id
-    ticket = waits(caller, "a", batch_size=2)
-    assert caller.close() == 0
-    caller.abort_group(reservation_id)
-    assert ended(caller) == [ticket]
 
 
 # -- claims that come --------------------------------------------------------------------------------------------------
@@ -187,15 +116,6 @@ def test_a_claim_gets_what_is_left_and_then_learns_of_the_end(caller: Caller) ->
     assert ended(caller) == [ticket]
     with caller.refuses(Reason.END_OF_DATA, "'p' is closed and no row is left for task 'train'"):
         caller.apply(caller.claim_call("a"))
-
-
-def test_a_step_for_which_too_few_rows_are_left_is_refused_and_one_that_has_its_rows_is_not(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a")
-    caller.take_shard("a", batch_size=2)
-    caller.close()
-    with caller.refuses(Reason.END_OF_DATA, "3 rows are left", "min_size 4"):
-        caller.apply(caller.shard_call("a", step=1))
-    assert caller.take_shard("a", dp_rank=1, batch_size=2).sample_ids == ("s2",)
 
 
 def test_whole_groups_are_counted_as_groups(caller: Caller) -> None:

@@ -9,19 +9,11 @@ from collections.abc import Sequence
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Admitted, Answered, Drawn, Failed, Reservation, Reserved, Waiting
+from dataplane_server.core.calls.answers import Admitted, Answered, Drawn, Failed, Reservation, Waiting
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand
-from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import (
-    AbandonClaim,
-    AbortWrite,
-    Drain,
-    DropPartition,
-    GiveUpClaim,
-    GiveUpWrite,
-    PutSamples,
-)
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import AbortWrite, GiveUpWrite, PutSamples
 from dataplane_server.core.calls.values import Tags
 
 
@@ -81,17 +73,6 @@ def test_puts_under_way_together_stay_within_the_budget_and_one_that_ends_makes_
     assert admitted(caller) == [ticket]
 
 
-def test_rows_wait_while_others_are_of_too_old_versions(caller: Caller) -> None:
-    caller.set_flow(max_versions=2)
-    caller.put_versions(x=4, y=5, z=None)
-    caller.set_version(5)
-    caller.put_versions(v=5)
-    caller.set_version(6)
-    ticket = waits(caller, "w")
-    caller.clear(["x"])
-    assert admitted(caller) == [ticket]
-
-
 def test_nothing_but_new_rows_is_held_up(caller: Caller) -> None:
     reservation_id = caller.reserve("g", ["g1"]).reservation_id
     caller.put_rows(["x", "y"], "a")
@@ -105,18 +86,6 @@ def test_nothing_but_new_rows_is_held_up(caller: Caller) -> None:
     caller.write_back(claim.claim_id, ["x"], {"b": [7]})
     caller.commit(claim.claim_id)
     assert caller.plane.partition_info("p").rows == 4
-
-
-def test_a_put_that_finds_its_rows_cleared_at_its_end_needs_room_for_them(caller: Caller) -> None:
-    caller.put_rows(["x", "y"], "a")
-    caller.set_flow(max_rows=2)
-    begun = caller.apply(new(caller, ["x"]))
-    assert isinstance(begun, Reservation)
-    caller.clear(["x"])
-    caller.put_rows(["z"], "a")
-    with pytest.raises(Refusal, match="2 of max_rows 2"):
-        caller.finish(begun.ticket)
-    assert rows(caller) == "yz"
 
 
 @pytest.mark.parametrize(
@@ -153,16 +122,6 @@ def test_a_full_partition_that_rejects_says_what_would_make_room(caller: Caller)
         caller.reserve("g", ["z"])
 
 
-def test_a_policy_that_allows_more_lets_those_in_that_wait(caller: Caller) -> None:
-    caller.set_flow(max_rows=2)
-    caller.put_rows(["x", "y"], "a")
-    tickets = [waits(caller, "u"), waits(caller, "v")]
-    caller.set_flow(max_rows=3)
-    assert admitted(caller) == tickets[:1]
-    caller.set_flow()
-    assert admitted(caller) == tickets[1:]
-
-
 # -- those that wait ---------------------------------------------------------------------------------------------------
 
 
@@ -175,72 +134,6 @@ def test_a_put_that_waited_in_vain_says_why_and_the_partition_does_before(caller
     assert (refusal.reason, refusal.message.startswith(why)) == (Reason.PARTITION_FULL, True)
     assert "1 of max_rows 1 rows are here" in why
     assert caller.plane.partition_info("p").waits_because == ""
-
-
-def test_a_group_waits_as_a_put_does_and_is_reserved_when_there_is_room(caller: Caller) -> None:
-    caller.set_flow(max_rows=2)
-    caller.put_rows(["x"], "a")
-    call = caller.reserve_call("g", ["g1", "g2"])
-    waiting = caller.apply(call)
-    assert isinstance(waiting, Waiting)
-    later = waits(caller, "y")
-    caller.clear(["x"])
-    (answered,) = caller.plane.take_effects()
-    assert isinstance(answered, Answered)
-    assert answered.ticket == waiting.ticket
-    assert caller.apply(call) == answered.answer
-    assert isinstance(answered.answer, Reserved)
-    caller.abort_group(answered.answer.reservation_id)
-    assert admitted(caller) == [later]
-
-
-@pytest.mark.parametrize("end", ["give up", "leave", "session", "close", "drop", "drain", "again"])
-def test_a_group_that_waits_ends_as_its_caller_or_partition_does(caller: Caller, end: str) -> None:
-    caller.set_flow(max_rows=1)
-    caller.put_rows(["x"], "a")
-    session_id = caller.open_session()
-    call = caller.reserve_call("g", ["g1"], session_id)
-    waiting = caller.apply(call)
-    assert isinstance(waiting, Waiting)
-    told: Reason | None = None
-    if end == "give up":
-        assert caller.apply(GiveUpClaim(waiting.ticket)).reason is Reason.PARTITION_FULL
-    elif end == "leave":
-        caller.apply(AbandonClaim(waiting.ticket))
-    elif end == "session":
-        told = Reason.SESSION_EXPIRED
-        caller.now += 60.0
-        caller.pass_time(60.0)
-    elif end == "close":
-        told = Reason.PARTITION_CLOSED
-        caller.close()
-    elif end == "drop":
-        told = Reason.PARTITION_NOT_FOUND
-        caller.apply(DropPartition(caller.request_id(), "p"))
-    elif end == "drain":
-        told = Reason.DRAINING
-        caller.apply(Drain())
-    else:
-        told = Reason.SUPERSEDED
-        assert isinstance(caller.apply(call), Waiting)
-    failed = [effect for effect in caller.plane.take_effects() if isinstance(effect, Failed)]
-    assert [effect.refusal.reason for effect in failed if effect.ticket == waiting.ticket] == [told] * (
-        told is not None and end != "session"
-    )
-    assert caller.plane.totals().waiting_for_room == (end == "again")
-
-
-def test_a_put_of_a_request_that_is_sent_again_waits_once(caller: Caller) -> None:
-    caller.set_flow(max_rows=1)
-    caller.put_rows(["x"], "a")
-    call = new(caller, ["y"])
-    first, second = caller.apply(call), caller.apply(call)
-    assert isinstance(first, Waiting)
-    assert isinstance(second, Waiting)
-    (failed,) = caller.plane.take_effects()
-    assert failed.ticket == first.ticket
-    caller.clear(["x"])
-    assert admitted(caller) == [second.ticket]
 
 
 # -- eviction ----------------------------------------------------------------------------------------------------------
@@ -297,22 +190,6 @@ def test_nothing_is_evicted_unless_it_makes_enough_room(caller: Caller) -> None:
     assert rows(caller) == "zuv"
 
 
-def test_a_value_that_rows_share_makes_room_once(caller: Caller) -> None:
-    caller.put_rows(["x"], "a", size=10)
-    assert caller.take("a").sample_ids == ("x",)
-    reservation_id = caller.reserve("g", ["g1", "g2"]).reservation_id
-    caller.share(reservation_id, a=30)
-    caller.finish_group(reservation_id)
-    caller.set_flow(max_bytes=40, when_full="evict")
-    waits(caller, "y", size=40)
-    assert rows(caller) == "xg1g2"
-    caller.set_flow(max_bytes=45, when_full="evict")
-    assert rows(caller) == "xg1g2"
-    caller.set_flow(max_bytes=50, when_full="evict")
-    assert admitted(caller)
-    assert rows(caller) == "xy"
-
-
 # -- pace --------------------------------------------------------------------------------------------------------------
 
 
@@ -328,17 +205,6 @@ def test_producers_are_paced_so_that_rows_are_trained_within_their_bound(caller:
         assert admitted(caller) == []
         caller.set_version(version)
         assert admitted(caller) == [[ticket], [later]][version - 1]
-
-
-def test_rows_that_are_claimed_when_the_version_moves_count_for_the_former_one(caller: Caller) -> None:
-    caller.set_policy(0, rows_per_version=2)
-    caller.set_version(0)
-    caller.put_versions(a=0, b=0)
-    claim, ticket = caller.take(batch_size=2), waits(caller, "c", "d")
-    caller.set_version(1)
-    assert admitted(caller) == []
-    caller.commit(claim.claim_id)
-    assert admitted(caller) == [ticket]
 
 
 def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(caller: Caller) -> None:
@@ -359,15 +225,6 @@ def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(ca
     ]
 
 
-def test_rows_that_became_too_stale_hold_nobody_up(caller: Caller) -> None:
-    caller.set_policy(0, rows_per_version=2)
-    caller.set_version(0)
-    caller.put_versions(a=0, b=0)
-    ticket = waits(caller, "c", "d")
-    caller.set_version(1)
-    assert admitted(caller) == [ticket]
-
-
 # -- band --------------------------------------------------------------------------------------------------------------
 
 
@@ -386,17 +243,6 @@ def test_draws_and_puts_wait_for_each_other_within_the_band(caller: Caller) -> N
     assert admitted(caller) == [ticket]
     with caller.refuses(Reason.INVALID_REQUEST, "'p'", "3 rows can never stay in the band from 0 to 2"):
         caller.draw("a", batch_size=3)
-
-
-def test_calls_that_wait_for_each_other_in_vain_are_told_so(caller: Caller) -> None:
-    caller.set_flow(band=DrawBand(1.0, 0.0, 3.0))
-    caller.put_rows(["x", "y"], "a")
-    waits(caller, "u", "v")
-    draw = caller.apply(caller.draw_call("a", batch_size=3))
-    assert isinstance(draw, Waiting)
-    stuck = "neither can go on: widen the band"
-    assert stuck in caller.plane.partition_info("p").waits_because
-    assert stuck in caller.apply(GiveUpClaim(draw.ticket)).message
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.core.caller import BYTES, Caller, int64
+from tests.core.caller import BYTES, Caller
 
 from dataplane_server.core.calls.answers import Granted, Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
@@ -101,21 +101,6 @@ def test_a_claim_may_require_a_field_before_its_first_put(opened: Caller) -> Non
     assert (granted.ticket, granted.grant.sample_ids) == (waiting.ticket, ("s2",))
 
 
-def test_a_step_may_require_a_field_before_its_first_put(opened: Caller) -> None:
-    ranks = [opened.apply(opened.shard_call("new", dp_rank=rank, batch_size=2)) for rank in (0, 1)]
-    opened.put_rows(["s1", "s2"], "new")
-    effects = opened.plane.take_effects()
-    assert [effect.ticket for effect in effects] == [one.ticket for one in ranks if isinstance(one, Waiting)]
-
-
-def test_a_claim_that_is_refused_declares_nothing(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(max_waiting_claims=1)
-    caller.register(("a",), open=True)
-    caller.apply(caller.claim_call("a"))
-    with caller.refuses(Reason.LIMIT_REACHED):
-        caller.apply(caller.claim_call("new"))
-
-
 def test_a_read_of_a_field_that_no_row_has_is_refused_as_one_of_a_row_that_lacks_it(opened: Caller) -> None:
     opened.put_rows(["s1"], "a")
     with opened.refuses(Reason.FIELD_NOT_PRODUCED, "'p'", "'new'", "no row"):
@@ -128,32 +113,3 @@ def test_per_token_fields_of_an_open_partition_have_one_length_and_others_any(op
     with opened.refuses(Reason.LENGTH_MISMATCH, "'a' has 4", "sequence_lengths has 3"):
         call = opened.put_call(["s1"], {"newer": [5], "a": [4]}, sequence_lengths=[3], partition_id="q")
         opened.apply(call)
-
-
-def test_registering_again_leaves_the_fields_that_puts_declared(opened: Caller) -> None:
-    opened.put_rows(["s1"], "a", "new")
-    opened.register(("a",), open=True, replace=False)
-    assert fields(opened) == ["a", "new"]
-    waiting = opened.apply(opened.claim_call("newer"))
-    assert isinstance(waiting, Waiting)
-    opened.register(("b", "a"), open=True)
-    assert fields(opened) == ["b", "a", "new", "newer"]
-    opened.put_rows(["s1"], "newer")
-    assert [effect.ticket for effect in opened.plane.take_effects()] == [waiting.ticket]
-
-
-def test_a_replacement_that_is_not_open_must_declare_what_rows_hold(opened: Caller) -> None:
-    opened.put_rows(["s1"], "a", "new")
-    with opened.refuses(Reason.FIELD_HOLDS_VALUES, "'new'"):
-        opened.register(("a",))
-    opened.register(("a", "new"))
-    with opened.refuses(Reason.FIELD_NOT_DECLARED, "'newer'"):
-        opened.put_rows(["s1"], "newer")
-
-
-def test_a_put_under_way_of_an_undeclared_field_is_refused_once_its_partition_is_not_open(opened: Caller) -> None:
-    put = opened.apply(opened.put_call(["s1"], columns=[ColumnSpec("new", BYTES, int64([3]))]))
-    assert isinstance(put, Reservation)
-    opened.register(("a",))
-    with pytest.raises(Refusal, match="does not declare field 'new'"):
-        opened.finish(put.ticket)

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.core.caller import BYTES, Caller
+from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import (
-    ClearResult,
-    DropResult,
-    Failed,
-    FieldInfo,
-    Granted,
-    Reservation,
-    TaskInfo,
-    Waiting,
-)
+from dataplane_server.core.calls.answers import ClearResult, DropResult, Failed, FieldInfo, Granted, TaskInfo, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import ClearSamples, DropPartition, MergeFreeRanges, RegisterPartition
 from dataplane_server.core.calls.values import Definition
 
@@ -39,20 +30,6 @@ def test_a_new_partition_is_described_as_it_was_defined(caller: Caller) -> None:
     assert info.fields == (FieldInfo("x", None, True, 0, 0), FieldInfo("y", None, False, 0, 0))
     assert info.tasks == (TaskInfo("t", 0, 0, 0, 0, 0),)
     assert (info.rows, info.size_bytes, info.rows_put_total, info.rows_cleared_total) == (0, 0, 0, 0)
-
-
-def test_partitions_are_listed_by_id(caller: Caller) -> None:
-    for partition_id in ("z", "m"):
-        caller.register(partition_id=partition_id)
-    assert [info.definition.partition_id for info in caller.plane.partition_infos()] == ["m", "p", "z"]
-
-
-def test_partitions_hold_rows_of_the_same_id_apart(caller: Caller) -> None:
-    caller.register(partition_id="q")
-    caller.put_rows(["s1"], "a", size=3)
-    caller.put_rows(["s1"], "a", size=5, partition_id="q")
-    caller.clear(["s1"], "q")
-    assert caller.read(["s1"], "a").size_bytes == 3
 
 
 def test_a_partition_may_have_64_fields_and_a_claim_may_require_them_all(caller: Caller) -> None:
@@ -86,25 +63,6 @@ def test_replacing_a_definition_keeps_rows_and_makes_every_row_ready_in_order_of
         caller.release(grant.claim_id)
 
 
-def test_a_view_that_lost_rows_to_another_starts_in_order_of_arrival_after_a_replacement(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a", "b")
-    caller.release(caller.take("a", "b", batch_size=3).claim_id)
-    caller.take("b", batch_size=2)
-    caller.put_rows(["s4"], "a", "b")
-    caller.register(tasks=("train", "score"))
-    assert caller.take("a", "b", batch_size=4).sample_ids == ("s1", "s2", "s3", "s4")
-
-
-def test_replacing_a_definition_serves_claims_that_wait(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    caller.take("a", consume=True)
-    ticket = waits(caller, "a")
-    caller.register(tasks=("train", "score"))
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Granted)
-    assert (effect.ticket, effect.grant.sample_ids) == (ticket, ("s1",))
-
-
 def test_claims_that_wait_for_what_is_gone_end_and_the_others_go_on(caller: Caller) -> None:
     for_task = waits(caller, "a", task="score")
     for_field = waits(caller, "a", "b")
@@ -121,46 +79,12 @@ def test_claims_that_wait_for_what_is_gone_end_and_the_others_go_on(caller: Call
     assert [effect.ticket for effect in caller.plane.take_effects()] == [stays]
 
 
-def test_claims_that_end_together_end_in_the_order_in_which_they_came(caller: Caller) -> None:
-    caller.register(tasks=("train", *(f"task{i}" for i in range(20))))
-    tickets = [waits(caller, "a", task=f"task{i}") for i in range(20)]
-    caller.register(tasks=("train",))
-    assert [effect.ticket for effect in caller.plane.take_effects()] == tickets
-
-
-def test_a_new_field_knows_nothing_of_one_that_was_dropped(caller: Caller) -> None:
-    caller.put_rows(["s1"], "b")
-    waits(caller, "a")
-    caller.clear()
-    caller.register(("b",))
-    caller.plane.take_effects()
-    caller.register(("c", "b"))
-    assert caller.plane.partition_info("p").fields[0] == FieldInfo("c", None, False, 0, 0)
-    caller.put_rows(["s2"], "b")
-    assert isinstance(caller.apply(caller.claim_call("c")), Waiting)
-
-
 def test_a_field_dropped_and_declared_again_may_take_another_shape(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     caller.clear()
     caller.register(("b",))
     caller.register(("a", "b"))
     caller.put(caller.put_call(["s1"], columns=[ColumnSpec("a", Shape("dense", "float32", ()))]))
-
-
-def test_fields_may_change_places(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], {"a": [3], "b": [4]}))
-    info = caller.register(("b", "c", "a"))
-    assert [(field.name, field.size_bytes) for field in info.fields] == [("b", 4), ("c", 0), ("a", 3)]
-    assert [column.entries.tolist() for column in caller.read(["s1"], "a", "b").columns] == [[3], [4]]
-
-
-def test_a_refused_definition_leaves_cursors_and_claims_alone(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a", "b")
-    claim_id = caller.take("a").claim_id
-    with caller.refuses(Reason.FIELD_HOLDS_VALUES, "'p'", "2 rows", "'b'"):
-        caller.register(("a",))
-    assert caller.commit(claim_id).consumed_rows == 1
 
 
 # -- dropped -----------------------------------------------------------------------------------------------------------
@@ -193,36 +117,6 @@ def test_claims_that_wait_on_a_dropped_partition_end(caller: Caller) -> None:
     assert caller.plane.totals().waiting_claims == 1
 
 
-def test_writes_that_wait_for_room_on_a_dropped_partition_end(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(memory_bytes=128)
-    caller.register()
-    caller.register(partition_id="q")
-    caller.put_rows(["s1"], "a", size=60)
-    caller.put_rows(["s1"], "a", size=60, partition_id="q")
-    waiting = [
-        caller.apply(caller.put_call(["s2"], {"a": [100]})),
-        caller.apply(caller.commit_call(caller.take("a").claim_id, {"b": [10]})),
-        caller.apply(caller.put_call(["s2"], {"a": [64]}, partition_id="q")),
-    ]
-    tickets = [one.ticket for one in waiting if isinstance(one, Waiting)]
-    caller.apply(DropPartition(caller.request_id(), "p"))
-    first, second, last = caller.plane.take_effects()
-    for failed, ticket in ((first, tickets[1]), (second, tickets[0])):
-        assert isinstance(failed, Failed)
-        assert (failed.ticket, failed.refusal.reason) == (ticket, Reason.PARTITION_NOT_FOUND)
-    assert last.ticket == tickets[2]
-    assert not isinstance(last, Failed)
-
-
-def test_a_put_that_streams_to_a_dropped_partition_is_refused_at_its_end(caller: Caller) -> None:
-    reservation = caller.apply(caller.put_call(["s1"], {"a": [3]}))
-    assert isinstance(reservation, Reservation)
-    caller.apply(DropPartition(caller.request_id(), "p"))
-    with pytest.raises(Refusal, match="no partition 'p'"):
-        caller.finish(reservation.ticket)
-    assert caller.used == 0
-
-
 # -- every row is accounted for ----------------------------------------------------------------------------------------
 
 
@@ -237,27 +131,6 @@ def test_rows_put_are_rows_cleared_and_rows_resident(caller: Caller) -> None:
     assert caller.clear() == ClearResult(4, 7)
     info = caller.plane.partition_info("p")
     assert (info.rows_put_total, info.rows_cleared_total, info.rows) == (5, 5, 0)
-
-
-def test_a_row_is_untaken_claimed_or_consumed(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3", "s4", "s5"], "a")
-    claimed = caller.take("a", batch_size=2)
-    caller.commit(caller.take("a").claim_id)
-    assert caller.plane.partition_info("p").tasks[0] == TaskInfo("train", 2, 2, 1, 1, 0, 0, 0, 3, {"committed": 1})
-    caller.clear([*claimed.sample_ids[:1], "s3", "s5"])
-    ended = {"committed": 1, "cleared": 1}
-    assert caller.plane.partition_info("p").tasks[0] == TaskInfo("train", 1, 1, 0, 1, 0, 0, 0, 3, ended)
-
-
-def test_totals_are_those_of_all_partitions(caller: Caller) -> None:
-    caller.register(partition_id="q")
-    caller.put_rows(["s1", "s2"], "a", size=3)
-    caller.put_rows(["s1"], "a", size=5, partition_id="q")
-    caller.take("a")
-    waits(caller, "b")
-    totals = caller.plane.totals()
-    assert (totals.memory_budget_bytes, totals.memory_used_bytes) == (4096, 11)
-    assert (totals.partitions, totals.rows, totals.open_claims, totals.waiting_claims) == (2, 3, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -288,23 +161,6 @@ def test_a_partition_is_consumed_when_all_tasks_asked_for_are_through(caller: Ca
     caller.take("a", consume=True)
     assert caller.plane.consumption("p", ["train"]).consumed
     assert not caller.plane.consumption("p", ["score", "train"]).consumed
-
-
-def test_cleared_rows_count_as_put_towards_the_announced_number(caller: Caller) -> None:
-    caller.register(num_samples=2)
-    caller.put_rows(["s1", "s2"], "a")
-    caller.take("a", batch_size=2, consume=True)
-    caller.clear()
-    assert caller.plane.consumption("p", ["train"]).consumed
-
-
-def test_objects_are_counted_by_their_bytes(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], {"b": [3]}))
-    column = ColumnSpec("a", Shape("object", "", ()), caller.put_call(["s1"], {"a": [11]}).columns[0].lengths)
-    caller.put(caller.put_call(["s1"], columns=[column]))
-    fields = caller.plane.partition_info("p").fields
-    assert fields[0] == FieldInfo("a", Shape("object", "", ()), False, 1, 11)
-    assert fields[1] == FieldInfo("b", BYTES, False, 1, 3)
 
 
 def test_a_partition_of_very_many_rows_is_cleared_whole(new_caller: Callable[..., Caller]) -> None:

@@ -11,7 +11,7 @@ from tests.core.machine.arena import aligned, cut
 from dataplane_server.core.calls.answers import ClearResult, ReadPlan
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import DropPartition, EndRead
+from dataplane_server.core.calls.requests import EndRead
 from dataplane_server.core.calls.values import Run
 
 B = aligned(12)
@@ -42,62 +42,10 @@ def test_rows_that_lie_side_by_side_are_one_run(three: Caller) -> None:
     assert three.read(["s1", "s2", "s3"], "a", "b").runs == (Run(0, 12), Run(B, 3))
 
 
-def test_a_read_of_empty_values_has_no_bytes(three: Caller) -> None:
-    plan = three.read(["s2"], "b")
-    assert (list(plan.runs), plan.size_bytes) == ([], 0)
-
-
 def test_bytes_of_cleared_rows_return_when_the_read_ends(three: Caller) -> None:
     plan = three.read(["s1", "s2"], "a")
     assert three.clear(["s1", "s2", "s3"]) == ClearResult(3, 15)
     assert three.used == 3 + 4 + 1
-    three.apply(EndRead(plan.ticket))
-    assert three.used == 0
-
-
-def test_bytes_that_were_overwritten_return_when_the_read_ends(three: Caller) -> None:
-    plan = three.read(["s1"], "a")
-    three.put(three.put_call(["s1"], {"a": [10]}))
-    assert three.used == 15 + 10
-    assert three.read(["s1"], "a").columns[0].entries.tolist() == [10]
-    three.apply(EndRead(plan.ticket))
-    three.apply(EndRead(plan.ticket))
-    assert three.used == 15 + 10, "the second read pins the row still"
-
-
-def test_bytes_that_two_reads_hold_return_with_the_last(three: Caller) -> None:
-    first, second = three.read(["s1", "s2"], "a"), three.read(["s2", "s3"], "a")
-    three.clear()
-    three.apply(EndRead(first.ticket))
-    assert three.used == 4 + 5 + 0 + 2
-    three.apply(EndRead(second.ticket))
-    assert three.used == 0
-
-
-def test_room_that_a_read_holds_is_not_handed_out(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(memory_bytes=128)
-    caller.register()
-    caller.put_rows(["s1", "s2"], "a", size=64)
-    plan = caller.read(["s1"], "a")
-    caller.clear()
-    assert caller.put_rows(["s3"], "a", size=64).size_bytes == 64
-    assert caller.read(["s3"], "a").runs == (Run(64, 64),)
-    assert plan.runs == (Run(0, 64),)
-
-
-@pytest.mark.parametrize("readers", [0, 1, 50])
-def test_a_clear_counts_the_same_whoever_reads(three: Caller, readers: int) -> None:
-    for _ in range(readers):
-        three.read(["s1", "s2", "s3"], "a", "b")
-    assert three.clear() == ClearResult(3, 15)
-    assert three.plane.partition_info("p").size_bytes == 0
-
-
-def test_a_read_of_a_dropped_partition_holds_its_bytes(three: Caller) -> None:
-    plan = three.read(["s1"], "a")
-    three.apply(DropPartition(three.request_id(), "p"))
-    three.register()
-    assert three.used == 4, "the row's bytes in both fields"
     three.apply(EndRead(plan.ticket))
     assert three.used == 0
 
@@ -111,24 +59,6 @@ def test_ending_a_read_twice_or_one_that_never_began_changes_nothing(three: Call
     assert three.used == 15
     three.apply(EndRead(kept.ticket))
     assert three.used == 11
-
-
-def test_a_refused_read_pins_nothing(three: Caller) -> None:
-    with three.refuses(Reason.SAMPLE_NOT_FOUND, "'s9'"):
-        three.read(["s1", "s9"], "a")
-    three.put_rows(["s4"], "a")
-    with three.refuses(Reason.FIELD_NOT_PRODUCED, "'s4'", "'b'"):
-        three.read(["s1", "s4"], "a", "b")
-    three.clear()
-    assert three.used == 0
-
-
-def test_a_read_begun_before_a_put_finishes_shows_the_rows_as_they_were(three: Caller) -> None:
-    put = three.put_call(["s1"], {"a": [30]})
-    reservation = three.apply(put)
-    plan = three.read(["s1"], "a")
-    three.finish(reservation.ticket)  # type: ignore[union-attr]
-    assert places(plan) == [[Run(0, 3)]]
 
 
 # -- of a range of tokens ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from tests.core.caller import Caller
 from dataplane_server.core.calls.answers import Granted, Registered, Reservation, Waiting
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import EndRead, ExtendPartition, RegisterPartition
+from dataplane_server.core.calls.requests import EndRead, RegisterPartition
 from dataplane_server.core.calls.values import Definition
 
 P = Definition("p", ("a", "b"), ("train", "score"), 4, frozenset("a"), 2, {"b": ("no", "yes")}, 3)
@@ -95,24 +95,6 @@ def test_what_is_declared_beyond_the_definition_is_added_and_cursors_and_claims_
     assert busy.take("a", task="judge", batch_size=3).sample_ids == ("s1", "s2", "s3")
 
 
-def test_a_group_size_may_be_told_later(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller()
-    register(caller, but(grpo_group_size=None))
-    assert register(caller, P).partition.definition == P
-
-
-def test_a_new_field_is_put_read_and_claimed_like_the_others(busy: Caller) -> None:
-    register(busy, but(fields=("a", "b", "c"), tasks=("train", "score", "judge")))
-    waiting = busy.apply(busy.claim_call("c", "a", task="judge", batch_size=2))
-    assert isinstance(waiting, Waiting)
-    busy.put_rows(["s1", "s3"], "c", size=7)
-    (granted,) = busy.plane.take_effects()
-    assert isinstance(granted, Granted)
-    assert (granted.ticket, granted.grant.sample_ids) == (waiting.ticket, ("s1", "s3"))
-    columns = busy.read(["s1", "s3"], "c", "a", "b").columns
-    assert [column.entries.tolist() for column in columns] == [[7, 7], [3, 3], [3, 3]]
-
-
 def test_all_that_is_under_way_goes_on_while_a_partition_is_extended(new_caller: Callable[..., Caller]) -> None:
     caller = new_caller(memory_bytes=1024)
     caller.register()
@@ -183,11 +165,6 @@ def test_what_cannot_be_added_is_refused(
         busy.extend(**more)
 
 
-def test_what_is_not_there_cannot_be_extended(busy: Caller) -> None:
-    with busy.refuses(Reason.PARTITION_NOT_FOUND, "'nowhere'"):
-        busy.apply(ExtendPartition(busy.request_id(), "nowhere", ("c",)))
-
-
 # -- what contradicts --------------------------------------------------------------------------------------------------
 
 
@@ -253,12 +230,3 @@ def test_very_many_differences_do_not_hide_what_would_be_right(new_caller: Calla
 def test_a_registration_cannot_exceed_the_limits_together_with_what_is_there(busy: Caller) -> None:
     with busy.refuses(Reason.INVALID_REQUEST, "'p'", "64 fields"):
         register(busy, but(fields=tuple(f"f{i}" for i in range(63)), per_token_fields=frozenset(), enums={}))
-
-
-# -- instead -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_replacement_resets_all_tasks_even_if_it_is_the_same(busy: Caller) -> None:
-    register(busy, P, replace=True)
-    assert busy.task().untaken_rows == 3
-    assert busy.plane.totals().open_claims == 0

@@ -10,10 +10,9 @@ from tests.core.caller import BYTES, Caller, int64
 
 from dataplane_server.core.calls.answers import PutResult, Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
-from dataplane_server.core.calls.life_calls import Recover
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import DropPartition, EndRead
+from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import EndRead
 
 X, Y = b"x" * 100, b"y" * 100
 IDS = ["s1", "s2", "s3"]
@@ -42,15 +41,6 @@ def test_equal_values_are_kept_and_counted_once_and_read_by_every_row(three: Cal
     assert plan.columns[0].entries.tolist() == [100, 100, 100]
     assert [run.size_bytes for run in plan.runs] == [100, 100, 100]
     assert len(set(plan.runs)) == 1
-
-
-def test_put_again_in_the_next_epoch_they_are_there_until_the_last_row_is_gone(caller: Caller) -> None:
-    for epoch in range(4):
-        caller.put_once({f"{epoch}-{image}": bytes([image]) * 50 for image in range(4)})
-        caller.clear([f"{epoch - 1}-{image}" for image in range(4)])
-        assert size(caller) == (4, 200, 200)
-    caller.clear()
-    assert size(caller) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(IDS)))
@@ -93,31 +83,6 @@ def test_a_dense_value_and_a_jagged_one_of_the_same_entries_are_one(caller: Call
     assert caller.read(IDS, "a").columns[0].entries.tolist() == [4, 4, 2]
 
 
-def test_values_without_bytes_take_nothing(caller: Caller) -> None:
-    caller.put_once({"s1": b"", "s2": b"", "s3": X})
-    assert (size(caller), caller.clear().size_bytes) == ((3, 100, 100), 100)
-
-
-def test_rows_of_groups_have_the_values_of_other_rows(three: Caller) -> None:
-    group = three.reserve("g", ["t1"]).reservation_id
-    three.put_once({"t1": X}, reservation_id=group)
-    three.put_once({"t2": X, "t3": Y}, reservation_id=group, add_to_group=True)
-    assert size(three) == (6, 200, 200)
-    three.clear(IDS)
-    assert size(three) == (3, 200, 200)
-    three.abort_group(group)
-    assert size(three) == (0, 0, 0)
-
-
-def test_what_a_group_shares_is_not_known_by_its_content(caller: Caller) -> None:
-    group = caller.reserve("g", ["t1"]).reservation_id
-    caller.share(group, a=100)
-    caller.put_once({"t1": X, "t2": X}, reservation_id=group, add_to_group=True)
-    assert size(caller) == (2, 200, 200)
-    caller.finish_group(group)
-    assert size(caller) == (2, 100, 100)
-
-
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
@@ -131,18 +96,6 @@ def test_a_reader_keeps_what_its_row_had_and_the_next_equal_value_is_kept_anew(t
     assert size(three) == (1, 100, 100)
     three.put_once({"u": X})
     assert size(three) == (2, 100, 100)
-
-
-def test_a_row_that_is_read_while_it_gets_its_own_value_again_keeps_it(caller: Caller) -> None:
-    caller.put_once({"s1": X})
-    plans = [caller.read(["s1"], "a") for _ in range(2)]
-    for _ in range(2):
-        caller.put_once({"s1": X})
-    for plan in plans:
-        caller.apply(EndRead(plan.ticket))
-    assert size(caller) == (1, 100, 100)
-    caller.clear()
-    assert caller.used == 0
 
 
 def test_a_field_of_another_type_does_not_get_what_a_reader_still_has(caller: Caller) -> None:
@@ -159,27 +112,6 @@ def test_a_field_of_another_type_does_not_get_what_a_reader_still_has(caller: Ca
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_dropped_partition_frees_them(three: Caller) -> None:
-    three.apply(DropPartition(three.request_id(), "p"))
-    assert three.used == 0
-
-
-def test_the_next_life_of_a_server_knows_them(three: Caller) -> None:
-    three.apply(Recover(held=False))
-    three.put_once({"t": X})
-    assert size(three) == (4, 100, 100)
-
-
-def test_a_put_that_is_refused_in_the_end_leaves_them_as_they_were(three: Caller) -> None:
-    group = three.reserve("g", ["t"]).reservation_id
-    begun = three.apply(three.put_call(["t"], {"a": [100]}, once=["a"], reservation_id=group))
-    assert isinstance(begun, Reservation)
-    three.abort_group(group)
-    with pytest.raises(Refusal):
-        three.finish(begun.ticket, b"d" * 16)
-    assert size(three) == (3, 100, 100)
 
 
 def test_a_put_without_all_its_digests_is_an_error_and_changes_nothing() -> None:
