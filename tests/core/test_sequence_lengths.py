@@ -28,50 +28,26 @@ def lengths(caller: Caller) -> list[int]:
     return [int(length) for length in plan.sequence_lengths]
 
 
-def test_a_per_token_field_tells_the_length_of_its_rows(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1", "s2"], {"tokens": [3, 0]}))
-    assert lengths(caller) == [3, 0]
+Put = tuple[dict[str, list[int]], list[int] | None]
 
 
-def test_a_given_length_is_kept_where_no_per_token_field_tells_it(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1", "s2"], {"note": [9, 9]}, sequence_lengths=[3, -1]))
-    assert lengths(caller) == [3, -1]
-
-
-def test_an_unknown_length_leaves_a_known_one(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], sequence_lengths=[3]))
-    caller.put(caller.put_call(["s1"], {"note": [1]}, sequence_lengths=[-1]))
-    caller.put(caller.put_call(["s1"], {"note": [1]}))
-    assert lengths(caller) == [3]
-
-
-def test_a_given_length_changes_where_no_per_token_field_holds_it(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], sequence_lengths=[3]))
-    caller.put(caller.put_call(["s1"], sequence_lengths=[5]))
-    assert lengths(caller) == [5]
-
-
-def test_a_first_per_token_field_overrules_a_length_given_before(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], sequence_lengths=[3]))
-    caller.put(caller.put_call(["s1"], {"tokens": [5]}))
-    assert lengths(caller) == [5]
-
-
-def test_a_put_that_replaces_every_per_token_field_may_change_the_length(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], {"tokens": [3], "mask": [3]}))
-    caller.put(caller.put_call(["s1"], {"tokens": [5], "mask": [5]}))
-    assert lengths(caller) == [5]
-
-
-def test_the_only_per_token_field_of_a_row_may_change_its_length(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], {"tokens": [3]}))
-    caller.put(caller.put_call(["s1"], {"tokens": [5]}, sequence_lengths=[5]))
-    assert lengths(caller) == [5]
-
-
-def test_a_field_that_is_not_per_token_has_any_length(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], {"tokens": [3], "note": [40]}))
-    assert lengths(caller) == [3]
+@pytest.mark.parametrize(
+    ("puts", "expected"),
+    [
+        pytest.param([({"tokens": [3, 0]}, None)], [3, 0], id="a per-token field tells it"),
+        pytest.param([({"note": [9, 9]}, [3, -1])], [3, -1], id="given where no per-token field tells it"),
+        pytest.param([({}, [3]), ({"note": [1]}, [-1]), ({"note": [1]}, None)], [3], id="unknown leaves a known one"),
+        pytest.param([({}, [3]), ({}, [5])], [5], id="given anew"),
+        pytest.param([({}, [3]), ({"tokens": [5]}, None)], [5], id="a first per-token field overrules a given one"),
+        pytest.param([({"tokens": [3], "mask": [3]}, None), ({"tokens": [5], "mask": [5]}, None)], [5], id="all anew"),
+        pytest.param([({"tokens": [3]}, None), ({"tokens": [5]}, [5])], [5], id="the only one replaced"),
+        pytest.param([({"tokens": [3], "note": [40]}, None)], [3], id="other fields have any length"),
+    ],
+)
+def test_the_length_of_a_row_is_what_its_puts_say(caller: Caller, puts: list[Put], expected: list[int]) -> None:
+    for fields, given in puts:
+        caller.put(caller.put_call(["s1", "s2"][: len(expected)], fields, sequence_lengths=given))
+    assert lengths(caller) == expected
 
 
 DENSE = ColumnSpec("tokens", Shape("dense", "int32", (7, 2)))
