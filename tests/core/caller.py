@@ -232,10 +232,7 @@ class Caller:
         return self.apply(ResetTask(self.request_id(), "p", task, sample_ids))
 
     def clear(
-        self,
-        sample_ids: Sequence[str] | None = None,
-        partition_id: str = "p",
-        generations: Int64Array | None = None,
+        self, sample_ids: Sequence[str] | None = None, partition_id: str = "p", generations: Int64Array | None = None
     ) -> ClearResult:
         return self.apply(ClearSamples(self.request_id(), partition_id, sample_ids, generations))
 

@@ -6,7 +6,7 @@ import pytest
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import AdoptClaim, CloseSession
+from dataplane_server.core.calls.requests import CloseSession
 
 
 @pytest.fixture
@@ -33,13 +33,6 @@ def test_an_adopted_claim_ends_with_its_new_session(grown: Caller) -> None:
     assert grown.take("a").sample_ids == ("s1",)
 
 
-def test_a_claim_that_nobody_held_can_be_adopted(grown: Caller) -> None:
-    grant = grown.take("a")
-    grown.adopt(grant.claim_id, grown.open_session(5.0))
-    grown.pass_time(5.0)
-    assert grown.task().claimed_rows == 0
-
-
 def test_the_heir_of_a_shard_holds_it_alone(grown: Caller) -> None:
     sessions = [grown.open_session(60.0), grown.open_session(60.0)]
     grants = [grown.take_shard("a", session_id=session_id) for session_id in sessions]
@@ -50,46 +43,9 @@ def test_the_heir_of_a_shard_holds_it_alone(grown: Caller) -> None:
         grown.commit(grants[0].claim_id)
 
 
-def test_adopting_what_one_holds_changes_nothing(grown: Caller) -> None:
-    session_id = grown.open_session(5.0)
-    grant = grown.take("a", session_id=session_id)
-    before = grown.state()
-    grown.adopt(grant.claim_id, session_id)
-    assert grown.state() == before
-    assert grown.commit(grant.claim_id).consumed_rows == 1
-
-
-def test_an_adoption_is_no_delivery(grown: Caller) -> None:
-    grant = grown.take("a", session_id=grown.open_session())
-    grown.adopt(grant.claim_id, grown.open_session())
-    assert (grown.standing("s1").deliveries, grown.standing("s1").claim_id) == (1, grant.claim_id)
-    assert grown.task().delivered_rows_total == 1
-
-
-def test_a_repeated_adoption_takes_nothing_from_a_later_heir(grown: Caller) -> None:
-    first, second = grown.open_session(60.0), grown.open_session(5.0)
-    grant = grown.take("a")
-    grown.apply(AdoptClaim("again", grant.claim_id, first))
-    grown.adopt(grant.claim_id, second)
-    grown.apply(AdoptClaim("again", grant.claim_id, first))
-    grown.pass_time(5.0)
-    assert grown.task().claimed_rows == 0
-
-
 @pytest.mark.parametrize("session_id", ["", "c-s99"])
 def test_a_session_that_does_not_live_adopts_nothing(grown: Caller, session_id: str) -> None:
     grant = grown.take("a")
     with grown.refuses(Reason.SESSION_EXPIRED):
         grown.adopt(grant.claim_id, session_id)
     assert grown.commit(grant.claim_id).consumed_rows == 1
-
-
-def test_a_claim_that_has_ended_is_not_adopted(grown: Caller) -> None:
-    session_id = grown.open_session()
-    committed, fenced = grown.take("a").claim_id, grown.take("a").claim_id
-    grown.commit(committed)
-    grown.reset(["s2"])
-    with grown.refuses(Reason.CLAIM_NOT_FOUND, committed):
-        grown.adopt(committed, session_id)
-    with grown.refuses(Reason.CLAIM_FENCED, fenced):
-        grown.adopt(fenced, session_id)

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls.answers import Grant, PutResult, Reservation
+from dataplane_server.core.calls.answers import PutResult, Reservation
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
-    AbortWrite,
     ClaimSamples,
     ClearSamples,
     ClosePartition,
@@ -154,39 +153,11 @@ def test_a_repeated_call_is_answered_as_before_and_applied_once(busy: Caller, ca
     assert busy.plane.take_effects() == []
 
 
-def test_a_repeated_claim_gives_the_same_claim_though_rows_came_since(busy: Caller) -> None:
-    first = claim(busy)
-    busy.put_rows(["s3", "s4"], "a")
-    again = claim(busy)
-    assert isinstance(first, Grant)
-    assert isinstance(again, Grant)
-    assert (again.claim_id, again.sample_ids) == (first.claim_id, ("s2",))
-
-
-def test_a_claim_that_waited_is_remembered_when_it_is_granted(busy: Caller) -> None:
-    request = busy.claim_call("a", batch_size=2)
-    busy.apply(request)
-    busy.put_rows(["s3"], "a")
-    busy.plane.take_effects()
-    again = busy.apply(request)
-    assert isinstance(again, Grant)
-    assert again.sample_ids == ("s2", "s3")
-    assert busy.plane.totals().open_claims == 2
-
-
 def test_a_refused_call_is_not_remembered(busy: Caller) -> None:
     with busy.refuses(Reason.PARTITION_NOT_FOUND):
         busy.apply(ClearSamples("again", "later", None))
     busy.register(partition_id="later")
     assert busy.apply(ClearSamples("again", "later", None)).cleared_rows == 0
-
-
-def test_an_aborted_put_is_not_remembered(busy: Caller) -> None:
-    call = busy.put_call(["s3"], {"a": [3]})
-    reservation = busy.apply(call)
-    assert isinstance(reservation, Reservation)
-    busy.apply(AbortWrite(reservation.ticket))
-    assert busy.put(call).created_rows == 1
 
 
 def test_a_request_id_of_another_verb_is_refused(busy: Caller) -> None:

@@ -143,12 +143,6 @@ def test_numbers_may_differ_if_the_caller_does_without_even_ones(weights: list[i
     assert max(sums(weights, split)) * shards <= sum(weights) + max(weights, default=0) * (shards - 1)
 
 
-@settings(PROFILE)
-@given(weights=WEIGHTS, shards=SHARDS)
-def test_equal_weights_give_equal_splits(weights: list[int], shards: int) -> None:
-    assert split_by_weight(int64(weights), shards) == split_by_weight(int64(list(weights)), shards)
-
-
 @pytest.mark.parametrize(("n", "shards"), [(4, 2), (6, 2), (7, 2), (8, 2), (6, 3), (7, 3), (8, 3), (9, 3)])
 def test_small_splits_are_the_best_there_are_or_nearly(n: int, shards: int) -> None:
     random = np.random.default_rng(n * shards)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Admitted, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import CommitClaim, EndRead
 
@@ -46,38 +45,6 @@ def test_a_row_goes_when_the_last_task_consumes_it_and_not_before(clearing: Call
     ]
 
 
-def test_a_partition_is_consumed_when_its_rows_are_gone(clearing: Caller) -> None:
-    for task in ("train", "score"):
-        consume(clearing, task, 2)
-    assert clearing.plane.consumption("p", ["train", "score"]).consumed
-    assert clearing.used == 0
-
-
-def test_columns_of_the_last_commit_are_written_and_go_with_their_rows(clearing: Caller) -> None:
-    consume(clearing, "train", 2)
-    claim_id = clearing.take("a", task="score").claim_id
-    call = clearing.commit_call(claim_id, {"b": [9]})
-    reservation = clearing.apply(call)
-    assert isinstance(reservation, Reservation)
-    result = clearing.finish(reservation.ticket)
-    assert not isinstance(result, PutResult)
-    assert result.consumed_rows == 1
-    assert clearing.used == 50
-    assert clearing.apply(call) == result  # repeated by a caller that got no answer
-
-
-def test_the_space_of_a_consumed_row_goes_to_a_put_that_waits(clearing: Caller) -> None:
-    consume(clearing, "train", 2)
-    put = clearing.apply(clearing.put_call(["s3"], {"a": [230]}))
-    assert isinstance(put, Waiting)
-    consume(clearing, "score")
-    assert clearing.plane.take_effects() == []
-    consume(clearing, "score")
-    (effect,) = clearing.plane.take_effects()
-    assert isinstance(effect, Admitted)
-    assert effect.ticket == put.ticket
-
-
 def test_a_reader_keeps_the_bytes_and_a_late_one_is_told_where_the_row_is(clearing: Caller) -> None:
     consume(clearing, "train", 2)
     plan = clearing.read(["s1"], "a")
@@ -101,21 +68,6 @@ def test_all_ranks_of_a_step_commit_a_shard_whose_rows_are_gone(new_caller: Call
     assert caller.apply(CommitClaim(caller.request_id(), claims[1])) == first
     assert caller.take_shard("a").sample_ids == ("s1", "s2")  # a slow rank learns what its step had
     assert caller.take_shard("a", dp_rank=1).sample_ids == ("s3", "s4")
-
-
-def test_a_group_of_which_rows_were_consumed_is_claimed_with_those_that_are_left(
-    new_caller: Callable[..., Caller],
-) -> None:
-    caller = new_caller()
-    caller.register(clear_when_consumed=True)
-    caller.put_group("g", ["s1", "s2"], "a")
-    whole = caller.apply(caller.claim_call("a", "b", whole_groups=True))
-    assert isinstance(whole, Waiting)
-    caller.put_rows(["s2"], "b")
-    consume(caller, "train")
-    (granted,) = caller.plane.take_effects()
-    assert granted.ticket == whole.ticket
-    assert granted.grant.sample_ids == ("s2",)  # type: ignore[union-attr]  # or the test fails
 
 
 def test_a_dead_letter_stays_until_its_task_is_reset_and_consumes_it(clearing: Caller) -> None:

@@ -7,7 +7,6 @@ import pytest
 from tests.core.caller import Caller, int64
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import EndRead
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.space import Space
@@ -34,98 +33,7 @@ def add(rows: RowTable, *sample_ids: str, produced: int = 1) -> np.ndarray[tuple
     return slots
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_found_in_the_order_asked(rows: RowTable) -> None:
-    slots = add(rows, "x", "y", "z")
-    assert rows.find(["z", "x"]).tolist() == [slots[2], slots[0]]
-    assert rows.find_existing(["z", "w"]).tolist() == [slots[2], -1]
-    assert rows.ids(slots) == ["x", "y", "z"]
-    assert len(rows) == 3
-    assert "y" in rows
-
-
-def test_the_first_row_that_is_missing_is_named(rows: RowTable) -> None:
-    add(rows, "x")
-    with pytest.raises(Refusal, match="'p' has no sample 'v' \\(and 1 more") as caught:
-        rows.find(["x", "v", "w"])
-    assert caught.value.reason is Reason.SAMPLE_NOT_FOUND
-
-
-def test_a_table_grows_and_keeps_what_is_known_of_its_rows(rows: RowTable) -> None:
-    slots = add(rows, *(f"r{i}" for i in range(60)), produced=3)
-    rows["sequence_length"][slots] = np.arange(60)
-    add(rows, *(f"s{i}" for i in range(1000)))
-    again = rows.find([f"r{i}" for i in range(60)])
-    assert rows["sequence_length"][again].tolist() == list(range(60))
-    assert set(rows["produced"][again].tolist()) == {3}
-    assert len(set(rows.all_slots().tolist())) == 1060
-
-
-def test_rows_are_listed_in_order_of_arrival_though_slots_are_reused(rows: RowTable) -> None:
-    add(rows, "a", "b", "c")
-    rows.remove(rows.find(["b"]))
-    add(rows, "d", "a", "b")
-    assert rows.ids(rows.all_slots()) == ["a", "c", "d", "b"]
-
-
-def test_a_reused_slot_knows_nothing_of_its_former_row(rows: RowTable) -> None:
-    slots = add(rows, "x", produced=7)
-    rows.merge_tags(int(slots[0]), {"k": 1})
-    rows["sequence_length"][slots] = 9
-    epochs = rows.epochs(slots)
-    rows.remove(slots)
-    again = rows.find_existing(["y"])
-    assert rows.create(["y"], again) == 1
-    assert again.tolist() == slots.tolist()
-    assert rows.tags(int(again[0])) == {}
-    assert (rows["produced"][again[0]], rows["sequence_length"][again[0]]) == (0, -1)
-    assert rows.still(slots, epochs).tolist() == [False]
-
-
-def test_a_pinned_slot_is_not_reused_until_its_last_reader_lets_go(rows: RowTable) -> None:
-    slots = add(rows, "x")
-    rows.pin(slots)
-    rows.pin(slots)
-    rows.remove(slots)
-    rows.unpin(slots)
-    others = add(rows, *(f"r{i}" for i in range(63)))
-    assert slots[0] not in others
-    rows.unpin(slots)
-    assert add(rows, "y").tolist() == slots.tolist()
-
-
-def test_what_pinned_rows_owe_is_paid_when_their_last_reader_lets_go(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a", "b", size=10)
-    readers = [caller.read(["s1"], "a"), caller.read(["s1", "s2"], "b")]
-    caller.put_rows(["s1"], "a", size=3)
-    caller.clear()
-    assert caller.used == 43
-    caller.apply(EndRead(readers[1].ticket))
-    assert caller.used == 23
-    caller.apply(EndRead(readers[0].ticket))
-    assert caller.used == 0
-
-
 # -- views -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_view_counts_and_queues_what_is_ready(rows: RowTable, task: Task) -> None:
-    slots = add(rows, "x", "y", "z", produced=1)
-    rows["produced"][slots[1]] |= np.uint64(2)
-    assert task.view(Kind(1)).queued() == slots.tolist()
-    assert task.view(Kind(3)).queued() == [slots[1]]
-    assert (task.view(Kind(1)).ready, task.view(Kind(3)).ready) == (3, 1)
-
-
-def test_what_one_view_takes_leaves_the_others(rows: RowTable, task: Task) -> None:
-    slots = add(rows, "x", "y", produced=3)
-    views = [task.view(Kind(mask)) for mask in (1, 2, 3)]
-    task.take(views[0].pop(Amount(1, 1)), consume=False)
-    for view in views:
-        assert view.queued() == [slots[1]]
-        assert view.ready == 1
 
 
 @pytest.mark.parametrize("times", [1, 5000])

@@ -7,7 +7,7 @@ import math
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Granted, ReleaseResult, Waiting
+from dataplane_server.core.calls.answers import ReleaseResult
 from dataplane_server.core.calls.refusal import Reason
 
 
@@ -32,60 +32,10 @@ def test_rows_whose_delay_is_over_come_first_in_line_and_in_their_order(delayed:
     assert delayed.take("a", batch_size=3).sample_ids == ("s1", "s2", "s3")
 
 
-def test_the_end_of_a_delay_serves_who_waits(delayed: Caller) -> None:
-    waiting = delayed.apply(delayed.claim_call("a", batch_size=3))
-    assert isinstance(waiting, Waiting)
-    (effect,) = delayed.pass_time(10.0)
-    assert isinstance(effect, Granted)
-    assert (effect.ticket, effect.grant.sample_ids) == (waiting.ticket, ("s1", "s2", "s3"))
-
-
-def test_a_delayed_row_is_untaken_for_other_tasks(delayed: Caller) -> None:
-    assert delayed.take("a", batch_size=3, task="score").sample_ids == ("s1", "s2", "s3")
-
-
 def test_the_plane_says_when_the_next_delay_is_over(delayed: Caller) -> None:
     assert delayed.plane.next_due == 10.0
     delayed.pass_time(10.0)
     assert delayed.plane.next_due is None
-
-
-def test_delays_end_in_the_order_of_their_times(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a")
-    for delay_s in (3.0, 1.0, 2.0):
-        caller.release(caller.take("a").claim_id, delay_s=delay_s)
-    caller.pass_time(100.0)
-    assert caller.take("a", batch_size=3).sample_ids == ("s1", "s3", "s2")
-
-
-def test_a_delayed_row_that_was_cleared_and_put_again_is_there_at_once(delayed: Caller) -> None:
-    delayed.clear(["s1"])
-    delayed.put_rows(["s1"], "a")
-    assert delayed.take("a", batch_size=2).sample_ids == ("s3", "s1")
-    delayed.pass_time(10.0)
-    assert delayed.take("a").sample_ids == ("s2",)
-    assert isinstance(delayed.apply(delayed.claim_call("a")), Waiting)
-
-
-def test_a_row_delayed_anew_is_held_until_the_new_time(delayed: Caller) -> None:
-    delayed.reset(["s1", "s2"])
-    delayed.release(delayed.take("a", batch_size=2).claim_id, delay_s=30.0)
-    delayed.pass_time(29.9)
-    assert delayed.task().delayed_rows == 2
-    delayed.pass_time(0.1)
-    assert delayed.task().delayed_rows == 0
-
-
-def test_a_delay_does_not_outlive_its_definition(delayed: Caller) -> None:
-    delayed.register(tasks=("train",))
-    assert delayed.task().delayed_rows == 0
-    taken = delayed.take("a", batch_size=3)
-    delayed.pass_time(10.0)
-    assert delayed.commit(taken.claim_id).consumed_rows == 3
-
-
-def test_a_delayed_row_is_as_little_delivered_as_one_that_was_given_back_at_once(delayed: Caller) -> None:
-    assert delayed.standing("s1").deliveries == 0
 
 
 def test_delays_that_were_overtaken_without_end_leave_little_behind(caller: Caller) -> None:

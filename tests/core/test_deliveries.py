@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Failed, Grant
+from dataplane_server.core.calls.answers import Grant
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import AbandonRequest, CloseSession
+from dataplane_server.core.calls.requests import AbandonRequest
 
 WAYS = ["committed", "released", "expired", "reset", "cleared", "abandoned", "registered anew"]
 
@@ -45,60 +45,11 @@ def test_every_delivery_is_counted_once_where_it_ended(caller: Caller, how: str)
     assert (train.delivered_rows_total, train.claimed_rows) == (2, 0)
 
 
-def test_what_was_delivered_is_claimed_or_has_ended(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a")
-    for how in ("released", "expired", "abandoned", "reset"):
-        end_one(caller, how)
-    caller.take("a", batch_size=3)
-    caller.clear(["s2"])
-    train = caller.task()
-    assert train.delivered_rows_total == 4 * 2 + 3
-    assert train.delivered_rows_total == train.claimed_rows + sum(train.ended_deliveries.values())
-    assert train.claimed_rows == 2
-
-
-def test_a_consuming_claim_is_delivered_and_committed_at_once(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    assert caller.take("a", consume=True).claim_id == ""
-    train = caller.task()
-    assert (train.delivered_rows_total, train.claimed_rows, dict(train.ended_deliveries)) == (1, 0, {"committed": 1})
-
-
-def test_a_grant_tells_how_often_each_row_was_delivered(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    caller.release(caller.take("a").claim_id, reason="failed")
-    caller.put_rows(["s2"], "a")
-    assert caller.take("a", batch_size=2).deliveries.tolist() == [2, 1]
-
-
 @pytest.mark.parametrize(("how", "told"), [("released", 1), ("abandoned", 1), ("reset", 1), ("expired", 2)])
 def test_only_a_delivery_that_failed_counts(caller: Caller, how: str, told: int) -> None:
     caller.put_rows(["s1", "s2"], "a")
     end_one(caller, how)
     assert caller.take("a", batch_size=2).deliveries.tolist() == [told, told]
-
-
-def test_a_release_with_a_reason_counts_and_one_without_does_not(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    caller.release(caller.take("a").claim_id)
-    assert caller.standing("s1").deliveries == 0
-    caller.release(caller.take("a").claim_id, reason="out of memory")
-    assert caller.standing("s1").deliveries == 1
-
-
-def test_the_rows_of_a_session_that_closed_in_order_were_not_used(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    session_id = caller.open_session()
-    caller.take("a", session_id=session_id)
-    caller.apply(CloseSession(session_id))
-    assert caller.standing("s1").deliveries == 0
-    assert dict(caller.task().ended_deliveries) == {"released": 1}
-
-
-def test_tasks_count_their_own_deliveries(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    caller.take("a", task="train")
-    assert [caller.standing("s1", task).deliveries for task in ("train", "score")] == [1, 0]
 
 
 def test_every_row_is_in_one_of_five_states(caller: Caller) -> None:
@@ -126,13 +77,6 @@ def test_every_row_that_is_gone_is_counted_by_why(caller: Caller, consumed_by: t
     assert info.rows_put_total == info.rows + sum(info.removed_rows.values()) == 3
 
 
-def test_rows_of_a_partition_without_tasks_are_cleared_not_consumed(caller: Caller) -> None:
-    caller.register(tasks=())
-    caller.put_rows(["s1"], "a")
-    caller.clear(["s1"])
-    assert caller.plane.partition_info("p").removed_rows["cleared"] == 1
-
-
 def test_a_claim_abandoned_before_it_was_sent_is_refused_when_it_comes(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     request = caller.claim_call("a")
@@ -140,29 +84,6 @@ def test_a_claim_abandoned_before_it_was_sent_is_refused_when_it_comes(caller: C
     with caller.refuses(Reason.SUPERSEDED):
         caller.apply(request)
     assert caller.task().untaken_rows == 1
-
-
-def test_a_claim_abandoned_while_it_waits_gets_no_rows(caller: Caller) -> None:
-    request = caller.claim_call("a")
-    caller.apply(request)
-    caller.abandon_request(request.request_id)
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Failed)
-    assert effect.refusal.reason is Reason.SUPERSEDED
-    caller.put_rows(["s1"], "a")
-    assert caller.plane.take_effects() == []
-    assert caller.task().untaken_rows == 1
-
-
-def test_a_claim_abandoned_after_its_grant_gives_its_rows_back_first_in_line(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a")
-    request = caller.claim_call("a")
-    grant = caller.apply(request)
-    assert isinstance(grant, Grant)
-    assert caller.abandon_request(request.request_id).released_rows == 1
-    with caller.refuses(Reason.CLAIM_NOT_FOUND):
-        caller.commit(grant.claim_id)
-    assert caller.take("a", batch_size=2).sample_ids == ("s1", "s2")
 
 
 def test_a_claim_that_consumed_its_rows_is_answered_as_before_though_it_was_abandoned(caller: Caller) -> None:

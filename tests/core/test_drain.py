@@ -47,14 +47,6 @@ def test_every_put_that_waits_ends_and_takes_no_room(caller: Caller) -> None:
     assert caller.plane.totals().waiting_puts == 0
 
 
-def test_what_would_wait_is_refused(caller: Caller) -> None:
-    caller.apply(Drain())
-    with caller.refuses(Reason.DRAINING):
-        caller.apply(caller.claim_call("b"))
-    with caller.refuses(Reason.DRAINING):
-        caller.apply(caller.put_call(["s2"], {"a": [65]}))
-
-
 def test_what_need_not_wait_is_served(caller: Caller) -> None:
     reservation = caller.apply(caller.put_call(["s2"], {"a": [10]}))
     assert isinstance(reservation, Reservation)
@@ -63,11 +55,3 @@ def test_what_need_not_wait_is_served(caller: Caller) -> None:
     assert caller.put(caller.put_call(["s3"], tags=[{"k": 1}])).created_rows == 1
     assert caller.commit(caller.take("a").claim_id).consumed_rows == 1
     assert caller.clear().cleared_rows == 3
-
-
-def test_draining_twice_ends_nobody_twice(caller: Caller) -> None:
-    caller.apply(caller.claim_call("b"))
-    caller.apply(Drain())
-    assert len(failures(caller)) == 1
-    caller.plane.apply(Drain(), 1.0)
-    assert failures(caller) == []

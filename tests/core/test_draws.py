@@ -204,22 +204,6 @@ def test_a_malformed_draw_is_refused_by_name(caller: Caller, wishes: Mapping[str
         caller.draw(**wishes)
 
 
-@pytest.mark.parametrize(
-    ("fields", "wishes", "reason"),
-    [
-        ((), {"partition_id": "nowhere"}, Reason.PARTITION_NOT_FOUND),
-        ((), {"task": "judge"}, Reason.TASK_NOT_REGISTERED),
-        (("c",), {}, Reason.FIELD_NOT_DECLARED),
-        (("a", "a"), {}, Reason.DUPLICATE),
-    ],
-)
-def test_a_draw_of_what_is_not_there_is_refused(
-    caller: Caller, fields: tuple[str, ...], wishes: Mapping[str, object], reason: Reason
-) -> None:
-    with caller.refuses(reason):
-        caller.draw(*fields, **wishes)
-
-
 def test_remembered_draws_count_as_memory_of_answers(new_caller: Callable[..., Caller]) -> None:
     caller = new_caller(bookkeeping_bytes=1 << 20)
     caller.register()

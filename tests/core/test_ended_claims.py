@@ -81,15 +81,6 @@ def test_a_claim_that_never_was_is_not_found(caller: Caller, claim_id: str) -> N
     check_refused(caller, claim_id, Reason.CLAIM_NOT_FOUND)
 
 
-@pytest.mark.parametrize("how", ["session died", "row reset", "registered anew"])
-def test_what_a_fenced_caller_tried_changes_nothing_for_the_next_owner(caller: Caller, how: str) -> None:
-    late = ended(caller, how)
-    grant = caller.take("a")
-    check_refused(caller, late, Reason.CLAIM_FENCED)
-    assert caller.standing("s1").claim_id == grant.claim_id
-    assert caller.commit(grant.claim_id) == CommitResult(1)
-
-
 def test_a_claim_is_the_fence_of_one_delivery_and_fences_grow(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     fences = []
@@ -116,14 +107,6 @@ def test_a_write_whose_claim_ends_while_its_bytes_come_is_fenced_at_its_end(call
     assert caught.value.reason is Reason.CLAIM_FENCED
     with caller.refuses(Reason.FIELD_NOT_PRODUCED):
         caller.read(["s1"], "b")
-
-
-def test_a_write_back_keeps_the_claim_open(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    grant = caller.take("a")
-    caller.write_back(grant.claim_id, ["s1"], {"b": [3]})
-    assert caller.read(["s1"], "b").size_bytes == 3
-    assert caller.commit(grant.claim_id) == CommitResult(1)
 
 
 def test_a_write_back_to_rows_of_others_is_refused(caller: Caller) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Failed, Grant, Granted, Retired, Waiting
+from dataplane_server.core.calls.answers import Granted, Retired, Waiting
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import GiveUpClaim
@@ -64,39 +64,6 @@ def test_until_the_trainer_says_otherwise_the_newest_tag_is_the_version(caller: 
     assert ready(caller) == ("y", "x", "z")
 
 
-def test_a_released_row_that_has_become_stale_is_not_granted_again(caller: Caller) -> None:
-    caller.put_versions(x=1)
-    caller.set_policy(1)
-    grant = caller.take("a")
-    caller.set_version(3)
-    caller.release(grant.claim_id)
-    assert ready(caller) == ()
-
-
-def test_a_shard_is_granted_again_without_rows_that_have_become_stale(caller: Caller) -> None:
-    caller.put_versions(w=1, x=2, y=2, z=2)
-    caller.set_policy(1)
-    caller.set_version(2)
-    session = caller.open_session()
-    shard = caller.take_shard("a", session_id=session)
-    assert shard.sample_ids == ("w", "x")
-    caller.release(shard.claim_id)
-    caller.set_version(3)
-    assert caller.take_shard("a").sample_ids == ("x",)
-
-
-def test_a_waiting_claim_is_served_by_a_version_that_goes_back(caller: Caller) -> None:
-    caller.put_versions(x=1)
-    caller.set_policy(0)
-    caller.set_version(2)
-    waiting = caller.apply(caller.claim_call("a"))
-    assert isinstance(waiting, Waiting)
-    caller.set_version(1)
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Granted)
-    assert effect.grant.sample_ids == ("x",)
-
-
 def test_a_waiting_claim_is_served_by_another_policy(caller: Caller) -> None:
     caller.put_versions(x=1, y=3)
     caller.set_policy(0)
@@ -125,18 +92,6 @@ def test_a_timeout_says_that_rows_are_too_stale(caller: Caller) -> None:
         "2 of 3 untaken rows are staler than max_staleness 2 (the weight version is 5), or of an unknown"
         in refusal.message
     )
-
-
-def test_rows_that_are_too_stale_do_not_delay_the_end_of_data(caller: Caller) -> None:
-    caller.put_versions(x=1, y=5)
-    caller.set_policy(2)
-    waiting = caller.apply(caller.claim_call("a", batch_size=2))
-    assert isinstance(waiting, Waiting)
-    assert caller.close() == 1
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Failed)
-    assert effect.refusal.reason is Reason.END_OF_DATA
-    assert ready(caller) == ("y",)
 
 
 # -- rows that go ------------------------------------------------------------------------------------------------------
@@ -169,14 +124,6 @@ def test_a_row_that_arrives_or_comes_back_too_stale_is_dropped(caller: Caller) -
     assert (info.rows, info.removed_rows["stale"]) == (1, 2)
     told = caller.plane.sample("p", "x").events[-1]
     assert (told.what, told.reason) == ("cleared", "it was staler than the 1 versions that task 'train' allows")
-
-
-def test_consumed_rows_and_rows_of_unknown_version_are_not_dropped(caller: Caller) -> None:
-    caller.put_versions(x=1, y=None)
-    caller.commit(caller.take("a").claim_id)
-    caller.set_policy(0, when_stale="drop")
-    caller.set_version(5)
-    assert ready(caller, "score") == ("x", "y")
 
 
 def test_retiring_removes_rows_and_reserved_groups_of_old_versions_in_any_state(caller: Caller) -> None:
@@ -270,15 +217,3 @@ def test_a_version_fits_into_its_range(caller: Caller, version: int) -> None:
         caller.set_version(version)
     with caller.refuses(Reason.INVALID_REQUEST, "retire_below must be"):
         caller.set_version(1, retire_below=version)
-
-
-def test_a_claim_and_its_repetition_get_the_same_staleness(caller: Caller) -> None:
-    caller.put_versions(x=1)
-    caller.set_version(3)
-    call = caller.claim_call("a")
-    first = caller.apply(call)
-    caller.set_version(4)
-    again = caller.apply(call)
-    assert isinstance(first, Grant)
-    assert isinstance(again, Grant)
-    assert again.staleness.tolist() == first.staleness.tolist() == [2]

@@ -8,10 +8,10 @@ import pytest
 from tests.core.caller import Caller, int64
 from tests.core.replayed import RecordedPlane
 
-from dataplane_server.core.calls.answers import ClearResult, PutResult, Reservation
+from dataplane_server.core.calls.answers import ClearResult, Reservation
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import BeginRead, DropPartition, PutSamples
+from dataplane_server.core.calls.requests import BeginRead, DropPartition
 from dataplane_server.core.calls.values import Int64Array
 
 
@@ -29,25 +29,6 @@ def test_generations_grow_in_the_order_in_which_rows_are_created(caller: Caller)
     assert first + second == sorted({*first, *second})
 
 
-def test_generations_of_a_put_stand_in_the_order_of_its_samples(caller: Caller) -> None:
-    s1, s2 = caller.put_rows(["s1", "s2"], "a").generations.tolist()
-    result = caller.put_rows(["s3", "s2", "s4", "s1"], "b")
-    assert result == PutResult(2, 4)
-    s3, other, s4, one = result.generations.tolist()
-    assert (one, other) == (s1, s2)
-    assert s2 < s3 < s4
-
-
-def test_rows_of_two_partitions_share_no_generation(caller: Caller) -> None:
-    caller.register(partition_id="q")
-    of_all = [
-        generation
-        for partition_id in ("p", "q", "p", "q")
-        for generation in caller.put_rows([f"s{caller.request_id()}"], "a", partition_id=partition_id).generations
-    ]
-    assert of_all == sorted(set(of_all))
-
-
 def test_a_partition_that_was_dropped_and_registered_anew_repeats_no_generation(caller: Caller) -> None:
     before = caller.put_rows(["s1"], "a").generations[0]
     caller.apply(DropPartition(caller.request_id(), "p"))
@@ -62,29 +43,7 @@ def test_generations_begin_where_the_shell_says() -> None:
     assert caller.put_rows(["s1", "s2"], "a").generations.tolist() == [10**15, 10**15 + 1]
 
 
-def test_a_grant_names_the_generations_of_its_rows(caller: Caller) -> None:
-    generations = caller.put_rows(["s1", "s2"], "a").generations
-    assert caller.take("a", batch_size=2).generations.tolist() == generations.tolist()
-
-
-def test_a_row_that_is_written_over_keeps_its_generation(caller: Caller) -> None:
-    before = caller.put_rows(["s1"], "a").generations
-    assert caller.put_rows(["s1"], "a", size=9).generations.tolist() == before.tolist()
-
-
 # -- calls that speak of certain rows ----------------------------------------------------------------------------------
-
-
-def test_a_put_with_the_generations_of_its_rows_writes_them(caller: Caller) -> None:
-    generations = caller.put_rows(["s1", "s2"], "a").generations
-    put = caller.put_call(["s2", "s1"], {"b": [3, 4]}, generations=generations[::-1])
-    assert caller.put(put).generations.tolist() == generations.tolist()[::-1]
-
-
-def test_a_read_with_the_generations_of_its_rows_reads_them(caller: Caller) -> None:
-    generations = caller.put(caller.put_call(["s1", "s2"], {"a": [3, 4]})).generations
-    plan = caller.apply(BeginRead("p", ["s2", "s1"], ["a"], generations[::-1]))
-    assert plan.columns[0].entries.tolist() == [4, 3]
 
 
 def read(caller: Caller, sample_ids: list[str], generations: Int64Array) -> None:
@@ -148,21 +107,3 @@ def test_a_clear_with_generations_leaves_rows_that_are_others_or_gone(caller: Ca
     caller.clear(["s3"])
     assert caller.clear(["s1", "s2", "s3"], generations=int64([old[0], s2, s3])) == ClearResult(1, 7)
     assert caller.plane.partition_info("p").rows == 1
-
-
-def test_a_read_that_is_refused_for_a_replaced_row_pins_nothing(caller: Caller) -> None:
-    old = replaced(caller, "s1")
-    with pytest.raises(Refusal):
-        read(caller, ["s1"], old)
-    caller.clear(["s1"])
-    assert caller.used == 0
-
-
-def test_a_repeated_put_is_answered_with_the_generations_of_the_first_time(caller: Caller) -> None:
-    call: PutSamples = caller.put_call(["s1"], {"a": [1]})
-    before = caller.put(call)
-    caller.clear(["s1"])
-    caller.put_rows(["s1"], "a")
-    again = caller.apply(call)
-    assert isinstance(again, PutResult)
-    assert again.generations.tolist() == before.generations.tolist()

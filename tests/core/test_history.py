@@ -36,14 +36,6 @@ def test_a_story_tells_all_that_was_noted_oldest_first() -> None:
     assert whats(history, "unknown") == []
 
 
-def test_samples_of_one_id_in_two_partitions_have_two_stories() -> None:
-    history = History(64)
-    history.note(Fact("put", "p", ["a"]), 1.0)
-    history.note(Fact("reserved", "q", ["a"]), 2.0)
-    assert whats(history, "a", "p") == ["put"]
-    assert whats(history, "a", "q") == ["reserved"]
-
-
 @settings(PROFILE)
 @given(
     calls=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 30), st.integers(1, 20)), max_size=40),
@@ -62,13 +54,6 @@ def test_the_last_calls_are_remembered_and_no_others(calls: list[tuple[int, int,
         for sample_id in (f"s{number}" for number in range(52)):
             told = [what for what, place, ids in kept if place == partition_id and sample_id in ids]
             assert whats(history, sample_id, partition_id) == told
-
-
-def test_calls_of_one_row_each_are_forgotten_as_calls_of_eight() -> None:
-    history = History(80)
-    for number in range(100):
-        history.note(Fact(f"what{number}", "p", ["a"]), float(number))
-    assert whats(history, "a") == [f"what{number}" for number in range(90, 100)]
 
 
 def test_of_a_long_story_the_last_events_are_told() -> None:
@@ -138,10 +123,3 @@ def test_calls_on_whole_partitions_are_forgotten_as_calls_of_eight_rows() -> Non
     assert whats(history, "a") == ["put", "reset"]
     history.note(Fact("reset", "q", None), 3.0)
     assert whats(history, "a") == []
-
-
-def test_a_history_without_room_remembers_nothing() -> None:
-    history = History(0)
-    history.note(Fact("put", "p", ["a"]), 1.0)
-    history.note(Fact("reset", "p", None), 2.0)
-    assert history.events("p", "a") == ()

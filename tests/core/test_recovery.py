@@ -85,15 +85,6 @@ def test_rows_that_clients_of_the_former_server_may_read_keep_their_bytes_until_
     assert [effect.ticket for effect in caller.plane.take_effects()] == [queued.ticket]
 
 
-def test_bytes_that_only_reads_kept_are_free_if_their_clients_are_gone(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a", size=40)
-    caller.read(["s1"], "a")
-    caller.clear()
-    assert caller.used == 40
-    caller.apply(Recover(False))
-    assert caller.used == 0
-
-
 @HELD
 def test_claims_groups_and_cursors_are_as_they_were(caller: Caller, held: bool) -> None:
     session = caller.open_session()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.core.caller import Caller
-
-from dataplane_server.core.calls.answers import GroupAborted
 
 REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost")
 
@@ -34,49 +31,11 @@ def test_rows_that_every_task_has_consumed_are_removed_as_consumed(caller: Calle
     assert removed(caller) == {"consumed": 2, "cleared": 1}
 
 
-@pytest.mark.parametrize("task", ["train", "score"])
-def test_a_row_that_one_task_has_not_consumed_is_removed_as_cleared(caller: Caller, task: str) -> None:
-    caller.put_rows(["s1"], "a")
-    consume(caller, 1, task)
-    caller.clear(["s1"])
-    assert removed(caller) == {"cleared": 1}
-
-
-def test_a_row_that_is_claimed_is_removed_as_cleared(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    consume(caller, 1, "score")
-    caller.take("a")
-    caller.clear(["s1"])
-    assert removed(caller) == {"cleared": 1}
-
-
 def test_rows_of_a_partition_without_tasks_are_removed_as_cleared(caller: Caller) -> None:
     caller.register(tasks=(), partition_id="q")
     caller.put_rows(["s1", "s2"], "a", partition_id="q")
     caller.clear(partition_id="q")
     assert removed(caller, "q") == {"cleared": 2}
-
-
-def test_rows_of_a_reserved_group_that_are_cleared_are_not_rolled_back(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["s1", "s2", "s3"]).reservation_id
-    caller.clear(["s2"])
-    assert removed(caller) == {"cleared": 1}
-    assert caller.abort_group(reservation_id) == GroupAborted(2)
-    assert removed(caller) == {"cleared": 1, "rolled_back": 2}
-
-
-def test_reserved_rows_count_as_put(caller: Caller) -> None:
-    caller.reserve("g", ["s1", "s2"])
-    assert caller.plane.partition_info("p").rows_put_total == 2
-    assert removed(caller) == {}
-
-
-def test_a_redefinition_keeps_the_counts(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a")
-    consume(caller, 1, "train", "score")
-    caller.clear()
-    caller.register(tasks=("train",))
-    assert removed(caller) == {"consumed": 1, "cleared": 1}
 
 
 def test_more_rows_than_are_cleared_in_one_step_are_counted_by_what_became_of_each(caller: Caller) -> None:

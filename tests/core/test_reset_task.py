@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Granted, ResetResult, Waiting
+from dataplane_server.core.calls.answers import ResetResult
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import ResetTask
 
@@ -35,26 +35,6 @@ def test_deliveries_are_forgotten(five: Caller) -> None:
     assert five.plane.dead_letters("p", "train") == []
 
 
-def test_deliveries_of_rows_that_are_untaken_are_forgotten_too(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    caller.release(caller.take("a").claim_id, reason="failed")
-    assert caller.reset(["s1"]) == ResetResult(0, 0)
-    assert caller.take("a").deliveries.tolist() == [1]
-
-
-@pytest.mark.parametrize("sample_id", ["s1", "s3", "s4"])
-def test_only_the_rows_that_are_named_go_back(five: Caller, sample_id: str) -> None:
-    assert five.reset([sample_id]) == ResetResult(1, 0)
-    assert five.take("a", batch_size=2).sample_ids == (sample_id, "s5")
-
-
-def test_rows_come_first_in_line(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a")
-    caller.commit(caller.take("a").claim_id)
-    caller.reset(["s1"])
-    assert caller.take("a", batch_size=2).sample_ids == ("s1", "s2")
-
-
 def test_a_claim_that_holds_one_of_the_rows_is_fenced_as_a_whole(caller: Caller) -> None:
     caller.put_rows(["s1", "s2", "s3"], "a")
     touched, other = caller.take("a", batch_size=2), caller.take("a")
@@ -65,38 +45,8 @@ def test_a_claim_that_holds_one_of_the_rows_is_fenced_as_a_whole(caller: Caller)
     assert caller.take("a", batch_size=2).sample_ids == ("s1", "s2")
 
 
-def test_a_reset_serves_who_waits(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    caller.commit(caller.take("a").claim_id)
-    waiting = caller.apply(caller.claim_call("a"))
-    assert isinstance(waiting, Waiting)
-    caller.reset(["s1"])
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Granted)
-    assert effect.grant.sample_ids == ("s1",)
-
-
-def test_other_tasks_are_left_alone(five: Caller) -> None:
-    grant = five.take("a", batch_size=5, task="score")
-    five.reset()
-    assert five.commit(grant.claim_id).consumed_rows == 5
-
-
 def test_ids_that_are_not_there_are_fine(five: Caller) -> None:
     assert five.reset(["nothing", "s1"]) == ResetResult(1, 0)
-
-
-def test_a_row_that_was_committed_may_be_committed_once_more(five: Caller) -> None:
-    five.reset(["s1"])
-    assert five.commit(five.take("a").claim_id).consumed_rows == 1
-    assert five.task().consumed_rows_total == 2
-
-
-def test_a_repeated_reset_is_applied_once(five: Caller) -> None:
-    first = five.apply(ResetTask("again", "p", "train", ["s1"]))
-    five.commit(five.take("a").claim_id)
-    assert five.apply(ResetTask("again", "p", "train", ["s1"])) == first
-    assert five.standing("s1").state == "consumed"
 
 
 def test_a_step_that_holds_one_of_the_rows_is_forgotten_as_a_whole(caller: Caller) -> None:

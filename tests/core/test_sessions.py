@@ -39,12 +39,6 @@ def test_a_session_lives_while_its_last_sign_of_life_is_younger_than_its_grace(s
     assert alive(sessions) == []
 
 
-def test_a_session_dies_once(sessions: Sessions) -> None:
-    sessions.open("", "client", 5.0, 0.0)
-    assert dead(sessions, 5.0) == ["x-s1"]
-    assert dead(sessions, 1e9) == []
-
-
 def test_a_heartbeat_starts_the_grace_anew(sessions: Sessions) -> None:
     sessions.open("", "client", 5.0, 0.0)
     for now in (4.0, 8.0, 12.0):
@@ -80,12 +74,6 @@ def test_a_grace_that_nobody_named_is_the_default(sessions: Sessions) -> None:
     assert dead(sessions, 10.0) == ["x-s1"]
 
 
-def test_each_session_has_its_own_grace(sessions: Sessions) -> None:
-    for grace_s in (3.0, 1.0, 2.0):
-        sessions.open("", "client", grace_s, 0.0)
-    assert [dead(sessions, now) for now in (1.0, 2.0, 3.0)] == [["x-s2"], ["x-s3"], ["x-s1"]]
-
-
 def test_sessions_found_dead_together_are_told_in_the_order_in_which_they_died(sessions: Sessions) -> None:
     sessions.open("", "client", 1.0, 0.0)
     sessions.open("", "client", 2.0, 0.0)
@@ -101,12 +89,6 @@ def test_next_due_comes_no_later_than_the_next_death(sessions: Sessions) -> None
         dues.append(sessions.next_due)
         sessions.expired(now, 0.0)
     assert [*dues, sessions.next_due] == [None, 5.0, 8.0, None]
-
-
-def test_nothing_is_due_when_every_session_was_closed(sessions: Sessions) -> None:
-    for _ in range(3):
-        sessions.close(sessions.open("", "client", 3600.0, 0.0).session_id, 0.0)
-    assert sessions.next_due is None
 
 
 def test_sessions_opened_and_closed_without_end_leave_nothing_behind() -> None:
@@ -128,12 +110,6 @@ def test_time_in_which_the_server_stood_still_counts_for_nobody(sessions: Sessio
     assert dead(sessions, 1001.0) == ["x-s1"]
 
 
-def test_a_standstill_counts_once(sessions: Sessions) -> None:
-    sessions.open("", "client", 5.0, 0.0)
-    assert dead(sessions, 100.0, 96.0) == []
-    assert dead(sessions, 101.0) == ["x-s1"]
-
-
 @pytest.mark.parametrize("stalled_s", [0.0, -5.0])
 def test_no_standstill_shortens_no_grace(sessions: Sessions, stalled_s: float) -> None:
     sessions.open("", "client", 5.0, 0.0)
@@ -152,14 +128,6 @@ def test_a_session_that_lives_is_resumed_with_its_grace(sessions: Sessions) -> N
     assert dead(sessions, 9.0) == ["x-s1"]
 
 
-def test_a_session_that_died_is_not_resumed(sessions: Sessions) -> None:
-    sessions.open("", "client", 5.0, 0.0)
-    sessions.expired(5.0, 0.0)
-    with pytest.raises(Refusal, match="'x-s1' is not open") as caught:
-        sessions.open("x-s1", "client", None, 5.0)
-    assert caught.value.reason is Reason.SESSION_EXPIRED
-
-
 @pytest.mark.parametrize("session_id", ["x-s1", "y-s1", "nonsense", "x" * 10_000])
 def test_a_session_that_never_was_does_not_live(sessions: Sessions, session_id: str) -> None:
     with pytest.raises(Refusal) as caught:
@@ -167,24 +135,6 @@ def test_a_session_that_never_was_does_not_live(sessions: Sessions, session_id: 
     assert caught.value.reason is Reason.SESSION_EXPIRED
     assert not sessions.heartbeat(session_id, 0.0)
     assert sessions.name(session_id) == ""
-
-
-def test_closing_ends_a_session_and_closing_it_again_nothing(sessions: Sessions) -> None:
-    sessions.open("", "client", None, 0.0)
-    closed = sessions.close("x-s1", 0.0)
-    assert closed is not None
-    assert closed.session_id == "x-s1"
-    assert sessions.close("x-s1", 0.0) is None
-    assert dead(sessions, 1e9) == []
-
-
-def test_no_two_sessions_have_one_id(sessions: Sessions) -> None:
-    ids = set()
-    for _ in range(5):
-        session_id = sessions.open("", "client", None, 0.0).session_id
-        sessions.close(session_id, 0.0)
-        ids.add(session_id)
-    assert len(ids) == 5
 
 
 def test_how_sessions_ended_is_remembered_by_name_for_the_last_256(sessions: Sessions) -> None:
@@ -216,11 +166,6 @@ def test_a_grace_out_of_bounds_is_refused(sessions: Sessions, grace_s: float) ->
     assert len(sessions) == 0
 
 
-@pytest.mark.parametrize("grace_s", [0.1, 3600.0])
-def test_a_grace_at_its_bounds_is_fine(sessions: Sessions, grace_s: float) -> None:
-    assert sessions.open("", "client", grace_s, 0.0).grace_s == grace_s
-
-
 def test_a_long_client_name_is_refused_by_its_bytes(sessions: Sessions) -> None:
     sessions.open("", "é" * 128, None, 0.0)
     with pytest.raises(Refusal, match="at most 256 bytes") as caught:
@@ -241,50 +186,6 @@ def test_the_claims_of_a_session_that_died_end_and_their_rows_come_first_in_line
     assert caller.take("a", batch_size=3).sample_ids == ("s1", "s2", "s3")
 
 
-def test_rows_of_a_session_that_died_are_delivered_to_whoever_waits(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    caller.take("a", session_id=caller.open_session(5.0))
-    caller.apply(caller.claim_call("a"))
-    assert caller.plane.take_effects() == []
-    (effect,) = caller.pass_time(5.0)
-    assert isinstance(effect, Granted)
-    assert effect.grant.sample_ids == ("s1",)
-
-
-def test_a_session_that_is_heard_of_keeps_its_claims(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    session_id = caller.open_session(5.0)
-    grant = caller.take("a", session_id=session_id)
-    for _ in range(10):
-        caller.pass_time(4.0)
-        assert caller.apply(Heartbeat(session_id))
-    assert caller.commit(grant.claim_id).consumed_rows == 1
-
-
-def test_a_claim_without_a_session_outlives_every_grace(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    grant = caller.take("a")
-    caller.pass_time(1e7)
-    assert caller.commit(grant.claim_id).consumed_rows == 1
-
-
-def test_closing_a_session_gives_its_rows_back_at_once(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    session_id = caller.open_session()
-    caller.take("a", session_id=session_id)
-    caller.apply(CloseSession(session_id))
-    assert caller.take("a").sample_ids == ("s1",)
-    assert caller.plane.totals().sessions == 0
-
-
-def test_the_reserved_groups_of_a_session_that_died_are_rolled_back(caller: Caller) -> None:
-    caller.reserve("g", ["s1", "s2"], caller.open_session(5.0))
-    caller.pass_time(5.0)
-    info = caller.plane.partition_info("p")
-    assert (info.rows, info.open_groups, info.removed_rows["rolled_back"]) == (0, 0, 2)
-    assert caller.reserve("g", ["s1", "s2"]).reservation_id
-
-
 @pytest.mark.parametrize("ended", ["died", "closed"])
 def test_nothing_is_claimed_or_reserved_in_the_name_of_a_session_that_ended(caller: Caller, ended: str) -> None:
     caller.put_rows(["s1"], "a")
@@ -303,18 +204,6 @@ def test_nothing_is_claimed_or_reserved_in_the_name_of_a_session_that_ended(call
         caller.apply(OpenSession(session_id, "client", None))
 
 
-def test_a_claim_that_waits_is_refused_when_its_session_ends(caller: Caller) -> None:
-    session_id = caller.open_session()
-    caller.apply(caller.claim_call("a", session_id=session_id))
-    caller.apply(CloseSession(session_id))
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Failed)
-    assert effect.refusal.reason is Reason.SESSION_EXPIRED
-    caller.put_rows(["s1"], "a")
-    assert caller.plane.take_effects() == []
-    assert caller.plane.totals().waiting_claims == 0
-
-
 def test_the_plane_tells_which_sessions_died_and_what_ended_with_each(caller: Caller) -> None:
     caller.put_rows(["s1", "s2", "s3"], "a")
     first, second = caller.open_session(5.0), caller.open_session(5.5)
@@ -325,24 +214,6 @@ def test_the_plane_tells_which_sessions_died_and_what_ended_with_each(caller: Ca
     died = [effect for effect in caller.plane.take_effects() if isinstance(effect, SessionExpired)]
     assert [(one.session_id, one.claims, one.rows, one.groups) for one in died] == [(first, 1, 2, 0), (second, 0, 0, 1)]
     assert [one.silent_s for one in died] == [6.0, 6.0]
-
-
-def test_a_server_that_stood_still_ends_nothing(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    grant = caller.take("a", session_id=caller.open_session(5.0))
-    caller.now = 1000.0
-    caller.apply(Advance(stalled_s=1000.0))
-    assert caller.commit(grant.claim_id).consumed_rows == 1
-
-
-def test_the_plane_says_when_something_is_due(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller()
-    caller.register()
-    dues = [caller.plane.next_due]
-    caller.open_session(5.0)
-    dues.append(caller.plane.next_due)
-    caller.pass_time(5.0)
-    assert [*dues, caller.plane.next_due] == [None, 5.0, None]
 
 
 @pytest.mark.parametrize("holder_first", [True, False], ids=["the holder first", "the waiting one first"])

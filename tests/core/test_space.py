@@ -133,13 +133,6 @@ def test_rows_lie_one_after_the_other_from_an_aligned_offset() -> None:
     assert space.used == 36
 
 
-def test_bytes_before_an_aligned_offset_stay_free() -> None:
-    space = Space(200)
-    space.allocate(1)
-    space.allocate(20)
-    assert sorted(space.free_ranges()) == [(1, ALIGNMENT), (ALIGNMENT + 20, 200)]
-
-
 def test_slivers_before_aligned_offsets_are_never_searched() -> None:
     space = Space(100_000)
     for _ in range(1000):
@@ -159,26 +152,6 @@ def test_rows_are_scattered_when_no_range_is_long_enough_for_all() -> None:
     assert all(offset % ALIGNMENT == 0 for offset in scattered.tolist())
 
 
-def test_a_row_is_never_split() -> None:
-    space = Space(640)
-    offsets = place_rows(space, [64] * 10)
-    assert offsets is not None
-    space.release_rows(offsets[[1, 4, 8]], int64([64] * 3))
-    assert space.free == 192
-    assert place_rows(space, [65]) is None
-
-
-def test_rows_that_cannot_be_scattered_leave_nothing_behind() -> None:
-    space = Space(640)
-    offsets = place_rows(space, [64] * 10)
-    assert offsets is not None
-    space.release_rows(offsets[[1, 4, 5, 8]], int64([64] * 4))
-    before = sorted(space.free_ranges())
-    assert place_rows(space, [64, 64, 100]) is None
-    assert sorted(space.free_ranges()) == before
-    assert space.used == 6 * 64
-
-
 def test_what_is_left_of_a_range_serves_a_smaller_row_that_follows() -> None:
     space = Space(1024)
     offsets = place_rows(space, [64] * 16)
@@ -187,28 +160,6 @@ def test_what_is_left_of_a_range_serves_a_smaller_row_that_follows() -> None:
     scattered = place_rows(space, [128, 192, 128])
     assert scattered is not None
     assert scattered.tolist() == [0, 512, 128]
-
-
-def test_rows_without_bytes_take_no_room_in_a_full_arena() -> None:
-    space = Space(64)
-    space.allocate(64)
-    offsets = place_rows(space, [0, 0])
-    assert offsets is not None
-    assert space.used == 64
-
-
-def test_rows_freed_one_by_one_give_everything_back() -> None:
-    space = Space(100_000)
-    sizes = int64([random.Random(1).randrange(1, 200) for _ in range(400)])
-    offsets = place_rows(space, sizes.tolist())
-    assert offsets is not None
-    order = random.Random(2).sample(range(400), 400)
-    for row in order[:398]:
-        space.release(int(offsets[row]), int(sizes[row]))
-    assert space.used == sizes[order[398:]].sum()
-    for row in order[398:]:
-        space.release(int(offsets[row]), int(sizes[row]))
-    assert list(space.free_ranges()) == [(0, 100_000)]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.core.caller import Caller, int64
 
 from dataplane_server.core.calls.answers import ResidentSample, SampleTask
@@ -32,17 +31,6 @@ def test_a_sample_that_is_there_is_told_whole(caller: Caller) -> None:
     )
 
 
-def test_fields_stand_in_declared_order(caller: Caller) -> None:
-    caller.put_rows(["s"], "b")
-    caller.put_rows(["s"], "a")
-    assert resident(caller, "s").fields == ("a", "b")
-
-
-def test_a_length_that_nobody_told_is_minus_one(caller: Caller) -> None:
-    caller.put_rows(["s"], "a")
-    assert resident(caller, "s").sequence_length == -1
-
-
 def test_a_sample_that_never_was_has_no_story(caller: Caller) -> None:
     told = caller.plane.sample("p", "nobody")
     assert (told.resident, told.events) == (None, ())
@@ -51,30 +39,6 @@ def test_a_sample_that_never_was_has_no_story(caller: Caller) -> None:
 def test_a_partition_that_is_not_there_is_named(caller: Caller) -> None:
     with caller.refuses(Reason.PARTITION_NOT_FOUND, "'q'"):
         caller.plane.sample("q", "s")
-
-
-def test_each_task_is_told_with_its_claim_and_its_deliveries(caller: Caller) -> None:
-    caller.put_rows(["s"], "a")
-    caller.release(caller.take("a").claim_id, reason="no room")
-    claim = caller.take("a")
-    caller.take("a", task="score", consume=True)
-    assert resident(caller, "s").tasks == (
-        SampleTask("train", "claimed", 2, claim.claim_id),
-        SampleTask("score", "consumed", 1, ""),
-    )
-
-
-@pytest.mark.parametrize(
-    ("delay_s", "max_deliveries", "state", "deliveries"),
-    [(0.0, 0, "untaken", 1), (5.0, 0, "delayed", 1), (0.0, 1, "dead", 1), (5.0, 1, "dead", 1)],
-)
-def test_a_row_that_was_given_back_is_untaken_delayed_or_dead(
-    caller: Caller, delay_s: float, max_deliveries: int, state: str, deliveries: int
-) -> None:
-    caller.register(max_deliveries=max_deliveries)
-    caller.put_rows(["s"], "a")
-    caller.release(caller.take("a").claim_id, delay_s=delay_s, reason="no room")
-    assert caller.standing("s") == SampleTask("train", state, deliveries, "")
 
 
 def test_a_row_of_a_reserved_group_is_hidden_until_the_group_is_finished(caller: Caller) -> None:

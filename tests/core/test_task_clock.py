@@ -30,17 +30,6 @@ def test_time_goes_to_the_state_that_the_task_is_in() -> None:
     assert times(clock, 107.5) == {"idle": 1.0, "waiting_for_producers": 2.5, "serving": 4.0}
 
 
-def test_every_state_is_told() -> None:
-    assert set(TaskClock().seconds(5.0)) == set(TASK_STATES)
-
-
-def test_the_account_begins_with_the_first_state() -> None:
-    clock = TaskClock()
-    assert times(clock, 1e6) == {}
-    clock.enter("serving", 1e6)
-    assert times(clock, 1e6 + 1) == {"serving": 1.0}
-
-
 def test_asking_changes_nothing() -> None:
     clock = TaskClock()
     clock.enter("serving", 0.0)

@@ -9,7 +9,6 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Failed, Granted, Waiting
 from dataplane_server.core.calls.filters import Filter, Term
-from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import GiveUpClaim
 from dataplane_server.core.calls.values import Tags
@@ -111,15 +110,6 @@ def test_waiting_claims_follow_tags_and_policies(caller: Caller) -> None:
     assert effect.grant.sample_ids == ("good", "code")
 
 
-def test_a_filter_that_asks_for_staleness_moves_with_the_version(caller: Caller) -> None:
-    caller.put_versions(x=1, y=2)
-    caller.set_policy(where=(Term("<=", "staleness", of_row=True, values=(0,)),), when_excluded="drop")
-    assert resident(caller) == ("y",)
-    caller.set_version(3)
-    assert resident(caller) == ()
-    assert removed(caller) == 2
-
-
 def test_a_shard_of_whole_groups_is_granted_again_without_the_groups_of_rows_that_do_not_fit(caller: Caller) -> None:
     for group in ("g", "h"):
         caller.put_group(group, [f"{group}0", f"{group}1"], "a")
@@ -129,16 +119,6 @@ def test_a_shard_of_whole_groups_is_granted_again_without_the_groups_of_rows_tha
     put_tags(caller, g1={"source": "code"}, g0={"source": "math"}, h0={"source": "math"}, h1={"source": "math"})
     caller.set_policy(where=MATH)
     assert caller.take_shard("a", **wish).sample_ids == ("h0", "h1")
-
-
-def test_a_shard_is_granted_again_without_rows_that_do_not_fit_any_more(caller: Caller) -> None:
-    put_tags(caller, w={"std": 1}, x={"std": 1}, y={"std": 1}, z={"std": 1})
-    caller.set_policy(where=SPREAD)
-    session = caller.open_session()
-    shard = caller.take_shard("a", session_id=session)
-    caller.release(shard.claim_id)
-    put_tags(caller, w={"std": 0})
-    assert caller.take_shard("a").sample_ids == ("x",)
 
 
 # -- dropped -----------------------------------------------------------------------------------------------------------
@@ -174,16 +154,6 @@ def test_rows_that_a_claim_holds_are_dropped_as_soon_as_it_has_ended(caller: Cal
     assert removed(caller) == 2
 
 
-def test_what_a_claim_held_stays_if_it_fits_when_the_claim_ends(caller: Caller) -> None:
-    caller.set_policy(where=SPREAD, when_excluded="drop")
-    put_tags(caller, x={}, y={})
-    held = caller.take("a", task="score", batch_size=2)
-    put_tags(caller, x={"std": 0}, y={"std": 0})
-    put_tags(caller, x={"std": 1})
-    caller.commit(held.claim_id)
-    assert resident(caller) == ("x",)
-
-
 def test_a_reserved_group_is_dropped_when_it_is_finished(caller: Caller) -> None:
     caller.set_policy(where=SPREAD, when_excluded="drop")
     reserved = caller.reserve("g", ["g0", "g1"]).reservation_id
@@ -191,25 +161,6 @@ def test_a_reserved_group_is_dropped_when_it_is_finished(caller: Caller) -> None
     assert resident(caller) == ("g0", "g1")
     assert caller.finish_group(reserved).rows == 2
     assert resident(caller) == ()
-
-
-def test_consumed_rows_are_not_dropped_until_they_are_untaken_again(caller: Caller) -> None:
-    put_tags(caller, x={"std": 1})
-    caller.commit(caller.take("a").claim_id)
-    caller.set_policy(where=SPREAD, when_excluded="drop")
-    put_tags(caller, x={"std": 0})
-    assert resident(caller) == ("x",)
-    caller.register(("a", "b"), ("train", "score"))
-    assert resident(caller) == ()
-
-
-def test_what_is_stale_for_one_task_and_excluded_by_another_counts_as_stale(caller: Caller) -> None:
-    caller.set_policy(where=SPREAD, when_excluded="drop")
-    caller.set_policy(0, task="score", when_stale="drop")
-    caller.set_version(5)
-    put_tags(caller, x={"std": 0, "weight_version": 1})
-    counts = caller.plane.partition_info("p", 0.0).removed_rows
-    assert (counts["stale"], counts["filtered"]) == (1, 0)
 
 
 # -- what callers are told ---------------------------------------------------------------------------------------------
@@ -254,12 +205,6 @@ def test_rows_that_do_not_fit_do_not_delay_the_end_of_data_and_those_that_lack_a
 def test_a_filter_that_no_claim_could_have_is_refused(caller: Caller, where: Filter, words: str) -> None:
     with caller.refuses(Reason.INVALID_REQUEST, words):
         caller.set_policy(where=where)
-
-
-def test_a_policy_keeps_its_filter_over_new_definitions(caller: Caller) -> None:
-    caller.set_policy(where=SPREAD, when_excluded="drop")
-    caller.register(("a", "b"), ("train", "score"))
-    assert caller.task().policy == TaskPolicy(where=SPREAD, when_excluded="drop")
 
 
 def test_the_filters_of_policies_count_as_bookkeeping(new_caller: Callable[..., Caller]) -> None:
