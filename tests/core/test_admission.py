@@ -10,7 +10,6 @@ from tests.core.caller import Caller
 from dataplane_server.core.calls.answers import Admitted, CommitResult, Effect, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import DropPartition, GiveUpWrite, PutSamples
-from dataplane_server.core.rows.space import ALIGNMENT
 
 
 @pytest.fixture
@@ -36,21 +35,6 @@ def put_of(caller: Caller, size: int) -> PutSamples:
 def admitted(effects: list[Effect]) -> list[int]:
     assert all(isinstance(effect, Admitted) for effect in effects)
     return [effect.ticket for effect in effects]
-
-
-def test_a_put_larger_than_the_budget_is_refused_at_once(full: Caller) -> None:
-    with full.refuses(Reason.PUT_TOO_LARGE, "257", "256"):
-        full.apply(put_of(full, 257))
-
-
-def test_a_put_of_columns_that_cannot_be_aligned_within_the_budget_is_refused_at_once(
-    new_caller: Callable[..., Caller],
-) -> None:
-    caller = new_caller(memory_bytes=ALIGNMENT + 30)
-    caller.register()
-    with caller.refuses(Reason.PUT_TOO_LARGE, "32 bytes", f"{ALIGNMENT + 31} bytes with each column aligned"):
-        caller.apply(caller.put_call(["s1"], {"a": [1], "b": [31]}))
-    caller.put(caller.put_call(["s1"], {"a": [1], "b": [30]}))
 
 
 def test_a_put_that_waits_is_admitted_when_rows_are_cleared(full: Caller) -> None:

@@ -66,13 +66,9 @@ def test_whatever_is_done_in_the_name_of_a_claim_that_the_server_ended_is_fenced
     check_refused(caller, ended(caller, how), Reason.CLAIM_FENCED)
 
 
-@pytest.mark.parametrize("how", [way for way in BY_CALLER if way != "session closed"])
+@pytest.mark.parametrize("how", BY_CALLER)
 def test_a_claim_that_its_caller_ended_is_not_found(caller: Caller, how: str) -> None:
     check_refused(caller, ended(caller, how), Reason.CLAIM_NOT_FOUND)
-
-
-def test_a_claim_that_was_given_back_by_closing_its_session_is_not_found(caller: Caller) -> None:
-    check_refused(caller, ended(caller, "session closed"), Reason.CLAIM_NOT_FOUND)
 
 
 @pytest.mark.parametrize("claim_id", ["c-99", "x-1", "c-", "-1", "nonsense", "c--1", "c-1e3", "c-²"])

@@ -173,17 +173,6 @@ def test_rows_become_visible_to_all_tasks_when_their_group_is_finished(caller: C
     assert granted(caller.plane.take_effects()) == [(train, ("s1", "s2")), (score, ("s1",))]
 
 
-def test_a_group_of_which_a_row_has_produced_nothing_cannot_be_finished(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["s1", "s2", "s3"]).reservation_id
-    put_into(caller, reservation_id, "s2")
-    caller.put(caller.put_call(["s1", "s3"], tags=[{"k": 1}, {}], reservation_id=reservation_id))
-    with caller.refuses(Reason.GROUP_INCOMPLETE, "'p'", "'s1'", "'g'", "2 of 3"):
-        caller.finish_group(reservation_id)
-    put_into(caller, reservation_id, "s1")
-    caller.clear(["s3"])
-    assert caller.finish_group(reservation_id) == GroupFinished(2)
-
-
 def test_a_finished_group_is_told_with_its_weight_versions(caller: Caller) -> None:
     first = caller.reserve("g", ["s1", "s2"], weight_version=7).reservation_id
     second = caller.reserve("h", ["s3"]).reservation_id

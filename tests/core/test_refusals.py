@@ -143,7 +143,7 @@ def finish_of_a_group_that_was_aborted(world: World) -> None:
 
 def finish_of_a_group_with_an_empty_row(world: World) -> None:
     reservation_id = world.caller.reserve("g", ["s3"]).reservation_id
-    with world.caller.refuses(Reason.GROUP_INCOMPLETE, "'p'", "'s3'", "'g'"):
+    with world.caller.refuses(Reason.GROUP_INCOMPLETE, "'p'", "'s3'", "'g'", "1 of 1"):
         world.caller.finish_group(reservation_id)
 
 

@@ -36,10 +36,6 @@ def test_copies_leave_their_sources(arena: Arena) -> None:
     assert bytes(arena.view(Run(200, 2))) == b"ef"
 
 
-def test_fresh_memory_is_zero(arena: Arena) -> None:
-    assert bytes(arena.view(Run(0, SIZE))) == bytes(SIZE)
-
-
 def test_a_writer_goes_on_in_the_next_run_and_touches_nothing_between(arena: Arena) -> None:
     writer = RunWriter(arena, [Run(10, 3), Run(20, 2)])
     writer.write(b"ab")
@@ -47,15 +43,9 @@ def test_a_writer_goes_on_in_the_next_run_and_touches_nothing_between(arena: Are
     assert bytes(arena.view(Run(8, 16))) == b"\0\0abc" + bytes(7) + b"de" + bytes(2)
 
 
-def test_writing_nothing_needs_no_run(arena: Arena) -> None:
-    RunWriter(arena, []).write(b"")
-
-
 @settings(deadline=None, max_examples=100)
 @given(
-    st.lists(st.integers(1, 60), min_size=1, max_size=10),
-    st.lists(st.integers(1, 80), min_size=1),
-    st.integers(1, 100),
+    st.lists(st.integers(1, 60), min_size=1, max_size=10), st.lists(st.integers(1, 80), min_size=1), st.integers(1, 100)
 )
 def test_a_stream_comes_back_from_its_runs(sizes: list[int], pieces: list[int], chunk_bytes: int) -> None:
     arena = Arena(SIZE)
@@ -81,10 +71,6 @@ def test_many_small_runs_are_copied_and_the_same(arena: Arena, chunk_bytes: int)
     found = [b"".join(pieces) for pieces in cut(arena, runs, chunk_bytes)]
     assert b"".join(found) == b"".join(map(arena.view, runs))
     assert {len(chunk) for chunk in found[:-1]} <= {chunk_bytes}
-
-
-def test_no_runs_are_no_chunks(arena: Arena) -> None:
-    assert list(cut(arena, Runs.of([]), 10)) == []
 
 
 def test_chunks_are_views(arena: Arena) -> None:

@@ -25,10 +25,7 @@ async def waiting(waiters: Waiters, timeout_s: float = 20.0) -> asyncio.Task[Gra
     return task
 
 
-@pytest.mark.parametrize(
-    ("kind", "effect", "answer"),
-    [(Grant, Granted, GRANT), (Reservation, Admitted, RESERVATION)],
-)
+@pytest.mark.parametrize(("kind", "effect", "answer"), [(Grant, Granted, GRANT), (Reservation, Admitted, RESERVATION)])
 async def test_a_waiter_gets_the_answer_of_its_ticket(kind: Any, effect: Any, answer: object) -> None:
     waiters = Waiters()
     waiters.expect(7)

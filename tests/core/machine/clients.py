@@ -134,10 +134,6 @@ class Clients:
         }
         self._actions = [action for action, weight in weights.items() for _ in range(weight)]
 
-    def keep_to(self, *names: str) -> None:
-        """Do nothing else, though some of these do more where they need it, such as to reserve a group."""
-        self._actions = [action for action in self._actions if action.__name__ in names]
-
     def run(self, most: int, stop_one_in: int) -> None:
         """Act until chance or the number of steps ends it, then release all and replay."""
         per_token, most_deliveries = self.dice.choice(["", "a", "ab", "ab"]), self.dice.choice([0, 0, 1, 2])

@@ -20,13 +20,7 @@ from tests.core.machine.clients import Clients
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.requests import (
-    Call,
-    ClaimSamples,
-    FinishWrite,
-    PutSamples,
-    RegisterPartition,
-)
+from dataplane_server.core.calls.requests import Call, ClaimSamples, FinishWrite, PutSamples, RegisterPartition
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.digest import digest

@@ -136,13 +136,6 @@ def test_records_come_back_over_all_sizes_segments_and_restarts(
         assert [record for batch in batches for record in batch] == payloads
 
 
-def test_a_record_larger_than_a_segment_gets_one_that_is_large_enough(tmp_path: Path) -> None:
-    payloads = [b"a", bytes(300_000) + b"b", b"c", random.randbytes(1_000_000)]
-    write(tmp_path, payloads)
-    assert read(tmp_path) == payloads
-    assert [number for number, _ in segments(tmp_path)] == [0, 1, 2, 3]
-
-
 def test_every_segment_tells_what_the_caller_gives_and_where_it_begins(tmp_path: Path) -> None:
     with contextlib.closing(LogWriter(tmp_path, 0, {"version": "1.2"}, segment_bytes=1)) as writer:
         writer.append(b"a")

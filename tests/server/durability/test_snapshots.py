@@ -14,13 +14,7 @@ import torch
 from tests.integration.histories.mortal_server import MortalServer
 from tests.server.durability.test_life import LIMITS, begin
 
-from dataplane_client import (
-    ClaimNotFoundError,
-    DataPlaneClient,
-    InvalidArgumentError,
-    PreconditionError,
-    connect,
-)
+from dataplane_client import ClaimNotFoundError, DataPlaneClient, InvalidArgumentError, PreconditionError, connect
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import RegisterPartition
 from dataplane_server.core.calls.values import Definition

@@ -215,10 +215,7 @@ def test_what_is_not_there_is_refused_with_a_reason(
 def test_beside_an_access_file_state_needs_the_role_of_metrics_and_rows_one_for_their_partition(
     guarded: ServerThread,
 ) -> None:
-    with connect(
-        guarded.addresses[0],
-        credentials=Credentials(token=ROOT),
-    ) as client:
+    with connect(guarded.addresses[0], credentials=Credentials(token=ROOT)) as client:
         fill(client)
     paths = {
         "/": {},
