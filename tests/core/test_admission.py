@@ -9,7 +9,7 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Admitted, CommitResult, Effect, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import DropPartition, GiveUpWrite, PutSamples
+from dataplane_server.core.calls.requests import AbortWrite, DropPartition, GiveUpWrite, PutSamples
 
 
 @pytest.fixture
@@ -114,6 +114,20 @@ def test_a_write_in_the_name_of_a_claim_goes_ahead_of_all_puts_that_wait(
     assert admitted(full.plane.take_effects()) == [claimed]
     full.clear(["s3"])
     assert admitted(full.plane.take_effects()) == puts[:1]
+
+
+@pytest.mark.parametrize("wait", CLAIMED)
+def test_a_put_does_not_overtake_a_write_in_the_name_of_a_claim_that_is_too_large_yet(
+    full: Caller, wait: Callable[[Caller, int], int]
+) -> None:
+    claimed = wait(full, 128)
+    full.clear(["s4"])
+    put = waits(full, 1)
+    assert full.plane.take_effects() == []
+    full.clear(["s3"])
+    assert admitted(full.plane.take_effects()) == [claimed]
+    full.apply(AbortWrite(claimed))
+    assert admitted(full.plane.take_effects()) == [put]
 
 
 def test_a_write_in_the_name_of_a_claim_passes_puts_that_wait_when_there_is_room_for_it(full: Caller) -> None:

@@ -49,6 +49,13 @@ def test_a_claim_waits_while_its_least_is_not_there_and_takes_nothing(caller: Ca
     assert granted(caller.plane.take_effects()) == [(ticket, ("s1", "s2", "s3", "s4", "s5"))]
 
 
+def test_a_row_is_handed_to_a_task_once_though_it_asks_for_different_fields(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2"], "a", "b")
+    caller.take("a")
+    assert caller.take("b").sample_ids == ("s2",)
+    waits(caller, "a", "b")
+
+
 # -- given back --------------------------------------------------------------------------------------------------------
 
 
@@ -57,6 +64,14 @@ def test_released_rows_come_first_and_in_their_order(caller: Caller) -> None:
     grant = caller.take("a", batch_size=2)
     assert caller.release(grant.claim_id) == ReleaseResult(2)
     assert caller.take("a", batch_size=3).sample_ids == ("s1", "s2", "s3")
+
+
+def test_the_claim_released_last_comes_first(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2", "s3"], "a")
+    first, second = caller.take("a"), caller.take("a")
+    caller.release(first.claim_id)
+    caller.release(second.claim_id)
+    assert caller.take("a", batch_size=3).sample_ids == ("s2", "s1", "s3")
 
 
 # -- who is served first -----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 from tests.core.caller import Caller, int64
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import EndRead
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.space import Space
@@ -31,6 +32,21 @@ def add(rows: RowTable, *sample_ids: str, produced: int = 1) -> np.ndarray[tuple
     rows.create(sample_ids, slots)
     rows["produced"][slots] |= np.uint64(produced)
     return slots
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_pinned_rows_owe_is_paid_when_their_last_reader_lets_go(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2"], "a", "b", size=10)
+    readers = [caller.read(["s1"], "a"), caller.read(["s1", "s2"], "b")]
+    caller.put_rows(["s1"], "a", size=3)
+    caller.clear()
+    assert caller.used == 43
+    caller.apply(EndRead(readers[1].ticket))
+    assert caller.used == 23
+    caller.apply(EndRead(readers[0].ticket))
+    assert caller.used == 0
 
 
 # -- views -------------------------------------------------------------------------------------------------------------

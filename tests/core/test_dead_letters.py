@@ -45,6 +45,15 @@ def test_dead_letters_are_told_in_order_of_arrival(twice: Caller) -> None:
     assert [letter.sample_id for letter in dead(twice)] == ["s1", "s2"]
 
 
+def test_a_dead_row_that_is_put_again_under_its_id_lives(twice: Caller) -> None:
+    for _ in range(2):
+        fail(twice, "poison")
+    twice.clear(["s1"])
+    twice.put_rows(["s1"], "a")
+    assert dead(twice) == []
+    assert twice.take("a", batch_size=2).deliveries.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(("partition_id", "task"), [("nowhere", "train"), ("p", "nobody")])
 def test_dead_letters_of_what_is_not_there_are_refused(twice: Caller, partition_id: str, task: str) -> None:
     reason = Reason.PARTITION_NOT_FOUND if partition_id == "nowhere" else Reason.TASK_NOT_REGISTERED

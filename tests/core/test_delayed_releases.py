@@ -38,6 +38,15 @@ def test_the_plane_says_when_the_next_delay_is_over(delayed: Caller) -> None:
     assert delayed.plane.next_due is None
 
 
+def test_a_row_delayed_anew_is_held_until_the_new_time(delayed: Caller) -> None:
+    delayed.reset(["s1", "s2"])
+    delayed.release(delayed.take("a", batch_size=2).claim_id, delay_s=30.0)
+    delayed.pass_time(29.9)
+    assert delayed.task().delayed_rows == 2
+    delayed.pass_time(0.1)
+    assert delayed.task().delayed_rows == 0
+
+
 def test_delays_that_were_overtaken_without_end_leave_little_behind(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     for _ in range(5000):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Failed, Granted, Waiting
@@ -88,6 +89,23 @@ def test_claims_for_which_too_few_rows_are_left_end_when_their_partition_closes(
     assert [effect.ticket for effect in caller.plane.take_effects()] == [stays]
     caller.put_rows(["s1"], "b")
     assert [effect.ticket for effect in caller.plane.take_effects()] == [of_other_task]
+
+
+@pytest.mark.parametrize("how", ["committed", "cleared", "dead"])
+def test_a_claim_that_waits_ends_when_rows_that_it_waits_for_are_gone(caller: Caller, how: str) -> None:
+    caller.register(tasks=("train", "score"), max_deliveries=1)
+    caller.put_rows(["s1", "s2"], "a")
+    held = caller.take("a").claim_id
+    ticket = waits(caller, "a", batch_size=2)
+    caller.close()
+    assert ended(caller) == []
+    if how == "committed":
+        caller.commit(held)
+    elif how == "cleared":
+        caller.clear(["s1"])
+    else:
+        caller.release(held, reason="bad")
+    assert ended(caller) == [ticket]
 
 
 def test_a_claim_waits_for_rows_that_others_hold_or_delay(caller: Caller) -> None:

@@ -207,6 +207,17 @@ def test_producers_are_paced_so_that_rows_are_trained_within_their_bound(caller:
         assert admitted(caller) == [[ticket], [later]][version - 1]
 
 
+def test_rows_that_are_claimed_when_the_version_moves_count_for_the_former_one(caller: Caller) -> None:
+    caller.set_policy(0, rows_per_version=2)
+    caller.set_version(0)
+    caller.put_versions(a=0, b=0)
+    claim, ticket = caller.take(batch_size=2), waits(caller, "c", "d")
+    caller.set_version(1)
+    assert admitted(caller) == []
+    caller.commit(claim.claim_id)
+    assert admitted(caller) == [ticket]
+
+
 def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(caller: Caller) -> None:
     caller.set_policy(0, rows_per_version=2)
     caller.set_version(0)
@@ -223,6 +234,15 @@ def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(ca
         ("Granted", consuming.ticket),
         ("Admitted", ticket),
     ]
+
+
+def test_rows_that_became_too_stale_hold_nobody_up(caller: Caller) -> None:
+    caller.set_policy(0, rows_per_version=2)
+    caller.set_version(0)
+    caller.put_versions(a=0, b=0)
+    ticket = waits(caller, "c", "d")
+    caller.set_version(1)
+    assert admitted(caller) == [ticket]
 
 
 # -- band --------------------------------------------------------------------------------------------------------------

@@ -64,6 +64,27 @@ def test_until_the_trainer_says_otherwise_the_newest_tag_is_the_version(caller: 
     assert ready(caller) == ("y", "x", "z")
 
 
+def test_a_released_row_that_has_become_stale_is_not_granted_again(caller: Caller) -> None:
+    caller.put_versions(x=1)
+    caller.set_policy(1)
+    grant = caller.take("a")
+    caller.set_version(3)
+    caller.release(grant.claim_id)
+    assert ready(caller) == ()
+
+
+def test_a_shard_is_granted_again_without_rows_that_have_become_stale(caller: Caller) -> None:
+    caller.put_versions(w=1, x=2, y=2, z=2)
+    caller.set_policy(1)
+    caller.set_version(2)
+    session = caller.open_session()
+    shard = caller.take_shard("a", session_id=session)
+    assert shard.sample_ids == ("w", "x")
+    caller.release(shard.claim_id)
+    caller.set_version(3)
+    assert caller.take_shard("a").sample_ids == ("x",)
+
+
 def test_a_waiting_claim_is_served_by_another_policy(caller: Caller) -> None:
     caller.put_versions(x=1, y=3)
     caller.set_policy(0)

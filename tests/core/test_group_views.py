@@ -193,8 +193,7 @@ def test_a_group_without_rows_is_gone(two: Caller) -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "expected"),
-    [(0, 3), (1, 1), (14, 1), (15, 1), (16, 1), (30, 2), (31, 2), (45, 3), (1000, 3)],
+    ("max_tokens", "expected"), [(0, 3), (1, 1), (14, 1), (15, 1), (16, 1), (30, 2), (31, 2), (45, 3), (1000, 3)]
 )
 def test_groups_are_taken_while_their_tokens_stay_within_the_bound_but_one_at_least(
     caller: Caller, max_tokens: int, expected: int

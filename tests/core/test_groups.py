@@ -8,7 +8,15 @@ import pytest
 from tests.core.caller import Caller
 from tests.core.replayed import RecordedPlane
 
-from dataplane_server.core.calls.answers import Effect, Granted, GroupAborted, GroupFinished, PutResult, Waiting
+from dataplane_server.core.calls.answers import (
+    Effect,
+    Granted,
+    GroupAborted,
+    GroupFinished,
+    PutResult,
+    Reservation,
+    Waiting,
+)
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 
@@ -161,6 +169,24 @@ def test_whatever_is_done_in_the_name_of_a_reservation_that_ended_is_refused(
     with caller.refuses(Reason.GROUP_FENCED, reservation):
         caller.abort_group(reservation)
     assert caller.plane.totals().open_groups == 0
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_put_under_way_when_its_reservation_ends_leaves_nothing_behind(
+    caller: Caller, reservation: str, end: End, shared: bool
+) -> None:
+    put = caller.put_call([] if shared else ["s1"], {"b": [7]}, reservation_id=reservation, shared=shared)
+    begun = caller.apply(put)
+    assert isinstance(begun, Reservation)
+    end(caller, reservation)
+    caller.plane.take_effects()
+    left = caller.state()[0]
+    with pytest.raises(Refusal) as caught:
+        caller.finish(begun.ticket)
+    assert caught.value.reason is Reason.GROUP_FENCED
+    assert caller.state()[0] == left
+    assert caller.used == caller.plane.partition_info("p").size_bytes
 
 
 # -- finished ----------------------------------------------------------------------------------------------------------

@@ -157,6 +157,14 @@ def test_rows_share_what_was_put_before_or_after_they_were_added(
     assert caller.used == 0
 
 
+def test_a_value_that_no_row_shares_is_freed_when_the_group_is_finished(caller: Caller, group: str) -> None:
+    caller.share(group, b=50)
+    caller.put(caller.add_call(group, ["s1"], {"b": [7]}))
+    assert caller.used == 57
+    caller.finish_group(group)
+    assert (caller.used, caller.plane.partition_info("p").size_bytes) == (7, 7)
+
+
 def test_a_field_is_shared_once_though_no_row_has_it_yet(caller: Caller, group: str) -> None:
     caller.share(group, b=50)
     with caller.refuses(Reason.INVALID_REQUEST, "'b'", "already share"):

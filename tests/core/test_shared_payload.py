@@ -56,6 +56,12 @@ def test_the_bytes_are_free_when_the_last_row_is_gone(caller: Caller, group: str
     assert (caller.used, size_of(caller, "a")) == (0, (0, 0))
 
 
+def test_a_row_that_gets_a_value_of_its_own_leaves_the_others_theirs(caller: Caller, group: str) -> None:
+    caller.put(caller.put_call(["s2"], {"a": [7]}, reservation_id=group))
+    assert caller.read(IDS, "a").columns[0].entries.tolist() == [100, 7, 100]
+    assert (caller.used, size_of(caller, "a")) == (113, (3, 107))
+
+
 def test_a_shared_put_is_told_in_the_story_of_every_row(caller: Caller, group: str) -> None:
     story = caller.plane.sample("p", "s3").events
     assert [event.what for event in story if event.fields == ("a",)] == ["put"]

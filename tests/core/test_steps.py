@@ -9,6 +9,7 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Granted, Waiting
 from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.requests import GiveUpClaim
 
 
 @pytest.fixture
@@ -103,6 +104,16 @@ def test_everybody_who_waits_for_a_step_is_served_at_once(caller: Caller) -> Non
     tickets = [wait.ticket for wait in waits if isinstance(wait, Waiting)]
     assert [effect.ticket for effect in effects] == tickets
     assert [effect.grant.sample_ids for effect in effects] == [("s2", "s3"), ("s0", "s1"), ("s2", "s3")]
+
+
+def test_a_step_is_given_up_with_the_last_who_waits_for_it(caller: Caller) -> None:
+    waits = [caller.apply(caller.shard_call("a", dp_rank=rank)) for rank in range(2)]
+    for wait in waits:
+        assert isinstance(wait, Waiting)
+        assert caller.apply(GiveUpClaim(wait.ticket)).reason is Reason.CLAIM_TIMEOUT
+    caller.put_rows([f"s{i}" for i in range(4)], "a")
+    assert caller.plane.take_effects() == []
+    assert caller.take("a", batch_size=4).sample_ids == ("s0", "s1", "s2", "s3")
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,34 @@ def test_a_commit_writes_its_columns_and_consumes_its_rows_in_one_step(caller: C
     assert caller.read(["s1", "s2"], "b").columns[0].entries.tolist() == [3, 4]
 
 
+def test_columns_of_a_commit_follow_the_rows_of_its_claim(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2", "s3"], "a")
+    first, second = caller.take("a", batch_size=2), caller.take("a")
+    caller.release(first.claim_id)
+    caller.release(second.claim_id)
+    grant = caller.take("a", batch_size=3)
+    assert grant.sample_ids == ("s3", "s1", "s2")
+    reservation = caller.apply(caller.commit_call(grant.claim_id, {"b": [30, 10, 20]}))
+    assert isinstance(reservation, Reservation)
+    caller.finish(reservation.ticket)
+    assert caller.read(["s1", "s2", "s3"], "b").columns[0].entries.tolist() == [10, 20, 30]
+
+
+def test_of_two_commits_of_one_claim_the_first_to_finish_takes_effect(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    claim_id = caller.take("a").claim_id
+    first = caller.apply(caller.commit_call(claim_id, {"b": [3]}))
+    second = caller.apply(caller.commit_call(claim_id, {"b": [9]}))
+    assert isinstance(first, Reservation)
+    assert isinstance(second, Reservation)
+    assert caller.finish(second.ticket) == CommitResult(1)
+    with pytest.raises(Refusal) as caught:
+        caller.finish(first.ticket)
+    assert caught.value.reason is Reason.CLAIM_NOT_FOUND
+    assert caller.used == 10
+    assert caller.plane.partition_info("p").tasks[0].consumed_rows_total == 1
+
+
 def test_a_commit_refused_at_its_end_leaves_the_claim_open(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     claim_id = caller.take("a").claim_id
