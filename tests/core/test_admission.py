@@ -71,6 +71,23 @@ def test_a_put_without_bytes_waits_for_nobody(full: Caller) -> None:
 
 
 @pytest.mark.parametrize(
+    "leave",
+    [
+        pytest.param(lambda caller, ticket: caller.apply(GiveUpWrite(ticket)), id="gave up"),
+        pytest.param(lambda caller, ticket: caller.apply(AbortWrite(ticket)), id="was aborted"),
+    ],
+)
+def test_those_behind_a_put_that_left_the_line_are_served(full: Caller, leave: Callable[[Caller, int], None]) -> None:
+    full.clear(["s1"])
+    head, second, third = waits(full, 200), waits(full, 30), waits(full, 65)
+    leave(full, head)
+    assert admitted(full.plane.take_effects()) == [second]
+    assert full.plane.totals().waiting_puts == 1
+    leave(full, third)
+    assert full.plane.totals().waiting_puts == 0
+
+
+@pytest.mark.parametrize(
     "free",
     [
         pytest.param(lambda caller: caller.clear(["s1"]), id="clear"),

@@ -100,6 +100,18 @@ def test_a_claim_that_cannot_be_filled_blocks_nobody_who_wants_other_fields(call
     assert caller.take("a").sample_ids == ("s1",)
 
 
+@pytest.mark.parametrize("leave", [pytest.param(True, id="gave up"), pytest.param(False, id="is gone")])
+def test_those_behind_a_claim_that_left_the_line_are_served(caller: Caller, leave: bool) -> None:
+    large = waits(caller, "a", batch_size=3)
+    small = waits(caller, "a")
+    caller.put_rows(["s1"], "a")
+    if leave:
+        caller.apply(GiveUpClaim(large))
+    else:
+        caller.apply(AbandonClaim(large))
+    assert granted(caller.plane.take_effects()) == [(small, ("s1",))]
+
+
 def test_abandoning_a_claim_twice_or_one_that_was_granted_changes_nothing(caller: Caller) -> None:
     ticket = waits(caller, "a")
     caller.put_rows(["s1"], "a")

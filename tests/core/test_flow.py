@@ -190,6 +190,22 @@ def test_nothing_is_evicted_unless_it_makes_enough_room(caller: Caller) -> None:
     assert rows(caller) == "zuv"
 
 
+def test_a_value_that_rows_share_makes_room_once(caller: Caller) -> None:
+    caller.put_rows(["x"], "a", size=10)
+    assert caller.take("a").sample_ids == ("x",)
+    reservation_id = caller.reserve("g", ["g1", "g2"]).reservation_id
+    caller.share(reservation_id, a=30)
+    caller.finish_group(reservation_id)
+    caller.set_flow(max_bytes=40, when_full="evict")
+    waits(caller, "y", size=40)
+    assert rows(caller) == "xg1g2"
+    caller.set_flow(max_bytes=45, when_full="evict")
+    assert rows(caller) == "xg1g2"
+    caller.set_flow(max_bytes=50, when_full="evict")
+    assert admitted(caller)
+    assert rows(caller) == "xy"
+
+
 # -- pace --------------------------------------------------------------------------------------------------------------
 
 
