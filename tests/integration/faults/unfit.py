@@ -42,6 +42,12 @@ _UNFIT = {
             "test_two_context_parallel_ranks_that_read_halves_have_the_whole",
         ),
         "a session whose last word is lost expires instead": ("test_sessions_that_end_are_counted_by_how",),
+        "a command does not repeat its calls": (
+            "test_the_cause_of_a_stall_is_named_by_call_command_and_metric",
+            "test_a_healthy_flow_has_nothing_that_waits",
+            "test_a_task_without_a_consumer_is_told_where_it_is_named",
+            "test_a_partition_that_is_not_there_is_an_error",
+        ),
         "its messages are sent by hand, once": ("test_a_crafted_message_runs_no_code_in_server_or_reader",),
     },
 }
