@@ -79,6 +79,46 @@ def parse_mode(text: str) -> int:
     return int(text, 8)
 
 
+_FLAGS_WITH_DEFAULTS = (
+    ("--http", "HOST:PORT", "127.0.0.1:9464", "where to serve the page, /metrics and /healthz; '' for nowhere"),
+    ("--memory", "SIZE", "4GiB", "budget for stored values, such as 512MiB"),
+    ("--max-rows", "ROWS", Limits().max_rows, "most rows to store"),
+    ("--log-history", "SIZE", "256MiB", "how much of --data-dir's older log to keep for `dataplane replay`"),
+    ("--grace", "SECONDS", 20.0, "how long calls may take to finish after SIGTERM, in seconds"),
+)
+_FLAGS = (
+    ("--http-door", "HOST:PORT", "where to take samples as JSON over HTTP (default: nowhere)"),
+    ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
+    ("--data-dir", "DIR", "keep rows and claims there, for the next life of this server (default: nowhere)"),
+    ("--snapshot-dir", "DIR", "where snapshots are (default: in --data-dir)"),
+    ("--standby", "DIR", "as --data-dir, for a server that takes over when another one ends (default: no standby)"),
+    (
+        "--bookkeeping",
+        "SIZE",
+        "memory beside values: ids, tags, views, remembered answers (default: 256MiB and 512 bytes for each of "
+        "--max-rows)",
+    ),
+    (
+        "--tls-cert",
+        "FILE",
+        "certificate for TLS, in PEM (default: DATAPLANE_TLS_CERT)",
+    ),
+    ("--tls-key", "FILE", "its key (default: DATAPLANE_TLS_KEY)"),
+    ("--tls-client-ca", "FILE", "CA of the certificates that clients must show (default: DATAPLANE_TLS_CLIENT_CA)"),
+    ("--access", "FILE", "JSON file of who may call and what they may do (default: DATAPLANE_ACCESS)"),
+    ("--socket-mode", "MODE", "of socket files, such as 0660 for clients of the same group (default: by umask)"),
+)
+_SWITCHES = (
+    (
+        "--insecure",
+        "allow unencrypted gRPC and --http-door on addresses that other hosts can reach (default: refuse)",
+    ),
+    ("--tracing", "create OpenTelemetry spans; run under opentelemetry-instrument (default: none)"),
+    ("--reflection", "answer gRPC reflection, for tools such as grpcurl (default: do not)"),
+    ("--accept-loss", "go on without what is damaged in --data-dir (default: refuse to start)"),
+)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "dataplane-server", description=(main.__doc__ or "").partition("\n")[0], allow_abbrev=False
@@ -91,47 +131,12 @@ def _parser() -> argparse.ArgumentParser:
         help="where to serve gRPC: unix:///path or host:port (port 0: any free one); repeatable "
         f"(default: {ServerConfig.listen[0]})",
     )
-    for flag, metavar, default, text in (
-        ("--http", "HOST:PORT", "127.0.0.1:9464", "where to serve /metrics and /healthz; '' for nowhere"),
-        ("--memory", "SIZE", "4GiB", "budget for stored values, such as 512MiB"),
-        ("--max-rows", "ROWS", Limits().max_rows, "most rows to store"),
-        ("--log-history", "SIZE", "256MiB", "how much of --data-dir's older log to keep for `dataplane replay`"),
-        ("--grace", "SECONDS", 20.0, "how long calls may take to finish after SIGTERM, in seconds"),
-    ):
+    for flag, metavar, default, text in _FLAGS_WITH_DEFAULTS:
         help_text = f"{text} (default: %(default)s)"
         parser.add_argument(flag, metavar=metavar, default=default, type=type(default), help=help_text)
-    for flag, metavar, text in (
-        ("--http-door", "HOST:PORT", "where to take samples as JSON over HTTP (default: nowhere)"),
-        ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
-        ("--data-dir", "DIR", "keep rows and claims there, for the next life of this server (default: nowhere)"),
-        ("--snapshot-dir", "DIR", "where snapshots are (default: in --data-dir)"),
-        ("--standby", "DIR", "as --data-dir, for a server that takes over when another one ends (default: no standby)"),
-        (
-            "--bookkeeping",
-            "SIZE",
-            "memory beside values: ids, tags, views, remembered answers (default: 256MiB and 512 bytes for each of "
-            "--max-rows)",
-        ),
-        (
-            "--tls-cert",
-            "FILE",
-            "certificate for TLS, in PEM (default: DATAPLANE_TLS_CERT)",
-        ),
-        ("--tls-key", "FILE", "its key (default: DATAPLANE_TLS_KEY)"),
-        ("--tls-client-ca", "FILE", "CA of the certificates that clients must show (default: DATAPLANE_TLS_CLIENT_CA)"),
-        ("--access", "FILE", "JSON file of who may call and what they may do (default: DATAPLANE_ACCESS)"),
-        ("--socket-mode", "MODE", "of socket files, such as 0660 for clients of the same group (default: by umask)"),
-    ):
+    for flag, metavar, text in _FLAGS:
         parser.add_argument(flag, metavar=metavar, help=text)
-    for flag, text in (
-        (
-            "--insecure",
-            "allow unencrypted gRPC and --http-door on addresses that other hosts can reach (default: refuse)",
-        ),
-        ("--tracing", "create OpenTelemetry spans; run under opentelemetry-instrument (default: none)"),
-        ("--reflection", "answer gRPC reflection, for tools such as grpcurl (default: do not)"),
-        ("--accept-loss", "go on without what is damaged in --data-dir (default: refuse to start)"),
-    ):
+    for flag, text in _SWITCHES:
         parser.add_argument(flag, action="store_true", help=text)
     for flag, what in (("--allow-user", "user"), ("--allow-group", "group")):
         text = f"number of a {what} of this host that may call, too; repeatable (default: none)"
