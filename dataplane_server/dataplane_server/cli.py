@@ -291,7 +291,7 @@ def _event(server: Server) -> str:
 def _banner(server: Server) -> str:
     lines = [f"RL Data Plane {VERSION} serves gRPC on {address}" for address in server.addresses]
     if server.http_address is not None:
-        lines.append(f"metrics on http://{server.http_address}/metrics, health on http://{server.http_address}/healthz")
+        lines.append(f"page on http://{server.http_address}, metrics under /metrics, health under /healthz")
     if server.http_door_address is not None:
         lines.append(f"samples as JSON are put to http://{server.http_door_address}/v1/partitions/PARTITION/samples")
     if server.health_address is not None:

@@ -90,7 +90,7 @@ def test_on_a_terminal_it_prints_plain_lines_and_a_snippet_that_runs_as_it_is(tm
                 process.terminate()
             log = [line[10:-1] for line in lines_until(shown, "stopped")]
     assert banner[0] == f"RL Data Plane {VERSION} serves gRPC on {listen}\n"
-    assert banner[1].startswith("metrics on http://127.0.0.1:")
+    assert banner[1].startswith("page on http://127.0.0.1:")
     assert "# registering again is safe\n" in snippet
     assert log[1] == "info     draining  grace_s=20.0"
     assert log[2].startswith("info     stopped  drained_s=")
