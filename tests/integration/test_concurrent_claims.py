@@ -13,7 +13,7 @@ from tests.integration.conftest import Eventually
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.errors import EndOfDataError
 
 CLAIMERS = 50
 ROWS = 600
@@ -34,13 +34,13 @@ def produce(client: DataPlaneClient, first: int, count: int) -> None:
 
 
 def consume(client: DataPlaneClient, seed: int, release_share: float) -> list[str]:
-    """Claim until nothing comes any more; some claims are released. The samples that were committed."""
+    """Claim until the end of data; some claims are released. The samples that were committed."""
     draw = random.Random(seed)
     committed: list[str] = []
     while True:
         try:
-            claim = client.claim("p", "train", ["a", "b"], 8, min_size=1, timeout_s=0.5)
-        except ClaimTimeoutError:
+            claim = client.claim("p", "train", ["a", "b"], 8, min_size=1)
+        except EndOfDataError:
             return committed
         if draw.random() < release_share:
             claim.release()
@@ -59,6 +59,7 @@ def test_each_row_is_committed_exactly_once_among_50_claimers(
     producers = [threads.submit(produce, flow, first, ROWS // 4) for first in range(0, ROWS, ROWS // 4)]
     for producer in producers:
         producer.result(60)
+    flow.close_partition("p")
     committed = Counter(sample for claimer in claimers for sample in claimer.result(60))
     assert committed == Counter(f"s{row}" for row in range(ROWS))
     assert flow.check_consumption_status("p", ["train"])

@@ -52,9 +52,11 @@ class Recent:
                 await asyncio.sleep(0)
 
     def begin(self, partition_id: str) -> None:
-        """Note the figures of a partition that was registered, unless it was there before."""
-        partition = self._plane.partitions[partition_id]
-        if partition not in self._rings:
+        """Note the figures of a partition that was registered, unless it was there before. A registration that is
+        repeated may be of one that has gone.
+        """
+        partition = self._plane.partitions.get(partition_id)
+        if partition is not None and partition not in self._rings:
             self._note(partition)
 
     def _note(self, partition: Partition) -> None:
