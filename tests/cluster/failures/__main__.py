@@ -50,7 +50,7 @@ class NodeKills(CoordinatorKills):
 
 
 def kill(kind: CoordinatorKills, kills: int, seconds: float, seed: int) -> None:
-    """Rounds, until there were enough kills."""
+    """Rounds, until there were enough kills. The files of a round in which a client paused for long are kept."""
     paused = list[float]()
     with ray_nodes(_NODES) as nodes:
         while len(kind.took) < kills:
@@ -66,13 +66,16 @@ def kill(kind: CoordinatorKills, kills: int, seconds: float, seed: int) -> None:
                 f"{sum(pause > _LONGEST_S for pause in paused)} beyond {_LONGEST_S:g} s"
             )
             _end_if(outcome.found, folder)
+            if max(outcome.pauses.values()) > _LONGEST_S:
+                say(f"  files: {folder}")
+            else:
+                shutil.rmtree(folder)
             seed += 1
 
 
 def _end_if(found: list[str], folder: Path) -> None:
     if found:
         sys.exit("\n".join([*found[:_SHOWN], f"files: {folder}"]))
-    shutil.rmtree(folder)
 
 
 def say(text: str) -> None:
