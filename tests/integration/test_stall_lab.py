@@ -58,13 +58,17 @@ class Lab:
         self.threads.submit(put, list(ids), "p", columns)
 
 
+def open_lab(server: ServerThread, threads: ThreadPoolExecutor, running: contextlib.ExitStack) -> Lab:
+    lab = Lab(server, threads, running)
+    lab.client("driver").register_partition("p", ["x", "y"], 100, ["train"], max_deliveries=1)
+    return lab
+
+
 @pytest.fixture
 def lab(start_server: Callable[..., ServerThread], threads: ThreadPoolExecutor) -> Iterator[Lab]:
     with contextlib.ExitStack() as running:
         server = start_server(http="127.0.0.1:0", memory_bytes=64 * KIB)
-        lab = Lab(server, threads, running)
-        lab.client("driver").register_partition("p", ["x", "y"], 100, ["train"], max_deliveries=1)
-        yield lab
+        yield open_lab(server, threads, running)
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------

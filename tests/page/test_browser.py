@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.page.chromium import chromium
 from tests.page.lively_flow import LivelyFlow
 
 from dataplane_client.client import connect
@@ -32,12 +31,6 @@ TOO_WIDE = """[...document.querySelectorAll("main :is(table, .meter, .head)")].f
   return one.getBoundingClientRect().right > parent.getBoundingClientRect().right - padding + 1;
 }).map((one) => one.ariaLabel || one.innerText)"""
 WITHIN_MS = 20_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

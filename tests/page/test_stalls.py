@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.integration.test_stall_lab import KIB, STALLS, Lab
-from tests.page.chromium import chromium
+from tests.integration.test_stall_lab import KIB, STALLS, Lab, open_lab
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
@@ -18,21 +17,13 @@ from dataplane_server.testing import ServerThread
 pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
-
-
 @pytest.fixture
 def lab(browser: object) -> Iterator[Lab]:
     config = ServerConfig(listen=("127.0.0.1:0",), http="127.0.0.1:0", limits=Limits(memory_bytes=64 * KIB))
     with ThreadPoolExecutor() as threads, contextlib.ExitStack() as running:
         server = ServerThread(config)
         running.callback(server.stop)
-        lab = Lab(server, threads, running)
-        lab.client("driver").register_partition("p", ["x", "y"], 100, ["train"], max_deliveries=1)
-        yield lab
+        yield open_lab(server, threads, running)
 
 
 @pytest.mark.parametrize(("stall", "cause", "words"), STALLS, ids=[row[0].__name__ for row in STALLS])

@@ -41,7 +41,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Load:
-    """rows: of a batch, each of so many tokens. seconds: that each kind of call is measured."""
+    """rows: of each batch. tokens: of each row. seconds: how long each kind of call is measured."""
 
     rows: int
     tokens: int
@@ -63,7 +63,7 @@ class Measured:
 
 def bench(load: Load, transport: TransportChoice, address: str, output: Format, timeout_s: float) -> None:
     """Measure and print. Ctrl-C and errors remove the partition, too."""
-    gc.enable()
+    gc.enable()  # commands start without it, and this one runs on
     partition_id = f"bench-{uuid.uuid4().hex[:12]}"
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(client_or_exit(address, timeout_s, transport)) for _ in range(load.clients)]

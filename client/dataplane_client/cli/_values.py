@@ -23,6 +23,7 @@ from dataplane_client.cli._options import FileFormat, Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._text import plural, tags_text
 from dataplane_client.client import connect
+from dataplane_client.descriptions import FieldDescription, PartitionDescription
 from dataplane_client.dtypes import dtype_name, torch_dtype
 from dataplane_client.errors import DataPlaneError
 from dataplane_client.meta import KVBatchMeta, Tag
@@ -54,6 +55,9 @@ class Chosen:
     fields: Sequence[str] = ()
     most: int | None = None
 
+    def fields_of(self, partition: PartitionDescription) -> list[FieldDescription]:
+        return [one for one in partition.fields if not self.fields or one.name in self.fields]
+
 
 def peek(chosen: Chosen, tokenizer: str | None, address: str, output: Format, timeout_s: float) -> None:
     """Print rows with their values, shortened."""
@@ -75,11 +79,10 @@ def export(chosen: Chosen, path: str, file_format: FileFormat | None, address: s
     with client_or_exit(address, timeout_s) as client:
         rows = _rows(client, chosen)
         if (parquet := _parquet(path, file_format)) is not None:
-            fields = client.partition(chosen.partition_id).fields
-            written = parquet.write(path, [one for one in fields if one.name in (chosen.fields or [one.name])], rows)
+            described = client.partition(chosen.partition_id)
+            written = parquet.write(path, chosen.fields_of(described), rows)
         else:
-            with _opened(path, "w") as file:
-                written = sum(1 for row in rows if file.write(f"{_line(row)}\n"))
+            written = _write_lines(path, rows)
     print(f"{plural(written, 'row')} exported", file=sys.stderr)  # noqa: T201  # stdout may be the file
 
 
@@ -111,11 +114,11 @@ def client_or_exit(address: str, timeout_s: float, transport: TransportChoice = 
 
 
 def _rows(client: DataPlaneClient, chosen: Chosen) -> Iterator[Row]:
-    wanted = set(chosen.fields)
     for meta in _metas(client, chosen):
         described = client.partition(chosen.partition_id)
-        names = [one.name for one in described.fields if not wanted or one.name in wanted]
-        common = all(one.rows == described.rows for one in described.fields if one.name in names)
+        fields = chosen.fields_of(described)
+        names = [one.name for one in fields]
+        common = all(one.rows == described.rows for one in fields)
         pieces = [meta] if common else [meta.subset([place]) for place in range(len(meta.sample_ids))]
         for piece in pieces:
             yield from _read(client, piece, names, common=common)
@@ -222,6 +225,16 @@ def _parquet(path: str, file_format: FileFormat | None) -> ModuleType | None:
     except ImportError as error:
         fail(f"Parquet files need the extra parquet ({error}): pip install 'rl-dataplane[parquet]'")
     return _parquet
+
+
+def _write_lines(path: str, rows: Iterator[Row]) -> int:
+    """As `_parquet.write`, for JSON Lines."""
+    written = 0
+    with _opened(path, "w") as file:
+        for row in rows:
+            file.write(f"{_line(row)}\n")
+            written += 1
+    return written
 
 
 def _line(row: Row) -> str:
