@@ -184,7 +184,7 @@ def test_packing_with_an_own_model_that_may_mix_sequences_is_refused_before_it_i
 ) -> None:
     own = {"backend": {**OWN_LINEAR, **backend}}
     config = policy_config(folder / kind, **{**BACKEND, "device": "cuda"}, automodel_kwargs=own)
-    config["sequence_packing"]["enabled"] = True
+    config["sequence_packing"] = {"enabled": True, "attention": "sdpa"}
     runtime = validate_and_prepare_config(config, None, 0)
     none: Any = None
     alone = DistributedContext(none, none, none, none, dp_size=1, tp_size=1, cp_size=1)
