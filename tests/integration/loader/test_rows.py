@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import torch
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import ClaimTimeoutError, NotFoundError
+from dataplane_client.errors import ClaimTimeoutError, NotFoundError, PreconditionError
 from dataplane_client.loader import ClaimLoader, LoadedBatch
 from dataplane_client.meta import Tag
 from dataplane_client.policies import TaskPolicy
@@ -206,6 +207,19 @@ def test_tensors_come_on_the_device_that_was_asked_for(fill: Rows, loader: Loade
     assert batch.data["text"].tolist() == [{"number": number} for number in range(4)]
     if device == "cuda":
         assert numbers(batch) == [0, 1, 2, 3]
+
+
+def test_a_loaders_gpu_is_that_of_the_thread_that_iterates(
+    fill: Rows, loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new thread, such as the loader's, begins on GPU 0."""
+    here, chosen = threading.get_ident(), list[torch.device]()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 99 if threading.get_ident() == here else 0)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    fill(4)
+    with pytest.raises(PreconditionError, match="the device 'cuda:99' cannot be used here"):
+        next(iter(loader(4, device="cuda")))
+    assert chosen == [torch.device("cuda", 99)]
 
 
 @pytest.mark.parametrize(
