@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,11 @@ def test_a_policy_computes_in_its_precision_and_keeps_weights_in_float32(
     assert {value.dtype for value in weights(worker).values()} == {torch.float32}
 
 
-ON_GPU = [pytest.param("cuda", kind, marks=[pytest.mark.gpu, NEEDS_GPU]) for kind in ("sdpa", "flash", "flex")]
+NEEDS_FLASH = pytest.mark.skipif(not any(map(find_spec, ("flash_attn", "kernels"))), reason="needs FlashAttention")
+ON_GPU = [
+    pytest.param("cuda", kind, marks=[pytest.mark.gpu, NEEDS_GPU, *others])
+    for kind, *others in (["sdpa"], ["flash", NEEDS_FLASH], ["flex"])
+]
 
 
 @pytest.mark.parametrize(("device", "attention"), [("cpu", "sdpa"), *ON_GPU])
