@@ -22,6 +22,7 @@ from tests.trainer_adapter.automodel.setup_cases import policy_config, save_mode
 from tests.trainer_adapter.automodel.tiny_policy import batch_of
 from tests.trainer_adapter.automodel.train_worker import older_loss
 from tests.trainer_adapter.planning import dynamic_args, packing_args
+from torch.distributed.tensor.experimental._attention import _cp_options
 from transformers.utils.logging import disable_progress_bar
 
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -169,12 +170,12 @@ class Rank:
         rows = torch.cat([microbatch.data_dict["row"] for microbatch in microbatches])
         return [rows.cpu(), *(torch.cat(parts).cpu() for parts in zip(*found, strict=True))]
 
-    def torch_deals(self) -> list[list[int]]:
-        """Which positions of a row torch's context_parallel would give this rank, and which it gets."""
+    def torch_deals(self) -> list[Any]:
+        """Which positions torch's context_parallel would give this rank, which it gets, and how keys travel."""
         inputs, mesh = self.microbatches()[0].processed_inputs, self.context.device_mesh["cp"]
         with attend_in_ring(inputs, mesh) as own:
             positions = positions_of_ranks(inputs.seq_len, mesh.size(), torch.device("cpu"))
-            return [own.tolist(), positions[mesh.get_local_rank()].tolist()]
+            return [own.tolist(), positions[mesh.get_local_rank()].tolist(), _cp_options.rotate_method.name]
 
     def step(self, loss: Any) -> tuple[float, float]:
         """One step; the loss of all ranks' rows and the gradients' norm."""
@@ -242,7 +243,7 @@ def _refused(rank: Rank, name: str) -> Iterator[str]:
 @functools.cache
 def play_cases(folder: Path, device: str) -> list[dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]]]:
     """Start the ranks, once for all tests; what each saw, by the cases that it is part of."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     save_models(folder)
     names = RING_CASES if device == "cuda" else CASES
     cases = [(name, free_port()) for name in names]

@@ -74,24 +74,25 @@ def assert_as_expected(folder: Path, name: str) -> None:
     seen_by_ranks = play_cases(folder, "cuda" if name in RING_CASES else "cpu")
     wanted, (first, last) = expected(folder, name), (CASES | RING_CASES)[name].ranks
     is_token = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
+    tolerance = 1e-4 if name in RING_CASES else 1e-5  # kernels of GPUs sum in another order
     for seen in seen_by_ranks[first : last + 1]:
         tensors, said = seen[name]
         rows = tensors["rows"]
         for key in ("logprobs", "filtered", "values", "ids"):
             shown = is_token[rows].view(*is_token[rows].shape, *[1] * (tensors[key].ndim - 2))
-            _assert_close(key, tensors[key] * shown, wanted[key][rows])
+            _assert_close(key, tensors[key] * shown, wanted[key][rows], tolerance)
         for key in ("loss", "norm"):
-            _assert_close(key, torch.tensor(said[key]), wanted[key])
+            _assert_close(key, torch.tensor(said[key]), wanted[key], tolerance)
         assert said["intact"]
     held = seen_by_ranks[first][name][0]  # the first rank has the whole weights
     weights = {key for key in wanted if key.startswith("weight ")}
     assert weights == {key for key in held if key.startswith("weight ")}
     for key in weights:
-        _assert_close(key, held[key], wanted[key])
+        _assert_close(key, held[key], wanted[key], tolerance)
 
 
-def _assert_close(what: str, found: Tensor, wanted: Tensor) -> None:
+def _assert_close(what: str, found: Tensor, wanted: Tensor, tolerance: float) -> None:
     try:
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
     except AssertionError as error:
         raise AssertionError(f"{what}: {error}") from error

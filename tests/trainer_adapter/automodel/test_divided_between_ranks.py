@@ -44,11 +44,11 @@ def test_rows_that_cannot_be_divided_are_refused_on_all_ranks(
 
 
 @pytest.mark.parametrize("name", ["context llama", "context x4 llama", "context x tensors qwen3 packed"])
-def test_torchs_own_attention_would_get_the_same_positions(folder: Path, name: str) -> None:
+def test_torchs_own_attention_would_get_the_same_positions_and_pass_keys_around(folder: Path, name: str) -> None:
     first, last = CASES[name].ranks
     for seen in play_cases(folder, "cpu")[first : last + 1]:
-        torchs, own = seen[name][1]["torch deals"]
-        assert torchs == own
+        torchs, own, travel = seen[name][1]["torch deals"]
+        assert (torchs, travel) == (own, "ALL_TO_ALL")
 
 
 @pytest.mark.gpu
