@@ -86,15 +86,15 @@ def test_a_microbatch_that_is_a_part_of_a_batch_leaves_the_rest_alone_also_after
 
 
 @pytest.mark.parametrize(
-    ("inputs", "text"),
+    ("width", "cp_size", "text"),
     [
-        (inputs_of(6), "rows of 6 tokens.*context_parallel_size=2.*length_divisible_by to a multiple of 4"),
-        (inputs_of(8, cp_size=1), "not prepared for context parallelism: process it with cp_size=2"),
+        (6, 2, "rows of 6 tokens.*context_parallel_size=2.*length_divisible_by to a multiple of 4"),
+        (8, 1, "not prepared for context parallelism: process it with cp_size=2"),
     ],
 )
-def test_a_microbatch_that_cannot_be_divided_is_refused(inputs: ProcessedInputs, text: str) -> None:
+def test_a_microbatch_that_cannot_be_divided_is_refused(width: int, cp_size: int, text: str) -> None:
     contexts = contexts_of_second()
-    with pytest.raises(ValueError, match=text), contexts(inputs):
+    with pytest.raises(ValueError, match=text), contexts(inputs_of(width, cp_size)):
         pass
 
 
