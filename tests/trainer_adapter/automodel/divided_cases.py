@@ -104,11 +104,12 @@ CASES = {
     "data x context llama packed": Case("llama", "packed", divided_by_context(2, dp_replicate_size=2), ALL, "older"),
     "data x tokens qwen3": Case("qwen3", "plain", BY_TOKENS, ALL),
 }
-RING_CASES = {
+GPU_CASES = {
     "ring llama": Case("llama", "plain", {"context_parallel_size": 2, "device": "cuda"}, LEFT),
     "ring qwen3": Case("qwen3", "dynamic", {"context_parallel_size": 2, "device": "cuda", **RERUN}, LEFT),
+    "offloaded llama": Case("llama", "plain", {"cpu_offload": True, "device": "cuda"}, LEFT),
 }
-"""For GPUs only."""
+"""For two GPUs, over NCCL."""
 
 
 def whole_batch() -> BatchedDataDict[Any]:
@@ -210,7 +211,7 @@ def prepared(folder: Path, case: Case) -> Rank:
 
 def play(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Tensors by name, and everything else."""
-    case = (CASES | RING_CASES)[name]
+    case = (CASES | GPU_CASES)[name]
     rank = prepared(folder, case)
     before = rank.shard["input_ids"].clone()
     rank.state.model.eval()
@@ -245,7 +246,7 @@ def play_cases(folder: Path, device: str) -> list[dict[str, tuple[dict[str, torc
     """Start the ranks, once for all tests; what each saw, by the cases that it is part of."""
     folder.mkdir(exist_ok=True)
     save_models(folder)
-    names = RING_CASES if device == "cuda" else CASES
+    names = GPU_CASES if device == "cuda" else CASES
     cases = [(name, free_port()) for name in names]
     run_ranks(be_a_rank, [(rank, folder, cases) for rank in range(4)], timeout_s=150, gpus=device == "cuda")
     return [_seen_by(folder, rank) for rank in range(4)]
@@ -260,7 +261,7 @@ def be_a_rank(rank: int, folder: Path, cases: list[tuple[str, int]]) -> None:
     disable_progress_bar()
     said = {}
     for name, port in cases:
-        case = (CASES | RING_CASES)[name]
+        case = (CASES | GPU_CASES)[name]
         first, last = case.ranks
         if not first <= rank <= last:
             continue

@@ -12,8 +12,8 @@ import torch
 from tests.trainer_adapter.automodel.divided_cases import (
     CASES,
     FILTER,
+    GPU_CASES,
     LENGTHS,
-    RING_CASES,
     SAMPLING,
     WIDTH,
     play_cases,
@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 @functools.cache
 def expected(folder: Path, name: str) -> dict[str, Tensor]:
     """By the names of divided_cases.play, for all rows in order, and the 0-d loss and norm of the gradients."""
-    case = (CASES | RING_CASES)[name]
+    case = (CASES | GPU_CASES)[name]
     model: Any = AutoModelForCausalLM.from_pretrained(folder / case.model)
     batch = whole_batch()
     rows = [logits_of_row(model, batch, row) / SAMPLING.temperature for row in range(batch.size)]
@@ -71,10 +71,10 @@ def _older(logits: Tensor, ids: Tensor, mask: Tensor, packed: bool) -> Tensor:
 
 def assert_as_expected(folder: Path, name: str) -> None:
     """Every rank's results, by rows, the loss, and the weights after the step."""
-    seen_by_ranks = play_cases(folder, "cuda" if name in RING_CASES else "cpu")
-    wanted, (first, last) = expected(folder, name), (CASES | RING_CASES)[name].ranks
+    seen_by_ranks = play_cases(folder, "cuda" if name in GPU_CASES else "cpu")
+    wanted, (first, last) = expected(folder, name), (CASES | GPU_CASES)[name].ranks
     is_token = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
-    tolerance = 1e-4 if name in RING_CASES else 1e-5  # kernels of GPUs sum in another order
+    tolerance = 1e-4 if name in GPU_CASES else 1e-5  # kernels of GPUs sum in another order
     for seen in seen_by_ranks[first : last + 1]:
         tensors, said = seen[name]
         rows = tensors["rows"]

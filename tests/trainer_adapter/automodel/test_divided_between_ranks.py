@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer_adapter.automodel.divided_cases import CASES, LEFT, RING_CASES, play_cases
+from tests.trainer_adapter.automodel.divided_cases import CASES, GPU_CASES, LEFT, play_cases
 from tests.trainer_adapter.automodel.divided_expected import assert_as_expected
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -53,6 +53,6 @@ def test_torchs_own_attention_would_get_the_same_positions_and_pass_keys_around(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() <= LEFT[1], reason="needs two GPUs")
-@pytest.mark.parametrize("name", RING_CASES)
-def test_torchs_own_attention_on_gpus_gives_the_same(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", GPU_CASES)
+def test_ranks_on_gpus_infer_and_train_as_one_process_does(folder: Path, name: str) -> None:
     assert_as_expected(folder, name)

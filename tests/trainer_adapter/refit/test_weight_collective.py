@@ -24,15 +24,16 @@ def over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-def play(*ranks: Rank, group_bytes: int = 700, timeout_s: float = 10) -> list[str]:
-    """How it went for each rank, rank 0 first."""
+def play(*ranks: Rank, group_bytes: int = 700, timeout_s: float = 10, device: str = "cpu") -> list[str]:
+    """How it went for each rank, rank 0 first; on GPUs each has the one of its number."""
     port = free_port()
 
     def one(rank: int) -> str:
         def join() -> None:
             # Engines ask for sizes of their own, but rank 0 decides.
             own = group_bytes + 50 * rank
-            group = WeightCollective("127.0.0.1", port, len(ranks), rank, CPU, timeout_s, own)
+            place = CPU if device == "cpu" else torch.device(device, rank)
+            group = WeightCollective("127.0.0.1", port, len(ranks), rank, place, timeout_s, own)
             with closing(group):
                 ranks[rank](group)
 
@@ -56,6 +57,15 @@ def test_every_engine_gets_all_weights_bit_by_bit_whatever_the_size_of_the_group
     assert play(send, send, taking(got[0]), taking(got[1]), group_bytes=group_bytes) == ["done"] * 4
     for one in got:
         assert_all_weights(one)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_an_engine_on_another_gpu_gets_all_weights_bit_by_bit() -> None:
+    got: dict[str, Tensor] = {}
+    assert play(send, taking(got), timeout_s=60, device="cuda") == ["done"] * 2
+    assert {value.device for value in got.values()} == {torch.device("cuda", 1)}
+    assert_all_weights({name: value.cpu() for name, value in got.items()})
 
 
 def test_no_weights_are_a_transfer_too() -> None:
