@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 import torch.distributed
@@ -15,6 +16,7 @@ from tests.trainer_adapter.automodel.setup_cases import assert_refused, policy_c
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from trainer_adapter.automodel.checkpoint._random import write_random_state
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
 from trainer_adapter.automodel.parallel.mesh import parallel_sizes
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
@@ -89,6 +91,16 @@ def test_the_reference_is_a_copy_that_training_leaves_alone(folder: Path) -> Non
     assert not any(isinstance(value, DTensor) or value.requires_grad for value in reference.values())
     assert all(torch.equal(reference[name], value) for name, value in before.items())
     assert not torch.equal(after["lm_head.weight"], reference["lm_head.weight"])
+
+
+def test_a_rank_on_the_cpu_leaves_gpus_alone(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with set_up(policy_config(folder / "llama")) as state:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        reference = setup_reference_model_state(state.model)
+        write_random_state(tmp_path, state.model)
+    assert not any(value.is_pinned() for value in reference.values())
+    (written,) = tmp_path.iterdir()
+    assert len(msgpack.unpackb(written.read_bytes())) == 1
 
 
 def test_the_reference_copies_single_numbers_too() -> None:

@@ -28,6 +28,12 @@ def compute_device() -> torch.device | None:
     return torch.device("cuda") if torch.cuda.is_available() else None
 
 
+def computes_on_gpu() -> bool:
+    """Whether the compute device is a GPU. A rank on the CPU leaves its host's GPUs alone."""
+    device = compute_device()
+    return device is not None and device.type == "cuda"
+
+
 def to_compute_device(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor on the compute device: the same object if it is already there."""
     device = compute_device()

@@ -14,12 +14,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from trainer_adapter.automodel.checkpoint._files import write_plain
-from trainer_adapter.automodel.rank import fail_together
+from trainer_adapter.automodel.rank import computes_on_gpu, fail_together
 
 
 def write_random_state(folder: Path, model: torch.nn.Module) -> None:
     """Write the states of torch's generators; a collective call of all ranks."""
-    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if computes_on_gpu() else [])]
     with fail_together("writing the random state"):
         write_plain(_path(folder, model), [state.numpy().tobytes() for state in states])
 
@@ -30,7 +30,7 @@ def read_random_state(folder: Path, model: torch.nn.Module) -> None:
         return
     cpu, *gpu = msgpack.unpackb(_path(folder, model).read_bytes())
     torch.set_rng_state(_to_tensor(cpu))
-    if gpu and torch.cuda.is_available():
+    if gpu and computes_on_gpu():
         torch.cuda.set_rng_state(_to_tensor(gpu[0]))
 
 

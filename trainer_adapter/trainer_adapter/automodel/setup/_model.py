@@ -25,7 +25,7 @@ from trainer_adapter.automodel.models.automodel_model import load_automodel
 from trainer_adapter.automodel.models.backend import require_model_backend
 from trainer_adapter.automodel.models.transformers_model import load_transformers_model
 from trainer_adapter.automodel.parallel.context import register_attention
-from trainer_adapter.automodel.rank import report
+from trainer_adapter.automodel.rank import computes_on_gpu, report
 from trainer_adapter.automodel.setup._optimizer import build_optimizer, build_scheduler
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def setup_reference_model_state(model: torch.nn.Module) -> dict[str, torch.Tenso
     """Copy this rank's part of every entry of the model's state dict to the CPU; later training does not change the
     copy.
 
-    The memory is pinned if there is a GPU, so that copies to it are direct.
+    The memory is pinned if this rank computes on a GPU, so that copies to it are direct.
     """
-    pin = torch.cuda.is_available()
+    pin = computes_on_gpu()
     return {name: _cpu_copy(value, pin) for name, value in model.state_dict().items()}
 
 
