@@ -23,7 +23,10 @@ REPLACEMENTS = [
     (r"\bAwaitable\[(\w+)\]", r"\1"),
     (r"\bimport Awaitable, Callable\b", "import Callable"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
-    (r"\bAsync(DataPlaneClient|Handle|Claim|Group|Session|Transport|GrpcCalls|LocalCalls)\b", r"\1"),
+    (
+        r"\bAsync(DataPlaneClient|Handle|Claim|Group|Session|Transport|GrpcCalls|LocalCalls|FrameCalls|DirectCalls)\b",
+        r"\1",
+    ),
     (r"\bopen_aio_channel\b", "open_channel"),
     (r"\b_async\b", "_sync"),
     (

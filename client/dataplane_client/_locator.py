@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataplane_client._channel import RAY_SCHEME, checked_target, grpc_target
+from dataplane_client._direct_port import DirectAddress
 from dataplane_client._shared_arena import SharedArena, attach
 from dataplane_client.errors import DataPlaneError, PreconditionError, UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -32,7 +33,7 @@ _ASK_AGAIN_S = 0.5
 
 
 class NotSharedError(OSError):
-    """The server has said that it shares no memory."""
+    """The server has said that there is no such way."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,16 @@ class Place:
         if not status.HasField("shared_memory"):
             raise NotSharedError("the server shares no memory")
         return attach(self.grpc_target, status.shared_memory)
+
+    def direct_address(self, status: pb.GetServerStatusResponse) -> DirectAddress:
+        """Where the direct port of the server with this status is. Raises NotSharedError if it has none, or the host is
+        not known.
+        """
+        if not status.HasField("direct_port"):
+            raise NotSharedError("the server has none (--direct)")
+        if self.grpc_target.startswith("unix:"):
+            raise NotSharedError("it is at a TCP address; connect to host:port")
+        return DirectAddress.beside(self.grpc_target, status.direct_port)
 
 
 @dataclass(frozen=True)

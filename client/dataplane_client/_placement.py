@@ -118,6 +118,10 @@ class ReadBuffers:
         places = row_places(offsets, run_sizes, row_bytes).reshape(len(self._targets), self._n_rows)
         copy_rows([target.copy_of(source, rows) for target, rows in zip(self._targets, places, strict=True)])
 
+    def copy_all(self, values: bytes) -> None:
+        """Copy all values from one sequence of bytes. Raises ValueError as `copy_runs`."""
+        self.copy_runs(np.frombuffer(values, np.uint8), np.zeros(1, np.int64), np.array([len(values)], np.int64))
+
     def stream(self) -> StreamBuffers:
         """A writer that fills the buffers chunk by chunk."""
         return StreamBuffers(self._targets, self._n_rows)

@@ -53,6 +53,11 @@ class Secured:
             self._read_token(Path(found.token_file))
         return (*others, *self._token) or None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is encrypted, and no token sent."""
+        return not (self._encrypts or self._credentials.token or self._credentials.token_file)
+
     def is_outdated(self) -> bool:
         """Whether PEM files have changed, so that a new channel would have others."""
         if not self._encrypts or not self._certificates_due():

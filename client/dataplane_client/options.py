@@ -15,7 +15,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args
 from dataplane_client.credentials import Credentials
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 
-TransportChoice = Literal["auto", "shm", "grpc"]
+TransportName = Literal["shm", "direct", "grpc"]
+TransportChoice = Literal["auto", "shm", "direct", "grpc"]
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -87,6 +87,7 @@ _FLAGS_WITH_DEFAULTS = (
     ("--grace", "SECONDS", 20.0, "how long calls may take to finish after SIGTERM, in seconds"),
 )
 _FLAGS = (
+    ("--direct", "HOST:PORT", "where clients of other hosts move values over bare TCP (default: nowhere)"),
     ("--http-door", "HOST:PORT", "where to take samples as JSON over HTTP (default: nowhere)"),
     ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
     ("--data-dir", "DIR", "keep rows and claims there, for the next life of this server (default: nowhere)"),
@@ -111,7 +112,7 @@ _FLAGS = (
 _SWITCHES = (
     (
         "--insecure",
-        "allow unencrypted gRPC and --http-door on addresses that other hosts can reach (default: refuse)",
+        "allow unencrypted gRPC, --direct and --http-door on addresses that other hosts can reach (default: refuse)",
     ),
     ("--tracing", "create OpenTelemetry spans; run under opentelemetry-instrument (default: none)"),
     ("--reflection", "answer gRPC reflection, for tools such as grpcurl (default: do not)"),
@@ -189,6 +190,7 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         listen=tuple(flags.listen or ServerConfig.listen),
         http=flags.http or None,
         http_door=flags.http_door or None,
+        direct=flags.direct or None,
         health=flags.health or None,
         socket_mode=None if flags.socket_mode is None else parse_mode(flags.socket_mode),
         limits=_limits(flags),
@@ -263,7 +265,8 @@ async def _serve(config: ServerConfig) -> None:
             if not await _serve_life(server, stopping):
                 break
             listen, http, http_door = tuple(server.addresses), server.http_address, server.http_door_address
-            config = dataclasses.replace(config, listen=listen, http=http, http_door=http_door)
+            direct = server.direct_address
+            config = dataclasses.replace(config, listen=listen, http=http, http_door=http_door, direct=direct)
     finally:
         await probes.stop()
 
@@ -284,12 +287,14 @@ async def _serve_life(server: Server, stopping: asyncio.Event) -> bool:
 
 def _event(server: Server) -> str:
     addresses = {"listen": server.addresses, "http": server.http_address, "http_door": server.http_door_address}
-    addresses["health"] = server.health_address
+    addresses |= {"direct": server.direct_address, "health": server.health_address}
     return json.dumps({"event": "serving", **addresses, "level": "info", "at": now_text(time.time())})
 
 
 def _banner(server: Server) -> str:
     lines = [f"RL Data Plane {VERSION} serves gRPC on {address}" for address in server.addresses]
+    if server.direct_address is not None:
+        lines.append(f"values of clients of other hosts pass at {server.direct_address}")
     if server.http_address is not None:
         lines.append(f"page on http://{server.http_address}, metrics under /metrics, health under /healthz")
     if server.http_door_address is not None:

@@ -33,13 +33,15 @@ class ServerConfig:
     listen: gRPC addresses, each `unix:///path` or `host:port` (port 0: the system chooses).
     http: `host:port` of /metrics and /healthz, or None for none.
     http_door: `host:port` where samples are put as JSON over HTTP, or None for nowhere.
+    direct: `host:port` where clients that cannot map the arena move values faster than over gRPC, or None for nowhere.
+        Plaintext, so not beside TLS or an access file.
     health: `host:port` of a listener with only gRPC's health service, or None for none. Any address is safe: the
         listener only reports whether the server serves.
     socket_mode: mode of the Unix socket files, or None to leave it to the umask. Any user who may write to such a file
         may connect and, with share_memory, write to the arena.
     share_memory: let clients of this host map the arena and exchange values through it, if the system has memfd.
-    insecure: allow gRPC and the HTTP door without encryption or authentication on addresses that other hosts can reach,
-        and to every user of this host on loopback.
+    insecure: allow gRPC, the direct port and the HTTP door without encryption or authentication on addresses that other
+        hosts can reach, and to every user of this host on loopback.
     tls: certificate and key of all TCP listeners but health, and a CA for clients' certificates. None for no TLS.
     access: the access file, which says who may call and what they may do. See `access.access_file`.
     allowed_users, allowed_groups: ids of users of this host, beside the server's own and root, who may call over
@@ -63,6 +65,7 @@ class ServerConfig:
     http: str | None = None
     http_door: str | None = None
     health: str | None = None
+    direct: str | None = None
     socket_mode: int | None = None
     limits: Limits = field(default_factory=Limits)
     share_memory: bool = True
@@ -110,8 +113,15 @@ class ServerConfig:
             host_and_port("http", self.http)
         if self.http_door is not None:
             self._validate_reach("http_door", self.http_door)
+        if self.direct is not None:
+            self._validate_direct(self.direct)
         if self.health is not None:
             host_and_port("health", self.health)
+
+    def _validate_direct(self, address: str) -> None:
+        if self.tls is not None or self.access is not None:
+            raise ValueError("direct: that port knows neither TLS nor an access file; leave it out")
+        self._validate_reach("direct", address)
 
     def _validate_reach(self, setting: str, address: str, instead: str = "") -> None:
         host, _ = host_and_port(setting, address)

@@ -69,13 +69,17 @@ class ServerThread:
 
 @contextlib.contextmanager
 def running_server(
-    *, listen: str = "127.0.0.1:0", memory_bytes: int = 256 << 20, limits: Limits | None = None
+    *,
+    listen: str = "127.0.0.1:0",
+    direct: str | None = None,
+    memory_bytes: int = 256 << 20,
+    limits: Limits | None = None,
 ) -> Iterator[str]:
     """Run a server for a `with` block. Yields its address, for `dataplane_client.connect`.
 
     At the end of the block the server drains and the core's invariants are checked (AssertionError).
     """
-    config = ServerConfig(listen=(listen,), limits=limits or Limits(memory_bytes=memory_bytes))
+    config = ServerConfig(listen=(listen,), direct=direct, limits=limits or Limits(memory_bytes=memory_bytes))
     thread = ServerThread(config)
     try:
         yield thread.addresses[0]

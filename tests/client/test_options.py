@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -17,7 +17,7 @@ from dataplane_client import aio
 from dataplane_client._deadline import Deadline, backoff_pauses
 from dataplane_client.client import connect
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.options import ClientOptions
+from dataplane_client.options import ClientOptions, TransportChoice
 from dataplane_server.testing import running_server
 
 WORDS = ("transport", "client_name", "credentials")
@@ -38,15 +38,16 @@ def test_chunks_are_whole_bytes_and_at_most_16_mib(value: float) -> None:
     assert ClientOptions(chunk_bytes=16 << 20).chunk_bytes == 16 << 20
 
 
-@pytest.mark.parametrize("transport", ["auto", "shm", "grpc"])
-def test_values_travel_by_one_of_three_ways(transport: Literal["auto", "shm", "grpc"]) -> None:
+@pytest.mark.parametrize("transport", ["auto", "shm", "direct", "grpc"])
+def test_values_travel_by_one_of_four_ways(transport: TransportChoice) -> None:
     assert ClientOptions(transport=transport).transport == transport
     assert ClientOptions().transport == "auto"
 
 
 @pytest.mark.parametrize("transport", ["", "SHM", "tcp", "unix", None, 1, True])
 def test_another_way_is_refused_by_name(transport: object) -> None:
-    with pytest.raises(ValueError, match=rf"transport must be one of \('auto', 'shm', 'grpc'\), got {transport!r}"):
+    known = r"\('auto', 'shm', 'direct', 'grpc'\)"
+    with pytest.raises(ValueError, match=f"transport must be one of {known}, got {transport!r}"):
         ClientOptions(transport=transport)  # type: ignore[arg-type]
 
 

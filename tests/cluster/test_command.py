@@ -15,6 +15,8 @@ import torch
 from ray.cluster_utils import Cluster as RayCluster
 
 from dataplane_client import connect
+from dataplane_server.cluster.starting import start
+from dataplane_server.config import ServerConfig
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -85,6 +87,11 @@ def test_rows_of_a_cluster_with_a_data_directory_are_there_when_it_runs_again(ra
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
+
+
+def test_a_cluster_has_no_direct_port() -> None:
+    with pytest.raises(ValueError, match="direct: a cluster has no such port"):
+        start(ServerConfig(direct="127.0.0.1:0"))
 
 
 @pytest.mark.timeout(60)

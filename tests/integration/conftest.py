@@ -40,9 +40,12 @@ Eventually = Callable[[Callable[[], object]], None]
 Unchanged = Callable[[DataPlaneClient], AbstractContextManager[None]]
 """The fixture `unchanged`."""
 
+ANY_PORT = "127.0.0.1:0"
+
 _FAULT = os.environ.get("FAULT", "")
 _HERE = Path(__file__).parent
 _SUITE = (_HERE, _HERE / "loader")  # what is in other folders speaks to servers by hand, or needs those of its own
+_TRANSPORTS: dict[str, TransportChoice] = {"direct": "direct", "shm": "shm", "cluster": "shm"}
 _CLUSTER = pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.xdist_group("ray")])
 
 
@@ -71,22 +74,25 @@ def _in_cluster(item: pytest.Item) -> bool:
     return params.get("way", params.get("shared_client")) == "cluster"
 
 
-@pytest.fixture(params=ways("tcp", "unix", "shm"))
+@pytest.fixture(params=ways("tcp", "direct", "shm"))
 def way(request: pytest.FixtureRequest) -> str:
-    """How clients reach the server: gRPC over one of two kinds of socket, memory that it shares, or that of a node."""
+    """How clients reach the server: gRPC, its direct port, memory that it shares, or that of a node.
+
+    With "unix", which some tests choose, gRPC over a Unix socket.
+    """
     return str(request.param)
 
 
 @pytest.fixture
 def listen(way: str, tmp_path: Path) -> str:
     """Where the test's server is to listen."""
-    return "127.0.0.1:0" if way == "tcp" else f"unix://{tmp_path}/dataplane.sock"
+    return ANY_PORT if way in ("tcp", "direct") else f"unix://{tmp_path}/dataplane.sock"
 
 
 @pytest.fixture
 def transport(way: str) -> TransportChoice:
     """How values are to travel."""
-    return "shm" if way in ("shm", "cluster") else "grpc"
+    return _TRANSPORTS.get(way, "grpc")
 
 
 @pytest.fixture
@@ -103,7 +109,7 @@ def address(way: str, listen: str, reach: Reach, request: pytest.FixtureRequest)
         with request.getfixturevalue("three_nodes").emptied() as address:
             yield address
     else:
-        with running_server(listen=listen) as address:
+        with running_server(listen=listen, direct=ANY_PORT) as address:
             yield reach(address)
 
 
@@ -140,8 +146,10 @@ def start_server(reach: Reach, request: pytest.FixtureRequest) -> Iterator[Calla
         pytest.skip("it starts a server of its own, with settings that the cluster of all tests does not have")
     with contextlib.ExitStack() as running:
 
-        def start(listen: tuple[str, ...] = ("127.0.0.1:0",), http: str | None = None, **limits: Any) -> ServerThread:
-            server = _ReachedServer(ServerConfig(listen=listen, http=http, limits=Limits(**limits)), reach)
+        def start(listen: tuple[str, ...] = (ANY_PORT,), http: str | None = None, **limits: Any) -> ServerThread:
+            server = _ReachedServer(
+                ServerConfig(listen=listen, http=http, direct=ANY_PORT, limits=Limits(**limits)), reach
+            )
             running.callback(server.stop)
             return server
 

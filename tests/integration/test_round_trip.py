@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
-from tests.integration.conftest import ways
+from tests.integration.conftest import ANY_PORT, ways
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client import aio
@@ -22,7 +22,7 @@ DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}
 FIELDS = [f"{kind}.{name}" for kind in ("dense", "jagged") for name in DTYPES]
 
 
-@pytest.fixture(scope="module", params=ways("tcp", "unix", "shm"))
+@pytest.fixture(scope="module", params=ways("tcp", "direct", "shm"))
 def shared_client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DataPlaneClient]:
@@ -31,9 +31,10 @@ def shared_client(
         with request.getfixturevalue("three_nodes").emptied() as address, connect(address, transport="shm") as client:
             yield client
         return
-    listen = "127.0.0.1:0" if request.param == "tcp" else f"unix://{tmp_path_factory.mktemp('socket')}/dataplane.sock"
-    transport: TransportChoice = "shm" if request.param == "shm" else "grpc"
-    with running_server(listen=listen) as address, connect(address, transport=transport) as client:
+    unix = f"unix://{tmp_path_factory.mktemp('socket')}/dataplane.sock"
+    transports: dict[str, TransportChoice] = {"tcp": "grpc", "direct": "direct", "shm": "shm"}
+    running = running_server(listen=unix if request.param == "shm" else ANY_PORT, direct=ANY_PORT)
+    with running as address, connect(address, transport=transports[request.param]) as client:
         yield client
 
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 from tests.forked import forking
-from tests.integration.conftest import Eventually
+from tests.integration.conftest import ANY_PORT, Eventually
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
@@ -184,7 +184,7 @@ def test_a_client_that_was_stopped_claims_again_as_if_nothing_had_been(
 def test_a_client_claims_from_a_server_that_was_started_anew(
     start_server: Callable[..., ServerThread], listen: str, transport: TransportChoice
 ) -> None:
-    first = ServerThread(ServerConfig(listen=(listen,)))
+    first = ServerThread(ServerConfig(listen=(listen,), direct=ANY_PORT))
     with connect(first.addresses[0], timeout_s=20.0, transport=transport) as client:
         held = claimed_anew(client)
         first.stop(0.0)

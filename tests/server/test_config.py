@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataplane_server.config import ServerConfig, host_and_port, with_port
+from dataplane_server.config import ServerConfig, TlsFiles, host_and_port, with_port
 from dataplane_server.core.calls.limits import Limits
 
 
@@ -21,6 +21,8 @@ from dataplane_server.core.calls.limits import Limits
         {"http": "0.0.0.0:9464"},
         {"health": "0.0.0.0:50052"},
         {"health": "[::]:50052"},
+        {"direct": "127.0.0.1:0"},
+        {"direct": "0.0.0.0:50053", "insecure": True},
         {"socket_mode": 0o600},
         {"socket_mode": 0o777},
         {"drain_grace_s": 0.0},
@@ -53,6 +55,10 @@ def test_settings_are_accepted(settings: dict[str, Any]) -> None:
         ({"http": "9464"}, "http: '9464' is not host:port"),
         ({"health": "50052"}, "health: '50052' is not host:port"),
         ({"health": "unix:///run/health.sock"}, "health: 'unix:///run/health.sock' is not host:port"),
+        ({"direct": "50053"}, "direct: '50053' is not host:port"),
+        ({"direct": "0.0.0.0:50053"}, "direct: '0.0.0.0:50053' can be reached from other hosts"),
+        ({"direct": "127.0.0.1:0", "access": Path("a")}, "direct: that port knows neither TLS nor an access file"),
+        ({"direct": "127.0.0.1:0", "tls": TlsFiles(Path("c"), Path("k"))}, "direct: that port knows neither TLS"),
         ({"socket_mode": 0}, "socket_mode must be 0600 to 0777, so that its owner may connect, got 0000"),
         ({"socket_mode": 0o577}, "socket_mode must be 0600 to 0777, so that its owner may connect, got 0577"),
         ({"socket_mode": 0o1660}, "socket_mode must be 0600 to 0777, so that its owner may connect, got 1660"),

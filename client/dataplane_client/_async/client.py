@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from types import TracebackType
-from typing import Literal
 
 from dataplane_client._async.claim_verbs import ClaimVerbs
 from dataplane_client._async.listing_verbs import ListingVerbs
@@ -16,7 +15,7 @@ from dataplane_client._async.transport import AsyncTransport
 from dataplane_client._channel import target_or_default
 from dataplane_client._displays import html_table
 from dataplane_client.credentials import Credentials
-from dataplane_client.options import ClientOptions, TransportChoice, with_known_options
+from dataplane_client.options import ClientOptions, TransportChoice, TransportName, with_known_options
 
 
 @with_known_options
@@ -38,8 +37,9 @@ async def connect(
 
     target: `unix:///path`, `host:port`, or in a process of a Ray cluster `ray://NAME`, the data plane of this name in
         the cluster, which may move between nodes; None for the environment variable DATAPLANE_SERVER.
-    transport: how values travel. "auto": through memory if the server shares it with this host, otherwise over gRPC;
-        "shm": through memory, or PreconditionError; "grpc": over gRPC.
+    transport: how values travel. "auto": through memory if the server shares it with this host, else by its direct
+        port if it has one (`dataplane-server --direct`), else over gRPC; "shm", "direct": so, or PreconditionError;
+        "grpc": over gRPC.
     timeout_s: the deadline in seconds of a call that names none, or None. No call waits for ever.
     connect_timeout_s: how long to wait for the server here.
     chunk_bytes: size of the chunks in which values are sent; 1 to 4 MiB is best, servers accept at most 16 MiB.
@@ -114,8 +114,10 @@ class AsyncDataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs, ListingVerbs
         await self.close()
 
     @property
-    def transport(self) -> Literal["shm", "grpc"]:
-        """How values travel now: through memory that the server shares with this host, or over gRPC."""
+    def transport(self) -> TransportName:
+        """How values travel now: through memory that the server shares with this host, by its direct port, or over
+        gRPC.
+        """
         return self._transport.name
 
     @property

@@ -7,7 +7,7 @@ its final place.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from google.protobuf.message import Message
 
@@ -29,6 +29,8 @@ _WRITES: dict[str, Any] = {"PutSamples": pb.PutSamplesResponse, "CommitClaim": p
 class AsyncGrpcCalls:
     """One channel to one server."""
 
+    transport: Literal["grpc"] = "grpc"
+
     def __init__(self, target: str, chunk_bytes: int, credentials: Credentials | None = None) -> None:
         self.target = target
         self._chunk_bytes = chunk_bytes
@@ -42,6 +44,11 @@ class AsyncGrpcCalls:
         self._read: Any = self._channel.unary_stream(
             _path("ReadColumns"), pb.ReadColumnsRequest.SerializeToString, None
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether calls go unencrypted and without a token."""
+        return self._secured.is_plain
 
     @property
     def is_outdated(self) -> bool:

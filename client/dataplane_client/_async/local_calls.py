@@ -1,70 +1,42 @@
-"""Calls over a server's local socket, with values in the memory that it shares. The same calls as in `grpc_calls`.
-
-A connection carries one call at a time; idle connections are reused. A call that fails half-way, at its deadline or
-because it was cancelled, closes its connection, which cancels the call on the server.
-"""
+"""Calls over a server's local socket, with values in the memory that it shares. The same calls as in `grpc_calls`."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 from google.protobuf.message import Message
-from google.rpc import status_pb2
 
 from dataplane_client._arena_writes import fill_runs
-from dataplane_client._async.runtime import LocalConnection, run_in_thread, sleep
+from dataplane_client._async.frame_calls import AsyncFrameCalls
+from dataplane_client._async.runtime import LocalConnection, Work, run_in_thread, sleep
 from dataplane_client._column_messages import column_layouts, int64s
 from dataplane_client._deadline import Deadline
-from dataplane_client._error_table import translated_status
 from dataplane_client._leased_views import leased_columns
-from dataplane_client._local_protocol import LOCAL_METHODS, LOCAL_WRITES, request_frame
+from dataplane_client._local_protocol import LOCAL_WRITES, request_frame
 from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, blame_server
 from dataplane_client._shared_arena import SharedArena
 from dataplane_client.columns_layout import WireColumn, join_values, total_bytes
-from dataplane_client.errors import DeadlineError, InternalError, InvalidArgumentError, UnavailableError
+from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
-_IDLE_CONNECTIONS = 64
 _CROWDED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # the server's backlog is full, or no descriptor is left here
 _CROWDED_PAUSE_S = 0.01
 _LONG_COPY_BYTES = 2 << 20
 
-Response = TypeVar("Response", bound=Message)
 
-
-class AsyncLocalCalls:
+class AsyncLocalCalls(AsyncFrameCalls):
     """The calls of one attached session."""
 
+    transport = "shm"
+
     def __init__(self, target: str, arena: SharedArena) -> None:
-        self._target = target
+        super().__init__(target, traces=arena.traces)
         self._arena = arena
-        self._idle: deque[LocalConnection] = deque()
-        self._busy: set[LocalConnection] = set()
-        self._closed = False
-
-    async def close(self) -> None:
-        """End calls under way. Views of the arena keep their leases."""
-        self._closed = True
-        for connection in list(self._busy):
-            connection.interrupt()
-        self._close_idle()
-
-    def _close_idle(self) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                self._idle.pop().close()
-
-    async def unary(self, verb: str, request: Message, timeout_s: float, traceparent: str = "") -> Any:
-        """Call a method with one request."""
-        number, response = LOCAL_METHODS[verb]
-        return await self._call(verb, number, request, response, Deadline(timeout_s), traceparent)
 
     def takes(self, columns: Sequence[WireColumn]) -> bool:
         """Whether these values can be written: in the message, or into memory that this process may write."""
@@ -112,7 +84,10 @@ class AsyncLocalCalls:
             leased = found.HasField("lease")
             layouts = column_layouts(found.header, request)
             if not leased:
-                return self._place_inline_values(found.values, ReadBuffers(layouts, n_rows, destination))
+                buffers = ReadBuffers(layouts, n_rows, destination)
+                with self._blame_server():
+                    buffers.copy_all(found.values)
+                return buffers.columns
             with self._blame_server():
                 runs = (int64s(found.lease.offsets), int64s(found.lease.sizes))
                 views = leased_columns(self._arena, handle, layouts, n_rows, *runs) if destination.views else None
@@ -127,84 +102,24 @@ class AsyncLocalCalls:
             if leased:
                 self._arena.release(handle)
 
-    def _place_inline_values(self, values: bytes, buffers: ReadBuffers) -> list[PlacedColumn]:
-        with self._blame_server():
-            buffers.copy_runs(np.frombuffer(values, np.uint8), np.zeros(1, np.int64), np.array([len(values)], np.int64))
-        return buffers.columns
-
     def _blame_server(self) -> contextlib.AbstractContextManager[None]:
         return blame_server(f"ReadColumns at {self._target}")
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
-    async def _call(
-        self,
-        verb: str,
-        number: int,
-        request: Message,
-        response: type[Response],
-        deadline: Deadline,
-        traceparent: str,
-        own: list[LocalConnection] | None = None,
-    ) -> Response:
-        """own: at most one connection, which the call uses; the call's connection is in it afterwards."""
-        try:
-            frame = request_frame(number, request, traceparent if self._arena.traces else "")
-        except ValueError as error:
-            raise InvalidArgumentError(f"{verb} at {self._target}: {error}") from None
+    _kind = "local"
+
+    async def _exchange(
+        self, frame: bytes, deadline: Deadline, own: list[LocalConnection] | None, after: Work | None
+    ) -> tuple[int, bytes]:
         self._arena.release()  # sends handles that an earlier release could not send
-        try:
-            outcome, body = await self._exchange(frame, deadline, own)
-        except TimeoutError:
-            raise DeadlineError(f"{verb} at {self._target}: no answer before the deadline") from None
-        except OSError as error:
-            why = error.strerror or error
-            raise UnavailableError(f"{verb} at {self._target}: the local connection broke: {why}") from None
+        return await super()._exchange(frame, deadline, own, after)
+
+    async def _begin(self, connection: LocalConnection, deadline: Deadline) -> None:
+        join = request_frame(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=self._arena.token))
+        outcome, _ = await connection.exchange(join, deadline.left_s)
         if outcome == pb.LOCAL_OUTCOME_ERROR:
-            raise translated_status(status_pb2.Status.FromString(body), verb, self._target)
-        return response.FromString(body)
-
-    async def _exchange(self, frame: bytes, deadline: Deadline, own: list[LocalConnection] | None) -> tuple[int, bytes]:
-        connection = own.pop() if own else await self._take_connection(deadline)
-        self._busy.add(connection)
-        try:
-            if self._closed:
-                raise ConnectionError("it was closed")
-            answer = await connection.exchange(frame, deadline.left_s)
-        except BaseException:
-            connection.close()
-            raise
-        finally:
-            self._busy.discard(connection)
-        if own is None:
-            self._put_back(connection)
-        else:
-            own.append(connection)
-        return answer
-
-    def _put_back(self, connection: LocalConnection) -> None:
-        if len(self._idle) >= _IDLE_CONNECTIONS:
-            connection.close()
-            return
-        self._idle.append(connection)
-        if self._closed:  # perhaps since the last check
-            self._close_idle()
-
-    async def _take_connection(self, deadline: Deadline) -> LocalConnection:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            pass
-        connection = await self._open_connection(deadline)
-        try:
-            join = request_frame(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=self._arena.token))
-            outcome, _ = await connection.exchange(join, deadline.left_s)
-            if outcome == pb.LOCAL_OUTCOME_ERROR:
-                raise ConnectionError("the server has ended the session")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+            raise ConnectionError("the server has ended the session")
 
     async def _open_connection(self, deadline: Deadline) -> LocalConnection:
         """A new connection. A full backlog is no error: it means that many callers connect at once, so it waits."""

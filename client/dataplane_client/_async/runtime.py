@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import socket
+import time
 import weakref
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
@@ -25,6 +26,9 @@ _Opened = TypeVar("_Opened", bound=AbstractAsyncContextManager[Any, Any])
 
 CALL_ENDED = (grpc.RpcError, asyncio.CancelledError)
 """The exceptions of a failed call. grpc.aio cancels the tasks that wait for a call when the channel is closed."""
+
+Work = Callable[[socket.socket, float], None]
+"""Sends or receives over a connection, until a time of time.monotonic()."""
 
 _RECEIVE_BYTES = 1 << 16
 
@@ -112,6 +116,8 @@ class LocalConnection:
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
+        self._rest = b""  # what came behind the last response
+        peer.setblocking(False)
         weakref.finalize(self, peer.close)  # for clients that are never closed
 
     @classmethod
@@ -126,8 +132,10 @@ class LocalConnection:
             raise
         return cls(peer)
 
-    async def exchange(self, frame: bytes, timeout_s: float) -> tuple[int, bytes]:
-        """Send a request and wait for its response: LocalOutcome and body. Raises TimeoutError or OSError."""
+    async def exchange(self, frame: bytes, timeout_s: float, after: Work | None = None) -> tuple[int, bytes]:
+        """Send a request, and what follows it, and wait for its response: LocalOutcome and body. Raises TimeoutError or
+        OSError, or what `after` raises.
+        """
         expired = False
 
         def expire() -> None:
@@ -137,7 +145,7 @@ class LocalConnection:
 
         timer = asyncio.get_running_loop().call_later(timeout_s, expire)
         try:  # not asyncio.wait_for, which until Python 3.12 may swallow a cancellation
-            answer = await self._exchange(frame)
+            answer = await self._exchange(frame, timeout_s, after)
         except OSError:
             if not expired:
                 raise
@@ -147,16 +155,39 @@ class LocalConnection:
             raise TimeoutError
         return answer
 
-    async def _exchange(self, frame: bytes) -> tuple[int, bytes]:
+    async def _exchange(self, frame: bytes, timeout_s: float, after: Work | None) -> tuple[int, bytes]:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._peer, frame)
+        if after is not None:
+            await self.use(after, timeout_s)
         received = bytearray()
         while len(received) < HEAD.size:
             received += await self._receive(loop)
         size, outcome = response_head(bytes(received[: HEAD.size]))
         while len(received) < HEAD.size + size:
             received += await self._receive(loop)
-        return outcome, bytes(received[HEAD.size :])
+        end = HEAD.size + size
+        self._rest = bytes(received[end:])
+        return outcome, bytes(received[HEAD.size : end])
+
+    async def use(self, work: Work, timeout_s: float) -> None:
+        """Have work use the socket, in a thread. If cancelled, interrupts it and waits for its end."""
+        line = self._peer.dup()
+        line.settimeout(timeout_s)
+        doing = asyncio.ensure_future(run_in_thread(functools.partial(work, line, time.monotonic() + timeout_s)))
+        try:
+            await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            self.interrupt()
+            await asyncio.wait([doing])
+            raise
+        finally:
+            line.close()
+
+    def take_rest(self) -> bytes:
+        """Remove and return what came behind the last response, and is no response."""
+        rest, self._rest = self._rest, b""
+        return rest
 
     async def _receive(self, loop: asyncio.AbstractEventLoop) -> bytes:
         data = await loop.sock_recv(self._peer, _RECEIVE_BYTES)

@@ -5,8 +5,9 @@ with growing pauses until its deadline, always with the same request_id, so that
 see one call, whatever its attempts. Fewer calls begin while the server has too many (`_pacing`).
 
 Values go through memory that the server shares if the client can prove that it is on the server's host: it attaches to
-the server's local socket, and gets the memory that the server named over gRPC. Otherwise values go over gRPC. When
-the local path breaks, as when the server is restarted, the next attempt attaches again.
+the server's local socket, and gets the memory that the server named over gRPC. Otherwise values go to the server's
+direct port, if it has one, else over gRPC. When the better way breaks, as when the server is restarted, the next
+attempt looks for one again.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
+from dataplane_client._async.direct_calls import AsyncDirectCalls
 from dataplane_client._async.grpc_calls import AsyncGrpcCalls
 from dataplane_client._async.local_calls import AsyncLocalCalls
 from dataplane_client._async.runtime import CALL_ENDED, result_of, run_in_thread, sleep
 from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
+from dataplane_client._direct_port import RefusedError
 from dataplane_client._error_table import translated
 from dataplane_client._locator import NotSharedError, locator_of
 from dataplane_client._log import log_event
@@ -33,14 +36,16 @@ from dataplane_client._placement import Destination, PlacedColumn
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.observe._call import UnobservedCall, begin_call
-from dataplane_client.options import ClientOptions
+from dataplane_client.options import ClientOptions, TransportChoice, TransportName
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _ATTACH_TRIES = 10
+_REFUSALS = 3
+_CONNECT_S = 2.0
 _BROKEN = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "Internal error from Core"}
 """gRPC's texts for a stream that ended while it was read or written, in place of the status with which it ended."""
 Response = TypeVar("Response")
-Calls = AsyncGrpcCalls | AsyncLocalCalls
+Calls = AsyncGrpcCalls | AsyncLocalCalls | AsyncDirectCalls
 
 
 class AsyncTransport:
@@ -54,10 +59,11 @@ class AsyncTransport:
         self._locator.doubt()  # other clients may have found it long ago
         self._opened_grpc: AsyncGrpcCalls | None = None
         self._former_grpc: list[AsyncGrpcCalls] = []
-        self._local: AsyncLocalCalls | None = None
+        self._local: AsyncLocalCalls | AsyncDirectCalls | None = None
         self._is_chosen = options.transport == "grpc"
         self._pacing = Pacing()
         self._tries_left = 0  # to attach again to a server that has shared its memory before
+        self._refusals_left = _REFUSALS  # by servers at a direct port that are not the one behind the gRPC address
         self._logged_reachable = True
         self._lock = threading.Lock()  # for changes of the attributes above; never held across a call
 
@@ -77,9 +83,9 @@ class AsyncTransport:
         return self._opened_grpc
 
     @property
-    def name(self) -> Literal["shm", "grpc"]:
+    def name(self) -> TransportName:
         """How values travel now."""
-        return "grpc" if self._local is None else "shm"
+        return (self._local or self._grpc).transport
 
     async def close(self) -> None:
         """Close all connections; calls under way end with an error. Does nothing if closed."""
@@ -189,7 +195,7 @@ class AsyncTransport:
             try:
                 calls = await self._choose_calls(deadline)
                 self._check_open(verb)
-                call.attempted("grpc" if calls is self._grpc else "shm")
+                call.attempted(calls.transport)
                 response = await attempt(calls, deadline.left_s)
             except DeadlineError as late:  # of a local call
                 raise (late if error is None or type(late) is not DeadlineError else error) from None
@@ -262,30 +268,60 @@ class AsyncTransport:
             self._is_chosen = self._local is not None or self.options.transport == "grpc"
 
     async def _attach(self, deadline: Deadline) -> None:
+        """Find a better way than gRPC, if there is one."""
+        choice = self.options.transport
         status = await self._grpc.unary("GetServerStatus", pb.GetServerStatusRequest(), deadline.left_s)
-        try:
-            arena = await run_in_thread(partial(self._locator.place.attach, status))
-        except OSError as error:
-            message = f"{self.target}: its memory cannot be shared: {error}"
-            ended = isinstance(error, ConnectionResetError)
-            if ended or (self._tries_left and not isinstance(error, NotSharedError)):
-                self._tries_left -= not ended
-                raise UnavailableError(message) from None  # the server is about to be replaced by the next one
-            if self.options.transport == "shm":
-                raise PreconditionError(message) from None
-            log_event(logging.INFO, "memory_not_shared", server=self.target, why=error)
+        found: AsyncLocalCalls | AsyncDirectCalls | None = None
+        if choice != "direct":
+            found = await self._attached(status)
+        if found is None and choice != "shm":
+            found = await self._direct(status, min(deadline.left_s, _CONNECT_S))
+        if found is None:
             self._is_chosen = True
         else:
-            await self._use_local(AsyncLocalCalls(self.target, arena))
+            await self._use_local(found)
 
-    async def _use_local(self, local: AsyncLocalCalls) -> None:
-        """Send calls over the local socket from now on, unless another call has attached meanwhile, or the client was
-        closed.
-        """
+    async def _attached(self, status: pb.GetServerStatusResponse) -> AsyncLocalCalls | None:
+        """Calls through the server's memory; None if it cannot be shared, and need not be."""
+        try:
+            return AsyncLocalCalls(self.target, await run_in_thread(partial(self._locator.place.attach, status)))
+        except OSError as error:
+            self._check_failed(f"{self.target}: its memory cannot be shared: {error}", error, "shm")
+            log_event(logging.INFO, "memory_not_shared", server=self.target, why=error)
+            return None
+
+    async def _direct(self, status: pb.GetServerStatusResponse, timeout_s: float) -> AsyncDirectCalls | None:
+        """Calls to the server's direct port; None if it has none, or it cannot be used, and need not be."""
+        try:
+            address = self._locator.place.direct_address(status)
+            if not self._grpc.is_plain:
+                raise NotSharedError("it takes no credentials, and this client has some")
+            return await AsyncDirectCalls.opened_at(self.target, address, timeout_s)
+        except OSError as error:
+            self._check_failed(f"{self.target}: its direct port cannot be used: {error}", error, "direct")
+            if status.HasField("direct_port"):
+                log_event(logging.INFO, "direct_port_not_used", server=self.target, why=error)
+            return None
+
+    def _check_failed(self, message: str, error: OSError, way: TransportChoice) -> None:
+        """Raises if another way has to be tried again, or was asked for."""
+        ended = way == "shm" and isinstance(error, ConnectionResetError)
+        if isinstance(error, RefusedError) and self._refusals_left:
+            self._refusals_left -= 1
+            ended = True
+        if ended or (self._tries_left and not isinstance(error, NotSharedError)):
+            self._tries_left -= not ended
+            raise UnavailableError(message) from None  # the server is about to be replaced by the next one
+        if self.options.transport == way:
+            raise PreconditionError(message) from None
+
+    async def _use_local(self, local: AsyncLocalCalls | AsyncDirectCalls) -> None:
+        """Send calls this way from now on, unless another call has found one meanwhile, or the client was closed."""
         with self._lock:
             is_used = self._local is None and not self.closed
             if is_used:
-                self._local, self._is_chosen, self._tries_left = local, True, _ATTACH_TRIES
+                self._local, self._is_chosen = local, True
+                self._tries_left, self._refusals_left = _ATTACH_TRIES, _REFUSALS
         if not is_used:
             await local.close()
 

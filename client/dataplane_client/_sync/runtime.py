@@ -23,6 +23,9 @@ T = TypeVar("T")
 CALL_ENDED = (grpc.RpcError, ValueError)
 """The exceptions of a failed call. grpc raises ValueError when another thread has closed the channel."""
 
+Work = Callable[[socket.socket, float], None]
+"""Sends or receives over a connection, until a time of time.monotonic()."""
+
 _RECEIVE_BYTES = 1 << 16
 
 
@@ -52,6 +55,7 @@ class LocalConnection:
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
+        self._rest = b""  # what came behind the last response
         weakref.finalize(self, peer.close)  # for clients that are never closed
 
     @classmethod
@@ -66,18 +70,34 @@ class LocalConnection:
             raise
         return cls(peer)
 
-    def exchange(self, frame: bytes, timeout_s: float) -> tuple[int, bytes]:
-        """Send a request and wait for its response: LocalOutcome and body. Raises TimeoutError or OSError."""
+    def exchange(self, frame: bytes, timeout_s: float, after: Work | None = None) -> tuple[int, bytes]:
+        """Send a request, and what follows it, and wait for its response: LocalOutcome and body. Raises TimeoutError or
+        OSError, or what `after` raises.
+        """
         until = time.monotonic() + timeout_s
         self._peer.settimeout(_positive(timeout_s))
         self._peer.sendall(frame)
+        if after is not None:
+            after(self._peer, until)
         received = bytearray()
         while len(received) < HEAD.size:
             received += self._receive(until)
         size, outcome = response_head(bytes(received[: HEAD.size]))
         while len(received) < HEAD.size + size:
             received += self._receive(until)
-        return outcome, bytes(received[HEAD.size :])
+        end = HEAD.size + size
+        self._rest = bytes(received[end:])
+        return outcome, bytes(received[HEAD.size : end])
+
+    def use(self, work: Work, timeout_s: float) -> None:
+        """Have work use the socket."""
+        self._peer.settimeout(_positive(timeout_s))
+        work(self._peer, time.monotonic() + timeout_s)
+
+    def take_rest(self) -> bytes:
+        """Remove and return what came behind the last response, and is no response."""
+        rest, self._rest = self._rest, b""
+        return rest
 
     def _receive(self, until: float) -> bytes:
         self._peer.settimeout(_positive(until - time.monotonic()))

@@ -1,10 +1,11 @@
 """The commands that move values, with their flags; as `_app`, which adds them to `dataplane`, it imports only typer."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from dataplane_client.cli._options import TIMEOUT_S, Address, Fields, FileFormat, Output, Partition, Timeout, Where
+from dataplane_client.options import TransportChoice
 
 _FileFormat = Annotated[
     FileFormat | None,
@@ -92,9 +93,7 @@ def bench(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, max=600.0, metavar="SECONDS", help="Time for each kind of call.")
     ] = 2.0,
-    transport: Annotated[
-        Literal["auto", "shm", "grpc"], typer.Option("--transport", help="How values travel.")
-    ] = "auto",
+    transport: Annotated[TransportChoice, typer.Option("--transport", help="How values travel.")] = "auto",
     server: Address = "",
     output: Output = "table",
     timeout: Timeout = 60.0,

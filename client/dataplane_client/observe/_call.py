@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataplane_client._log import log_event
 from dataplane_client.observe import _messages
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dataplane_client._placement import PlacedColumn
     from dataplane_client.columns_layout import WireColumn
     from dataplane_client.errors import DataPlaneError
+from dataplane_client.options import TransportName
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class UnobservedCall:
     ) -> None:
         return
 
-    def attempted(self, transport: Literal["shm", "grpc"]) -> None:
+    def attempted(self, transport: TransportName) -> None:
         """An attempt over this transport begins."""
 
     def writes(self, columns: Sequence[WireColumn]) -> None:
@@ -85,7 +86,7 @@ class Call(UnobservedCall):
     def __init__(self, verb: str, target: str, request: object, observers: tuple[Observer, ...]) -> None:
         self.verb = verb
         self.target = target
-        self.transport: Literal["shm", "grpc"] = "grpc"
+        self.transport: TransportName = "grpc"
         self.sent_bytes = 0
         self.received_bytes = 0
         self.seconds = 0.0
@@ -138,7 +139,7 @@ class Call(UnobservedCall):
         self.error = error
         self._notify(lambda observer: observer.ended(self))
 
-    def attempted(self, transport: Literal["shm", "grpc"]) -> None:
+    def attempted(self, transport: TransportName) -> None:
         self.transport = transport
 
     def writes(self, columns: Sequence[WireColumn]) -> None:

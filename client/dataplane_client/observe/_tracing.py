@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_LINKS = 32
 _SERVICE = "rl_dataplane.v1.DataPlaneService"
-_SYSTEMS = {"grpc": "grpc", "shm": "rl_dataplane_local"}
+_SYSTEMS = {"grpc": "grpc", "shm": "rl_dataplane_local", "direct": "rl_dataplane_direct"}
 
 
 def trace_calls(tracer_provider: TracerProvider | None = None) -> Observer:

@@ -26,16 +26,6 @@ async def answer_of(call: Awaitable[Any], node: int) -> Any:
         raise Refusal(Reason.NODE_LOST, f"node {node} does not answer: {lines[-1]}", node=node) from None
 
 
-async def to_its_end(call: Awaitable[A]) -> A:
-    """Await a call. If its caller is cancelled, it goes on to its end, so that nothing is written after that."""
-    task = asyncio.ensure_future(call)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
-
 async def awaited(reference: Awaitable[A]) -> A:
     """What an actor's method answers; Ray's references are no coroutines."""
     return await reference

@@ -13,14 +13,16 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
-from dataplane_server.cluster.asking import to_its_end
+from dataplane_server.byte_streams import in_thread
 from dataplane_server.cluster.byte_port import REQUEST, STALL_S, Given
 from dataplane_server.cluster.messages import BytePlace
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Runs
+from rl_dataplane.byte_streams import receive_pieces
 
 _CONNECT_S = 5.0
 _THREADS = 32
@@ -45,8 +47,7 @@ class ByteLines:
         to them after this returns or raises, but they may be filled in part. Refusal NODE_LOST if the node does not
         answer, or is not known as `node` there.
         """
-        loop = asyncio.get_running_loop()
-        await to_its_end(loop.run_in_executor(self._threads, self._read, place, node, runs, into))
+        await in_thread(self._threads, partial(self._read, place, node, runs, into))
 
     def _read(self, place: BytePlace, node: int, runs: Runs, into: Sequence[memoryview]) -> None:
         kept = self._kept(place)
@@ -122,27 +123,17 @@ class ByteLines:
 
 def _received(line: socket.socket, size: int) -> bytearray:
     received = bytearray(size)
-    _receive(line, memoryview(received))
+    receive_pieces(line, [memoryview(received)])
     return received
 
 
-def _receive(line: socket.socket, rest: memoryview) -> None:
-    """Fill a buffer. EOFError if the line ends before."""
-    while rest:
-        count = line.recv_into(rest)
-        if not count:
-            raise EOFError
-        rest = rest[count:]
-
-
 def _fill(line: socket.socket, into: Sequence[memoryview]) -> None:
-    """Receive as many bytes as buffers have. EOFError as _receive."""
+    """Receive as many bytes as buffers have. EOFError if the line ends before."""
     size_bytes = sum(map(len, into))
     if size_bytes < _SMALL_BYTES * (len(into) - 1):
         _scatter(_received(line, size_bytes), into)
-        return
-    for view in into:
-        _receive(line, view)
+    else:
+        receive_pieces(line, into)
 
 
 def _scatter(data: bytearray, into: Sequence[memoryview]) -> None:

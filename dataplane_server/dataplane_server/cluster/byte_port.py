@@ -14,7 +14,7 @@ import hmac
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from functools import partial
@@ -22,10 +22,11 @@ from functools import partial
 import numpy as np
 
 from dataplane_server.accepting import accepting
+from dataplane_server.byte_streams import send_runs
 from dataplane_server.cluster.arena_bytes import are_inside
 from dataplane_server.cluster.messages import BytePlace
 from dataplane_server.core.calls.values import Runs
-from dataplane_server.storage.arena import Arena, in_chunks, pieces
+from dataplane_server.storage.arena import Arena, pieces
 
 REQUEST = struct.Struct("<II")
 """The number of the node, and how many runs follow: all offsets, then all sizes, as little-endian int64."""
@@ -38,8 +39,6 @@ _MOST_LINES = 4096
 _THREADS = 4
 _AT_ONCE_BYTES = 64 << 10
 """Sent by the event loop; more is sent by a thread."""
-_CHUNK_BYTES = 8 << 20
-_MOST_PIECES = 1024
 
 
 class Given(IntEnum):
@@ -135,20 +134,6 @@ def _send(line: socket.socket, arena: Arena, runs: Runs) -> None:
     """Blocks until the system has taken all bytes. OSError."""
     line.settimeout(STALL_S)
     try:
-        for chunk in in_chunks(runs, _CHUNK_BYTES):
-            views = pieces(arena, chunk)
-            for first in range(0, len(views), _MOST_PIECES):
-                _send_all(line, views[first : first + _MOST_PIECES])
+        send_runs(line, runs, partial(pieces, arena))
     finally:
         line.setblocking(False)
-
-
-def _send_all(line: socket.socket, views: Sequence[memoryview]) -> None:
-    """Send views, at most 1024, on a blocking line."""
-    rest = list(views)
-    while rest:
-        sent = line.sendmsg(rest)
-        while rest and sent >= len(rest[0]):
-            sent -= len(rest.pop(0))
-        if rest:
-            rest[0] = rest[0][sent:]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 
 from dataplane_server.accepting import accepting
 from dataplane_server.cluster.members import Members
@@ -19,17 +18,15 @@ from dataplane_server.cluster.relay_calls import RelaySession
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
-from dataplane_server.service.call_scope import CallScope
-from dataplane_server.service.local_buffers import LocalBuffers
+from dataplane_server.service.frame_endpoint import FrameEndpoint
 from dataplane_server.service.local_connection import LocalConnection
 from dataplane_server.service.local_methods import LocalMethod
 from dataplane_server.service.local_session import LocalSession
-from dataplane_server.service.messages import Messages
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import local_pb2 as pb
 
 
-class RelayEndpoint:
+class RelayEndpoint(FrameEndpoint[RelaySession]):
     """Serves the relays of all nodes: `start`, later `close` once."""
 
     def __init__(
@@ -40,26 +37,15 @@ class RelayEndpoint:
         methods: Mapping[int, LocalMethod],
         tracing: Tracing | None = None,
     ) -> None:
-        self.methods = methods
-        self.begin_call: Callable[[str, str], CallScope] = partial(CallScope, metrics, tracing, "shm")
-        self.connections: set[LocalConnection] = set()
-        self.buffers = LocalBuffers()
-        self.messages = Messages(shell.plane.limits)
-        self.draining = False
-        self.unstable = shell.unstable
-        self.traces = tracing is not None
-        self._shell = shell
-        self._metrics = metrics
+        super().__init__(shell, metrics, methods, tracing)
         self._members = members
-        self._sessions: dict[bytes, RelaySession] = {}
         self._orphans: list[RelaySession] = []  # of node actors that have gone
-        self._accepting: asyncio.Task[None] | None = None
 
     def start(self, host: str) -> int:
         """Listen on a port that the system chooses. Returns it. OSError."""
         listener = socket.create_server((host, 0), backlog=1024)
         listener.setblocking(False)
-        self._accepting = accepting(listener, "relay", self._serve)
+        self._accepting.append(accepting(listener, "relay", self._serve))
         return int(listener.getsockname()[1])
 
     async def _serve(self, peer: socket.socket) -> None:
@@ -67,20 +53,12 @@ class RelayEndpoint:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: RelayedConnection(self, peer), peer)
 
     async def close(self) -> None:
-        """End every session and all that clients hold."""
-        self.draining = True
-        if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.gather(self._accepting, return_exceptions=True)
-        for connection in list(self.connections):
-            connection.close()
-        for session in [*self._sessions.values(), *self._orphans]:
+        await self.drain(0.0)
+        await super().close()
+        for session in self._orphans:
             session.end()
 
     # -- sessions ------------------------------------------------------------------------------------------------------
-
-    def attach(self, peer: socket.socket) -> LocalSession:
-        raise Refusal(Reason.INVALID_REQUEST, "only node actors connect here, and they begin with RELAY")
 
     def admit(self, request: pb.RelayRequest) -> RelaySession | None:
         """A connection of a node's actor: a session if a client attaches by it. Refusal UNAUTHENTICATED."""
@@ -92,35 +70,13 @@ class RelayEndpoint:
             raise Refusal(Reason.UNAUTHENTICATED, f"this is not the secret of node {request.node}")
         if not request.attaches:
             return None
-        session = RelaySession(self._shell, request.node)
-        self._sessions[session.token] = session
-        self._metrics.attached_clients += 1
-        return session
-
-    def session(self, token: bytes) -> LocalSession:
-        session = self._sessions.get(token)
-        if session is None:
-            raise Refusal(Reason.INVALID_REQUEST, "unknown session: its client must attach first")
-        return session
-
-    def end(self, session: LocalSession) -> None:
-        """End a session whose client is gone, and the client's calls."""
-        if self._forget(session):
-            session.end()
+        return self._open(RelaySession(self._shell, request.node))
 
     def orphan(self, session: LocalSession) -> None:
         """Keep what a client holds whose node actor is gone."""
         found = self._forget(session)
         if found is not None:
             self._orphans.append(found)
-
-    def _forget(self, session: LocalSession) -> RelaySession | None:
-        found = self._sessions.pop(session.token, None)
-        if found is not None:
-            self._metrics.attached_clients -= 1
-            for connection in [one for one in self.connections if one.session is session]:
-                connection.close()
-        return found
 
     def orphans(self, node: int) -> tuple[bytes, ...]:
         """Tokens of the sessions whose clients may still use the arena of this node."""

@@ -68,10 +68,12 @@ def start(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    if not ray.is_initialized():
-        ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False)
     config = config or ServerConfig(listen=("127.0.0.1:0",), http=None)
     config.validate()
+    if config.direct is not None:
+        raise ValueError("direct: a cluster has no such port; its clients use the memory of their nodes")
+    if not ray.is_initialized():
+        ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False)
     options = ClusterOptions(
         name, this_address(), config.limits.memory_bytes // 4 if cache_bytes is None else cache_bytes, folder
     )

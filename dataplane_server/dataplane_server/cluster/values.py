@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from dataplane_server.cluster.asking import answer_of, to_its_end
+from dataplane_server.byte_streams import to_its_end
+from dataplane_server.cluster.asking import answer_of
 from dataplane_server.cluster.byte_lines import ByteLines
 from dataplane_server.cluster.home_arena import HomeArena
 from dataplane_server.cluster.members import Members

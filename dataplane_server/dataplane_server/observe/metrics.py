@@ -28,8 +28,8 @@ from dataplane_server.observe.catalog import CALLS, SERVER
 from dataplane_server.observe.exposition import Exposition, header_text, label_text
 from dataplane_server.version import VERSION
 
-Transport = Literal["grpc", "shm"]
-"""How a call arrived: over gRPC, or from a client of this host that maps the arena."""
+Transport = Literal["grpc", "shm", "direct"]
+"""How a call arrived: over gRPC, from a client of this host that maps the arena, or at the direct port."""
 
 _TURN_S = 0.002
 MOST_HOLDERS = 10

@@ -15,7 +15,7 @@ from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Transport
 
 _SERVICE = "rl_dataplane.v1.DataPlaneService"
-_SYSTEMS: dict[Transport, str] = {"grpc": "grpc", "shm": "rl_dataplane_local"}
+_SYSTEMS: dict[Transport, str] = {"grpc": "grpc", "shm": "rl_dataplane_local", "direct": "rl_dataplane_direct"}
 _FAULTS = ("INTERNAL", "UNAVAILABLE")
 """Codes that make a span an error. Other refusals are regular answers."""
 

@@ -6,14 +6,14 @@ the client finishes the write.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import cast
 
-from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.answers import CommitResult, PutResult, ReadPlan, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import EndRead, FinishWrite, ShareReservation
-from dataplane_server.core.calls.values import Runs
-from dataplane_server.observe.metrics import Metrics
+from dataplane_server.core.calls.values import Run, Runs
+from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.service import translate
 from dataplane_server.service.local_session import Applied, Lease, LocalSession, Result, SharedReservation
 from dataplane_server.service.shell import Shell
@@ -31,6 +31,8 @@ WriteRequest = pb.LocalPutRequest | pb.LocalCommitRequest
 
 class LocalCalls:
     """The methods of local.proto that differ from those of the gRPC service."""
+
+    _transport: Transport = "shm"
 
     def __init__(self, shell: Shell, values: Values, metrics: Metrics) -> None:
         self._shell = shell
@@ -94,7 +96,7 @@ class LocalCalls:
                 _check_writable(session)
                 self._shell.apply(ShareReservation(reservation.ticket))
                 session.hold(handle, SharedReservation(reservation, applied))
-                return pb.LocalWriteResponse(reservation=arena_runs(Runs.of(reservation.runs)))
+                return pb.LocalWriteResponse(reservation=self._told(reservation.runs))
             digests = cast("bytes", self._values.digests(reservation))  # there are few bytes
             return self._finish(reservation, applied, digests)
 
@@ -132,11 +134,11 @@ class LocalCalls:
 
     def _put_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         put = cast("PutResult", result)  # a ticket finishes as it began
-        self._metrics.carried("PutSamples", "shm", size_bytes)
+        self._metrics.carried("PutSamples", self._transport, size_bytes)
         return pb.LocalWriteResponse(put=translate.put_result(put))
 
     def _commit_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
-        self._metrics.carried("CommitClaim", "shm", size_bytes)
+        self._metrics.carried("CommitClaim", self._transport, size_bytes)
         consumed = cast("CommitResult", result).consumed_rows
         return pb.LocalWriteResponse(commit=plane_pb.CommitClaimResponse(consumed_rows=consumed))
 
@@ -147,10 +149,18 @@ class LocalCalls:
             response.values = b"".join(self._values.pieces(plan.runs))
             self._shell.apply(EndRead(plan.ticket))
         else:
-            session.hold(request.handle, Lease(plan.ticket))
-            response.lease.CopyFrom(arena_runs(plan.runs))
-        self._metrics.carried("ReadColumns", "shm", plan.size_bytes)
+            self._lend(plan, request.handle, session)
+            response.lease.CopyFrom(self._told(plan.runs))
+        self._metrics.carried("ReadColumns", self._transport, plan.size_bytes)
         return response
+
+    def _lend(self, plan: ReadPlan, handle: int, session: LocalSession) -> None:
+        """Keep the values of a read in place for the client."""
+        session.hold(handle, Lease(plan.ticket))
+
+    def _told(self, runs: Sequence[Run]) -> pb.ArenaRuns:
+        """What the client is told of places."""
+        return arena_runs(runs if isinstance(runs, Runs) else Runs.of(runs))
 
 
 def _check_writable(session: LocalSession) -> None:

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, cast
+from collections.abc import Awaitable
+from typing import Any, cast
 
 from google.protobuf.message import Message
 
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining
 from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import status_of
+from dataplane_server.service.frame_endpoint import FrameEndpoint
 from dataplane_server.service.frames import STALL_TIMEOUT_S
-from dataplane_server.service.local_buffers import LocalBuffers
-from dataplane_server.service.local_methods import UNKNOWN_METHOD, LocalMethod
+from dataplane_server.service.local_methods import UNKNOWN_METHOD
 from dataplane_server.service.local_session import LocalSession
-from dataplane_server.service.messages import Messages
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARENT_BYTES
 
@@ -33,30 +32,12 @@ MAX_FIRST_BODY_BYTES = 64
 """Of a request on a connection without a session: AttachRequest is empty, JoinRequest has 18 bytes."""
 
 
-class Endpoint(Protocol):
-    """What a connection uses of the endpoint that accepted it. begin_call: takes a verb and a trace context. unstable:
-    what an answer has to wait for before it leaves.
-    """
-
-    methods: Mapping[int, LocalMethod]
-    begin_call: Callable[[str, str], CallScope]
-    connections: set[LocalConnection]
-    buffers: LocalBuffers
-    messages: Messages
-    draining: bool
-    unstable: Callable[[], Awaitable[None] | None]
-
-    def attach(self, peer: socket.socket) -> LocalSession: ...
-
-    def session(self, token: bytes) -> LocalSession: ...
-
-    def end(self, session: LocalSession) -> None: ...
-
-
 class LocalConnection(asyncio.Protocol):
     """The asyncio protocol of one connection. session: None before the first request. call: the call that waits."""
 
-    def __init__(self, endpoint: Endpoint, peer: socket.socket, stall_timeout_s: float = STALL_TIMEOUT_S) -> None:
+    def __init__(
+        self, endpoint: FrameEndpoint[Any], peer: socket.socket, stall_timeout_s: float = STALL_TIMEOUT_S
+    ) -> None:
         self.session: LocalSession | None = None
         self.call: asyncio.Task[None] | None = None
         self._endpoint = endpoint
@@ -97,6 +78,7 @@ class LocalConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
+        """Go on with the next request."""
         self._unsent = False
         self._serve_next()
 
@@ -126,8 +108,12 @@ class LocalConnection(asyncio.Protocol):
         elif not self._unsent:
             transport.resume_reading()
         self._note_held()
-        self._note_stall(stalled=self.session is None or (bool(self._received) and not self._unsent))
+        self._note_stall(stalled=self._stalls())
         return None
+
+    def _stalls(self) -> bool:
+        """Whether the peer has to send something soon."""
+        return self.session is None or (bool(self._received) and not self._unsent)
 
     def _serve_scheduled(self) -> None:
         self._scheduled = False
@@ -161,7 +147,7 @@ class LocalConnection(asyncio.Protocol):
             self._endpoint.buffers.hold(self, held)
 
     def _note_stall(self, *, stalled: bool) -> None:
-        """Close the connection if the peer stays half-way through a request, or without a session, for too long."""
+        """Close the connection if the peer stalls for too long."""
         if not stalled and self._stall is not None:
             self._stall.cancel()
             self._stall = None
@@ -243,7 +229,7 @@ class LocalConnection(asyncio.Protocol):
             await pending
 
     def _respond(self, call: CallScope, response: Message) -> None:
-        body = _body(response)
+        body = body_of(response)
         call.end()
         self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, body)
 
@@ -257,7 +243,8 @@ class LocalConnection(asyncio.Protocol):
                 self._note_held()
 
 
-def _body(response: Message) -> bytes:
+def body_of(response: Message) -> bytes:
+    """Refusal LIMIT_REACHED if it is too large for a frame."""
     body = response.SerializeToString()
     if len(body) > MAX_BODY_BYTES:
         message = f"the response has {len(body)} bytes, the limit is {MAX_BODY_BYTES}; name fewer rows or fields"

@@ -18,24 +18,21 @@ from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.binding import files_of_mode
-from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import status_of
-from dataplane_server.service.local_buffers import LocalBuffers
+from dataplane_server.service.frame_endpoint import FrameEndpoint
 from dataplane_server.service.local_connection import LocalConnection
 from dataplane_server.service.local_methods import LocalMethod
 from dataplane_server.service.local_session import LocalSession
-from dataplane_server.service.messages import Messages
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.socket_files import SocketFile
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD
 
-_DRAIN_TICK_S = 0.01
 _LOG_REFUSED_EVERY_S = 60.0
 
 
-class LocalEndpoint:
+class LocalEndpoint(FrameEndpoint[LocalSession]):
     """Serves clients of this host: `listen_*`, later `drain` and `close` once.
 
     abstract: whether clients find the memory behind a TCP address, by an abstract socket; every process of the network
@@ -55,22 +52,11 @@ class LocalEndpoint:
         peers: AllowedPeers | None = None,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.methods = methods
-        self.begin_call: Callable[[str, str], CallScope] = partial(CallScope, metrics, tracing, "shm")
-        self.connections: set[LocalConnection] = set()
-        self.buffers = LocalBuffers()
-        self.messages = Messages(shell.plane.limits)
-        self.draining = False
-        self.unstable = shell.unstable
+        super().__init__(shell, metrics, methods, tracing)
         self.abstract_name = f"rl-dataplane-{secrets.token_hex(16)}" if abstract else ""
         self.refused_peers = 0
-        self._shell = shell
         self._arena = arena
-        self._metrics = metrics
-        self._traces = tracing is not None
-        self._sessions: dict[bytes, LocalSession] = {}
         self._files: list[SocketFile] = []
-        self._accepting: list[asyncio.Task[None]] = []
         self._peers = peers or AllowedPeers()
         self.may_write = may_write
         self._logged_peers = 0  # of those refused
@@ -141,56 +127,18 @@ class LocalEndpoint:
         response = pb.AttachResponse(
             session=session.token,
             arena_bytes=self._arena.file_bytes,
-            traces=self._traces,
+            traces=self.traces,
             proof=self._arena.proof,
         )
         body = response.SerializeToString()
         reading, writing = self._arena.descriptors()
         descriptors = [reading, writing] if writable else [reading]
         socket.send_fds(peer, [HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body], descriptors)
-        self._sessions[session.token] = session
-        self._metrics.attached_clients += 1
-        return session
-
-    def session(self, token: bytes) -> LocalSession:
-        session = self._sessions.get(token)
-        if session is None:
-            raise Refusal(Reason.INVALID_REQUEST, "unknown session: its client must attach first")
-        return session
-
-    def end(self, session: LocalSession) -> None:
-        """End a session whose client is gone, and the client's calls."""
-        if self._sessions.pop(session.token, None) is not None:
-            session.end()
-            self._metrics.attached_clients -= 1
-            for connection in [c for c in self.connections if c.session is session]:
-                connection.close()
+        return self._open(session)
 
     # -- shutdown ------------------------------------------------------------------------------------------------------
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new calls. Wait up to grace_s for calls under way and for clients that fill reservations."""
-        self.draining = True
         for file in self._files:  # at once: when gRPC has removed its own, another server may listen here
             file.remove()
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace_s
-        while self._busy and loop.time() < deadline:  # noqa: ASYNC110  # once, at shutdown; many places would set an event
-            await asyncio.sleep(_DRAIN_TICK_S)
-
-    async def close(self) -> None:
-        """End every session and all that clients hold. No client may write to the arena from now on."""
-        calls = [connection.call for connection in self.connections if connection.call is not None]
-        for connection in list(self.connections):
-            connection.close()
-        for session in list(self._sessions.values()):
-            self.end(session)
-        await asyncio.gather(*calls, return_exceptions=True)
-
-    @property
-    def _busy(self) -> bool:
-        calls = any(connection.call is not None for connection in self.connections)
-        return calls or any(session.writes for session in self._sessions.values())
+        await super().drain(grace_s)

@@ -26,6 +26,8 @@ from dataplane_server.observe.tracing import Tracing
 from dataplane_server.recording.recorder import RecordedPlane
 from dataplane_server.service.binding import bind, check_port, unix_path
 from dataplane_server.service.boundary import Boundary
+from dataplane_server.service.direct_calls import DirectCalls
+from dataplane_server.service.direct_endpoint import DirectEndpoint
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES
 from dataplane_server.service.health import Health, HealthListener
 from dataplane_server.service.lives import life_now
@@ -84,6 +86,7 @@ class Server:
         self.http_address: str | None = None
         self.http_door_address: str | None = None
         self.health_address: str | None = None
+        self.direct_address: str | None = None
         self._arena = self._new_arena() if self._life is None else self._life.arena
         self._metrics = Metrics(self.plane, lambda: self._serving, now)
         self._tracing = tracing = Tracing() if config.tracing else None
@@ -109,6 +112,7 @@ class Server:
                 may_write=gate.unix_sockets_write,
             )
             self._servicer.share_memory(self._arena.nonce, self._local.abstract_name)
+        self._direct = None if config.direct is None else self._new_direct(values)
         self._health = Health(shell.endless)
         self._probes = probes or HealthListener()
         self._probing = probes is not None
@@ -137,6 +141,10 @@ class Server:
     def _new_servicer(self, values: Values) -> DataPlaneServicer:
         return DataPlaneServicer(self._shell, values, self._metrics, self._gate)
 
+    def _new_direct(self, values: Values) -> DirectEndpoint:
+        methods = local_methods(DirectCalls(self._shell, values, self._metrics), self._servicer)
+        return DirectEndpoint(self._shell, values, self._metrics, methods, self._gate, self._tracing)
+
     # ------------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -149,18 +157,14 @@ class Server:
         if self.config.reflection:
             serve_reflection(self._grpc, self._shell.endless)
         self._resume()
-        credentials = None if self._tls is None else self._tls.grpc_credentials()
-        for address in self.config.listen:
-            self.addresses.append(bind(self._grpc, address, self.config.socket_mode, tls=credentials))
-            if address.startswith("unix:"):
-                self._files.append(SocketFile.at(Path(unix_path(address))))
-            else:
-                self._gate.ports.append(host_and_port("listen", self.addresses[-1])[1])
+        self._bind_grpc()
         if self._local is not None:
             self._local.listen_abstract()
             for address in self.addresses:
                 if address.startswith("unix:"):
                     self._local.listen_beside(unix_path(address), self.config.socket_mode)
+        if self._direct is not None:
+            self._open_direct(self._direct)
         await self._grpc.start()
         if self.config.http is not None:
             await self._open_http(self.config.http)
@@ -181,11 +185,10 @@ class Server:
         self._shell.drain()
         await self._doors.aclose()
         async with others_kept(self._files):
-            if self._local is None:
-                await self._grpc.stop(grace_s)
-            else:
-                await asyncio.gather(self._local.drain(grace_s), self._grpc.stop(grace_s))
-                await self._local.close()  # after the last put over gRPC, which could reuse leased bytes
+            endpoints = [endpoint for endpoint in (self._local, self._direct) if endpoint is not None]
+            await asyncio.gather(self._grpc.stop(grace_s), *(endpoint.drain(grace_s) for endpoint in endpoints))
+            for endpoint in endpoints:  # after the last put over gRPC, which could reuse leased bytes
+                await endpoint.close()
         await self._http.stop()
         self._lag.stop()
         for task in (self._former, self._watching, self._noting):
@@ -202,6 +205,23 @@ class Server:
             await self._probes.stop()
         if served:
             self._log.info("stopped", drained_s=round(time.monotonic() - began, 3))
+
+    def _bind_grpc(self) -> None:
+        credentials = None if self._tls is None else self._tls.grpc_credentials()
+        for address in self.config.listen:
+            self.addresses.append(bind(self._grpc, address, self.config.socket_mode, tls=credentials))
+            if address.startswith("unix:"):
+                self._files.append(SocketFile.at(Path(unix_path(address))))
+            else:
+                self._gate.ports.append(host_and_port("listen", self.addresses[-1])[1])
+
+    def _open_direct(self, direct: DirectEndpoint) -> None:
+        address = str(self.config.direct)
+        check_port("direct", address)
+        port = direct.listen(*host_and_port("direct", address))
+        self.direct_address = with_port(address, port)
+        self._gate.ports.append(port)
+        self._servicer.serve_directly(port, direct.nonce)
 
     async def _open_http(self, address: str) -> None:
         from dataplane_server.page.page import open_page  # not before: it imports aiohttp

@@ -71,6 +71,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self._sessions = SessionCalls(shell, gate)
         self._started = shell.now() if started is None else started
         self._shared_memory: pb.SharedMemory | None = None
+        self._direct_port: pb.DirectPort | None = None
         self._snapshots: Snapshots | None = None
         self.durability = "memory"
         self.recent = Recent(shell.plane, shell.now)
@@ -78,6 +79,10 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     def share_memory(self, nonce: bytes, abstract_socket: str) -> None:
         """Make server status say how clients of this host reach the arena."""
         self._shared_memory = pb.SharedMemory(nonce=nonce, abstract_socket=abstract_socket)
+
+    def serve_directly(self, port: int, nonce: bytes) -> None:
+        """Make server status name the direct port."""
+        self._direct_port = pb.DirectPort(port=port, nonce=nonce)
 
     # -- partitions ----------------------------------------------------------------------------------------------------
 
@@ -140,6 +145,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             waiting_claims=totals.waiting_claims,
             waiting_puts=totals.waiting_puts,
             shared_memory=self._shared_memory,
+            direct_port=self._direct_port,
             sessions=totals.sessions,
             largest_free_bytes=totals.largest_free_bytes,
             longest_put_wait=translate.optional_duration(totals.longest_put_wait_s),

@@ -4467,6 +4467,7 @@ class GetServerStatusResponse(_message.Message):
     HELD_BYTES_FIELD_NUMBER: _builtins.int
     HOLDERS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    DIRECT_PORT_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server's distribution."""
     memory_budget_bytes: _builtins.int
@@ -4513,6 +4514,10 @@ class GetServerStatusResponse(_message.Message):
         memory_budget_bytes is that of each node, and memory_used_bytes that of all together.
         """
 
+    @_builtins.property
+    def direct_port(self) -> Global___DirectPort:
+        """Where clients of other hosts exchange values faster than over gRPC. Unset if the server has no such port."""
+
     def __init__(
         self,
         *,
@@ -4533,14 +4538,41 @@ class GetServerStatusResponse(_message.Message):
         held_bytes: _builtins.int = ...,
         holders: _abc.Iterable[Global___MemoryHolder] | None = ...,
         nodes: _abc.Iterable[Global___Node] | None = ...,
+        direct_port: Global___DirectPort | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["longest_put_wait", b"longest_put_wait", "shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["direct_port", b"direct_port", "longest_put_wait", b"longest_put_wait", "shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "durability", b"durability", "held_bytes", b"held_bytes", "holders", b"holders", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "nodes", b"nodes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct_port", b"direct_port", "draining", b"draining", "durability", b"durability", "held_bytes", b"held_bytes", "holders", b"holders", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "nodes", b"nodes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerStatusResponse: _TypeAlias = GetServerStatusResponse  # noqa: Y015
+
+@_typing.final
+class DirectPort(_message.Message):
+    """A port, on the host of the gRPC address, at which the server serves local.proto over TCP."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    """Its number."""
+    nonce: _builtins.bytes
+    """Identifies this run of the server, and tells it that the client has been answered over gRPC."""
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        nonce: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectPort: _TypeAlias = DirectPort  # noqa: Y015
 
 @_typing.final
 class Node(_message.Message):

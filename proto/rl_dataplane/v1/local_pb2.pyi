@@ -47,6 +47,14 @@ the server over a TCP connection for each connection of a client; see RELAY. Val
 AttachResponse.bare_messages. The server names places of other nodes in ArenaRuns.nodes; the node actor fetches these
 bytes and names places in its own arena instead, so a client sees nothing of it.
 
+Direct. A server with a direct port (see DirectPort in data_plane.proto) serves this protocol there over TCP, to clients
+of other hosts too. The first request on each connection is DIRECT, which opens a session of that connection alone, so
+there is neither ATTACH nor JOIN, nor memory to map. ArenaRuns are empty: the bytes of all columns, in their order and
+as many as the header declares, follow the request frame of FINISH_WRITE, and the response frame of READ if that has a
+lease, which ends with the last byte. These bytes are no part of a frame's body. After a FINISH_WRITE that is refused
+before its bytes have been read, the server closes the connection. Bytes that take longer than a minute and a second
+for each 64 KiB, or of which none comes for a minute, end the connection.
+
 Memory. A client writes only to the runs of a reservation that it holds, and only until it finishes or releases the
 reservation. It reads only the runs of a lease that it holds.
 """
@@ -98,6 +106,8 @@ class _LocalMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LocalMeth
     """An empty body; no response. From a node actor: its client has closed the connection. A connection that ends without
     it tells nothing of the client.
     """
+    LOCAL_METHOD_DIRECT: _LocalMethod.ValueType  # 10
+    """DirectRequest, DirectResponse: the first request on a connection to the direct port."""
     LOCAL_METHOD_REGISTER_PARTITION: _LocalMethod.ValueType  # 16
     """As DataPlaneService.RegisterPartition."""
     LOCAL_METHOD_DROP_PARTITION: _LocalMethod.ValueType  # 17
@@ -182,6 +192,8 @@ LOCAL_METHOD_CLIENT_GONE: LocalMethod.ValueType  # 9
 """An empty body; no response. From a node actor: its client has closed the connection. A connection that ends without
 it tells nothing of the client.
 """
+LOCAL_METHOD_DIRECT: LocalMethod.ValueType  # 10
+"""DirectRequest, DirectResponse: the first request on a connection to the direct port."""
 LOCAL_METHOD_REGISTER_PARTITION: LocalMethod.ValueType  # 16
 """As DataPlaneService.RegisterPartition."""
 LOCAL_METHOD_DROP_PARTITION: LocalMethod.ValueType  # 17
@@ -370,6 +382,50 @@ class RelayResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RelayResponse: _TypeAlias = RelayResponse  # noqa: Y015
+
+@_typing.final
+class DirectRequest(_message.Message):
+    """Makes the connection a session of its own, at the direct port."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: _builtins.int
+    nonce: _builtins.bytes
+    """From DirectPort."""
+    def __init__(
+        self,
+        *,
+        nonce: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectRequest: _TypeAlias = DirectRequest  # noqa: Y015
+
+@_typing.final
+class DirectResponse(_message.Message):
+    """Response of DIRECT."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACES_FIELD_NUMBER: _builtins.int
+    traces: _builtins.bool
+    """As in AttachResponse."""
+    def __init__(
+        self,
+        *,
+        traces: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["traces", b"traces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectResponse: _TypeAlias = DirectResponse  # noqa: Y015
 
 @_typing.final
 class JoinRequest(_message.Message):

@@ -151,10 +151,10 @@ def test_only_a_server_with_a_port_has_an_abstract_socket(
     assert abstract_sockets() == expected
 
 
-def test_behind_a_port_without_an_abstract_socket_values_travel_over_grpc(start_server: Start) -> None:
+def test_behind_a_port_without_an_abstract_socket_values_travel_by_the_direct_port(start_server: Start) -> None:
     server = start_server(("127.0.0.1:0",), memory_bytes=8 * MIB)
     server.server._servicer._shared_memory.abstract_socket = ""  # type: ignore[union-attr]
     with pytest.raises(PreconditionError, match="shares its memory only beside its Unix socket; connect to that"):
         connect(server.addresses[0], transport="shm")
     with connect(server.addresses[0]) as client:
-        assert (client.transport, works(client)) == ("grpc", True)
+        assert (client.transport, works(client)) == ("direct", True)

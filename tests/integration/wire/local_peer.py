@@ -28,22 +28,23 @@ _numbers = itertools.count()
 
 
 class Peer:
-    """A connection to the local socket. Every response has to come within 20 s."""
+    """A connection, given or to the local socket at a path. Every response has to come within 20 s."""
 
-    def __init__(self, path: str) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def __init__(self, place: str | socket.socket) -> None:
+        self.socket = place if isinstance(place, socket.socket) else socket.socket(socket.AF_UNIX)
         self.socket.settimeout(20.0)
-        self.socket.connect(path)
+        if isinstance(place, str):
+            self.socket.connect(place)
 
     def send(self, method: int, body: bytes | Message = b"") -> None:
         body = body if isinstance(body, bytes) else body.SerializeToString()
         self.socket.sendall(HEAD.pack(len(body), method) + body)
 
     def receive(self) -> tuple[int, bytes]:
-        size, outcome = HEAD.unpack(self._exactly(HEAD.size))
-        return outcome, self._exactly(size)
+        size, outcome = HEAD.unpack(self.exactly(HEAD.size))
+        return outcome, self.exactly(size)
 
-    def _exactly(self, size: int) -> bytes:
+    def exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
             more = self.socket.recv(size - len(data))
@@ -54,10 +55,15 @@ class Peer:
 
     def call(self, method: int, request: bytes | Message, response: Any = empty_pb2.Empty) -> Any:
         """Make a call that succeeds; without a class for its response, that is taken unread."""
+        body = self.said(method, request)
+        return response.FromString(body if response is not empty_pb2.Empty else b"")
+
+    def said(self, method: int, request: bytes | Message = b"") -> bytes:
+        """The body of the response to a call that succeeds."""
         self.send(method, request)
         outcome, body = self.receive()
         assert outcome == pb.LOCAL_OUTCOME_UNSPECIFIED, status_pb2.Status.FromString(body)
-        return response.FromString(body if response is not empty_pb2.Empty else b"")
+        return body
 
     def refused(self, method: int, request: bytes | Message = b"") -> tuple[str, str]:
         """Make a call that fails: its reason for programs, and its message."""

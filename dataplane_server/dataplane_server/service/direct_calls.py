@@ -1,0 +1,87 @@
+"""Puts, commits and reads at the direct port: as `service.local_calls`, but values follow frames over the connection.
+
+The core holds their places until the last byte is there or sent, also when a repeated call takes over meanwhile, since
+a thread of this process writes or reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from dataplane_server.core.calls.answers import ReadPlan, Reservation
+from dataplane_server.core.calls.requests import EndRead
+from dataplane_server.core.calls.values import Run, Runs
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service.local_calls import Answer, LocalCalls
+from dataplane_server.service.local_session import LocalSession, SharedReservation
+from dataplane_server.service.shell import Shell
+from dataplane_server.service.value_streams import ValueStreams
+from dataplane_server.service.values import Values
+from rl_dataplane.v1 import local_pb2 as pb
+
+PLACE_S = 60.0
+"""How long values that are on their way may wait for a place."""
+
+
+class Line(Protocol):
+    """The connection of a session."""
+
+    async def receive(self, reservation: Reservation) -> None:
+        """Write the bytes that follow the request to its places. Refusal MALFORMED_STREAM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Rows pinned under a ticket of the core, whose bytes follow the response."""
+
+    ticket: int
+    runs: Runs
+
+
+class DirectSession(LocalSession):
+    """The client of one connection. reading: what it is to get next."""
+
+    def __init__(self, shell: Shell, line: Line) -> None:
+        super().__init__(shell)
+        self.line = line
+        self.reading: Reading | None = None
+
+    def take_reading(self) -> Reading | None:
+        """Remove and return what the caller sends and ends."""
+        reading, self.reading = self.reading, None
+        return reading
+
+    def end(self) -> None:
+        super().end()
+        if (reading := self.take_reading()) is not None:
+            self._shell.apply(EndRead(reading.ticket))
+
+
+class DirectCalls(LocalCalls):
+    """The methods whose values pass over the connection."""
+
+    _transport = "direct"
+
+    def __init__(self, shell: Shell, values: Values, metrics: Metrics) -> None:
+        super().__init__(shell, values, metrics)
+        self._streams = ValueStreams()
+
+    def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> Answer:
+        shared = session.take_reservation(request.handle)
+        return self._receive(shared, cast("DirectSession", session).line)
+
+    async def _receive(self, shared: SharedReservation, line: Line) -> pb.LocalWriteResponse:
+        reservation = shared.reservation
+        with self._shell.aborted_on_error(reservation.ticket):
+            async with self._streams.place(PLACE_S):
+                await line.receive(reservation)
+            digests = self._values.digests(reservation)
+            return self._finish(reservation, shared.applied, digests if isinstance(digests, bytes) else await digests)
+
+    def _lend(self, plan: ReadPlan, handle: int, session: LocalSession) -> None:
+        cast("DirectSession", session).reading = Reading(plan.ticket, plan.runs)
+
+    def _told(self, runs: Sequence[Run]) -> pb.ArenaRuns:
+        return pb.ArenaRuns()

@@ -1,0 +1,158 @@
+"""A connection to the direct port: frames as at a local socket, and between them the bytes of values.
+
+While values pass, a thread uses the connection's socket, and the event loop neither reads nor writes it. A client that
+dies, closes the connection or stalls ends the thread's wait, and with it the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from google.protobuf.message import Message
+
+from dataplane_server.byte_streams import in_thread, send_runs
+from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Runs
+from dataplane_server.service.call_scope import CallScope
+from dataplane_server.service.direct_calls import PLACE_S, DirectSession, Reading
+from dataplane_server.service.frames import SLOWEST_BYTES_S
+from dataplane_server.service.local_connection import LocalConnection, body_of
+from dataplane_server.service.local_session import LocalSession
+from rl_dataplane.byte_streams import receive_pieces, send_pieces
+from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import HEAD, TRACED
+
+if TYPE_CHECKING:
+    from dataplane_server.service.direct_endpoint import DirectEndpoint
+
+
+class DirectConnection(LocalConnection):
+    """One client's, for one call at a time."""
+
+    def __init__(self, endpoint: DirectEndpoint, peer: socket.socket) -> None:
+        super().__init__(endpoint, peer, endpoint.stall_timeout_s)
+        self._direct = endpoint
+        self._begun: bytes | None = None  # the first bytes of values that nobody has asked for yet
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RDWR)  # ends a thread's wait
+        super().close()
+
+    def _open(self, method: int, body: bytes) -> None:
+        try:
+            if method != pb.LOCAL_METHOD_DIRECT:
+                raise Refusal(Reason.INVALID_REQUEST, "the first request on a connection must be DIRECT")
+            nonce = self._direct.messages.parse(pb.DirectRequest, body, "frame body").nonce
+            if not hmac.compare_digest(nonce, self._direct.nonce):
+                raise Refusal(Reason.UNAUTHENTICATED, "another run of the server; ask for its status again")
+        except Refusal as refusal:
+            return self._send_refusal(refusal)
+        self.session, self._attached = self._direct.admit(self), True
+        response = pb.DirectResponse(traces=self._direct.traces)
+        return self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
+
+    def _stalls(self) -> bool:
+        return super()._stalls() or (self.session is not None and self.session.writes > 0)
+
+    # -- values that come ----------------------------------------------------------------------------------------------
+
+    def _serve(self, number: int, body: bytes, session: LocalSession) -> None:
+        if number & ~TRACED == pb.LOCAL_METHOD_FINISH_WRITE:
+            self._begun = bytes(self._received)
+            self._received.clear()
+            self.pause_writing()
+        super()._serve(number, body, session)
+
+    async def receive(self, reservation: Reservation) -> None:
+        begun, self._begun = self._begun or b"", None
+        fill = partial(_fill, begun, map(self._direct.values.view, reservation.runs))
+        try:
+            if len(begun) > reservation.size_bytes:
+                raise EOFError("more came")
+            await self._in_thread(fill, reservation.size_bytes)
+        except (OSError, EOFError) as error:
+            self.close()
+            text = f"not the {reservation.size_bytes} bytes of the values came: {error}"
+            raise Refusal(Reason.MALFORMED_STREAM, text) from None
+
+    def _refuse(self, call: CallScope) -> None:
+        super()._refuse(call)
+        if self._begun is not None and self._transport is not None:
+            self._transport.close()  # nobody has read the values
+        self._go_on()
+
+    # -- values that go ------------------------------------------------------------------------------------------------
+
+    def _respond(self, call: CallScope, response: Message) -> None:
+        reading = cast("DirectSession", self.session).take_reading()
+        if reading is not None:
+            self.pause_writing()
+            self.call = asyncio.get_running_loop().create_task(self._deliver(call, response, reading))
+            return
+        super()._respond(call, response)
+        self._note_stall(stalled=self._stalls())
+        self._go_on()
+
+    async def _deliver(self, call: CallScope, response: Message, reading: Reading) -> None:
+        """Send a response and the values that follow it."""
+        with call:
+            try:
+                await self._send_values(body_of(response), reading)
+            finally:
+                self._direct.end_reading(reading)
+            call.end()
+        self.call = None
+        self._go_on()
+
+    async def _send_values(self, body: bytes, reading: Reading) -> None:
+        head = HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body
+        send = partial(_send, head, reading.runs, self._direct.values.pieces)
+        try:
+            async with self._direct.sending.place(PLACE_S):
+                await self._in_thread(send, int(reading.runs.sizes.sum()))
+        except OSError:
+            self.close()
+            raise asyncio.CancelledError from None  # the caller has gone
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    async def _in_thread(self, work: Callable[[socket.socket, float], None], size_bytes: int) -> None:
+        """Have a thread use the socket. work: takes it and the time until which it may take."""
+        until = time.monotonic() + self._stall_timeout_s + size_bytes / SLOWEST_BYTES_S
+        with self._peer.dup() as line:
+            line.settimeout(self._stall_timeout_s)
+            await in_thread(self._direct.threads, partial(work, line, until))
+
+    def _go_on(self) -> None:
+        """Read the next request, once the last response is sent."""
+        if self._unsent and self._transport is not None and not self._transport.get_write_buffer_size():
+            self.resume_writing()
+
+
+def _fill(begun: bytes, pieces: Iterator[memoryview], line: socket.socket, until: float) -> None:
+    receive_pieces(line, _rests(begun, pieces), until)
+
+
+def _rests(begun: bytes, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+    """What is left of pieces when the first bytes are in their places."""
+    rest = memoryview(begun)
+    for piece in pieces:
+        size = min(len(rest), len(piece))
+        piece[:size], rest = rest[:size], rest[size:]
+        yield piece[size:]
+
+
+def _send(
+    head: bytes, runs: Runs, pieces: Callable[[Runs], list[memoryview]], line: socket.socket, until: float
+) -> None:
+    send_pieces(line, [memoryview(head)], until)
+    send_runs(line, runs, pieces, until)

@@ -1,0 +1,61 @@
+"""Bytes over a socket, from and to the places where they lie, without copies in between.
+
+The kernel copies while Python's lock is free, so this is work for threads. Each wait for the peer ends with the
+socket's timeout, and all of them at `until`, a time of time.monotonic(): then TimeoutError is raised.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+_MOST_PIECES = 1024  # that the kernel takes at once
+
+
+def send_pieces(line: socket.socket, pieces: Iterable[memoryview], until: float = math.inf) -> None:
+    """Send pieces, one after another. OSError."""
+    _move(line, pieces, line.sendmsg, until)
+
+
+def receive_pieces(line: socket.socket, pieces: Iterable[memoryview], until: float = math.inf) -> None:
+    """Fill pieces, one after another. OSError; EOFError if the stream ends before."""
+
+    def receive(into: list[memoryview]) -> int:
+        count = line.recvmsg_into(into)[0]
+        if not count:
+            raise EOFError("the connection ended")
+        return count
+
+    _move(line, pieces, receive, until)
+
+
+def _move(
+    line: socket.socket, pieces: Iterable[memoryview], move: Callable[[list[memoryview]], int], until: float
+) -> None:
+    """Move pieces, many at once. move: says how many bytes of these it has moved."""
+    some = (piece for piece in pieces if piece.nbytes)
+    stall_s = line.gettimeout()
+    while batch := list(islice(some, _MOST_PIECES)):
+        while batch:
+            if until < math.inf:
+                line.settimeout(_left_s(until, stall_s))
+            batch = _after(batch, move(batch))
+
+
+def _left_s(until: float, stall_s: float | None) -> float:
+    left_s = until - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("the bytes take too long")
+    return left_s if stall_s is None else min(left_s, stall_s)
+
+
+def _after(pieces: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of pieces after their first bytes."""
+    for number, piece in enumerate(pieces):
+        if count < piece.nbytes:
+            return [piece[count:], *pieces[number + 1 :]]
+        count -= piece.nbytes
+    return []

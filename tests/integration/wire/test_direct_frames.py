@@ -1,0 +1,232 @@
+"""Frames at the direct port, and the bytes of values between them: what breaks the contract is refused by name or cut
+off, and nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.integration.conftest import Eventually
+from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, put, read
+
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
+from rl_dataplane.v1 import local_pb2 as pb
+
+PUT, READ, FINISH = pb.LOCAL_METHOD_PUT, pb.LOCAL_METHOD_READ, pb.LOCAL_METHOD_FINISH_WRITE
+DIRECT, STATUS = pb.LOCAL_METHOD_DIRECT, pb.LOCAL_METHOD_GET_SERVER_STATUS
+VALUES = bytes(range(256)) * 16
+OTHERS = [number for number in pb.LocalMethod.values() if number != DIRECT]
+
+
+class Direct:
+    """The direct port of a server."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        status = plane_pb.GetServerStatusResponse.FromString(host.join().said(STATUS))
+        self.port = status.direct_port
+        self._opened = contextlib.ExitStack()
+
+    def connect(self) -> Peer:
+        peer = Peer(socket.create_connection(("127.0.0.1", self.port.port), 20.0))
+        self._opened.callback(peer.close)
+        return peer
+
+    def begin(self) -> Peer:
+        peer = self.connect()
+        peer.call(DIRECT, pb.DirectRequest(nonce=self.port.nonce), pb.DirectResponse)
+        return peer
+
+    def reserve(self, size_bytes: int, **more: Any) -> Peer:
+        """A peer with a reservation of handle 1."""
+        peer = self.begin()
+        assert peer.call(PUT, put(1, size_bytes, **more), pb.LocalWriteResponse).HasField("reservation")
+        return peer
+
+    def stored(self, sample_id: str) -> bytes:
+        return bytes(self.host.client.get_samples([sample_id], "p", ["x"])["x"].values().tolist())
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+@pytest.fixture
+def direct(host: Host) -> Iterator[Direct]:
+    direct = Direct(host)
+    yield direct
+    direct.close()
+
+
+def finish_frame(handle: int = 1) -> bytes:
+    body = pb.FinishWriteRequest(handle=handle).SerializeToString()
+    return HEAD.pack(len(body), FINISH) + body
+
+
+# -- the first request -------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_opens_with_one_method_only(direct: Direct) -> None:
+    peer = direct.connect()
+    for method in (*OTHERS, 99, 65535):
+        assert peer.refused(method) == ("INVALID_REQUEST", "the first request on a connection must be DIRECT")
+    peer.call(DIRECT, pb.DirectRequest(nonce=direct.port.nonce), pb.DirectResponse)
+    peer.call(STATUS, b"")
+
+
+def test_who_does_not_know_the_nonce_is_refused(direct: Direct) -> None:
+    peer = direct.connect()
+    for nonce in (b"", b"x" * 16, direct.port.nonce[:-1], direct.port.nonce + b"x"):
+        reason, message = peer.refused(DIRECT, pb.DirectRequest(nonce=nonce))
+        assert (reason, "ask for its status again" in message) == ("UNAUTHENTICATED", True)
+    assert peer.refused(STATUS)[0] == "INVALID_REQUEST"
+
+
+def test_a_browser_is_cut_off(direct: Direct) -> None:
+    peer = direct.connect()
+    peer.socket.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert peer.ended
+
+
+def test_a_session_has_no_method_that_opens_one(direct: Direct) -> None:
+    peer = direct.begin()
+    for method in (pb.LOCAL_METHOD_ATTACH, pb.LOCAL_METHOD_JOIN, DIRECT, 0, 99):
+        assert peer.refused(method) == ("INVALID_REQUEST", "unknown method")
+    peer.call(STATUS, b"")
+
+
+# -- values that come --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [0, 1, len(VALUES) - 1, len(VALUES)])
+def test_values_may_come_in_any_pieces(direct: Direct, cut: int) -> None:
+    peer = direct.reserve(len(VALUES), sample_ids=["s"])
+    peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.socket.sendall(finish_frame() + VALUES[:cut])
+    threading.Event().wait(0.02)
+    peer.socket.sendall(VALUES[cut:])
+    outcome, body = peer.receive()
+    assert outcome == pb.LOCAL_OUTCOME_UNSPECIFIED
+    assert pb.LocalWriteResponse.FromString(body).put.size_bytes == len(VALUES)
+    assert direct.stored("s") == VALUES
+    peer.call(STATUS, b"")
+
+
+@pytest.mark.parametrize("sent", [0, 1, MIB - 1])
+def test_a_client_that_leaves_before_its_last_byte_has_put_nothing(
+    direct: Direct, eventually: Eventually, sent: int
+) -> None:
+    peer = direct.reserve(MIB)
+    peer.socket.sendall(finish_frame() + bytes(sent))
+    peer.close()
+    eventually(lambda: direct.host.used == ROW_BYTES)
+    assert direct.host.client.server_status().rows == 1
+
+
+def test_more_bytes_than_were_declared_end_the_connection(direct: Direct, eventually: Eventually) -> None:
+    peer = direct.reserve(10)
+    peer.socket.sendall(finish_frame() + bytes(MIB))
+    with contextlib.suppress(ConnectionError):
+        while peer.socket.recv(MIB):
+            pass
+    eventually(lambda: direct.host.used in (ROW_BYTES, ROW_BYTES + 10))  # what came after the tenth was another request
+
+
+@pytest.mark.parametrize("handle", [2, 0])
+def test_values_without_a_reservation_are_refused_and_end_the_connection(direct: Direct, handle: int) -> None:
+    peer = direct.reserve(10)
+    peer.socket.sendall(finish_frame(handle) + bytes(10))
+    assert peer.receive()[0] == pb.LOCAL_OUTCOME_ERROR
+    assert peer.ended
+
+
+@pytest.mark.parametrize("sent", [None, 0, 100])
+def test_a_client_that_stalls_is_cut_off_and_its_put_is_gone(
+    direct: Direct, eventually: Eventually, sent: int | None
+) -> None:
+    endpoint = direct.host.server.server._direct
+    assert endpoint is not None
+    endpoint.stall_timeout_s = 0.2
+    peer = direct.reserve(MIB)
+    if sent is not None:
+        peer.socket.sendall(finish_frame() + bytes(sent))
+    assert peer.ended
+    eventually(lambda: direct.host.used == ROW_BYTES)
+
+
+def test_a_client_that_holds_nothing_may_be_silent(direct: Direct) -> None:
+    endpoint = direct.host.server.server._direct
+    assert endpoint is not None
+    endpoint.stall_timeout_s = 0.1
+    peer = direct.begin()
+    threading.Event().wait(0.3)
+    peer.call(STATUS, b"")
+
+
+def test_a_put_that_is_under_way_when_the_server_drains_is_finished(direct: Direct) -> None:
+    peer = direct.reserve(len(VALUES), sample_ids=["s"])
+    server = direct.host.server.server
+    assert server._direct is not None
+    server._direct.draining = True
+    assert direct.begin().refused(STATUS)[0] == "DRAINING"
+    peer.socket.sendall(finish_frame() + VALUES)
+    assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
+    server._direct.draining = False
+    assert direct.stored("s") == VALUES
+
+
+# -- values that go ----------------------------------------------------------------------------------------------------
+
+
+def test_values_follow_the_response_and_then_comes_the_next(direct: Direct) -> None:
+    peer = direct.begin()
+    body = read(1).SerializeToString()
+    request = HEAD.pack(len(body), READ) + body
+    peer.socket.sendall(request * 3 + HEAD.pack(0, STATUS))  # a client may ask before it has read
+    for _ in range(3):
+        outcome, found = peer.receive()
+        assert outcome == pb.LOCAL_OUTCOME_UNSPECIFIED
+        answer = pb.LocalReadResponse.FromString(found)
+        assert answer.HasField("lease")
+        assert not answer.lease.offsets
+        assert peer.exactly(ROW_BYTES) == VALUES
+    assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
+
+
+def test_small_values_are_in_the_response(direct: Direct) -> None:
+    peer = direct.begin()
+    answer = peer.call(READ, read(1, inline_bytes=ROW_BYTES), pb.LocalReadResponse)
+    assert answer.values == VALUES
+    peer.call(STATUS, b"")
+
+
+@pytest.mark.parametrize("end", ["leaves", "stalls"])
+def test_rows_that_a_client_does_not_take_are_free_again_when_it(
+    direct: Direct, eventually: Eventually, end: str
+) -> None:
+    endpoint = direct.host.server.server._direct
+    assert endpoint is not None
+    endpoint.stall_timeout_s = 0.2 if end == "stalls" else 60.0
+    big = 7 * MIB  # more than both sockets hold
+    peer = direct.reserve(big, sample_ids=["big"])
+    peer.socket.sendall(finish_frame() + bytes(big))
+    assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
+    peer.send(READ, read(1, "big"))
+    assert peer.socket.recv(1)
+    direct.host.client.clear_samples(["big"], "p")
+    assert direct.host.used == ROW_BYTES + big  # until the reader has had it
+    if end == "leaves":
+        peer.close()
+    eventually(lambda: direct.host.used == ROW_BYTES)
+
+
+def test_a_client_that_leaves_while_its_values_leave_harms_nobody(direct: Direct) -> None:
+    for _ in range(20):
+        peer = direct.begin()
+        peer.send(READ, read(1))
+        peer.close()
+    assert direct.begin().call(READ, read(1, inline_bytes=ROW_BYTES), pb.LocalReadResponse).values == VALUES
