@@ -48,7 +48,7 @@ def server_process(memory: str = "4GiB", *flags: str, log: IO[str] | None = None
             "--log-level",
             "error" if log is None else "info",
         ]
-        command += ["--listen", socket, "--listen", "127.0.0.1:0", *flags]
+        command += ["--listen", socket, "--listen", "127.0.0.1:0", "--direct", "127.0.0.1:0", *flags]
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, bufsize=0)
         try:
