@@ -11,7 +11,9 @@ from tests.integration.histories.reader import Call, calls_of
 
 _STOPPED_NS = 500_000_000
 _WAITING = {"claim", "adopt"}
-"""These wait for rows: how long they take tells nothing, but their answers do."""
+"""These wait for rows: how long they take tells nothing, but their answers do. Nor does a release without an end, with
+which a process notes that it gives up a claim without a call.
+"""
 
 
 def pauses(folder: Path, history: History, faults: list[int]) -> dict[str, float]:
@@ -31,9 +33,8 @@ def pauses(folder: Path, history: History, faults: list[int]) -> dict[str, float
 
 def _spans(calls: list[Call], faults: list[int]) -> Iterator[tuple[int, int]]:
     for fault in faults:
-        begun = min(
-            (call.begun_at for call in calls if call.ended_at > fault and call.what not in _WAITING), default=NEVER
-        )
+        made = (call for call in calls if fault < call.ended_at < NEVER and call.what not in _WAITING)
+        begun = min((call.begun_at for call in made), default=NEVER)
         begin = max(fault, begun)
         answers = (call.ended_at for call in calls if begin < call.ended_at < NEVER and call.outcome != "unknown")
         if (answered := min(answers, default=NEVER)) < NEVER:
