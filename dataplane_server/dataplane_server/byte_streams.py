@@ -38,4 +38,5 @@ async def to_its_end(call: Awaitable[A]) -> A:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        task.exception()  # marks it as retrieved
         raise

@@ -180,6 +180,7 @@ class LocalConnection:
         except asyncio.CancelledError:
             self.interrupt()
             await asyncio.wait([doing])
+            doing.exception()  # marks it as retrieved
             raise
         finally:
             line.close()

@@ -103,25 +103,30 @@ class DirectConnection(LocalConnection):
         self._go_on()
 
     async def _deliver(self, call: CallScope, response: Message, reading: Reading) -> None:
-        """Send a response and the values that follow it."""
+        """Send a response and the values that follow it, or why there is none."""
         with call:
             try:
                 await self._send_values(body_of(response), reading)
             finally:
                 self._direct.end_reading(reading)
             call.end()
+            self.call = None
+            return self._go_on()
         self.call = None
-        self._go_on()
+        return self._refuse(call)
 
     async def _send_values(self, body: bytes, reading: Reading) -> None:
         head = HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body
         send = partial(_send, head, reading.runs, self._direct.values.pieces)
-        try:
-            async with self._direct.sending.place(PLACE_S):
+        async with self._direct.sending.place(PLACE_S):
+            try:
                 await self._in_thread(send, int(reading.runs.sizes.sum()))
-        except OSError:
-            self.close()
-            raise asyncio.CancelledError from None  # the caller has gone
+            except OSError:
+                self.close()
+                raise asyncio.CancelledError from None  # the caller has gone
+            except Exception:
+                self.close()  # part of the response may have been sent
+                raise
 
     # ------------------------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,15 @@ import pytest
 from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, put, read
 
+from dataplane_server.service.value_streams import MAX_STREAMS
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
 PUT, READ, FINISH = pb.LOCAL_METHOD_PUT, pb.LOCAL_METHOD_READ, pb.LOCAL_METHOD_FINISH_WRITE
 DIRECT, STATUS = pb.LOCAL_METHOD_DIRECT, pb.LOCAL_METHOD_GET_SERVER_STATUS
 VALUES = bytes(range(256)) * 16
+BIG_BYTES = 7 * MIB
+"""More than both sockets of a connection hold."""
 OTHERS = [number for number in pb.LocalMethod.values() if number != DIRECT]
 
 
@@ -46,6 +49,13 @@ class Direct:
         """A peer with a reservation of handle 1."""
         peer = self.begin()
         assert peer.call(PUT, put(1, size_bytes, **more), pb.LocalWriteResponse).HasField("reservation")
+        return peer
+
+    def put_big(self) -> Peer:
+        """Put the row `big`, of zeros."""
+        peer = self.reserve(BIG_BYTES, sample_ids=["big"])
+        peer.socket.sendall(finish_frame() + bytes(BIG_BYTES))
+        assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
         return peer
 
     def stored(self, sample_id: str) -> bytes:
@@ -211,17 +221,32 @@ def test_rows_that_a_client_does_not_take_are_free_again_when_it(
     endpoint = direct.host.server.server._direct
     assert endpoint is not None
     endpoint.stall_timeout_s = 0.2 if end == "stalls" else 60.0
-    big = 7 * MIB  # more than both sockets hold
-    peer = direct.reserve(big, sample_ids=["big"])
-    peer.socket.sendall(finish_frame() + bytes(big))
-    assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
+    peer = direct.put_big()
     peer.send(READ, read(1, "big"))
     assert peer.socket.recv(1)
     direct.host.client.clear_samples(["big"], "p")
-    assert direct.host.used == ROW_BYTES + big  # until the reader has had it
+    assert direct.host.used == ROW_BYTES + BIG_BYTES  # until the reader has had it
     if end == "leaves":
         peer.close()
     eventually(lambda: direct.host.used == ROW_BYTES)
+
+
+def test_reads_beyond_those_that_may_wait_for_a_place_are_refused_and_the_others_served(direct: Direct) -> None:
+    direct.put_big()
+    peers = [direct.begin() for _ in range(2 * MAX_STREAMS)]
+    for peer in peers:
+        peer.send(READ, read(1, "big"))
+    last = direct.begin()
+    last.call(STATUS, b"")  # the server has seen all of them by then
+    reason, message = last.refused(READ, read(1, "big"))
+    assert reason == "LIMIT_REACHED"
+    assert message.startswith("64 streams carry values already, and 64 wait: ")
+    for peer in peers[: MAX_STREAMS - 1]:
+        peer.close()
+    for peer in peers[MAX_STREAMS - 1 : MAX_STREAMS + 1]:  # had a place, waited for one
+        assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
+        assert peer.exactly(BIG_BYTES) == bytes(BIG_BYTES)
+    last.call(STATUS, b"")
 
 
 def test_a_client_that_leaves_while_its_values_leave_harms_nobody(direct: Direct) -> None:
