@@ -174,7 +174,7 @@ def _of_numbers(field: str, rows: Sequence[object], dtype: np.dtype[Any] | None,
         return _numbers(field, rows, dtype)
     listed: list[Sequence[object]] = [row for row in rows if isinstance(row, (list, tuple))]
     flat = list(chain.from_iterable(listed))
-    if not any(map(_is_list, flat)):
+    if _LISTS.isdisjoint(map(type, flat)):
         lengths = np.array(list(map(len, listed)), np.int64)
         return _joined(_numbers(field, flat, dtype), lengths)
     arrays = [_row_numbers(field, row, dtype, row_name(index)) for index, row in enumerate(listed)]
