@@ -279,7 +279,7 @@ proto: $(VENV)/.dev  ## generate the contract's modules, the blocking client, th
 
 BENCH_ARGS ?=
 
-bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the floor of copying and beside peers (about 15 minutes)
+bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the floor of copying and beside peers (about 20 minutes)
 	$(BIN)/python benchmarks/claim_wakeups.py
 	$(BIN)/python benchmarks/claim_latency.py
 	$(BIN)/python benchmarks/session_cost.py

@@ -7,6 +7,9 @@ Needs NumPy only, so the environments of the peers make the same bytes.
 - S: one row of 1,000 tokens; `input_ids`, 3 float32 fields a token, its length and mask.
 - D: 1024 rows of 8192 float32 in each of 9 fields, dense (302 MB).
 - R: 64 rows of 2048 to 8192 tokens, experts chosen in 16 layers, 8 each, uint8 (42 MB without padding, 67 MB with it).
+- P: 64 rows of 18,432 tokens, 3 int64 fields a token (28 MB, no padding).
+- Q: 1023 rows of 1 to 2304 tokens and one of 18,432, to which all are padded; fields as P (29 MB without padding, 453
+  MB with it).
 """
 
 from __future__ import annotations
@@ -27,13 +30,16 @@ _EXPERTS = (16, 8)
 
 @dataclass(frozen=True)
 class Spec:
-    """Description of a batch; travels as JSON. Lengths are uniform between shortest and longest, in tokens."""
+    """Description of a batch; travels as JSON. Lengths are uniform between shortest and longest, in tokens. first: the
+    length of the first row, if not 0.
+    """
 
     name: str
-    kind: Literal["rollout", "sample", "dense", "experts"]
+    kind: Literal["rollout", "sample", "dense", "experts", "positions"]
     rows: int
     shortest: int = 0
     longest: int = 0
+    first: int = 0
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,6 +54,8 @@ G = Spec("G", "rollout", 512, 512, 4096)
 S = Spec("S", "sample", 1, 1000, 1000)
 D = Spec("D", "dense", 1024)
 R = Spec("R", "experts", 64, 2048, 8192)
+P = Spec("P", "positions", 64, 18_432, 18_432)
+Q = Spec("Q", "positions", 1024, 1, 2304, first=18_432)
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ def build(spec: Spec) -> Batch:
         }
         return Batch(spec.name, columns, (), None)
     lengths = random.integers(spec.shortest, spec.longest + 1, spec.rows)
+    lengths[0] = spec.first or lengths[0]
     width = int(lengths.max())
     columns = _per_token_columns(spec, width, random)
     padding = np.arange(width) >= lengths[:, None]
@@ -106,6 +115,13 @@ def _per_token_columns(spec: Spec, width: int, random: np.random.Generator) -> C
     shape = (spec.rows, width)
     if spec.kind == "experts":
         return {"routed_experts": random.integers(0, 128, (*shape, *_EXPERTS), np.uint8)}
+    if spec.kind == "positions":
+        positions = np.tile(np.arange(width), (spec.rows, 1))
+        return {
+            "input_ids": random.integers(1, 32_000, shape),
+            "attention_mask": np.ones(shape, np.int64),
+            "position_ids": positions,
+        }
     names = _PER_TOKEN if spec.kind == "rollout" else _PER_TOKEN[:3]
     columns: Columns = {"input_ids": random.integers(1, 32_000, shape)}
     columns.update({name: random.random(shape, np.float32) for name in names})

@@ -3,8 +3,8 @@
     python benchmarks/bench.py [--quick] [--only PART ...] [--json PATH] [--chart PATH]
 
 Creates an environment for each peer at its first use, and starts real processes. Prints tables of medians with ranges,
-the goals last; writes the figures as JSON and the growth as a picture. Takes about 9 minutes on two cores, 3 with
---quick, and 2 more to install the peers the first time. Measure on an idle machine.
+the goals last; writes the figures as JSON and the growth as a picture. Takes about 13 minutes on two cores, 5
+with --quick, and 4 more to install the peers the first time. Measure on an idle machine.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ import machine
 import reader_goals
 import resident_goals
 import server_goals
+import small_call_goals
+from exchanges import part as exchanges
 from session import Session, table
 
 _ROOT = Path(__file__).resolve().parents[1]
 _WIDTH = 160  # columns, if the output is a file
 _RUNS = _ROOT / "runs" / "bench"
-_PARTS = ("batches", "resident", "readers", "flight", "server", "growth")
+_PARTS = ("batches", "resident", "readers", "flight", "calls", "exchanges", "server", "growth")
 _HOLDS = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "[yellow]not measured[/yellow]"}
 
 
@@ -74,6 +76,10 @@ def _measure(session: Session, parts: list[str]) -> list[growth.Growth]:
         reader_goals.measure(session)
     if "flight" in parts:
         flight_goals.measure(session)
+    if "calls" in parts:
+        small_call_goals.measure(session)
+    if "exchanges" in parts:
+        exchanges.measure(session)
     if "server" in parts:
         server_goals.measure(session)
     return growth.measure(session, resident) if "growth" in parts else []

@@ -10,7 +10,7 @@ import torch
 
 import memory
 from batches import Spec, build
-from data_plane import PaddedRounds, connect_over_grpc
+from data_plane import PaddedRounds
 from dataplane_client import DataPlaneClient, connect
 from dataplane_client.options import TransportChoice
 from serving import serve
@@ -25,8 +25,8 @@ class Calls:
         self._stream: tuple[str, list[str], dict[str, torch.Tensor]] = ("", [], {})
 
     def connect(self, address: str, transport: TransportChoice) -> Mapping[str, Any]:
-        """Open a connection: over gRPC, or over the transport that the client chooses."""
-        self._client = connect_over_grpc(address) if transport == "grpc" else connect(address)
+        """Open a connection."""
+        self._client = connect(address, transport=transport)
         return {}
 
     def prepare(self, spec: dict[str, Any], client: int) -> Mapping[str, Any]:

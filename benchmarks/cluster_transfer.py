@@ -28,12 +28,13 @@ from ray.cluster_utils import Cluster as RayCluster
 from rich.console import Console
 
 import machine
-from cluster_member import OUR_MODULE, OURS, RAY, TRANSFER_QUEUE, Member, Workload
+from cluster_member import OUR_MODULE, OURS, RAY, TRANSFER_QUEUE, Member
 from dataplane_server.cluster.starting import start
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from session import in_ms, in_times, table
 from timing import Steps, alternate
+from workload import Workload
 
 _MOST_BYTES = 256 << 20
 _STORE_BYTES = 1 << 30

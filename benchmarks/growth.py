@@ -128,7 +128,7 @@ def _over_clients(session: Session) -> Growth:
     counts = (1, 2, 4) if session.quick else (1, 2, 4, 8)
     lines: dict[str, tuple[Series, ...]] = {}
     with session.phase("growth with clients"), server_process() as server, _clients(session, max(counts)) as workers:
-        for name, transport in ((OURS, "any"), (_GRPC, "grpc")):
+        for name, transport in ((OURS, "shm"), (_GRPC, "grpc")):
             for each in workers:
                 each.call("connect", address=server.unix, transport=transport)
             lines[name] = tuple(_together(session, workers[:count]) for count in counts)

@@ -81,16 +81,17 @@ def _row_goal(session: Session) -> None:
 
 
 def _stream_goals(session: Session) -> None:
-    with server_process() as server, worker(Path(sys.executable), "client_process", session.logs) as client:
-        client.call("connect", address=server.tcp, transport="grpc")
-        _through(server, client, Spec("warm-up", "dense", 1))
-        found = _through(server, client, D)
-    session.figures["stream_beyond_bytes"] = found
-    for who, chunk in (("put", ClientOptions().chunk_bytes), ("read", SENT_CHUNK_BYTES)):
-        for side in ("server", "client"):
-            beyond = found[f"{side} {who}"]
-            title = f"gRPC {who}, {side}: at most {_CHUNKS} chunks ({_CHUNKS * chunk / 1e6:.1f} MB) beyond the data"
-            session.goals.append(Goal(title, f"{beyond / 1e6:.1f} MB", beyond <= _CHUNKS * chunk, beyond))
+    for transport in ("direct", "grpc"):
+        with server_process() as server, worker(Path(sys.executable), "client_process", session.logs) as client:
+            client.call("connect", address=server.tcp, transport=transport)
+            _through(server, client, Spec("warm-up", "dense", 1))
+            found = _through(server, client, D)
+        session.figures[f"stream_beyond_bytes.{transport}"] = found
+        for who, chunk in (("put", ClientOptions().chunk_bytes), ("read", SENT_CHUNK_BYTES)):
+            for side in ("server", "client"):
+                beyond, most = found[f"{side} {who}"], _CHUNKS * chunk
+                title = f"{transport} {who}, {side}: at most {_CHUNKS} chunks ({most / 1e6:.1f} MB) beyond the data"
+                session.goals.append(Goal(title, f"{beyond / 1e6:.1f} MB", beyond <= most, beyond))
 
 
 def _through(server: ServerProcess, client: Worker, spec: Spec) -> dict[str, int]:

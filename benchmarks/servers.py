@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 _START_S = 60.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -62,6 +65,14 @@ def server_process(memory: str = "4GiB", *flags: str, log: IO[str] | None = None
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def direct_port(server: ServerProcess) -> pb.DirectPort:
+    """The port at which a server serves local.proto."""
+    with grpc.insecure_channel(server.unix) as channel:
+        stub: Any = pb_grpc.DataPlaneServiceStub(channel)
+        status: pb.GetServerStatusResponse = stub.GetServerStatus(pb.GetServerStatusRequest(), timeout=_START_S)
+    return status.direct_port
 
 
 def _wait_until_serving(address: str, process: subprocess.Popen[bytes]) -> None:

@@ -20,15 +20,41 @@ class NotInstalledError(RuntimeError):
 
 @dataclass(frozen=True)
 class Peer:
-    """The requirements of a peer. with_ours: also install torch and this project's client, so that both pad alike."""
+    """The requirements of a peer. with_ours: also install torch and this project's client, so that both pad alike.
+    with_torch: also install torch. alone: installed last, without what they require themselves.
+    """
 
     name: str
     requirements: tuple[str, ...]
-    with_ours: bool
+    with_ours: bool = False
+    with_torch: bool = False
+    alone: tuple[str, ...] = ()
 
 
 TRANSFER_QUEUE = Peer("transfer-queue", ("TransferQueue==0.1.11", "ray==2.60.0"), with_ours=True)
-ARROW_FLIGHT = Peer("arrow-flight", ("pyarrow==26.0.1", "numpy>=2,<2.5"), with_ours=False)
+ARROW_FLIGHT = Peer("arrow-flight", ("pyarrow==26.0.1", "numpy>=2,<2.5"))
+# Only what `verl.protocol` imports: verl itself requires trainers and engines too.
+VERL = Peer(
+    "verl",
+    ("tensordict==0.10.0", "ray==2.60.0", "numpy>=2,<2.5", "omegaconf>=2.3", "transformers>=5.9,<5.11"),
+    with_torch=True,
+    alone=("verl==0.9.1",),
+)
+# The libraries of AReaL and prime-rl, whose transports `peers.areal_store` and `peers.prime_rl` re-create.
+RE_CREATED = Peer(
+    "re-created",
+    (
+        "aiohttp==3.14.5",
+        "flask>=3.1,<4",
+        "msgspec>=0.20,<1",
+        "numpy>=2,<2.5",
+        "orjson>=3.11,<4",
+        "pydantic>=2.12,<3",
+        "pyzmq>=27,<28",
+        "tensordict==0.15.3",
+    ),
+    with_torch=True,
+)
 
 
 def environment(peer: Peer, torch: str) -> Path:
@@ -38,15 +64,19 @@ def environment(peer: Peer, torch: str) -> Path:
     """
     folder = _ROOT / f".venv-bench-{peer.name}"
     python, mark = folder / "bin" / "python", folder / ".installed"
-    wanted = "\n".join((*peer.requirements, torch if peer.with_ours else ""))
+    named = torch if peer.with_ours or peer.with_torch else ""
+    wanted = "\n".join((*peer.requirements, *peer.alone, named))
     if mark.is_file() and mark.read_text() == wanted:
         return python
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-    if peer.with_ours:
-        _pip(python, torch)
-        _pip(python, torch, *peer.requirements, "--editable", str(_ROOT))
+    ours = ("--editable", str(_ROOT)) if peer.with_ours else ()
+    if named:
+        _pip(python, named)
+        _pip(python, named, *peer.requirements, *ours)
     else:
         _pip(python, *peer.requirements)
+    if peer.alone:
+        _pip(python, "--no-deps", *peer.alone)
     mark.write_text(wanted)
     return python
 

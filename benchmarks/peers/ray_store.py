@@ -97,7 +97,7 @@ class Calls:
 
 
 def main() -> None:
-    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=2)
+    ray.init("local", include_dashboard=False, log_to_driver=False, num_cpus=2)
     try:
         calls = Calls()
         serve({"prepare": calls.prepare, "round": calls.round})

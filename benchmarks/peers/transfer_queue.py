@@ -8,7 +8,8 @@ nested. Which form is faster depends on the batch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import ray
@@ -87,16 +88,23 @@ class Calls:
         return self._rounds[f"{name} {form}"]()
 
 
-def main() -> None:
-    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=2 * _UNITS + 4)
+@contextmanager
+def running() -> Iterator[None]:
+    """TransferQueue on a Ray of this process, with the storage units that suit one node."""
+    ray.init("local", include_dashboard=False, log_to_driver=False, num_cpus=2 * _UNITS + 4)
     try:
         storage = {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": _UNITS}}
         tq.init(OmegaConf.create({"backend": storage}))
-        calls = Calls()
-        serve({"prepare": calls.prepare, "round": calls.round})
+        yield
         tq.close()
     finally:
         ray.shutdown()
+
+
+def main() -> None:
+    with running():
+        calls = Calls()
+        serve({"prepare": calls.prepare, "round": calls.round})
 
 
 if __name__ == "__main__":
