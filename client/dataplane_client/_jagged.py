@@ -79,7 +79,7 @@ class RowSplit:
 def split_rows(lengths: Int64Array, device: torch.device) -> RowSplit:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    return RowSplit(lengths, torch.from_numpy(offsets).to(device))
+    return RowSplit(lengths, torch.from_numpy(offsets).to(device, non_blocking=True))
 
 
 def split_like(nested: torch.Tensor, lengths: Int64Array, device: torch.device) -> RowSplit:

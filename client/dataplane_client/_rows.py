@@ -62,7 +62,7 @@ def pad_by_index(
     """As pad_rows, for devices where a loop would launch a kernel for each row. Only the N starts and lengths go there,
     and nothing comes back, so the host does not wait. pad: a scalar.
     """
-    pad = pad.to(values.device)
+    pad = pad.to(values.device, non_blocking=True)  # a copy that blocks waits for all that is queued
     if not values.shape[0]:
         return pad.expand(len(lengths), width, *values.shape[1:]).clone()
     begin, length = torch.from_numpy(np.stack([starts, lengths])[:, :, None]).to(values.device, non_blocking=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 from torch.nested import nested_tensor_from_jagged
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dataplane_client._placement import ReadBuffers
 from dataplane_client._read_batches import STAGED, batch_on_device
@@ -73,6 +74,29 @@ def test_the_host_reads_nothing_back_from_the_device(layout: Layout) -> None:
     for name, value in materialize(FIELDS, layout, {"tokens": 9}, 7).items():
         if isinstance(value, torch.Tensor) and not value.is_nested:
             assert (got[name].shape, got[name].dtype, got[name].device.type) == (value.shape, value.dtype, "meta")
+
+
+class CopiesToMeta(TorchDispatchMode):
+    """Whether the host may go on at once, for each copy to the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation
+        self.go_on: list[bool] = []
+
+    def __torch_dispatch__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if call is torch.ops.aten._to_copy.default and given.get("device") == torch.device("meta"):
+            self.go_on.append(bool(given.get("non_blocking")))
+        return call(*args, **given)
+
+
+@pytest.mark.parametrize("layout", ["padded", "jagged"])
+def test_the_host_waits_for_no_copy_to_the_device(layout: Layout) -> None:
+    """A copy that blocks waits for all that is queued before it, pinned copies too."""
+    with CopiesToMeta() as copies:
+        batch("meta", layout, {"tokens": 9}, 7)
+    assert len(copies.go_on) > 3
+    assert all(copies.go_on)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -14,8 +14,14 @@ from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import ADAM, SGD, assert_refused, policy_config, set_up, train_step
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer_adapter.automodel.checkpoint import CheckpointManager, _infer_checkpoint_root, detect_checkpoint_format
+from trainer_adapter.automodel.checkpoint import (
+    CheckpointManager,
+    _infer_checkpoint_root,
+    _random,
+    detect_checkpoint_format,
+)
 from trainer_adapter.automodel.checkpoint._files import read_plain, write_plain
+from trainer_adapter.automodel.checkpoint._random import read_random_state, write_random_state
 from trainer_adapter.automodel.config import ModelAndOptimizerState
 
 pytestmark = pytest.mark.usefixtures("only_rank")
@@ -165,3 +171,27 @@ def test_plain_state_keeps_its_kinds(tmp_path: Path) -> None:
 def test_state_that_is_not_plain_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_plain(tmp_path / "state", {"lr": torch.tensor(1.0)})
+
+
+def test_random_numbers_go_on_if_the_ranks_are_arranged_as_before(folder: Path, tmp_path: Path) -> None:
+    undivided = torch.nn.Linear(1, 1)
+    with set_up(policy_config(folder / "llama")) as state:
+        written = torch.get_rng_state()
+        write_random_state(tmp_path, state.model)
+        torch.manual_seed(99)
+        other = torch.get_rng_state()
+        read_random_state(tmp_path, undivided)
+        assert torch.equal(torch.get_rng_state(), other)
+        read_random_state(tmp_path, state.model)
+        assert torch.equal(torch.get_rng_state(), written)
+
+
+def test_the_random_numbers_of_a_gpu_go_on_too(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_gpu, restored = torch.arange(16, dtype=torch.uint8), list[torch.Tensor]()
+    monkeypatch.setattr(_random, "computes_on_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: of_gpu)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
+    with set_up(policy_config(folder / "llama")) as state:
+        write_random_state(tmp_path, state.model)
+        read_random_state(tmp_path, state.model)
+    assert [state.tolist() for state in restored] == [of_gpu.tolist()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch.distributed
 from safetensors.torch import load_file, save_file
 from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import assert_refused, policy_config, set_up
+from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -49,6 +51,14 @@ def test_a_single_rank_gets_all_parts(folder: Path, capsys: pytest.CaptureFixtur
     assert "No weights path provided" in printed
     assert "cpu, gloo: dp 1, tp 1, cp 1; collectives wait 1800 s" in printed
     assert "LlamaForCausalLM of transformers" in printed
+
+
+def test_every_later_group_waits_as_long_as_configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(distributed_c10d, name, timedelta(seconds=1))
+    with set_up(policy_config(folder / "llama", collective_timeout_s=77)):
+        waits = [distributed_c10d._get_default_timeout(distributed_c10d.Backend(name)) for name in ("gloo", "nccl")]
+    assert waits == [timedelta(seconds=77)] * 2
 
 
 def test_layers_compute_in_the_configured_precision_and_logits_are_float32(folder: Path) -> None:

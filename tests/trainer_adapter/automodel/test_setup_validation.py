@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 from trainer_adapter.automodel.config import RuntimeConfig, TrainingSamplingParams
 from trainer_adapter.automodel.models.backend import require_model_backend, resolve_model_class
+from trainer_adapter.automodel.models.transformers_model import _new_model
 from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.setup import STRING_TO_DTYPE, validate_and_prepare_config
 
@@ -193,6 +194,15 @@ def test_attention_follows_packing_context_parallelism_and_device(
     assert validated(model, changes, **dtensor_cfg).attn_impl == attention
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "flex"])
+def test_the_chosen_attention_is_that_of_the_model(model: Path, attention: str) -> None:
+    small = {"hf_config_overrides": {"num_hidden_layers": 1}}
+    runtime = validated(model, {**packed_by(attention), **small}, device="cuda")
+    with torch.device("meta"):
+        made = _new_model(runtime)
+    assert made.config._attn_implementation == runtime.attn_impl
+
+
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) for name in ("flash_attn", "kernels")), reason="FlashAttention is installed"
 )
@@ -207,6 +217,11 @@ def test_flash_attention_is_asked_for_before_anything_is_loaded(model: Path) -> 
         (PACKED, {}, "[Rank 3] Using sdpa for sequence packing"),
         (PACKED, {}, "[Rank 3] Sequence packing is enabled for model "),
         ({}, {"sequence_parallel": True}, "sequence_parallel=True has no effect with tp_size=1"),
+        (
+            {},
+            {"moe_parallelizer": {"lm_head_precision": None}},
+            "moe_parallelizer has no effect with expert_parallel_s",
+        ),
         (REWARD, {}, "model_config.num_labels is 2; set to 1"),
     ],
 )

@@ -162,7 +162,7 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     around. With "gathered" (default on "cpu") every rank gathers them. Packed sequences need an explicit "gathered".
     lora_cfg: adapters are trained instead of whole weights. The keys are `enabled` and the fields of
     adapters.config.PeftConfig. collective_timeout_s: how long a rank waits for the others, 1800 by default. It must be
-    longer than rank 0 reads the model's files, and than a claim may wait for rows.
+    longer than rank 0 reads the model's files or joins those of a checkpoint, and than a claim may wait for rows.
     """
 
     device: Literal["cuda", "cpu"]

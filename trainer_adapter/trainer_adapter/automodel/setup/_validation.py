@@ -174,3 +174,5 @@ def _check_parallelism(config: PolicyConfig, packing: bool) -> None:
     tp_size = config["dtensor_cfg"].get("tensor_parallel_size", 1)
     if required(config, "dtensor_cfg.sequence_parallel") and tp_size == 1:
         report("WARNING: sequence_parallel=True has no effect with tp_size=1")
+    if config["dtensor_cfg"].get("moe_parallelizer") and int(config["dtensor_cfg"].get("expert_parallel_size", 1)) == 1:
+        report("WARNING: dtensor_cfg.moe_parallelizer has no effect with expert_parallel_size=1")
