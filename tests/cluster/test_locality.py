@@ -287,3 +287,41 @@ def test_groups_of_one_node_are_claimed_on_another_and_have_what_it_writes_back(
     assert ids == ["g0", "g1"]
     assert_rows(rows, numbers(0, 7), numbers(1, 7))
     assert tokens_of(users.here, ids) == [[0, 1], [0, 1, 2, 3]]
+
+
+# -- claims of rows of the own node ------------------------------------------------------------------------------------
+
+
+def test_a_claim_of_groups_prefers_those_of_its_node(users: Users) -> None:
+    for node, name in ((0, "g"), (0, "h"), (2, "k"), (0, "l"), (2, "m")):
+        users.do(node, put_group, name)
+    assert users.do(2, claim_groups, 2) == ["g0", "g1", "k0", "k1"]
+    assert users.do(0, claim_groups, 2) == ["h0", "h1", "l0", "l1"]
+    assert users.do(0, claim_groups, 1) == ["m0", "m1"]
+
+
+def claim_groups(client: DataPlaneClient, size: int) -> list[str]:
+    with client.claim("p", "train", ["x"], size, whole_groups=True) as claim:
+        claim.commit()
+        return claim.meta.sample_ids
+
+
+def test_ranks_get_the_rows_of_their_nodes_from_the_second_step_on(users: Users, three_nodes: ThreeNodes) -> None:
+    """Ranks 0 and 1 are on nodes C and A. Each step has four rows of each node."""
+    for turn in range(3):
+        for node, name in ((0, "a"), (2, "c")):
+            users.do(node, put, {f"{name}{turn}{i}": numbers(i) for i in range(4)})
+    first = [users.do(node, read_shard, 0, rank) for rank, node in enumerate((2, 0))]
+    assert sorted(name[:2] for shard in first for name in shard) == ["a0"] * 4 + ["c0"] * 4
+    before = [three_nodes.figures(node).fetched_bytes for node in range(3)]
+    for step in (1, 2):
+        shards = [users.do(node, read_shard, step, rank) for rank, node in enumerate((2, 0))]
+        assert shards == [[f"{name}{step}{i}" for i in range(4)] for name in "ca"]
+    assert [three_nodes.figures(node).fetched_bytes for node in range(3)] == before, "not a byte"
+
+
+def read_shard(client: DataPlaneClient, step: int, rank: int) -> list[str]:
+    with client.claim_shard("p", "train", ["x"], 8, step=step, dp_rank=rank, dp_world=2) as claim:
+        read(client, claim.meta.sample_ids)
+        claim.commit()
+        return claim.meta.sample_ids

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Admitted, Failed, Grant, Reservation, Waiting
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.rows.regions import NODE_SHIFT, Regions, node_of
@@ -24,6 +25,15 @@ def cluster(new_caller: Callable[..., Caller]) -> Caller:
     caller = new_caller(memory_bytes=BUDGET, cluster=True)
     assert [caller.apply(AddNode(name)) for name in ("north", "south")] == [1, 2]
     caller.register(tasks=("train", "score"))
+    return caller
+
+
+def two_nodes() -> Caller:
+    """The same, for a property, which has no fixture for each of its examples."""
+    caller = Caller(Limits(memory_bytes=BUDGET, cluster=True))
+    for name in ("north", "south"):
+        caller.apply(AddNode(name))
+    caller.register()
     return caller
 
 
@@ -187,12 +197,7 @@ def test_a_claim_that_prefers_rows_keeps_to_its_tokens(cluster: Caller) -> None:
 @settings(settings.get_profile("quick"))
 @given(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40), st.data())
 def test_each_row_is_claimed_once_and_none_is_passed_over_for_ever(nodes: list[int], data: st.DataObject) -> None:
-    from dataplane_server.core.calls.limits import Limits
-
-    caller = Caller(Limits(memory_bytes=BUDGET, cluster=True))
-    for name in ("north", "south"):
-        caller.apply(AddNode(name))
-    caller.register()
+    caller = two_nodes()
     for n, node in enumerate(nodes):
         put(caller, [f"s{n}"], node)
     taken: list[str] = []
@@ -204,6 +209,176 @@ def test_each_row_is_claimed_once_and_none_is_passed_over_for_ever(nodes: list[i
     assert sorted(taken) == sorted(f"s{n}" for n in range(len(nodes)))
     caller.plane.check_invariants()
     caller.plane.check_replay()
+
+
+# -- locality of groups ------------------------------------------------------------------------------------------------
+
+
+def put_group(caller: Caller, name: str, *nodes: int, size: int = 8, tokens: int = 1) -> None:
+    """A group with a row on each of the nodes."""
+    reserved = caller.reserve(name, [])
+    for row, node in enumerate(nodes):
+        more = {"reservation_id": reserved.reservation_id, "add_to_group": True, "sequence_lengths": [tokens]}
+        put(caller, [f"{name}.{row}"], node, size, **more)
+    caller.finish_group(reserved.reservation_id)
+
+
+def claim_groups(caller: Caller, node: int, size: int, **more: object) -> list[str]:
+    """The names of the groups; all of their rows are in the claim, side by side."""
+    call = caller.claim_call("a", batch_size=size, min_size=1, node=node, whole_groups=True, **more)  # type: ignore[arg-type]
+    grant = caller.apply(call)
+    assert isinstance(grant, Grant)
+    ids = iter(grant.sample_ids)
+    assert all(next(ids) == f"{part.group_id}.{row}" for part in grant.groups for row in range(part.rows))
+    return [part.group_id for part in grant.groups]
+
+
+@pytest.mark.parametrize(
+    ("node", "first", "second"),
+    [(2, ["g0", "g1", "g3"], ["g2", "g5", "g7"]), (0, ["g0", "g1", "g2"], ["g3", "g4", "g5"])],
+    ids=["in a cluster", "of no node"],
+)
+@pytest.mark.parametrize("order", ["ready", "oldest_version"])
+def test_a_claim_takes_the_first_group_and_then_those_of_its_node(
+    cluster: Caller, node: int, first: list[str], second: list[str], order: str
+) -> None:
+    for n in range(8):
+        put_group(cluster, f"g{n}", *[1 + n % 2] * 2)
+    assert claim_groups(cluster, node, 3, order=order) == first
+    assert claim_groups(cluster, node, 3, order=order) == second
+    left = [f"g{n}" for n in range(8) if f"g{n}" not in first + second]
+    assert claim_groups(cluster, 0, 8, order=order) == left, "in their places"
+
+
+def test_a_group_counts_by_its_first_row_that_has_bytes(cluster: Caller) -> None:
+    put_group(cluster, "first", 1)
+    put_group(cluster, "far", 1, 2, 2)
+    put_group(cluster, "near", 2, 1)
+    put_group(cluster, "nowhere", 2, size=0)
+    reserved = cluster.reserve("late", ["late.0", "late.1"])
+    for row, size in enumerate((0, 8)):
+        put(cluster, [f"late.{row}"], 2, size, reservation_id=reserved.reservation_id)
+    cluster.finish_group(reserved.reservation_id)
+    assert claim_groups(cluster, 2, 3) == ["first", "near", "late"]
+    put_group(cluster, "last", 2)
+    assert claim_groups(cluster, 2, 3) == ["far", "nowhere", "last"], "in order of the queue"
+
+
+@pytest.mark.parametrize(("unit", "size"), [("groups", 2), ("rows", 4)])
+def test_a_claim_of_groups_looks_at_four_times_its_size(cluster: Caller, unit: str, size: int) -> None:
+    for n in range(8):
+        put_group(cluster, f"far{n}", 1, 1)
+    put_group(cluster, "near", 2, 2)
+    assert claim_groups(cluster, 2, size, unit=unit) == ["far0", "far1"], "the near group is beyond the first eight"
+    assert claim_groups(cluster, 2, size, unit=unit) == ["far2", "near"]
+
+
+@pytest.mark.parametrize("bound", [{"max_tokens": 40}, {"unit": "rows"}], ids=str)
+def test_a_claim_that_prefers_groups_keeps_to_its_rows_and_tokens(cluster: Caller, bound: dict[str, object]) -> None:
+    for n in range(4):
+        put_group(cluster, f"g{n}", *[1 + n % 2] * 2, tokens=10)
+    assert claim_groups(cluster, 2, 4, **bound) == ["g0", "g1"]
+    assert claim_groups(cluster, 2, 4, **bound) == ["g2", "g3"]
+
+
+@settings(settings.get_profile("quick"))
+@given(st.lists(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=3), min_size=1, max_size=16), st.data())
+def test_each_group_is_claimed_once_and_none_is_passed_over_for_ever(
+    groups: list[list[int]], data: st.DataObject
+) -> None:
+    caller = two_nodes()
+    for n, nodes in enumerate(groups):
+        put_group(caller, f"g{n}", *nodes, tokens=data.draw(st.integers(0, 5)))
+    taken: list[str] = []
+    for claims in range(len(groups)):
+        if len(taken) == len(groups):
+            break
+        bounds = {"unit": data.draw(st.sampled_from(["rows", "groups"])), "max_tokens": data.draw(st.integers(0, 9))}
+        taken += claim_groups(caller, data.draw(st.sampled_from([1, 2])), data.draw(st.integers(1, 4)), **bounds)
+        assert {f"g{n}" for n in range(claims + 1)} <= set(taken), "the nth group, by the nth claim at the latest"
+    assert sorted(taken) == sorted(f"g{n}" for n in range(len(groups)))
+    caller.plane.check_invariants()
+    caller.plane.check_replay()
+
+
+# -- locality of shards ------------------------------------------------------------------------------------------------
+
+
+def take_step(caller: Caller, step: int, nodes: tuple[int, ...] = (2, 1), **asked: object) -> list[list[str]]:
+    """The shards of a step; rank i calls on node nodes[i]."""
+    asked = {"dp_world": len(nodes), "batch_size": 8, **asked}
+    calls = enumerate(nodes)
+    return [
+        list(caller.take_shard("a", step=step, dp_rank=rank, node=node, **asked).sample_ids) for rank, node in calls
+    ]
+
+
+def put_steps(caller: Caller, steps: int) -> None:
+    """Eight rows of one length for each step, two and two on nodes 1 and 2; the name of a row begins with its node."""
+    for n in range(8 * steps):
+        node = 1 + n // 2 % 2
+        put(caller, [f"{node}-{n}"], node, sequence_lengths=[10])
+
+
+def at_home(shards: list[list[str]], nodes: tuple[int, ...] = (2, 1)) -> int:
+    return sum(int(name[0]) == node for shard, node in zip(shards, nodes, strict=True) for name in shard)
+
+
+@pytest.mark.parametrize("balance", ["rows", "tokens"])
+def test_from_the_second_step_on_ranks_get_the_rows_of_their_nodes(cluster: Caller, balance: str) -> None:
+    put_steps(cluster, 3)
+    assert [at_home(take_step(cluster, step, balance=balance)) for step in range(3)] == [4, 8, 8]
+
+
+def test_the_first_step_knows_the_ranks_that_wait_for_it(cluster: Caller) -> None:
+    for rank, node in enumerate((2, 1)):
+        assert isinstance(cluster.apply(cluster.shard_call("a", dp_rank=rank, node=node, batch_size=8)), Waiting)
+    put_steps(cluster, 1)
+    assert at_home(take_step(cluster, 0)) == 8
+
+
+def test_all_callers_of_a_rank_get_its_rows_wherever_they_are(cluster: Caller) -> None:
+    put_steps(cluster, 2)
+    take_step(cluster, 0)
+    assert take_step(cluster, 1) == take_step(cluster, 1, (1, 2)) == take_step(cluster, 1, (0, 0))
+
+
+def test_a_rank_is_where_it_called_last_for_any_step(cluster: Caller) -> None:
+    put_steps(cluster, 2)
+    take_step(cluster, 0, (1, 2))
+    take_step(cluster, 0, (2, 1))
+    assert at_home(take_step(cluster, 1)) == 8
+
+
+@pytest.mark.parametrize("forget", ["reset", "outside", "other ranks"])
+def test_ranks_whose_nodes_are_not_known_get_rows_in_order(cluster: Caller, forget: str) -> None:
+    put_steps(cluster, 3)
+    take_step(cluster, 0)
+    if forget == "reset":
+        cluster.reset()
+    elif forget == "outside":
+        take_step(cluster, 1, (0, 0))
+    else:
+        take_step(cluster, 1, (2, 1, 2, 1))
+    assert at_home(take_step(cluster, 2)) == 4
+
+
+@pytest.mark.parametrize(("balance", "home"), [("rows", 4), ("tokens", 4), ("groups", 2)])
+def test_groups_are_exchanged_unless_they_are_split_in_order(cluster: Caller, balance: str, home: int) -> None:
+    for n in range(8):
+        put_group(cluster, f"{1 + n % 2}-{n}", *[1 + n % 2] * 2)
+    _, shards = (take_step(cluster, n, balance=balance, whole_groups=True, batch_size=4) for n in range(2))
+    assert at_home(shards) == 2 * home
+    assert [[name[-1] for name in shard] for shard in shards] == [["0", "1"] * 2] * 2
+
+
+def test_an_exchange_keeps_the_tokens_of_ranks_within_a_bound(cluster: Caller) -> None:
+    for step in range(2):
+        for n, tokens in enumerate((1000, 1005, 700, 300)):
+            put(cluster, [f"{1 + n % 2}-{step}{n}"], 1 + n % 2, sequence_lengths=[tokens])
+    first, second = (take_step(cluster, step, balance="tokens", batch_size=4) for step in range(2))
+    assert first == [["1-00", "1-02"], ["2-01", "2-03"]]
+    assert second == [["2-11", "1-12"], ["1-10", "2-13"]], "1000 tokens against 1005, but not 700 against 300"
 
 
 # -- versions of runs --------------------------------------------------------------------------------------------------

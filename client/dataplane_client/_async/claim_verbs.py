@@ -124,9 +124,10 @@ class ClaimVerbs:
         sums of sequence_lengths as equal as possible, with numbers of rows that differ by at most one; "rows" splits in
         order. whole_groups: a group goes to one rank. Then "tokens" gives ranks numbers of groups that differ by at
         most one, "rows" makes their numbers of rows as equal as possible, and "groups" splits groups in order. A rank
-        may get no row if there are fewer groups than ranks. where, order, order_tag: as in `claim`. The meta's
-        extra_info holds dp_rank. Blocks and raises as `claim`, and InvalidArgumentError for a call that contradicts the
-        step.
+        may get no row if there are fewer groups than ranks. In a cluster, ranks then exchange rows or groups, so that
+        more of them are on the node of their rank, which changes sums by 1 % at most; not with "groups". where, order,
+        order_tag: as in `claim`. The meta's extra_info holds dp_rank. Blocks and raises as `claim`, and
+        InvalidArgumentError for a call that contradicts the step.
         """
         request = shard_request(
             partition_id,

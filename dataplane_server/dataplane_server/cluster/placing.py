@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from dataplane_server.core.calls.requests import Call, ClaimSamples, CommitClaim, PutSamples
+from dataplane_server.core.calls.requests import Call, ClaimSamples, ClaimShard, CommitClaim, PutSamples
 from dataplane_server.service.shell import A, Shell
 
 _current: ContextVar[int] = ContextVar("node", default=0)
@@ -33,6 +33,6 @@ class PlacingShell(Shell):
         placed: Any = call
         if isinstance(call, (PutSamples, CommitClaim)):
             placed = replace(call, node=_current.get() or self.home)
-        elif isinstance(call, ClaimSamples) and _current.get():
+        elif isinstance(call, (ClaimSamples, ClaimShard)) and _current.get():
             placed = replace(call, node=_current.get())
         return super().apply(placed)  # type: ignore[no-any-return]

@@ -241,7 +241,7 @@ class Turn:
             wanted = queued.wanted
             partition = self._state.partition(wanted.partition_id)
             if isinstance(wanted, ClaimShard):
-                verbs.steps.begin(partition, wanted, slots)
+                verbs.steps.begin(partition, wanted, slots, queued.callers.values())
             for ticket, call in queued.callers.items():
                 if isinstance(call, ClaimShard):
                     grant = verbs.steps.grant(partition, call, now)

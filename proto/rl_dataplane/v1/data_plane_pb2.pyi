@@ -759,7 +759,10 @@ class _ShardBalanceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShardBal
     """
 
 class ShardBalance(_ShardBalance, metaclass=_ShardBalanceEnumTypeWrapper):
-    """How rows are split between data-parallel ranks."""
+    """How rows are split between data-parallel ranks. In a cluster, ROWS and TOKENS then exchange rows (with whole_groups:
+    groups) between ranks, so that more of them are on the node of their rank: ranks keep their numbers of rows (groups),
+    and the weight of a rank changes by at most 1 % of the mean shard.
+    """
 
 SHARD_BALANCE_UNSPECIFIED: ShardBalance.ValueType  # 0
 """Not allowed."""

@@ -17,9 +17,9 @@ def start_plane(three_nodes: ThreeNodes, tmp_path: Path) -> Iterator[Callable[..
     """Start a data plane, whose rows are kept in the folder `data` of the test's, if they are to be."""
     with ExitStack() as ending:
 
-        def begin(*, durable: bool = True, memory_bytes: int = 4 * MIB) -> LocalCluster:
+        def begin(*, durable: bool = True, memory_bytes: int = 4 * MIB, home: str = "") -> LocalCluster:
             data = tmp_path / "data" if durable else None
-            plane = LocalCluster(three_nodes.machine, f"failures-{os.getpid()}", data, memory_bytes)
+            plane = LocalCluster(three_nodes.machine, f"failures-{os.getpid()}", data, memory_bytes, home=home)
             ending.enter_context(plane)
             plane.wait_for_nodes()
             return plane

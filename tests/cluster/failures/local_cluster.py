@@ -41,22 +41,33 @@ def ray_nodes(count: int) -> Iterator[Any]:
         cluster.shutdown()
 
 
+def add_ray_node(machine: Any) -> str:
+    """A further node of Ray; its id. From the main thread."""
+    return str(machine.add_node(**_NODE).node_id)
+
+
 class LocalCluster:
     """A context manager that ends the data plane, and removes what it had in shared memory.
 
     machine: the Ray cluster. data: its directory, or None. memory_bytes, cache_bytes: of each node. outside: its
-    address for programs that are not in the Ray cluster, always the same. home: the node of the coordinator, which is
-    the head.
+    address for programs that are not in the Ray cluster, always the same. home: the node on which the coordinator
+    begins, the head unless another is named.
     """
 
     def __init__(
-        self, machine: Any, name: str, data: Path | None, memory_bytes: int = 16 * MIB, cache_bytes: int = MIB
+        self,
+        machine: Any,
+        name: str,
+        data: Path | None,
+        memory_bytes: int = 16 * MIB,
+        cache_bytes: int = MIB,
+        home: str = "",
     ) -> None:
         self.machine = machine
         self.name = name
         self.address = f"ray://{name}"
         self.outside = f"127.0.0.1:{_free_port()}"
-        self.home = str(machine.head_node.node_id)
+        self.home = home or str(machine.head_node.node_id)
         config = ServerConfig(
             listen=(self.outside,),
             http=None,
@@ -123,7 +134,7 @@ class LocalCluster:
 
     def add_node(self) -> str:
         """A further node of Ray, once the data plane has it; its id. From the main thread."""
-        ray_node = str(self.machine.add_node(**_NODE).node_id)
+        ray_node = add_ray_node(self.machine)
         wait_until(lambda: self.where(ray_node)["socket"])
         return ray_node
 

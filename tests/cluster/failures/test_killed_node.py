@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from tests.cluster.failures.local_cluster import LocalCluster
-from tests.cluster.three_nodes import on_node, ray
+from tests.cluster.failures.local_cluster import LocalCluster, add_ray_node
+from tests.cluster.three_nodes import ThreeNodes, on_node, ray
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
@@ -50,6 +50,25 @@ def test_exactly_the_rows_with_values_on_a_dead_node_are_lost(plane: LocalCluste
     claim = trainer.claim("p", "train", ["x"], 2)
     assert sorted(claim.meta.sample_ids) == ["both", "later"]
     assert claim.commit() == 2
+
+
+def test_when_its_own_node_dies_the_coordinator_goes_on_elsewhere_without_the_rows_of_that_node(
+    start_plane: Callable[..., LocalCluster], three_nodes: ThreeNodes
+) -> None:
+    home = add_ray_node(three_nodes.machine)
+    plane = start_plane(home=home)
+    with connect(plane.address, transport="shm") as client:
+        client.register_partition("p", ["x", "y"], 0, ["train"])
+        client.put_samples(["here", "also here"], "p", {"x": torch.ones(2, 4)})
+        claim = client.claim("p", "train", ["x"], 1)
+        _on(home, plane.address, "x", "there")
+        plane.kill_node(home)
+        assert ray.get(plane.coordinator.addresses.remote(), timeout=60)["listen"] == [plane.outside]
+        assert claim.commit() == 1
+        assert client.get_samples(["here", "also here"], "p", ["x"])["x"].tolist() == [[1.0] * 4] * 2
+        assert client.partition("p").removed_rows["lost"] == 1
+        client.put_samples(["later"], "p", {"x": torch.ones(1, 4)})
+        assert client.claim("p", "train", ["x"], 2).meta.size == 2
 
 
 @pytest.mark.soak

@@ -271,7 +271,7 @@ class ClaimSamples(RepeatableCall[Grant | Waiting]):
 
 @dataclass(frozen=True, slots=True)
 class ClaimShard(RepeatableCall[Grant | Waiting]):
-    """Take the rows of one rank for a step, or wait for them. Sizes and max_tokens are of all ranks together."""
+    """Take the rows of one rank for a step, or wait. Sizes and max_tokens are of all ranks. node: the caller's."""
 
     request_id: str
     partition_id: str
@@ -290,6 +290,7 @@ class ClaimShard(RepeatableCall[Grant | Waiting]):
     where: Filter = ALL_ROWS
     order: ClaimOrder | None = None
     order_tag: str = ""
+    node: int = 0
 
 
 ClaimCall = ClaimSamples | ClaimShard
@@ -377,9 +378,7 @@ class ResetTask(RepeatableCall[ResetResult]):
 
 @dataclass(frozen=True, slots=True)
 class ReserveGroup(RepeatableCall[Reserved | Waiting]):
-    """Create a group and the rows of it that are known, hidden until FinishGroup, or wait for room.
-    session_id: the session that holds them; empty for none.
-    """
+    """Create a group and its known rows, hidden until FinishGroup, or wait for room. session_id: of its holder."""
 
     request_id: str
     partition_id: str

@@ -126,10 +126,29 @@ class GroupView:
         rows of a grant, but at least one. The caller marks the rows as taken.
         """
         pieces = list(map(self._rows_of, self._queue.peek(amount.batch_size)))
-        fitting = self._fitting(pieces, amount)
+        fitting = self.fitting(pieces, amount)
         slots = np.concatenate(pieces[:fitting])
         self.remove(slots)
         return slots
+
+    def first(self, size: int, *, counts_rows: bool) -> list[Slots]:
+        """The rows of the first queued groups, each in order of arrival, until there are so many groups or rows."""
+        found: list[Slots] = []
+        for group in map(self._rows_of, self._queue.peek(size)):
+            found.append(group)
+            size -= len(group) if counts_rows else 1
+            if size <= 0:
+                break
+        return found
+
+    def fitting(self, pieces: list[Slots], amount: Amount) -> int:
+        """How many of the first groups, which have these rows, fit into one grant; see `pop`."""
+        sizes: Int64Array = np.array(list(map(len, pieces)), np.int64)
+        lengths = self._rows["sequence_length"][np.concatenate(pieces)]
+        known = np.maximum(lengths, 0).astype(np.int64)
+        of_groups = np.add.reduceat(known, np.cumsum(sizes) - sizes)
+        most = min(amount.batch_size, _MOST_ROWS) if amount.counts_rows else _MOST_ROWS
+        return min(within_tokens(of_groups, amount.max_tokens), within_tokens(sizes, most))
 
     def next_waiter(self) -> Waiter | None:
         """The first waiting claim, if enough groups are ready for it."""
@@ -179,12 +198,3 @@ class GroupView:
 
     def _rows_of(self, key: int) -> Slots:
         return self._groups.members(-key) if key < 0 else np.array([key], np.int64)
-
-    def _fitting(self, pieces: list[Slots], amount: Amount) -> int:
-        """How many of the first groups fit into one grant."""
-        sizes: Int64Array = np.array(list(map(len, pieces)), np.int64)
-        lengths = self._rows["sequence_length"][np.concatenate(pieces)]
-        known = np.maximum(lengths, 0).astype(np.int64)
-        of_groups = np.add.reduceat(known, np.cumsum(sizes) - sizes)
-        most = min(amount.batch_size, _MOST_ROWS) if amount.counts_rows else _MOST_ROWS
-        return min(within_tokens(of_groups, amount.max_tokens), within_tokens(sizes, most))

@@ -21,7 +21,6 @@ from dataplane_server.core.state.state import State
 from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task import AnyView, Task
 from dataplane_server.core.tasks.task_states import Amount, Waiter
-from dataplane_server.core.tasks.view import View
 from dataplane_server.core.verbs.locality import pop_near
 
 _NEW_VIEW = -1
@@ -259,7 +258,7 @@ class ClaimQueue:
 
 def _pop(view: AnyView, amount: Amount, partition: Partition, call: ClaimCall) -> Slots:
     near = call.node if isinstance(call, ClaimSamples) else 0
-    return pop_near(view, amount, partition.rows, near) if near and isinstance(view, View) else view.pop(amount)
+    return pop_near(view, amount, partition.rows, near) if near else view.pop(amount)
 
 
 def _amount(call: ClaimCall) -> Amount:

@@ -6,6 +6,9 @@ together (its tensor-, context- and pipeline-parallel ranks). When the last hold
 committed, its rows do not return to the queue: they are held for the step, and the next caller of the rank gets them
 under a new claim. So a job that lost a rank, or all of them, repeats the step with the same rows.
 
+In a cluster, ranks then exchange rows, so that more of them are on the node from which their rank has called last, for
+any step of the task with as many ranks; see `verbs.exchanges`.
+
 A step is forgotten after `remembered_steps` later ones of its task have begun, or by a reset; rows still held for it
 then return to the queue. Until then calls for it are answered even if its shards were committed: a slow rank of a fast
 leader must see the rows of this step, not those of another.
@@ -15,17 +18,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import numpy as np
 
 from dataplane_server.core.calls.answers import Grant, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import ClaimShard, unit_of
+from dataplane_server.core.calls.requests import ClaimCall, ClaimShard, unit_of
 from dataplane_server.core.calls.values import Epochs, Int64Array, Slots
 from dataplane_server.core.rows.group_table import with_groups
+from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
@@ -33,6 +36,8 @@ from dataplane_server.core.tasks.task_states import DELAYED
 from dataplane_server.core.verbs.balance import split_by_weight, split_in_order
 from dataplane_server.core.verbs.claim_queue import ClaimQueue
 from dataplane_server.core.verbs.claims import Claims
+from dataplane_server.core.verbs.exchanges import move_home
+from dataplane_server.core.verbs.locality import nodes_of_units
 
 MAX_DP_WORLD = 65_536
 
@@ -51,10 +56,13 @@ class _Shard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """wanted: by the first call; all others must want the same."""
+    """wanted: by the first call; all others must want the same. nodes: on which each rank has called last, for this or
+    another step, 0 for none; shared with the steps before it that have as many ranks.
+    """
 
     wanted: ClaimShard
     shards: list[_Shard]
+    nodes: list[int]
 
     def slots(self, partition: Partition) -> Slots:
         """Its rows that still exist."""
@@ -68,7 +76,7 @@ class _Step:
 
 
 def _kept_bytes(shards: int, rows: int) -> int:
-    return 1024 + 1024 * shards + 200 * rows
+    return 1024 + 1032 * shards + 200 * rows
 
 
 class Steps:
@@ -90,26 +98,30 @@ class Steps:
             slots = None if waits else self._queue.take(partition, call)
             if slots is None:
                 return Waiting(self._queue.wait(partition, call, now))
-            self.begin(partition, call, slots)
+            self.begin(partition, call, slots, [call])
         return self.grant(partition, call, now)
 
-    def begin(self, partition: Partition, call: ClaimShard, slots: Slots) -> None:
-        """Split rows that have just left their view. From now on they are held for the step."""
+    def begin(self, partition: Partition, call: ClaimShard, slots: Slots, callers: Iterable[ClaimCall]) -> None:
+        """Split rows that have just left their view. From now on they are held for the step. callers: of the step."""
         rows = partition.rows
         partition.task(call.task).hold(slots)
-        units = _units(partition, slots, call)
+        steps = self._steps.setdefault(_key(call), OrderedDict())
+        nodes = _nodes_of_ranks(steps, call, callers)
+        bounds = _bounds(partition, slots, call)
         shards = []
-        for part in _split(units, rows["sequence_length"][slots], call):
-            chosen = [np.arange(*units[unit]) for unit in part]
+        for part in _split(rows, slots, bounds, call, nodes):
+            chosen = [np.arange(bounds[unit], bounds[unit + 1]) for unit in part]
             mine = slots[np.concatenate([_NO_ROWS, *chosen])]
             shards.append(_Shard(mine, rows.epochs(mine)))
-        step = self._steps.setdefault(_key(call), OrderedDict())[call.step] = _Step(call, shards)
+        step = steps[call.step] = _Step(call, shards, nodes)
         rows.keep(step.kept_bytes)
         self._forget_old(partition, _key(call))
 
     def grant(self, partition: Partition, call: ClaimShard, now: float) -> Grant:
         """Grant a rank its shard of a step that has its rows."""
-        shard = self._steps[_key(call)][call.step].shards[call.dp_rank]
+        step = self._steps[_key(call)][call.step]
+        step.nodes[call.dp_rank] = call.node
+        shard = step.shards[call.dp_rank]
         grant = self._current_grant(shard, call.session_id)
         if grant is None:
             slots = self._held_rows(partition, call.task, shard, whole_groups=call.whole_groups)
@@ -237,18 +249,33 @@ def _common(call: ClaimShard) -> dict[str, object]:
     return {**{name: getattr(call, name) for name in names}, "unit": unit_of(call)}
 
 
-def _split(units: Sequence[tuple[int, int]], lengths: Int64Array, call: ClaimShard) -> list[list[int]]:
-    """Which units each rank gets."""
-    if call.balance == "groups" or (call.balance == "rows" and not call.whole_groups):
-        return split_in_order(len(units), call.dp_world)
-    if call.balance == "rows":
-        return split_by_weight(np.array([end - begin for begin, end in units], np.int64), call.dp_world, even=False)
-    known = np.maximum(lengths, 0).astype(np.int64)
-    return split_by_weight(np.array([known[begin:end].sum() for begin, end in units], np.int64), call.dp_world)
+def _nodes_of_ranks(steps: OrderedDict[int, _Step], call: ClaimShard, callers: Iterable[ClaimCall]) -> list[int]:
+    """Where the ranks of a step that begins have called last, for the steps before it or for this one."""
+    last = next(reversed(steps.values()), None)
+    nodes = last.nodes if last is not None and len(last.nodes) == call.dp_world else [0] * call.dp_world
+    for caller in callers:
+        if isinstance(caller, ClaimShard):
+            nodes[caller.dp_rank] = caller.node
+    return nodes
 
 
-def _units(partition: Partition, slots: Slots, call: ClaimShard) -> list[tuple[int, int]]:
-    """What is split, as ranges of rows: groups if whole groups are wanted, else rows."""
+def _bounds(partition: Partition, slots: Slots, call: ClaimShard) -> Int64Array:
+    """Where units begin, and where the last one ends. What is split: groups if whole groups are wanted, else rows."""
     if not call.whole_groups:
-        return [(row, row + 1) for row in range(len(slots))]
-    return list(pairwise(accumulate((part.rows for part in partition.groups.parts(slots)), initial=0)))
+        return np.arange(len(slots) + 1)
+    return np.cumsum([0, *(part.rows for part in partition.groups.parts(slots))])
+
+
+def _split(rows: RowTable, slots: Slots, bounds: Int64Array, call: ClaimShard, nodes: Sequence[int]) -> list[list[int]]:
+    """Which units each rank gets."""
+    if call.balance == "groups":
+        return split_in_order(len(bounds) - 1, call.dp_world)
+    weights = np.diff(bounds)
+    if call.balance == "tokens":
+        lengths = np.maximum(rows["sequence_length"][slots], 0).astype(np.int64)
+        weights = np.add.reduceat(lengths, bounds[:-1])
+    if call.balance == "tokens" or call.whole_groups:
+        split = split_by_weight(weights, call.dp_world, even=call.balance == "tokens")
+    else:
+        split = split_in_order(len(weights), call.dp_world)
+    return move_home(split, weights, nodes_of_units(rows, slots, bounds[:-1]), nodes) if any(nodes) else split
