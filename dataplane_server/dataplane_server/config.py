@@ -81,7 +81,7 @@ class ServerConfig:
     snapshot_dir: Path | None = None
     standby: bool = False
     accept_loss: bool = False
-    checkpoint_calls: int = 50_000
+    checkpoint_calls: int = 10_000
     log_history_bytes: int = 256 << 20
     drain_grace_s: float = 20.0
     record: Path | None = None
