@@ -32,7 +32,7 @@ from dataplane_client.errors import DataPlaneError
 from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.testing import ServerThread, running_server
+from dataplane_server.testing import ServerThread
 
 Eventually = Callable[[Callable[[], object]], None]
 """The fixture `eventually`."""
@@ -41,6 +41,7 @@ Unchanged = Callable[[DataPlaneClient], AbstractContextManager[None]]
 """The fixture `unchanged`."""
 
 ANY_PORT = "127.0.0.1:0"
+_LIMITS = Limits(memory_bytes=256 << 20)
 
 _FAULT = os.environ.get("FAULT", "")
 _HERE = Path(__file__).parent
@@ -50,8 +51,8 @@ _CLUSTER = pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.xdist
 
 
 def ways(*others: str) -> list[Any]:
-    """Ways for a parametrized fixture `way`: these and the cluster."""
-    return ["tcp"] if _FAULT else [*others, _CLUSTER]
+    """Ways for a parametrized fixture `way`: these and the cluster, or those over a network with a fault."""
+    return ["tcp", "direct"] if _FAULT else [*others, _CLUSTER]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -109,8 +110,11 @@ def address(way: str, listen: str, reach: Reach, request: pytest.FixtureRequest)
         with request.getfixturevalue("three_nodes").emptied() as address:
             yield address
     else:
-        with running_server(listen=listen, direct=ANY_PORT) as address:
-            yield reach(address)
+        server = _ReachedServer(ServerConfig(listen=(listen,), direct=ANY_PORT, limits=_LIMITS), reach)
+        try:
+            yield server.addresses[0]
+        finally:
+            server.stop()
 
 
 @pytest.fixture
@@ -128,11 +132,14 @@ async def async_client(address: str, transport: TransportChoice) -> AsyncIterato
 
 
 class _ReachedServer(ServerThread):
-    """A server whose addresses are those by which clients reach it."""
+    """A server whose addresses are those by which clients reach it, and so is the direct port that it names."""
 
     def __init__(self, config: ServerConfig, reach: Reach) -> None:
         super().__init__(config)
         self._reach = reach
+        named = self.server._servicer._direct_port
+        if named is not None:
+            named.port = int(reach(str(self.server.direct_address)).rpartition(":")[2])
 
     @property
     def addresses(self) -> list[str]:

@@ -227,7 +227,7 @@ def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
 
 
 def _end_for_standby(terms: Terms, replica: Replica) -> int | None:
-    """As _end_of_log, without a wait for the former checkpointer, which may hold its lock at the lowest priority. None
+    """As _end_of_log, without a wait for the former checkpointer, which may hold its lock at a low priority. None
     if the replica lagged behind the removal of old records.
     """
     try:
