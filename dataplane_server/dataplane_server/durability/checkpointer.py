@@ -32,7 +32,8 @@ from dataplane_server.observe.log import get_log, show_on_stderr
 _POLL_S = 0.2
 _REST = 5
 """The pause after a checkpoint, in multiples of its duration."""
-_NICE = 10  # at 19 it falls behind a server on cores that have no time left, and recovery replays all that it has not seen
+_NICE = 10
+"""At 19 it falls behind where no core is idle, and a recovery replays what it has not seen."""
 _MOST_BYTES = 256 << 20  # of log between two checkpoints
 
 
