@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test test-core test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster attacks overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
+.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test test-core test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster attacks overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -247,6 +247,9 @@ audit: $(VENV)-audit/.ready $(VENV)/.dev  ## known vulnerabilities of the images
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+bench-gpu: $(VENV)/.dev  ## reads to a GPU beside the bus, and a whole GRPO step (2 minutes)
+	$(BIN)/python benchmarks/gpu.py $(BENCH_ARGS)
 
 check: $(VENV)/.dev  ## everything that needs no running
 	@$(MAKE) --no-print-directory -j 2 --output-sync lint types derived
