@@ -11,15 +11,13 @@ from google.rpc import status_pb2
 
 from dataplane_client._placement import ReadBuffers
 from dataplane_client.columns_layout import WireColumn
-from rl_dataplane.byte_streams import receive_pieces, send_pieces
+from rl_dataplane.byte_streams import prepare_line, receive_pieces, send_pieces
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
 INLINE_BYTES = 64 << 10
 """Values of up to this many bytes travel in the message."""
 _CHUNK_BYTES = 1 << 20
-_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 35_000}
-"""A server whose host is gone is noticed within 35 s."""
 
 
 class RefusedError(ConnectionError):
@@ -49,11 +47,7 @@ class DirectAddress:
 def opened(address: DirectAddress, timeout_s: float) -> socket.socket:
     """A connection. Blocks; raises OSError."""
     line = socket.create_connection((address.host, address.port), max(timeout_s, 1e-3))
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
-        if hasattr(socket, option):  # not everywhere
-            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    prepare_line(line)
     return line
 
 

@@ -13,6 +13,16 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 _MOST_PIECES = 1024  # that the kernel takes at once
+_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 35_000}
+
+
+def prepare_line(line: socket.socket) -> None:
+    """Have a TCP connection send small frames at once, and notice within 35 s that the peer's host is gone."""
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        if hasattr(socket, option):  # not everywhere
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def send_pieces(line: socket.socket, pieces: Iterable[memoryview], until: float = math.inf) -> None:

@@ -40,7 +40,7 @@ class DirectConnection(LocalConnection):
     def __init__(self, endpoint: DirectEndpoint, peer: socket.socket) -> None:
         super().__init__(endpoint, peer, endpoint.stall_timeout_s)
         self._direct = endpoint
-        self._begun: bytes | None = None  # the first bytes of values that nobody has asked for yet
+        self._begun: bytes | None = None  # the first bytes of values that no call has taken yet
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ class DirectConnection(LocalConnection):
     def _refuse(self, call: CallScope) -> None:
         super()._refuse(call)
         if self._begun is not None and self._transport is not None:
-            self._transport.close()  # nobody has read the values
+            self._transport.close()  # its values have not been read
         self._go_on()
 
     # -- values that go ------------------------------------------------------------------------------------------------

@@ -28,11 +28,9 @@ from dataplane_server.service.local_methods import LocalMethod
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.value_streams import MAX_STREAMS, ValueStreams
 from dataplane_server.service.values import Values
+from rl_dataplane.byte_streams import prepare_line
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD
-
-_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 35_000}
-"""A client whose host is gone is noticed within 35 s."""
 
 
 class DirectEndpoint(FrameEndpoint[DirectSession]):
@@ -71,10 +69,7 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
         except (Refusal, OSError) as error:
             self._refuse(peer, error)
             return
-        for option, value in _KEEPALIVE.items():
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare_line(peer)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: DirectConnection(self, peer), peer)
 
     def _refuse(self, peer: socket.socket, error: Exception) -> None:

@@ -132,7 +132,7 @@ class GroupView:
         return slots
 
     def first(self, size: int, *, counts_rows: bool) -> list[Slots]:
-        """The rows of the first queued groups, each in order of arrival, until there are so many groups or rows."""
+        """The rows of the first queued groups, each in order of arrival, until these are `size` groups or rows."""
         found: list[Slots] = []
         for group in map(self._rows_of, self._queue.peek(size)):
             found.append(group)
